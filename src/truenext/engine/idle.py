@@ -87,19 +87,19 @@ def _consumer_reason(consumer: BrokerConsumer) -> IdleReason | None:
 
 
 class _QueueInspection:
-    """Inspection of the queues of one consumer."""
+    """Search in all queues of one consumer for the reason why the consumer gets no messages."""
 
     def __init__(self, engine: Engine, consumer: BrokerConsumer) -> None:
         self._engine = engine
         self._consumer = consumer
         self._is_wildcard = isinstance(consumer, Wildcard)
         self._first_reasons: dict[int, LaneIdleReason] = {}
-        """First reason in all queues, by rank."""
+        """Reason with the lowest sequence of all queues, by rank."""
         self.queue_reasons: set[IdleReason] = set()
         """Reasons that hold back all messages of a queue, or all later ones."""
 
     def first_reason(self) -> IdleReason | None:
-        """Return the reason at the next message; None if there is none."""
+        """Return the reason found at the first message in the order of keys; None if none was found."""
         committing = None
         for _, (_, reason) in sorted(self._first_reasons.items()):
             if reason is not IdleReason.COMMITTING:

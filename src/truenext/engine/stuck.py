@@ -39,15 +39,15 @@ STUCK_MS = 5000
 
 
 class StuckQueueDetector:
-    """Remembers between checks which queues were stuck."""
+    """Periodic check of all queues, which finds those that stay stuck for longer than STUCK_MS."""
 
     def __init__(self) -> None:
         self._stuck_since_ms: dict[Queue, int] = {}
-        """Milliseconds when a queue was found stuck first, for each queue that was so in every check since."""
+        """Time in milliseconds of the first check that found a queue stuck, if all checks since have found the same."""
         self._reported_queues: set[Queue] = set()
         self._selective_checks: dict[Queue, _SelectiveCheck] = {}
         self._consumers_by_queue: dict[Queue, list[BrokerConsumer]] = {}
-        """Queues that had consumers when the round began, with these: each is checked once in it."""
+        """Consumers of each queue that had some when the round began; each queue is checked once in a round."""
         self._remaining: list[Queue] = []
         """Queues of the round that are still to be checked."""
 

@@ -38,7 +38,7 @@ class Effects(NamedTuple):
 
     answers: list[tuple[ConnectionState, Answer]]
     deliveries: Deliveries
-    """Per consumer, in order of dispatch."""
+    """Entries dispatched to each consumer, in order of dispatch."""
     reads: list[StoreRead]
     """Pages to be read from the store; results go to `on_page_read`."""
     browse_slices: list[BrowseSlice]

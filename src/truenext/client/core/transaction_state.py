@@ -133,7 +133,7 @@ class TransactionState:
         """Messages that the transaction's code has marked as failed."""
         self.producer: ProducerNumbers | None = None
         self.commit_number = 0
-        """Number of the COMMIT among those of the producer; 0 before the commit."""
+        """Number of the COMMIT among those of `producer`; 0 before the commit, and with a caller's number."""
         self.caller_number: CallerNumber | None = None
         """Producer and number of the COMMIT if they are the caller's own."""
         self.answer_handler = TransactionAnswerHandler(self)

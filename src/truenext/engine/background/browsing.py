@@ -33,11 +33,11 @@ class BrowseSlice(NamedTuple):
     browser: Browser
     entries: list[Entry]
     is_end: bool
-    """Whether the browse ends with these."""
+    """Whether the browse ends with these entries."""
 
 
 class BrowseRead(SideRead):
-    """Read of a page for a browser, not for its lane."""
+    """Read of a page that is shown to a browser; its messages do not enter the lane."""
 
     __slots__ = ("_browsing", "browser", "last_sequence", "selected_sequences", "unread_in_memory")
 

@@ -50,7 +50,7 @@ _Sequence = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
 
 
 class BulkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Request for one piece of work, in JSON: the fields that all requests have."""
+    """Fields that the JSON requests for a piece of bulk work have in common."""
 
     queue: str
     sequences: Annotated[tuple[_Sequence, ...], Meta(max_length=CONTROL_REQUEST_SEQUENCES_MAX)] | None = None
@@ -64,7 +64,7 @@ class BulkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     after: tuple[Annotated[int, Meta(ge=0, lt=len(RANKS))], _Sequence] = (0, 0)
     """Rank and sequence after which to go on: `next` of the last result."""
     until: _Sequence | None = None
-    """Last sequence to include: `until` of the last result; None is the last accepted so far."""
+    """Highest sequence to include: at first None (all accepted by then), later `until` of the last result."""
 
 
 class Redrive(BulkRequest, frozen=True, forbid_unknown_fields=True):
@@ -107,7 +107,7 @@ VERBS: dict[str, type[BulkRequest]] = {
 
 
 class BulkResult(msgspec.Struct):
-    """Result of one piece, in JSON."""
+    """Result of one piece of bulk work, which the client gets as JSON."""
 
     count: int = msgspec.field(name="moved")
     """Number of messages moved, removed or listed."""
@@ -162,11 +162,11 @@ done."""
 
 
 class PlannedRemoval(NamedTuple):
-    """A message to remove from its lane."""
+    """Message that a piece of bulk work will remove from its lane, with its replacement."""
 
     entry: Entry
     replacement: tuple[Destination, SentMessage] | None
-    """Message to accept instead, and its destination; None if there is none."""
+    """Message to accept instead, and its destination; None if the message is only removed."""
 
 
 class BulkPageHandler(Protocol):
@@ -175,7 +175,7 @@ class BulkPageHandler(Protocol):
 
 
 class BulkRead(SideRead):
-    """Read of the page of a piece."""
+    """Read of the page whose messages one piece of bulk work handles."""
 
     __slots__ = ("page_handler", "until")
 

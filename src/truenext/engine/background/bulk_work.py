@@ -31,7 +31,7 @@ from truenext.model.limits import PIECES_MAX
 
 
 class BulkPieceExecutor:
-    """Prepares and executes single pieces."""
+    """Checks, prepares and executes single pieces of bulk work; `BulkTask` has their order."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ BLOCK_SIZE = 1 << BLOCK_BITS
 
 
 class ExpiryBlockRead(SideRead):
-    """Read of a page of a block whose timer was due."""
+    """Read of a page of a block whose timer is due, to find expired messages that only the store has."""
 
     __slots__ = ("_expiry", "had_uncommitted", "recheck_ms", "timer", "until")
 
@@ -58,11 +58,11 @@ class ExpiryBlockRead(SideRead):
         """First sequence after the block."""
         self.timer = timer
         self.recheck_ms = recheck_ms
-        """Time to check the block again, because messages of it were held; 0 is never. They may be requeued where
-        this check has been already."""
+        """Time to check the block again, as messages of the block were held; 0 is never. Such messages may be requeued
+        at a place that this check has passed."""
         self.had_uncommitted = had_uncommitted
-        """Expired messages of it were uncommitted when it was due. They may have become visible, and been unloaded,
-        without being on the page."""
+        """Expired messages of the block were uncommitted when its timer was due. They may have become visible, and been
+        unloaded, without being on the page."""
 
     def on_page(self, page: PageResult) -> None:
         self._expiry.on_page_read(self, page)

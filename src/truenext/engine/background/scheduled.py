@@ -105,7 +105,7 @@ class Scheduler(BackgroundTask):
         """Batch with which all records accepted before the freeze are durable; None if not frozen."""
 
     def restore_queue(self, number: int, name: str) -> Queue:
-        """Restore a hidden queue; `name` is its own."""
+        """Restore the hidden queue that the store knows under this number and name."""
         queue = self._by_number[number] = self._queues.restore_hidden(number, name)
         # Until recovery finds messages of it.
         self._maybe_empty_queues[queue] = None
@@ -225,7 +225,7 @@ class Scheduler(BackgroundTask):
         self._frozen_since_batch = None
 
     def next_read(self, request: bulk.ScheduledRequest) -> bulk.BulkRead | None:
-        """Return the read for a piece, while sends are frozen; None if nothing is left."""
+        """Return the read for a piece of listing or cancelling, while sends are frozen; None if nothing is left."""
         queue = self._queues.hidden_by_name.get(request.queue)
         return None if queue is None else bulk.next_read(request, queue, self._commit_state.last_sequence)
 
@@ -305,7 +305,7 @@ class Scheduler(BackgroundTask):
         self.timers.set(scheduled_timer_key(timing.due_ms, number, lane.key))
 
     def _lane_by_key(self, key: bytes) -> Lane | None:
-        """Return the lane of this key; None if it has had no records in this run."""
+        """Return the lane with this key; None if the lane has had no records in this run."""
         number, rank = split_lane_key(key)
         queue = self._by_number.get(number)
         return None if queue is None else queue.find_lane(rank)

@@ -283,5 +283,5 @@ class Subscribing:
 
 
 def _is_same_subscription(existing: Destination, requested: Destination) -> bool:
-    """Return whether both are to the same topic with equivalent selectors."""
+    """Return whether both destinations are to the same topic with equivalent selectors."""
     return existing.topic == requested.topic and are_equivalent(existing.selector, requested.selector)

@@ -42,7 +42,7 @@ POSITION_UNKNOWN = 0
 
 
 class ConsumerClass:
-    """Consumers that are offered the same message."""
+    """Consumers with the same selector, or one owner of groups: one search finds the next message for all."""
 
     __slots__ = ("group_owner", "may_get_better_offer", "number", "offered_entry", "receivers", "scan")
 
@@ -70,7 +70,7 @@ class ConsumerClass:
 
 
 class QueueDispatch:
-    """Dispatch of one queue in one turn."""
+    """Search for the true nexts of one queue in one turn, for consumers that match different messages."""
 
     __slots__ = (
         "_commit_state",

@@ -79,9 +79,9 @@ class WildcardDispatch:
         self._first_by_consumer: dict[Queue, dict[BrokerConsumer, Entry]] = {}
         """First ready message for each consumer of that queue alone that has credit."""
         self._first_by_source: dict[Queue | Wildcard, Entry | None] = {}
-        """First of these in each queue, and the true next of each wildcard consumer."""
+        """First message of `_first_by_consumer` in each queue, and the true next of each wildcard consumer."""
         self._offers: list[tuple[int, int, int, Queue | Wildcard]] = []
-        """Heap of the same: rank, sequence, a number that makes items distinct, source. Some are outdated."""
+        """Heap of `_first_by_source`: rank, sequence, a number that makes items distinct, source. Some are outdated."""
         self._first_uncommitted_cache: dict[tuple[Wildcard, int], int] = {}
         """First sequence of a rank that is being committed and that a wildcard consumer could take."""
         self._awaited_lanes: dict[Lane, None] = {}

@@ -57,7 +57,7 @@ class PullRequests:
         return ended
 
     def end_without_notice(self, consumer: BrokerConsumer) -> None:
-        """End a request whose client knows that already."""
+        """End a request whose client knows of the end already."""
         pull_request = consumer.pull_request
         if pull_request is not None:
             pull_request.remaining = 0

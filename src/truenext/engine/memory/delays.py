@@ -23,7 +23,7 @@ class DelayedEntries:
     def __init__(self, commit_state: CommitState) -> None:
         self._commit_state = commit_state
         self._due_heap: list[tuple[int, int, Entry]] = []
-        """Heap by due time. Messages settled or removed in the meantime stay in it until then."""
+        """Heap by due time, in monotonic microseconds. Messages settled or removed meanwhile stay until due."""
         self._heap_tie_breaker = 0
 
     @property

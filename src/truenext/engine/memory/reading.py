@@ -22,7 +22,7 @@ from truenext.model.message import SentMessage
 
 
 class LaneRead(StoreRead):
-    """Request for the next page of a lane."""
+    """Request for the next page of a lane, whose horizon then moves up."""
 
     __slots__ = ("_page_reader",)
 
@@ -90,7 +90,7 @@ class PageReader:
             self._request_read(lane, after_sequence, queue.policy.page_size, PAGE_BYTES)
 
     def take_reads(self) -> list[StoreRead]:
-        """Return the pages to be read from the store."""
+        """Return, once, the pages to be read from the store."""
         for entry in self._resident.awaiting_dead_letter():
             if entry.lane.selected is not None and entry.sequence in entry.lane.selected.entries:
                 self.request_body(entry)

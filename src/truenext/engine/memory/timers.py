@@ -28,7 +28,7 @@ BEYOND_ALL_TIMERS = b"\xff" * (TIMER_SIZE + 1)
 
 
 class TimerRead(NamedTuple):
-    """Request for a page of timers."""
+    """Request to the store for the timers after a certain one, `limit` at most."""
 
     after: bytes
     limit: int

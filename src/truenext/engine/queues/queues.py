@@ -115,7 +115,7 @@ class Queues:
         return name.startswith(SUBSCRIPTION_PREFIX) and name not in self.by_name
 
     def lane_of(self, key: bytes) -> Lane | None:
-        """Return the lane of this key; None if it was removed, or has not been used in this run."""
+        """Return the lane with this key; None if the lane was removed, or has not been used in this run."""
         number, rank = split_lane_key(key)
         queue = self._by_number.get(number)
         return queue.find_lane(rank) if queue is not None and rank in RANKS else None

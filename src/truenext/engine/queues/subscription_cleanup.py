@@ -28,7 +28,7 @@ from truenext.model.record import message_key
 
 
 class CleanupRead(SideRead):
-    """A page whose messages are all to be removed."""
+    """Read of a page of an ended queue: all of its messages are removed."""
 
     __slots__ = ("_cleanup",)
 
@@ -49,7 +49,7 @@ class _EndedQueue:
     """Batch after which the queue gets no messages any more."""
     rank: int = 0
     removed_up_to: int = 0
-    """Last removed sequence of the lane."""
+    """Last removed sequence of the lane of `rank`."""
     has_damage: bool = False
 
 

@@ -28,7 +28,7 @@ class TopicRouter:
     def __init__(self) -> None:
         self._by_topic: dict[str, dict[Queue, None]] = {}
         self._by_pattern: dict[str, dict[Queue, list[str]]] = {}
-        """Queues subscribed to patterns, with the words of each pattern, by its first word."""
+        """Queues subscribed to patterns, with the words of each pattern, by the pattern's first word."""
         self._selectors: dict[Queue, Selector] = {}
         """Selectors of the subscriptions that have one."""
         self._cache: dict[str, list[Queue]] = {}

@@ -78,7 +78,7 @@ class QueueReservations:
         self._transaction_counts: dict[str, int] = {}
         """Number of open transactions that send to each queue, by name."""
         self._missing_queues: dict[str, Destination] = {}
-        """Destinations of those queues that do not exist yet, and for which memory is reserved."""
+        """Destinations of the queues in `_transaction_counts` that do not exist yet: memory is reserved for these."""
 
     def __contains__(self, name: str) -> bool:
         """Return whether an open transaction sends to the queue of this name."""

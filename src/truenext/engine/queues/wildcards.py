@@ -30,12 +30,12 @@ class Wildcards(BackgroundTask):
         self._selections = selections
         self._wildcards: list[Wildcard] = []
         self.joining: dict[Wildcard, int] = {}
-        """Consumers that have not joined all their queues, with the bytes reserved for the rest; they join one by
-        one."""
+        """Wildcard consumers that have not joined all their queues, with the bytes reserved for the rest; the first one
+        joins now."""
         self._joining_now: Wildcard | None = None
         """The consumer that is joining now."""
         self._queues_to_join: list[Queue] = []
-        """Queues that existed when it began, and that it has not looked at yet."""
+        """Queues that existed when `_joining_now` began, and that it has not checked yet."""
         self.uncommitted: list[deque[Entry]] = [deque() for _ in RANKS]
         """Uncommitted messages by rank, in order of sequence; some may be durable by now."""
         self.express_queues: dict[Queue, None] = {}

@@ -194,7 +194,7 @@ def group_bytes(group: str) -> int:
 
 
 class GroupScanCursor(ScanCursor):
-    """A ScanCursor for a lane of a queue with groups."""
+    """Cursor of a selector's scan in one lane (ScanCursor) that also keeps the found messages by group."""
 
     __slots__ = (
         "_group_queues",
@@ -213,11 +213,11 @@ class GroupScanCursor(ScanCursor):
         self._group_queues: dict[str, list[int]] = {}
         """Group queues, as heaps of sequences."""
         self._skipped: dict[str, int] = {}
-        """Sequence from which on messages of a group were skipped."""
+        """Sequence from which on messages of a group were skipped, by group."""
         self._refilling: dict[str, int] = {}
-        """Sequence from which on the lane is scanned again for a group."""
+        """Sequence from which on the lane is scanned again for a group, by group."""
         self._refill_until = 0
-        """During a refill, the sequence up to which the lane had been tested before it; else 0."""
+        """During a refill, the sequence up to which the lane had been tested before the refill; else 0."""
         self.heads_by_owner: dict[BrokerConsumer | None, list[tuple[int, str]]] = {}
         """Heads of group queues by owner, as heaps; None has those of free groups. Stale ones differ from
         `_head_by_group`."""

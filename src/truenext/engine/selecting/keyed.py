@@ -20,7 +20,7 @@ class KeyedScans:
 
     def __init__(self) -> None:
         self._by_property: dict[HeaderProperty, dict[str, dict[QueueScan, None]]] = {}
-        """Scans by the property that their selectors require, and by its value."""
+        """Scans by the property that their selectors require, and by the property's value."""
         self._unkeyed_scans: dict[QueueScan, None] = {}
         """Scans whose selectors require no property to have one of a few values."""
 

@@ -56,7 +56,7 @@ class ScanCursor:
 
     @property
     def has_space(self) -> bool:
-        """Whether at most half of the matches that may wait do: then a full scan goes on."""
+        """Whether at most half of the permitted number of matches wait: then a full scan goes on."""
         return len(self.found) <= SCAN_FOUND_MAX // 2
 
     def stop_before(self, sequence: int) -> bool:

@@ -43,7 +43,7 @@ Load = Callable[[Lane, PageMessage], Entry]
 
 
 class QueueSelection:
-    """Selectors of one queue."""
+    """Scans of one queue, one for each selector of its consumers, and the queue's message groups."""
 
     __slots__ = ("_keyed", "_memory", "consumer_scans", "groups", "queue", "scans", "unfinished_cursors")
 

@@ -24,7 +24,7 @@ from truenext.model.selector import Selector
 
 
 class ScanRead(SideRead):
-    """Read of a page that is to be tested."""
+    """Read of a page whose messages are to be compared with the selectors of their queue."""
 
     __slots__ = ("_selections", "horizon_rise_count")
 

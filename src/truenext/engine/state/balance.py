@@ -21,7 +21,7 @@ CopyCount = Callable[[Destination, SentMessage], int]
 
 
 class DiskBalance:
-    """Bytes on disk that one transaction frees and needs."""
+    """Bytes on disk that one transaction frees and needs, by which its sends are allowed while the disk is full."""
 
     __slots__ = ("_freed", "_sends_of_copies", "_sent", "_sent_to_spark", "shared_copies")
 

@@ -22,7 +22,7 @@ _NO_CONSUMERS = cast("list[QueueConsumer]", ())
 
 @dataclass(slots=True, eq=False)
 class QueueReceivers:
-    """Receivers of one queue."""
+    """Consumers and wildcard consumers that get messages of one queue."""
 
     consumers: list[QueueConsumer] = _NO_CONSUMERS
     """Consumers in order of subscription."""
@@ -42,13 +42,13 @@ NO_RECEIVERS = QueueReceivers()
 
 
 class ClientRegistry:
-    """Connections, and the receivers of all queues."""
+    """Register of all connections, their browsers, and the receivers of each queue."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, ConnectionState] = {}
         """Connections by id."""
         self.receivers_by_queue: dict[Queue, QueueReceivers] = {}
-        """Queues that have receivers."""
+        """Receivers of each queue that has some."""
         self._wildcard_singletons: dict[Wildcard, tuple[Wildcard]] = {}
         """One tuple per wildcard consumer, shared by the queues that have no other."""
         self.active_browsers: dict[Browser, None] = {}

@@ -52,7 +52,7 @@ class Subscriber:
 
 
 class BrokerConsumer(Subscriber, EntryHolder):
-    """Subscription to which messages are dispatched."""
+    """Subscription to which messages are dispatched, with its window and the messages that it holds."""
 
     __slots__ = (
         "auto_window",
@@ -90,9 +90,9 @@ class BrokerConsumer(Subscriber, EntryHolder):
         self.mode = subscribe.mode
         is_auto = subscribe.window is None and self.mode is AckMode.INDIVIDUAL and not subscribe.is_pulling
         self.auto_window = AutoWindow(now_ms) if is_auto else None
-        """Sets the window, if the client has not set one."""
+        """Fits the window; None if the client has set one, pulls, or does not acknowledge messages singly."""
         self.pull_request = PullRequest() if subscribe.is_pulling else None
-        """None if the subscription does not pull."""
+        """Messages requested and not got; None if the subscription does not pull."""
         self.window = _requested_window(subscribe) if self.auto_window is None else self.auto_window.size
         """Messages that the consumer may hold. If it pulls: messages held and requested, as of the last dispatch."""
         self.awake_window: int | None = None
@@ -103,11 +103,12 @@ class BrokerConsumer(Subscriber, EntryHolder):
         self.is_exclusive = subscribe.is_exclusive
         self.has_express = subscribe.has_express
         self.last_ack_number = 0
-        """Count of acknowledgements at its last one (`express_ack_count`); only with express."""
+        """Value of `express_ack_count` at the last acknowledgement by this consumer; only with express."""
         self.held = {}
         """Messages dispatched and neither settled nor requeued, in order of dispatch."""
         self.last_dispatch_number = last_dispatch_number
-        """Count of dispatches at its last one, or else at its subscription; the smallest has waited longest."""
+        """`dispatch_count` at the last dispatch to this consumer, or at its subscription; the smallest waits
+        longest."""
 
     def all_queues(self) -> list[Queue]:
         return [] if self.queue is None else [self.queue]
@@ -195,7 +196,7 @@ class BrokerConsumer(Subscriber, EntryHolder):
 
 
 class QueueConsumer(BrokerConsumer):
-    """Consumer of one queue."""
+    """Consumer of one queue, unlike a wildcard consumer."""
 
     __slots__ = ()
 
@@ -268,7 +269,7 @@ class ConnectionState:
     has_rounds: bool = False
     """Messages carry the release count of their dispatch, so the client may release them."""
     release_count: int = 0
-    """Number of releases so far."""
+    """Number of releases by this connection so far."""
     names_begun: bool = False
     """The client reports which dispatches it has started; no others count as started."""
     keeps_open: bool = False

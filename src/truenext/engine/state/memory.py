@@ -63,7 +63,7 @@ SELECTOR_LANE_BYTES = 500
 """Bytes of each lane in which a selector may match."""
 
 GROUP_LANE_BYTES = 1800
-"""Bytes of each such lane where there are groups."""
+"""Bytes instead of each lane where there are groups."""
 
 CONSUMER_BYTES = 700
 """Bytes of a subscription to a queue, without its name and that queue."""
@@ -97,7 +97,7 @@ class MemoryBudget:
         self.message_bytes = 0
         """Bytes of messages in queues and windows."""
         self.pending_free_bytes = 0
-        """Bytes of these messages that are freed as soon as a write in flight is durable."""
+        """Bytes of `message_bytes` that are freed as soon as a write in flight is durable."""
         self.unsent_bytes = 0
         """Bytes of messages that sockets have not taken."""
         self.unsent_threshold = max(limit // 4, UNSENT_THRESHOLD_MIN)

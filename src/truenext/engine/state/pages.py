@@ -20,19 +20,19 @@ from truenext.model.record import split_lane_key
 
 
 class PageMessage(msgspec.Struct, gc=False):
-    """One message of a page."""
+    """Stored message on a page, with its mark and its causes."""
 
     sequence: int
     message: SentMessage | None
-    """None if its record is damaged."""
+    """None if the message's record is damaged."""
     mark: Mark = NO_MARK
     content_number: int = 0
-    """Number of the content that it shares with other copies; 0 if its record has its own."""
+    """Number of the content that the message shares with other copies; 0 if its record has its own."""
     causes: Causes = NO_CAUSES
 
 
 class PageResult(msgspec.Struct, gc=False):
-    """Page as read from the store."""
+    """Messages that the store has returned for a StoreRead."""
 
     messages: list[PageMessage]
     """In order of sequence."""
@@ -43,7 +43,7 @@ class PageResult(msgspec.Struct, gc=False):
 
 
 class StoreRead:
-    """Request for a page of a lane."""
+    """Request to the store for a page of a lane; the subclass applies the page."""
 
     __slots__ = ("after_sequence", "lane", "limit", "size_max")
 

@@ -34,7 +34,7 @@ class Producer(msgspec.Struct, gc=False):
     highest_unknown_commit: int = NO_NUMBER
     """Highest number up to which it is not known whether COMMITs were accepted or resolved."""
     is_gapless: bool | None = None
-    """None before the first SEND or COMMIT: so far its COMMITs were only resolved, one after the other."""
+    """Whether the numbers have no gaps; None before the first SEND or COMMIT, while COMMITs were only resolved."""
     resolved: tuple[int, ...] = ()
     """COMMITs resolved as rolled back that are remembered, rising."""
 

@@ -84,7 +84,7 @@ class QueueObserver(Protocol):
 
 
 class Entry(msgspec.Struct, gc=False):
-    """Entry of one message in one queue, with its state there."""
+    """One message in one queue, with its state there; a copy of the message in another queue has its own entry."""
 
     sequence: int
     message: SentMessage | None
@@ -100,7 +100,7 @@ class Entry(msgspec.Struct, gc=False):
     deliveries: int = 0
     attempts: int = 0
     has_mark: bool = False
-    """The store has a mark for it (batch.Mark)."""
+    """The store has a mark (batch.Mark) for the message."""
     due_us: int = 0
     """Time of the next try, microseconds, see delays.py; 0 if there is no delay, DUE_NEVER if it was rejected."""
     is_out_of_lane: bool = False
@@ -108,21 +108,21 @@ class Entry(msgspec.Struct, gc=False):
     is_requeued: bool = False
     """The entry is not in `Lane.arrived`: it was requeued, or is kept in memory while its body may be evicted."""
     group: str = ""
-    """Group of its message; see groups.py."""
+    """Name of the message's group, "" if none; see groups.py."""
     is_first_of_group: bool = False
     """The last dispatch made the consumer the owner of the group."""
     content_number: int = 0
-    """Number of the content that the store has once for several queues; 0 if it has its own."""
+    """Number of the content that the store has once for several queues; 0 if the message has its own."""
     is_started: bool = False
     """The client has reported this dispatch as started."""
     was_lost: bool = False
     """The last attempt was a lost connection."""
     causes: KnownCauses | None = None
-    """Causes of its failures; None if no consumer gave any."""
+    """Causes of the message's failures; None if no consumer gave any."""
 
     @property
     def address(self) -> str:
-        """Address of its queue."""
+        """Address of the entry's queue."""
         return self.lane.queue.destination.address
 
 
@@ -219,7 +219,7 @@ class Lane:
         self.horizon = UNBOUNDED
         """Highest sequence up to which this lane is in memory."""
         self.horizon_min = 0
-        """Lower bound of the horizon: a page has loaded this message, and it may be anywhere by now."""
+        """Lower bound of the horizon: a page has loaded the message of this sequence, which may be anywhere by now."""
         self.unread = 0
         """Number of messages above the horizon."""
         self.unread_in_memory = NO_ENTRIES
@@ -541,7 +541,7 @@ class Queue:
         memory.queue_bytes += queue_size(destination)
         self.policy = policy
         self.number = 0 if destination.kind is DestinationKind.TEMPORARY else number
-        """Number in the history; 0 if it has none."""
+        """Number of the queue in the history; 0 if it has none."""
         self.stored_number = number
         """Number in the store, now or later; 0 if the store never has it."""
         self.is_temporary = destination.kind is DestinationKind.TEMPORARY
@@ -549,18 +549,18 @@ class Queue:
         self.holds_dead_letters = holds_dead_letters
         self.is_known_to_store = False
         self.is_paused = False
-        """No message is dispatched."""
+        """The queue is paused: no message is dispatched."""
         self.lanes: tuple[Lane, ...] = ()
         """Existing lanes, by rank: the first non-empty lane is served first."""
         self._lane_index = _lane_index_of(())
         self.has_wildcards = False
         """Wildcard consumers have joined the queue."""
         self.observer: QueueObserver | None = None
-        """Present while consumers have selectors, or there are groups."""
+        """Object that is told of changes in the queue while there are selectors or groups; else None."""
         self.has_groups = False
         """The queue has had a message of a group; then it has an observer."""
         self.resident_bytes = 0
-        """Bytes of memory of its messages, waiting or held."""
+        """Bytes of memory that the queue's messages take, waiting or held."""
         self.spilled_bytes = 0
         """Bytes of messages evicted to disk; counted in subscriptions that end with their connection."""
         self.spilled_sizes: dict[int, int] = {}
@@ -579,7 +579,7 @@ class Queue:
 
     @property
     def policy_name(self) -> str:
-        """Name by which its policy is found: for a subscription, that of its topic."""
+        """Name by which the queue's policy is found: for a subscription, that of its topic."""
         return self.destination.topic or self.destination.name
 
     @property

@@ -54,10 +54,10 @@ class BrokerTransaction(EntryHolder):
 
     def __init__(self, *, counts_all: bool = True) -> None:
         self.counts_all = counts_all
-        """See commands.Begin."""
+        """Whether a rollback counts attempts for acknowledged messages, too; see commands.Begin."""
         self.sends: list[Send] = []
         self.held = {}
-        """Messages acknowledged or nacked."""
+        """Messages that the transaction has acknowledged or nacked, by sequence."""
         self.nacks: dict[int, Nack] = {}
         """NACKs of the nacked messages, by sequence."""
         self.reserved_queues: set[str] = set()
@@ -136,9 +136,9 @@ class OpenTransactions(dict[str, BrokerTransaction]):
         self.settling_transactions: dict[BrokerTransaction, None] = {}
         """Transactions that have acknowledged or nacked messages."""
         self.message_count = 0
-        """Number of sends, acknowledgements and NACKs in all of them."""
+        """Number of sends, acknowledgements and NACKs in all open transactions."""
         self.total_bytes = 0
-        """Bytes of their sends and causes."""
+        """Bytes of the sends and causes in all open transactions."""
         self.ended_count = 0
         """Number of transactions that have ended, by COMMIT or ABORT."""
 

@@ -54,7 +54,7 @@ class Wildcard(BrokerConsumer):
         """Heads as heaps, by rank: sequence, a number that makes items distinct, queue. Some are outdated, see
         `head_at`."""
         self._push_count = 0
-        """Number of pushes to these heaps."""
+        """Number of pushes to `heads`."""
 
     def remove_queue(self, queue: Queue) -> None:
         del self.queues[queue]

@@ -55,18 +55,18 @@ class CommitState:
         self.active_work: dict[object, None] = {}
         """Background tasks with work to do, now or later; by key, see BackgroundTask."""
         self.waiting_queues: dict[int, dict[Queue, None]] = {}
-        """Queues in which a batch makes messages visible, by its number."""
+        """Queues in which a batch makes messages visible, by the batch's number."""
         self._answers: list[tuple[ConnectionState, Answer]] = []
         self._waiting_answers: dict[int, list[tuple[ConnectionState, Answer]]] = {}
-        """Answers that wait for a batch, by its number."""
+        """Answers that wait for a batch, by the batch's number."""
 
         self.next_sequence = sequence_limit
         self.sequence_limit = sequence_limit
         """First sequence that is not reserved durably; messages with lower ones may be visible."""
         self._requested_limit = sequence_limit
-        """The limit last requested from the store."""
+        """Limit of sequences that was last requested from the store."""
         self.sequences_requested_in = 0
-        """The batch that requested it."""
+        """Number of the batch that requested `_requested_limit`."""
         self._first_sequences = (sequence_limit, sequence_limit)
         """First sequences of the batch that was handed over last, and of the gathering one."""
 
@@ -223,7 +223,7 @@ class BackgroundTask(ABC):
 
     @abstractmethod
     def step(self) -> Sequence[StoreRead]:
-        """Do a slice of the work; return reads of pages that it needs to go on."""
+        """Do a slice of the work; return reads of pages that the task needs to go on."""
 
     def next_due_ms(self) -> int | None:
         """Return when a step is needed though nothing else happens, in milliseconds since the epoch; None if never,

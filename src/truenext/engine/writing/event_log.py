@@ -108,15 +108,15 @@ class EventLog:
         self._started_entries: list[Entry] = []
         """Entries of the block of started events, which is open beside the other."""
         self._started_consumer_numbers: list[int] = []
-        """Numbers of the consumers that started them."""
+        """Number of the consumer of each of these entries."""
         self._started_us = 0
-        """Time of the first of them."""
+        """Time of the first started event of that block, in microseconds since the epoch."""
         self.block_entries: list[Entry] = []
         """Entries of the open block. A caller that finds it open for its own event may append to it."""
         self.accepting_queue: Queue | None = None
         """Queue of the open block, if that has accepted events without groups."""
         self.accepting_batch = 0
-        """Batch that makes the messages of such a block visible."""
+        """Batch that makes the messages of a block of accepted events visible."""
         self.acknowledging_queue: Queue | None = None
         """Queue of the open block, if that has acknowledged events."""
         self._block_consumers: list[int] = []
@@ -441,7 +441,7 @@ class EventLog:
 
 
 class NoEventLog(EventLog):
-    """An event log that records nothing."""
+    """Event log that records nothing, for a broker without a history."""
 
     def accepted(self, entry: Entry) -> None:
         pass

@@ -25,11 +25,11 @@ _RESOLVED_BYTES = 9
 
 class ProducerInfo(NamedTuple):
     producer: Producer | None
-    """None if it is not remembered."""
+    """Producer with its numbers; None if it is not remembered."""
     outcome: CommitOutcome | None
-    """Outcome of the COMMIT in question."""
+    """Outcome of the COMMIT that the query names; None if it names none."""
     batch: int
-    """Batch with which all of this is durable."""
+    """Batch with which producer and outcome are durable."""
 
 
 class ProducerRegistry:
@@ -40,7 +40,7 @@ class ProducerRegistry:
         # Not plain dicts: finding the first key of one takes long after many deletions at its front.
         self._producers: OrderedDict[str, Producer] = OrderedDict()
         self._used_once: OrderedDict[str, None] = OrderedDict()
-        """Names of producers that had one SEND and nothing since, in the same order."""
+        """Names of producers that had one SEND and nothing since, in order of last use."""
         self._unstored: set[str] = set()
         """Names of producers that were used since the store last wrote them."""
         self._forgotten_count = 0
