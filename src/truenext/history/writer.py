@@ -49,8 +49,8 @@ class HistoryWriter:
         self._next_event = 1
         self._last_run = 0
         self.last_batch_chunk: tuple[int, int] | None = None
-        """Run and first event of the last chunk of a batch in the newest file, None if it has none. The store must
-        have that batch."""
+        """Run and first event of the last chunk of a batch in the newest file, None if that file has none. The store
+        must have that batch."""
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             files = history_files(folder)

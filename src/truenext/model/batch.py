@@ -63,7 +63,7 @@ class Batch:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        """1 for the first batch of a run. The store's pages state the last batch that they include."""
+        """Number of the batch, 1 for the first of a run. The store's pages state the last batch that they include."""
         self.puts: dict[bytes, bytes] = {}
         """Message key to record of each new persistent message, in order of arrival. A message that is finished
         before the batch is handed over is removed again."""

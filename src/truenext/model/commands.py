@@ -29,7 +29,7 @@ class Login(msgspec.Struct, gc=False):
     secret: str = ""
     """Secret of the connection to take over; "" is none."""
     is_blameless: bool = False
-    """True if that connection is exempt: its loss counts no attempt."""
+    """True if the connection to take over is exempt: its loss counts no attempt."""
 
     @property
     def has_extensions(self) -> bool:
@@ -110,7 +110,7 @@ class Started(msgspec.Struct, gc=False):
 
 
 class Ack(msgspec.Struct, gc=False):
-    """Acknowledge a message. `subscription` None is the one of the connection that holds it (STOMP 1.0)."""
+    """Acknowledge a message. `subscription` None: the connection's one that holds the message (STOMP 1.0)."""
 
     subscription: str | None
     sequence: int
@@ -132,7 +132,7 @@ class Nack(msgspec.Struct, gc=False):
     is_rejected: bool = False
     """True if the message must not be retried."""
     dispatch: int = 0
-    """See Ack."""
+    """Number of the nacked dispatch, see Ack; 0 is not stated."""
     cause: str = ""
     """Reason for the failure; "" is not stated."""
 
@@ -165,7 +165,7 @@ class Release(msgspec.Struct):
     transaction: str | None = None
     """Transaction to abort in the same step."""
     counts_all: bool = True
-    """See Abort."""
+    """True if the abort of `transaction` counts an attempt for acknowledged messages, too; see Abort."""
 
 
 class Begin(msgspec.Struct, gc=False):
@@ -181,11 +181,11 @@ class Commit(msgspec.Struct, gc=False):
     number: int = 0
     is_gapless: bool = False
     counts_all: bool = True
-    """See Abort; used if this COMMIT is a repeat."""
+    """True if a repeat of this COMMIT counts an attempt for acknowledged messages, too; see Abort."""
     is_repeat: bool = False
-    """See Send. An open transaction of a repeated COMMIT has ended as by an Abort."""
+    """True if the number was used before; set by the engine. The open transaction has then ended as by an Abort."""
     is_unknown: bool = False
-    """See Send."""
+    """True if a repeat's number may in truth never have been used; set by the engine."""
 
 
 class Abort(msgspec.Struct, gc=False):

@@ -94,16 +94,16 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
     kind: DestinationKind
     name: str
     session: str = ""
-    """Connection that owns a temporary queue or topic."""
+    """Id of the connection that owns a temporary queue or topic."""
     parts: "tuple[Destination, ...]" = ()
-    """Destinations in a composite one."""
+    """Single destinations of a composite destination."""
     topic: str = ""
     """Topic, or pattern of topics, whose messages are copied to this queue of a subscription."""
     selector: str = ""
-    """Filter of these messages; "" is none."""
+    """Selector that the messages of `topic` must match; "" is none."""
 
     is_multi_queue: bool = False
-    """True if a message sent to it may get entries in several queues. Stored, as each send needs it."""
+    """True if a message sent here may get entries in several queues. Stored, as each send needs it."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(
@@ -128,7 +128,7 @@ def split_options(address: str) -> tuple[str, dict[str, str]]:
     >>> split_options("/queue/a?consumer.priority=7&consumer.selector=b%20IN%20('c','d')")
     ('/queue/a', {'consumer.priority': '7', 'consumer.selector': "b IN ('c','d')"})
 
-    Raises: RemoteProtocolError if they are not written as ActiveMQ's, or an option has two values.
+    Raises: RemoteProtocolError if the options are not written as ActiveMQ's, or an option has two values.
     """
     if "?" not in address or address.startswith(DURABLE_ADDRESS_PREFIX):
         return address, {}

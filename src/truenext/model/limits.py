@@ -32,10 +32,10 @@ CONNECTIONS_MAX = 1000
 """Concurrent connections of one listener; fewer if the system lets the broker open fewer files (cli/files.py)."""
 
 CONTROL_ONLY_CONNECTIONS_MAX = 10
-"""Connections beyond these that may only send control requests, so that an operator can still do that."""
+"""Connections beyond CONNECTIONS_MAX that may only send control requests, so that an operator always can."""
 
 CONTROL_ONLY_IDLE_S = 5.0
-"""Seconds that such a connection may stay open without a control request."""
+"""Seconds that a control-only connection may stay open without a control request."""
 
 SUBSCRIPTIONS_MAX = 1000
 """Subscriptions of one connection, and temporary queues that it owns."""
@@ -78,26 +78,28 @@ TRANSACTIONS_MAX = 64
 """Default for the open transactions of one connection: a session normally has one, a pool of workers a few."""
 
 TRANSACTIONS_CEILING = 10_000
-"""Highest value of that setting: each transaction takes some 500 bytes, which no other limit counts."""
+"""Highest valid setting in place of TRANSACTIONS_MAX: each takes some 500 bytes, which no other limit counts."""
 
 TRANSACTION_BYTES_MAX = 16 * 1024 * 1024
 """Default for the bytes that one connection may hold in open transactions, unless it is one larger message: each
 transaction becomes one batch of the store."""
 
 TRANSACTION_BYTES_CEILING = 64 * 1024 * 1024
-"""Highest value of that setting: a batch is written in one piece, for most of a second, while other batches wait."""
+"""Highest valid setting in place of TRANSACTION_BYTES_MAX: a batch is written in one piece, for most of a second, while
+other batches wait."""
 
 TRANSACTION_MESSAGES_MAX = 50_000
 """Default for sends and acknowledgements in one connection's open transactions: a limit for small messages."""
 
 TRANSACTION_MESSAGES_CEILING = 200_000
-"""Highest value of that setting: a COMMIT is one step of about a second, in which no other client is served."""
+"""Highest valid setting in place of TRANSACTION_MESSAGES_MAX: a COMMIT is one step of about a second, in which no other
+client is served."""
 
 PRODUCERS_MAX = 100_000
 """Producers whose numbers are remembered; each is kept for PRODUCER_RETENTION_MS after its last use."""
 
 PRODUCER_RETENTION_MS_MIN = 3600 * 1000
-"""Milliseconds instead, for a producer with one SEND and no other use, when there are PRODUCERS_MAX."""
+"""Milliseconds in place of PRODUCER_RETENTION_MS for a producer with a single SEND, when there are PRODUCERS_MAX."""
 
 PRODUCER_RETENTION_MS = 7 * 24 * 3600 * 1000
 """Milliseconds for which a producer's numbers are remembered after its last use (guarantee L5)."""
@@ -147,7 +149,7 @@ INCOMPLETE_FRAME_SECONDS = 10
 others wait for that memory: longer than a network is normally silent, and short enough to retry afterwards."""
 
 INCOMPLETE_FRAME_PROGRESS_BYTES = 1024 * 1024
-"""Bytes in that time that are enough progress: the largest frame may then take three minutes at most."""
+"""Bytes in INCOMPLETE_FRAME_SECONDS that are enough progress: the largest frame may then take three minutes at most."""
 
 GATHERING_BYTES_MAX = 4 * 1024 * 1024
 """Approximate bytes of the batch that gathers while another is made durable, and of the answers that wait for it;
@@ -202,7 +204,7 @@ ANSWER_STALL_SECONDS = 10
 """Seconds without notable progress after which a client that reads an answer is disconnected, if other answers wait."""
 
 ANSWER_SECONDS_MAX = 60
-"""Seconds after which it is disconnected in any case, if it has not read the whole answer and other answers wait."""
+"""Seconds after which a client that still reads an answer is disconnected in any case, if other answers wait."""
 
 REPLIES_EXCESS_BYTES_MAX = 24 * 1024 * 1024
 """Bytes by which messages may exceed their part of the memory, or three quarters of that if it is less, before the
@@ -230,7 +232,7 @@ GROUP_FOUND_MIN = 10
 few groups each may have an equal share of SCAN_FOUND_MAX."""
 
 GROUPS_MAX = 10_000
-"""Groups of one queue whose owner is remembered while no message of theirs is held: some 300 bytes each."""
+"""Groups of one queue whose owner is remembered while no message of the group is held: some 300 bytes each."""
 
 GROUPS_MIN = 100
 """Like GROUPS_MAX, when queues have taken all memory that they may."""
@@ -262,7 +264,7 @@ UNUSED_QUEUE_SECONDS = 60.0
 """Seconds after which an empty and unused queue is removed."""
 
 UNUSED_QUEUE_SECONDS_SHORT = 1.0
-"""Seconds instead, when there is no memory for another queue."""
+"""Seconds in place of UNUSED_QUEUE_SECONDS when there is no memory for another queue."""
 
 JOIN_QUEUES_PER_TURN = 200
 """Queues checked in one turn for a wildcard consumer that is to join them."""

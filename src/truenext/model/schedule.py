@@ -16,7 +16,7 @@ FOR_EVER = -1
 
 
 class Schedule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Remaining plan of a scheduled send."""
+    """Remaining plan of a scheduled send: when it is due next, and how often after that."""
 
     delay_ms: int = 0
     """Milliseconds from the SEND, or with `cron` from each hit, to the first message."""
@@ -33,7 +33,7 @@ class Schedule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     due_ms: int = 0
     """Time at which the send is due next. Before the broker accepts it: the time that its sender names; 0 is none."""
     number: int = 0
-    """Identifying number, if it has been due before."""
+    """Identifying number of the send, if it has been due before; else 0."""
 
 
 def check_schedule(schedule: Schedule) -> Schedule:

@@ -70,7 +70,7 @@ class HeaderProperty(NamedTuple):
     """Property in the header lines, found by the first bytes of its line: names need no escape."""
 
     first_start: bytes
-    """Bytes to find on the first line."""
+    """Beginning of the property's line if that is the first of the header lines."""
     line_start: bytes
     fallback: HeaderProperty | None = None
     """Property to use if a message lacks this one: the name with hyphens in place of underscores."""

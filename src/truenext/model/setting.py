@@ -35,7 +35,7 @@ class Setting:
     """Unit of a number; "bytes" may be written with a unit (truenext.model.numerals)."""
     least: float | None
     most: float | None
-    """None is no limit."""
+    """Highest valid number; None is no limit."""
     none: Any
     """Value that "none" stands for."""
     fixed: str

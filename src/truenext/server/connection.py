@@ -123,7 +123,7 @@ class ServerConnection:
         self._is_first_orphaned = False
         """The first unsent frame is a message that was partially sent when `cancel_unsent` cancelled it."""
         self._sent_counts: dict[BrokerConsumer, int] = {}
-        """Messages of consumers in auto mode that the socket took since the last `Broker.on_all_sent`."""
+        """Number of messages of consumers in auto mode that the socket took since the last `Broker.on_all_sent`."""
         self._timers: dict[str, TimerHandle] = {}
         self._set_timer(LOGIN_SECONDS_MAX, "login", self._on_login_overdue)
         loop.add_reader(sock, self._on_readable)

@@ -49,7 +49,7 @@ class RareChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     causes: dict[bytes, tuple[int, int]] = {}
     """Indexes in `texts` of the first and the last cause. The text of one NACK for many messages is stored once."""
     texts: list[str] = []
-    """Index 0 is the empty text."""
+    """Texts of causes; the first is the empty text."""
     unmarks: list[bytes] = []
     queues: dict[int, str] = {}
     paused: dict[int, bool] = {}

@@ -16,26 +16,26 @@ from truenext.store.salvage.folder import Salvage, open_salvage
 
 
 class QueueSummary(msgspec.Struct):
-    """Counts of one queue."""
+    """Counts of the messages of one queue that a check or an export has read."""
 
     persistent: int = 0
     transient: int = 0
     size: int = 0
-    """Bytes of records."""
+    """Bytes of the messages' records."""
     damaged: int = 0
-    """Messages that exist in part, or not as written."""
+    """Number of messages that exist in part, or not as written."""
 
 
 class SalvageSummary(msgspec.Struct):
-    """Counts of all queues."""
+    """Result of a check or an export: counts of all queues, and notes."""
 
     queues: dict[int, QueueSummary]
     names: dict[int, str]
     timers: int = 0
     contents: int = 0
-    """Contents, each shared by several messages."""
+    """Number of contents, each shared by several messages."""
     contents_size: int = 0
-    """Bytes of their records."""
+    """Bytes of the contents' records."""
     damage_count: int = 0
     notes_besides_damage: list[str] = []
     """Notes on things that are not damage but may raise questions."""

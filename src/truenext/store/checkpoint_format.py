@@ -81,13 +81,13 @@ META_KEYS = (
     b"clean stop",
     b"paused",
 )
-"""Keys of meta."""
+"""Keys that the database `meta` has from the start."""
 
 DATABASES_MAX = len(DATABASES)
 
 
 class MessageTableNames(NamedTuple):
-    """Databases of the messages of one kind."""
+    """Names of the LMDB databases for the messages of one kind, persistent or transient."""
 
     messages: bytes
     marks: bytes
@@ -141,7 +141,7 @@ class CheckpointPosition(msgspec.Struct, frozen=True):
 
 
 POSITION_KEYS = (b"segment", b"frame", b"durable frame")
-"""Keys in meta of the fields of a position."""
+"""Keys in the database `meta` for the fields of a CheckpointPosition."""
 
 
 def decode_position(meta: Mapping[bytes, bytes]) -> CheckpointPosition:

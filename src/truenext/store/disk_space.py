@@ -71,7 +71,7 @@ class DiskSpace:
         self.level = DiskLevel.PLENTY
         """Level found by the last check."""
         self.bytes: dict[str, int] = {}
-        """Bytes from which it was found, see `Store.disk_level_bytes`."""
+        """Bytes from which `level` was found, see `Store.disk_level_bytes`."""
         self.is_full = False
         """True from a write that found no space until spare segment and ballast exist again."""
 

@@ -36,7 +36,7 @@ SEGMENT_OFFSET = 8
 
 
 def payload_at(content: memoryview, offset: int, segment: int, number: int, salt: int) -> memoryview | None:
-    """Return the payload of the frame `number` at `offset`, None if there is no good one."""
+    """Return the payload of the frame `number` at `offset`, None if there is no good frame with this number."""
     if offset + FRAME.size > len(content):
         return None
     checksum, size, in_segment, found = FRAME.unpack_from(content, offset)
@@ -130,10 +130,10 @@ def _table_entry(byte: int) -> int:
 
 
 _TABLE = [_table_entry(byte) for byte in range(256)]
-"""Effect of each byte on an empty register."""
+"""Table of CRC-32: effect of each byte on an empty register."""
 
 _REVERSE_TABLE = bytearray(256)
-"""Byte of such a step, by the highest byte of its result."""
+"""Byte whose value in `_TABLE` has a certain highest byte, by that highest byte."""
 for _byte, _register in enumerate(_TABLE):
     _REVERSE_TABLE[_register >> 24] = _byte
 

@@ -53,7 +53,7 @@ _NO_SUBDIR = 0x4000
 
 
 class LmdbTree(NamedTuple):
-    """Position and size of a database."""
+    """Root page and size of one database, as LMDB's file has them."""
 
     pad: int
     flags: int
@@ -73,7 +73,7 @@ class LmdbTree(NamedTuple):
 
 
 class LmdbMeta(NamedTuple):
-    """One state of the whole file."""
+    """Meta page of LMDB: one committed state of the whole file."""
 
     page_size: int
     free: LmdbTree
@@ -83,7 +83,7 @@ class LmdbMeta(NamedTuple):
 
 
 class LmdbEntry(NamedTuple):
-    """Entry of a database."""
+    """Key and value in a database, with the number of their page."""
 
     key: bytes
     value: bytes
@@ -257,7 +257,7 @@ class RawLmdbReader:
 
 
 class _TreeWalk:
-    """Walk through one database."""
+    """Walk through the pages of one database, which yields the entries and reports damage."""
 
     def __init__(self, file: RawLmdbReader, tree: LmdbTree, name: str) -> None:
         self._file = file

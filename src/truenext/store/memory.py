@@ -51,7 +51,7 @@ class MemoryStore:
         self._paused: set[int] = set()
         self._producers: dict[str, ProducerState] = {}
         self._timers: list[bytes] = []
-        """Sorted, without duplicates."""
+        """Timer keys, sorted, without duplicates."""
         self._identity = secrets.token_hex(4)
         self._sequence_limit = 1
         self._redelivered_below = 0

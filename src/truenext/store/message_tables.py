@@ -77,8 +77,8 @@ class MessageTables:
         return False
 
     def find(self, txn: lmdb.Transaction[bytes], key: bytes) -> UndecodedMessage | None:
-        """Return the message, or None.
-        Raises: StoreError if it is missing and its mark is not
+        """Return the message with this key, or None.
+        Raises: StoreError if the message is missing and its mark is not
         """
         record, value = self.record(txn, key), self.marks.get(txn, self.generation + key)
         if record is not None:

@@ -49,7 +49,7 @@ class Overlay:
     def __init__(self) -> None:
         self._lanes: dict[bytes, JournalLane] = {}
         self.indexes: tuple[SegmentIndex, ...] = ()
-        """Oldest first. Replaced, never changed, so that a reader can keep the tuple it started with."""
+        """Segment indexes, oldest first. Replaced, never changed, so that a reader can keep an old tuple."""
         self.views: set[OverlayView] = set()
         """Views that are being read. Each is told of every change, and removed once it was read."""
         self.last_checkpoint_segment = 0
@@ -208,7 +208,7 @@ class Overlay:
         return self._add_view(OverlayView((lane,), spans, self.indexes, self._contents()))
 
     def view_keys(self, keys: list[bytes]) -> OverlayView:
-        """Return such a view of the messages with these keys."""
+        """Return a view, as of now, of the messages with these keys."""
         journal_keys: list[bytes] = []
         spans: list[tuple[int, int, int]] = []
         for key in keys:
@@ -291,13 +291,13 @@ def iter_spans(segment: int, copied: list[tuple[bytes, array[int], array[int]]])
 
 @dataclass(slots=True, eq=False)
 class SegmentIndex:
-    """Index of one segment."""
+    """Index of one segment of the journal: positions of its messages, and all other changes in its batches."""
 
     segment: int
     records: int = 0
-    """Number of changes in its batches, which is the cost of a replay."""
+    """Number of changes in the segment's batches, which is the cost of a replay."""
     memory: int = 0
-    """Upper estimate of the bytes of memory that it takes."""
+    """Upper estimate of the bytes of memory that this index takes."""
     chunks: dict[bytes, LaneSpans] = field(default_factory=dict)
     """Messages in the segment, by lane key."""
     removed: dict[bytes, bool] = field(default_factory=dict)
@@ -404,7 +404,7 @@ class OverlayView:
         return [message_key(lane, sequence) for sequence, _, _ in self._spans]
 
     def extents(self) -> list[tuple[int, int, int]]:
-        """Return segment, offset and length of each of their records."""
+        """Return segment, offset and length of the record of each message in `keys`."""
         return [unpack_extent(segment, packed) for _, segment, packed in self._spans]
 
     def is_removed(self, key: bytes) -> bool:
@@ -412,14 +412,14 @@ class OverlayView:
         return any(key in removed for removed in self._removed) and key not in self._removed_since
 
     def mark(self, key: bytes) -> Mark | None:
-        """Return the journal's mark of the message, or None."""
+        """Return the journal's mark of the message with this key, or None."""
         if not self._marks:
             return None
         mark = find_mark(key, self._marks)
         return self._marks_before.get(key, mark)
 
     def causes(self, key: bytes) -> Causes:
-        """Return the journal's causes of the message; the checkpoint may have more."""
+        """Return the journal's causes of the message with this key; the checkpoint may have more."""
         if not self._causes:
             return NO_CAUSES
         causes = merge_causes(key, self._causes)

@@ -28,12 +28,12 @@ def unpack_span(segment: int, packed: int) -> Span:
 
 
 def unpack_extent(segment: int, packed: int) -> tuple[int, int, int]:
-    """Return segment, offset and length."""
+    """Return segment, offset and length of a packed span."""
     return segment, packed >> 32, packed >> 1 & 0x7FFFFFFF
 
 
 class LaneSpans:
-    """Messages of one lane in one segment."""
+    """Positions of one lane's messages in one segment: a chunk of a JournalLane."""
 
     __slots__ = ("lane", "live_count", "packed", "segment", "sequences")
 
@@ -41,7 +41,7 @@ class LaneSpans:
         self.segment = segment
         self.lane = lane
         self.sequences = array("Q")
-        """Sorted."""
+        """Sequences of the messages, sorted."""
         self.packed = array("Q")
         """Span of each message without its segment, packed into one number; 0 for a removed message."""
         self.live_count = 0
@@ -67,7 +67,7 @@ class LaneSpans:
 
 
 class JournalLane:
-    """Messages of one lane in all segments."""
+    """Positions of one lane's messages in all segments of the journal."""
 
     __slots__ = ("chunks", "last")
 

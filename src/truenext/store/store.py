@@ -32,11 +32,11 @@ class UndecodedMessage(msgspec.Struct, gc=False):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     messages: list[UndecodedMessage]
-    """Sorted by key."""
+    """Messages, sorted by key."""
     as_of: int
     """Number of the last batch whose effects on the lane this page shows in full; 0 before the first batch of a run."""
     is_end: bool
-    """True if no message of the lane followed, as of `as_of`."""
+    """True if no message of the lane followed this page when batch `as_of` was the last."""
 
     @classmethod
     def of(cls, following: Iterable[UndecodedMessage], limit: int, size_max: int, *, as_of: int) -> Self:
@@ -56,11 +56,11 @@ class Page:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerPage:
     timers: list[bytes]
-    """Sorted by their bytes (record.py): by due time, timers of scheduled sends last."""
+    """Timers, sorted by their bytes (record.py): by due time, timers of scheduled sends last."""
     as_of: int
     """Number of the last batch whose timers this page shows in full; 0 before the first batch of a run."""
     is_end: bool
-    """True if no timer followed, as of `as_of`."""
+    """True if no timer followed this page when batch `as_of` was the last."""
 
     @classmethod
     def of(cls, following: Iterable[bytes], limit: int, *, as_of: int) -> Self:
@@ -87,7 +87,7 @@ class Recovered:
     counts: dict[bytes, int] = field(default_factory=dict)
     """Number of stored messages by lane key. Empty lanes and the lane of contents are left out."""
     producers: dict[str, ProducerState] = field(default_factory=dict)
-    """Sorted by last use, oldest first."""
+    """States by producer name, in order of last use, oldest first."""
     history: list[bytes] = field(default_factory=list)
     """History chunks of batches, in order, that the history's own files may lack."""
 

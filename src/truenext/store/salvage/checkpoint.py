@@ -1,7 +1,7 @@
 """Salvage of a checkpoint: what can be read of it, whatever is damaged.
 
-It is read page by page (lmdb_file.py). If the free pages are known, entries on pages that only a damaged page led to
-are found as well; their checksums tell what they are.
+The checkpoint is read page by page (lmdb_file.py). If the free pages are known, entries on pages that only a damaged
+page led to are found as well; their checksums tell what they are.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class SalvagedCheckpoint:
         self.position: CheckpointPosition | None = (
             decode_position(meta) if all(name in meta for name in POSITION_KEYS) else None
         )
-        """Position in the journal that it reaches; None if it is lost."""
+        """Position in the journal that the checkpoint reaches; None if it is lost."""
         self.salt: int | None = SALT.unpack(meta[b"salt"])[0] if b"salt" in meta else None
         self.segment_bytes: int = NUMBER.unpack(meta.get(b"segment bytes", NUMBER.pack(0)))[0]
         self._generation = meta.get(b"generation")

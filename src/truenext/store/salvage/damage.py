@@ -31,7 +31,7 @@ class Damage(NamedTuple):
 
 
 class DamageReport:
-    """Damage and notes so far."""
+    """Findings of a salvage so far: number of damaged parts, each of which is passed on at once, and notes."""
 
     def __init__(self, on_damage: Callable[[Damage], None]) -> None:
         """`on_damage` gets each damage at once: there may be very many."""
