@@ -25,7 +25,7 @@ PAUSE_S = 1.0
 
 
 class StageConsumer:
-    """Consumer of the messages of one stage in one pool."""
+    """Consumer of the messages of one stage in one pool, which pauses while the database is unavailable."""
 
     def __init__(
         self, context: ServiceContext, stage: Stage, pool: PriorityPool, exactly_once: ExactlyOnceProcessing | None
@@ -50,7 +50,7 @@ class StageConsumer:
         return self._task
 
     def status(self, subscribed: Container[str]) -> StageStatus:
-        """Return the state of the stage. `subscribed` are the destinations of which its pool has subscriptions."""
+        """Return the state of the stage. `subscribed` are the destinations of the pool's subscriptions."""
         worker = self.worker
         is_open = self._gate is None or self._gate.is_open
         return StageStatus(

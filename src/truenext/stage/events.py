@@ -40,7 +40,7 @@ _SEQUENCE = "truenext-sequence"
 
 
 class FileOpened(msgspec.Struct, tag_field="kind", tag="opened"):
-    """First line of each file."""
+    """First event of each file: its process, its service, and the format of the events."""
 
     process: str
     number: int

@@ -44,7 +44,7 @@ _WAITING = {
 
 
 class DatabaseGate:
-    """Gate that is open while the database is available."""
+    """Gate for stages that use the database: closed, with probes, for as long as the database is unavailable."""
 
     def __init__(self, database: Database) -> None:
         self.database = database

@@ -129,7 +129,7 @@ class StageWorker:
 
 
 class MessageHandler:
-    """Handling of one message by one stage."""
+    """Handler of one message in one stage: runs the stage, commits, and settles the message."""
 
     def __init__(
         self,

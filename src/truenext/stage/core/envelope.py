@@ -72,7 +72,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
 
 
 class VersionedEnvelope(msgspec.Struct, frozen=True):
-    """Fields that an envelope of any version has."""
+    """Fields that an envelope of any version has, to find out the version of one that cannot be decoded."""
 
     version: int
     flow: msgspec.Raw
@@ -148,7 +148,7 @@ class StashedFlow(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class VersionedStashedFlow(msgspec.Struct, frozen=True):
-    """Fields that a stashed flow of any version has."""
+    """Fields that a stashed flow of any version has, to find out the version of one that cannot be decoded."""
 
     envelope: VersionedEnvelope
 

@@ -21,7 +21,7 @@ ServiceState = Literal["waiting for the broker", "waiting for the database", "ru
 
 
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Status of one connection to the broker."""
+    """Status of one pool's connection to the broker."""
 
     pool: str
     state: str
@@ -29,7 +29,7 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float
     reconnects: int
     has_disk_space: bool
-    """False while its stages wait because the broker's disk is full."""
+    """False while the pool's stages wait because the broker's disk is full."""
 
 
 class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Queue of the stage."""
     pool: str
     active: int
-    """Messages that the stage handles now."""
+    """Number of messages that the stage handles now."""
     waits_for_database: bool
     broker_wait_reason: str
     """Reason why the broker delivers no messages yet; empty if it does, or if the stage waits for the database."""
@@ -54,7 +54,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: ServiceState
     broker: list[PoolStatus]
     database: str
-    """`available`, or why it is not; empty if no stage uses a database."""
+    """`available`, or the reason why the database is not; empty if no stage uses a database."""
     stages: list[StageStatus]
 
 

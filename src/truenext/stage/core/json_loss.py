@@ -32,7 +32,7 @@ _NamedType = (
 
 
 class JsonLossChecks:
-    """Checks for the values of one type."""
+    """Checks whether JSON preserves the values of one type."""
 
     __slots__ = ("any_check", "float_check")
 

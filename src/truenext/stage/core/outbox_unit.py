@@ -36,7 +36,7 @@ EXPIRED_MS: Final = 1
 
 
 class EncodedMessage(msgspec.Struct, frozen=True, array_like=True):
-    """Message as it is sent to the broker."""
+    """Message of a flow, encoded for a SEND to the broker and for the outbox."""
 
     destination: str
     body: bytes
@@ -44,9 +44,9 @@ class EncodedMessage(msgspec.Struct, frozen=True, array_like=True):
     priority: int
     persistent: bool
     expires_ms: int = 0
-    """Expiry of its flow, in milliseconds since the epoch by the broker's clock; 0 is never."""
+    """Expiry of the message's flow, in milliseconds since the epoch by the broker's clock; 0 is never."""
     ttl_s: float | None = None
-    """Time to live of a flow that starts with this message; it begins when the broker accepts the message."""
+    """Seconds to live of a flow that starts with this message, from when the broker accepts the message."""
     refused: str = ""
     """Reason why the broker refused the message that this one replaces; empty if it replaces none."""
 
@@ -159,9 +159,9 @@ def _adjust_ttl(message: EncodedMessage, left_s: float) -> EncodedMessage:
 class OutboxProducer:
     name: str
     owner: str
-    """Run of the process that may use the producer."""
+    """Run id of the process that may use the producer."""
     last_number: int
-    """Last number that was used."""
+    """Last number that was used for a COMMIT."""
 
     @property
     def next_commit(self) -> CommitNumber:

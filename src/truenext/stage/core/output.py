@@ -18,14 +18,14 @@ PRIORITY_INTERACTIVE: Final = 9
 
 
 class OutputMessage(msgspec.Struct, frozen=True):
-    """Message that is to be sent."""
+    """Message that a stage or an initiation sends, before it is encoded."""
 
     destination: str
     envelope: Envelope
     expires_ms: int = 0
-    """Expiry of its flow, in milliseconds since the epoch by the broker's clock; 0 is never."""
+    """Expiry of the message's flow, in milliseconds since the epoch by the broker's clock; 0 is never."""
     ttl_s: float | None = None
-    """Time to live of a flow that starts with this message; it begins when the broker accepts the message."""
+    """Seconds to live of a flow that starts with this message, from when the broker accepts the message."""
 
     def encode(self, carrier: Mapping[str, str]) -> EncodedMessage:
         """Return the message as it is sent. Raises: FlowError if it is too large"""

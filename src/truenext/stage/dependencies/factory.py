@@ -13,7 +13,7 @@ Factory: TypeAlias = Callable[..., Any]
 
 
 class FactoryKind(Enum):
-    """Relation of a factory's result to the value."""
+    """Kind of a factory: whether its result is the value, or is awaited or entered to get the value."""
 
     CALL = "what is returned is the value"
     AWAIT = "what is returned is awaited"

@@ -13,7 +13,7 @@ ProvidedValues = Mapping[str, Any]
 
 
 class FactoryStep:
-    """Call of a factory, which makes one value."""
+    """Step of a DependencyPlan: the call of one factory, which makes one value."""
 
     __slots__ = ("_made", "direct", "kind", "maker", "name")
 
@@ -29,7 +29,7 @@ class FactoryStep:
         self.maker = maker
         self.kind = kind
         self.direct = direct
-        """Parameters with the names of their provided values."""
+        """Parameters that get provided values, with the names of these values."""
         self._made = made
 
     def call(self, provided: ProvidedValues, values: list[Any]) -> Any:
@@ -65,7 +65,7 @@ class DependencyPlan:
         )
         """Names of the provided values that the stage and its factories take."""
         self.overridden = overridden
-        """Factories that others have replaced."""
+        """Factories that were replaced by others from `overrides`."""
 
     def scope(self, provided: ProvidedValues) -> _DependencyScope:
         return _DependencyScope(self, provided)
@@ -79,7 +79,7 @@ class DependencyPlan:
 
 
 class _DependencyScope:
-    """Values of one message for an `async` stage. Plain factories run in the thread of the event loop."""
+    """Block with the dependencies of an `async` stage for one message. Plain factories run in the event loop."""
 
     __slots__ = ("_exit_stack", "_plan", "_provided")
 
@@ -112,7 +112,7 @@ class _DependencyScope:
 
 
 class _ThreadDependencyScope:
-    """Values of one message for a plain stage."""
+    """Block with the dependencies of a plain stage for one message, in the thread of the stage."""
 
     __slots__ = ("_exit_stack", "_plan", "_provided")
 

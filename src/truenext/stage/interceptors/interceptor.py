@@ -42,7 +42,7 @@ class Execution(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
 
 class MessageToSend(msgspec.Struct, eq=False, kw_only=True):
-    """Message that is about to be sent."""
+    """Message that is about to be sent, as interceptors see it."""
 
     destination: str
     """Name of a queue or topic."""

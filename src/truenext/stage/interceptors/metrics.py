@@ -24,7 +24,7 @@ BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
 
 
 class DurationHistogram(msgspec.Struct, frozen=True):
-    """Sum and distribution of durations."""
+    """Sum of durations in seconds, and their number in each of BUCKETS."""
 
     seconds: float
     buckets: tuple[int, ...]

@@ -33,7 +33,7 @@ class EndpointInterface(msgspec.Struct, frozen=True, omit_defaults=True):
     topic: str = ""
     """Topic to which the endpoint subscribes, instead of having queues; empty if none."""
     stages: dict[str, Schema] = {}
-    """Message that each stage but the first takes, by its queue."""
+    """Schema of the message that each stage but the first takes, by the stage's queue."""
 
 
 class ServiceInterface(msgspec.Struct, frozen=True):

@@ -142,7 +142,7 @@ class _ScopedSchema:
 class _SchemaComparison:
     def __init__(self) -> None:
         self._open: set[tuple[int, int]] = set()
-        """Pairs that are being compared, and not compared again within: types may contain themselves."""
+        """Pairs of schemas (by `id`) being compared, and not compared again within: types may contain themselves."""
 
     def compare(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> list[Mismatch]:
         if written.schema is False:

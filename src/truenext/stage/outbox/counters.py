@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 class ExactlyOnceCounters:
-    """Counters of one process."""
+    """Counters of exactly-once processing in one process, for its metrics."""
 
     def __init__(self) -> None:
         self.already_processed = 0
-        """Messages that were already processed when they came: inbox hits."""
+        """Number of messages that were already processed when they came: inbox hits."""
         self.in_doubt = 0
-        """Producers of this process that were claimed again, because an answer was missing."""
+        """Number of producers of this process that were claimed again, because an answer was missing."""
         self.claimed = 0
-        """Producers that were claimed from dead processes."""
+        """Number of producers that were claimed from dead processes."""
         self.renumbered = 0
-        """Units that got new numbers, because the broker did not know theirs."""
+        """Number of units that got new numbers, because the broker did not know theirs."""
         self.refused = 0
-        """Messages that the broker refused: they are in the queue `SERVICE.refused`."""
+        """Number of messages that the broker refused: they are in the queue `SERVICE.refused`."""
 
 
 def format_metrics(counters: ExactlyOnceCounters, unsent: UnsentCounts | None) -> str:

@@ -60,7 +60,7 @@ class BackoffState(NamedTuple):
     """Backoff of a producer whose unit the broker does not accept."""
 
     until: float
-    """Time of the event loop."""
+    """Time of the event loop at which the next attempt may begin."""
     pause_s: float
 
 
@@ -168,7 +168,10 @@ class OutboxRelay:
         return HEARTBEAT_S
 
     async def _check_outbox(self) -> bool:
-        """Return whether there is more to do at once. Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS"""
+        """Do the pending work of the outbox; return whether there is more to do at once.
+
+        Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS
+        """
         outbox = self._outbox
         pending = await outbox.heartbeat()
         self._checked_at = asyncio.get_running_loop().time()

@@ -43,7 +43,7 @@ _OUTBOX_ENGINE_OPTIONS: dict[bool, dict[str, Any]] = {
 
 
 class Database:
-    """Database, which belongs to the event loop in which it is opened."""
+    """Connection pools of a service's database, which make the transaction of each message; used in one event loop."""
 
     def __init__(self, url: str, *, interactive: int, others: int) -> None:
         """`interactive` and `others` are numbers of workers. Each group may open as many connections for `async`

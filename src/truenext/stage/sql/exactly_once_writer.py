@@ -77,12 +77,12 @@ _WRITE = {
 
 
 class ExactlyOnceWriter:
-    """Writer of one message, in one transaction."""
+    """Writer of the inbox and outbox rows of one message, in the stage's SQL transaction."""
 
     __slots__ = ("_id", "skip_reason")
 
     def __init__(self, id: str) -> None:
-        """`id` is that of the inbox."""
+        """`id` is the message's id in the inbox."""
         self._id = id
         self.skip_reason: AlreadyProcessed | InProgress | None = None
         """Reason to commit nothing, even if the function has caught the error."""

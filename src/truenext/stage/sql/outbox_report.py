@@ -25,12 +25,12 @@ from truenext.stage.sql.url import address_of
 
 
 class UnsentUnits(msgspec.Struct, frozen=True, kw_only=True):
-    """Units that are not known to be sent."""
+    """Counts of one producer's units that are not known to be sent."""
 
     producer: str | None
-    """Producer of their numbers; None if they have none yet."""
+    """Producer of the units' numbers; None if the units have no numbers yet."""
     owner: str | None
-    """Instance of the process that owns the producer; None if it is dead."""
+    """Instance of the process that owns the producer; None if that process is dead."""
     units: int
     messages: int
     oldest_s: float
@@ -45,7 +45,7 @@ class OutboxProcess(msgspec.Struct, frozen=True, kw_only=True):
 class InboxCounts(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     unacknowledged: int
-    """Messages whose acknowledgement is not known to be final: those under way, and those that crashes have left."""
+    """Number of messages whose acknowledgement is not known to be final: those under way, or left by crashes."""
 
 
 class OutboxReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class OutboxReport(msgspec.Struct, frozen=True, kw_only=True):
     """Unsent units of each producer, the oldest first."""
     processes: list[OutboxProcess]
     ownerless: int
-    """Producers of dead processes that no other process has claimed yet."""
+    """Number of producers of dead processes that no other process has claimed yet."""
     inbox: InboxCounts | None
     """Counts of all services in this database, if requested."""
 

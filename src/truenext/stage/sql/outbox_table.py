@@ -50,18 +50,18 @@ DELETED_ROWS_MAX = 1000
 
 
 class StoredUnit(NamedTuple):
-    """Unit as stored in the outbox."""
+    """Unit in the outbox, with the producer's number under which it is sent."""
 
     id: str
     producer: str
     number: int
     unit: bytes
     age_ms: int
-    """Time since it was written."""
+    """Milliseconds since the unit, or the first part of a combined one, was written."""
 
 
 class PendingWork(NamedTuple):
-    """Pending work, as found by a heartbeat."""
+    """Facts about the outbox that a heartbeat has read, and from which the relay knows its work."""
 
     is_owner_registered: bool
     """This process is among the owners."""
@@ -70,16 +70,16 @@ class PendingWork(NamedTuple):
     has_unnumbered_units: bool
     """Units exist that have no number yet, and that this process can read."""
     owned_producer_count: int
-    """Producers of this process in the database."""
+    """Number of producers of this process in the database."""
 
 
 class UnsentCounts(NamedTuple):
     """Messages in the outbox of a service that are not known to be sent."""
 
     numbered: int
-    """Messages of units with a number."""
+    """Number of messages in units with a number."""
     unnumbered: int
-    """Messages of programs' own transactions, without a number yet."""
+    """Number of messages of programs' own transactions, in units without a number yet."""
     oldest_s: float
 
 
@@ -206,7 +206,7 @@ class Outbox:
             return list(found.scalars())
 
     async def ownerless_producers(self, count: int) -> list[str]:
-        """Return some producers of dead processes of this service, chosen at random: of some nothing can be had yet.
+        """Return some producers of dead processes of this service, chosen at random, as some may not be claimable yet.
         Raises: DatabaseUnavailable"""
         async with self._transaction(is_read_only=True) as connection:
             found = await self._execute(
@@ -218,7 +218,8 @@ class Outbox:
 
     async def claim(self, name: str, *, owner_is_dead: bool) -> OutboxProducer | Literal["busy", "another's"]:
         """Claim a producer of this process, or of a dead one (`owner_is_dead`). Returns "busy" if an open transaction
-        uses it, "another's" if it is neither. Read its units in a later transaction, which sees all earlier commits.
+        uses it, "another's" if the producer is neither. Read its units in a later transaction, which sees all earlier
+        commits.
 
         Raises: DatabaseUnavailable
         """

@@ -19,7 +19,7 @@ def session_type(*, is_async: bool) -> type[Session | AsyncSession]:
 
 
 class StageSession(Session):
-    """Session whose transaction belongs to the stage."""
+    """SQLAlchemy's Session for the function of a stage, which may not begin or end the stage's transaction."""
 
     def __init__(self, *, stage_transaction: SqlTransaction, **options: Any) -> None:
         super().__init__(**options)

@@ -31,7 +31,7 @@ _INSERTS: dict[str, Callable[..., Any]] = {"postgresql": postgresql.insert, "sql
 
 
 class SessionOutbox:
-    """Outbox in the transaction of a session."""
+    """Writer of outbox rows in the transaction of a program's own session."""
 
     def __init__(self, session: object) -> None:
         """Raises: ConfigurationError if `session` is no session"""
@@ -42,7 +42,7 @@ class SessionOutbox:
         self._transactions: list[SessionTransaction] = []
         """Transactions of the session when the block began, the innermost first."""
         self._has_lost_transaction = False
-        """True once one of them was rolled back, or the outermost has ended, inside the block."""
+        """True once one of `_transactions` was rolled back, or the outermost has ended, inside the block."""
 
     def open_block(self) -> None:
         """Begin a block: until it ends, the transaction of the session must not end."""
