@@ -92,7 +92,7 @@ class TruenextDataSource(DataSource):
 
 
 class BrowsingReader(DataSourceReader):
-    """Reads waiting messages without taking them."""
+    """Reader for `spark.read`, which returns the waiting messages and takes none."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -115,7 +115,7 @@ class PlannedTask(InputPartition):
 
 
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Takes waiting messages, each once."""
+    """Reader for `spark.readStream`, which takes each waiting message once."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -200,7 +200,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class QueueStreamWriter(DataSourceStreamArrowWriter):
-    """Publishes each batch once."""
+    """Writer for `writeStream`, which publishes the rows of each batch once."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options

@@ -37,7 +37,7 @@ MEASURES = ("visible to dispatched", "dispatched to acknowledged")
 
 @dataclass(frozen=True, slots=True)
 class AuditedHistory:
-    """Audited history, under its name on the page."""
+    """Tables and verdict of one audited history, with its name on the page."""
 
     name: str
     tables: Mapping[str, pandas.DataFrame]

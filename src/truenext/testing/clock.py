@@ -15,7 +15,7 @@ ADVANCE_MARGIN_NS = 1000
 
 
 class OffsetClock:
-    """Clock of one broker, in all of its runs."""
+    """Clock of one test broker, in all of its runs, which the test can put forward."""
 
     def __init__(self) -> None:
         self._advanced_ns = 0

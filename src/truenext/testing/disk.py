@@ -14,7 +14,7 @@ from truenext.testing.faults import Faults
 
 
 class FaultyStore:
-    """Store of one run of the broker."""
+    """Store of one run of a test broker: the one in memory, slow or full when the test orders it."""
 
     def __init__(self, store: MemoryStore, loop: AdvanceableLoop, faults: Faults) -> None:
         self._memory_store = store

@@ -18,7 +18,7 @@ class NeverReached(AssertionError):
 
 @dataclass(slots=True, eq=False)
 class OrderedFault:
-    """Fault that happens at a certain moment."""
+    """Fault that a test has ordered for a certain moment, such as the next COMMIT."""
 
     call_text: str
     """Call in the test that ordered the fault."""
@@ -31,7 +31,7 @@ class OrderedFault:
 
 @dataclass(slots=True)
 class Faults:
-    """Faults of one broker, in all of its runs."""
+    """Faults that a test has ordered for one broker, in all of its runs."""
 
     ordered_faults: list[OrderedFault] = field(default_factory=list)
     """Faults with a moment, reached or not."""
@@ -74,7 +74,7 @@ class Faults:
 
 
 def caller_location() -> str:
-    """Return FILE:LINE of the code outside this package that called it."""
+    """Return FILE:LINE of the innermost caller outside this package."""
     frame = sys._getframe(1)
     while f"{frame.f_globals.get('__name__')}.".startswith(f"{_PACKAGE}.") and frame.f_back is not None:
         frame = frame.f_back

@@ -15,11 +15,11 @@ from truenext.testing.run import HOST, BrokerRun
 
 
 class HasSession(Protocol):
-    """A client's connection."""
+    """Connection of a client, as a test passes it to `drop`, `freeze` or `thaw`."""
 
     @property
     def session_id(self) -> str:
-        """Header `session` of its CONNECTED."""
+        """Header `session` of the connection's CONNECTED."""
 
 
 class LocalBroker:

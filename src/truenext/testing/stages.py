@@ -106,7 +106,7 @@ _QUEUE_STATUS_DECODER = msgspec.json.Decoder(list[_QueueStatus])
 
 
 class Stages:
-    """Methods of a test while a service runs; `stages` makes it."""
+    """Service that a test runs with a broker of its own, and the methods for that test; made by `stages`."""
 
     def __init__(self, service: Service, running: ServiceRun, local: LocalBroker, control: Connection) -> None:
         self.broker = local
@@ -320,7 +320,7 @@ class _PointAction:
 
 
 class _Mock:
-    """Service of its own, with one endpoint."""
+    """Service with one endpoint, which answers in place of an endpoint of another service."""
 
     def __init__(self, endpoint: Endpoint[Any, Any], answer: Callable[[Any], Any]) -> None:
         self._endpoint = endpoint

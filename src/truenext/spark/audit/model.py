@@ -78,7 +78,7 @@ HAS_CAUSE = 4
 
 
 class StartFlag(IntEnum):
-    """Flags of a RUN_STARTED."""
+    """Flags that the audit gives to a RUN_STARTED: facts about the run before, this run, and the history."""
 
     CLEAN = 1
     """The previous run stopped cleanly: transient messages are still there."""
@@ -94,7 +94,7 @@ class MessageState(IntEnum):
     WAITING = 0
     HELD = 1
     MAYBE_GONE = 2
-    """A gap may hide its end; the next start makes a persistent message certain."""
+    """A gap may hide the end of the message; the next start makes a persistent message certain."""
     UNCERTAIN = 3
     """Possibly not durable, or reported as lost: the message may come again or not."""
     DELAYED = 4
@@ -115,7 +115,7 @@ class AuditedMessage(msgspec.Struct, gc=False):
     visible_event: int
     visible_at: int
     arrival: int
-    """Position among the messages that this queue accepted, from 1; 0 if the history lacks its arrival."""
+    """Position among the messages that this queue accepted, from 1; 0 if the history lacks the arrival."""
     state: MessageState = MessageState.WAITING
     consumer: int = NO_CONSUMER
     receiver: AuditedConsumer | None = None
@@ -130,7 +130,7 @@ class AuditedMessage(msgspec.Struct, gc=False):
     end_reason: str = STILL_WAITING
     """A value of END_REASONS, or `waiting`, `held` or `unknown`."""
     delivery: int = 0
-    """Position among the first dispatches of this queue, from 1; 0 before its own."""
+    """Position among the first dispatches of this queue, from 1; 0 before the message's first dispatch."""
     deliveries: int = 0
     attempts: int = 0
     has_known_attempts: bool = True
@@ -211,7 +211,7 @@ class RemovedMessages:
         page[sequence & 0xFFFF] = code
 
     def get(self, sequence: int) -> int:
-        """Return the code of the event that ended a message; 0 if it is not known to be gone."""
+        """Return the code of the event that ended a message; 0 if the message is not known to be gone."""
         page = self.pages.get(sequence >> 16)
         return 0 if page is None else page[sequence & 0xFFFF]
 

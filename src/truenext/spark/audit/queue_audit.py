@@ -66,7 +66,7 @@ class QueueAudit:
         self.higher_lanes: list[list[list[int]]] = [self.lanes[:priority:-1] for priority in range(10)]
         """Lanes of higher priority, for each priority; the highest first."""
         self.committing: list[tuple[int, int]] = []
-        """Heap of (visible_event, sequence)."""
+        """Heap of messages that are being committed: (visible_event, sequence)."""
         self.blocking: dict[int, tuple[int, int]] = {}
         """Delayed messages that hold back all messages after them: (9 - priority, sequence) of each, by sequence."""
         self.group_blocking: dict[int, dict[int, tuple[int, int]]] = {}
@@ -93,14 +93,14 @@ class QueueAudit:
         self.idle_since = 0
         self.idle_event = 0
         self.expected: tuple[int, int] | None = None
-        """Number of messages certainly there after a start, and of possible ones; None after its `recovered`."""
+        """Number of messages certainly there after a start, and of possible ones; None after `recovered`."""
         self.start_flags = 0
         self.start_event = 0
         self.findings: list[Finding] = []
         self.finished: list[AuditedMessage] = []
         """Messages that are gone, or left at the end of the history."""
         self.depth_points: list[tuple[int, int, int, int]] = []
-        """(event, at, waiting, held)"""
+        """Depths at some events: (event, microseconds, messages waiting, messages held)."""
         self.tick = 0
         self.mask = 0
 

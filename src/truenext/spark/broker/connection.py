@@ -57,7 +57,7 @@ class Answer:
 
 
 class BrokerConnection:
-    """A context manager. At its end it sends DISCONNECT, so that messages it holds return without an attempt."""
+    """Connection to a broker, and context manager: its end sends DISCONNECT, and held messages count no attempt."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
         """Connect to the first address that has a broker.

@@ -15,7 +15,7 @@ _WORD_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 
 class GivenOptions:
-    """Options by name, in any case, as Spark passes them."""
+    """Options that a user has given to a source or a sink, by name in any case, with parsers of their values."""
 
     def __init__(self, options: Mapping[str, str], names: Iterable[str]) -> None:
         """Raises: ConfigurationError if an option is not among `names`"""

@@ -21,7 +21,7 @@ class SinkStatus:
     queues: SinkQueues
     decision: Decision | None = None
     rows: int = 0
-    """Rows that are decided and not published."""
+    """Number of rows that are decided and not published."""
     bytes: int = 0
     """Bytes of all drafts, decided or not."""
     since_ms: int = 0

@@ -32,7 +32,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Decision:
-    """Output of a batch."""
+    """Content of a decision: the drafts that are the output of one batch."""
 
     batch: int
     """CLOSED_BATCH if the query was abandoned and publishes nothing more."""
@@ -52,7 +52,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class SinkQueues:
-    """Names of one query's queues."""
+    """Names of the queues in the broker that the sink of one query uses."""
 
     space: str
     id: str

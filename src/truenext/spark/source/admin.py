@@ -32,19 +32,19 @@ _NUMBER_MAX = (1 << 63) - 1
 
 @dataclass
 class QueryStatus:
-    """State of one query in the broker."""
+    """State in the broker of one query that reads queues."""
 
     space: str
     id: str
     source: str = ""
-    """Queue or pattern that it reads; empty without a bundle."""
+    """Queue or pattern that the query reads; empty without a bundle."""
     batch: int = 0
     """Last batch that is done or has a bundle."""
     rows: int = 0
-    """Rows in bundles that are not cleared."""
+    """Number of rows in bundles that are not cleared."""
     bytes: int = 0
     since_ms: int = 0
-    """Time of the first such bundle, in milliseconds since the epoch; 0 without one."""
+    """Time of the first uncleared bundle, in milliseconds since the epoch; 0 without one."""
     is_abandoned: bool = False
     bundle_queues: list[str] = field(default_factory=list)
 

@@ -59,11 +59,11 @@ class BundleRows:
     def __init__(self) -> None:
         self._rows: list[tuple[Any, ...]] = []
         self.bytes = 0
-        """Size of the bodies."""
+        """Bytes of the bodies."""
         self.last_ack = ""
         """Ack id of the last message; acknowledges all of them cumulatively."""
         self._total_bytes = 0
-        """Approximate size in the bundle."""
+        """Approximate bytes of the rows in the bundle."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -133,7 +133,7 @@ def row_of(frame: Frame) -> tuple[Any, ...]:
 
 
 class BundleHead(NamedTuple):
-    """Headers of a bundle."""
+    """Headers of a bundle: its place in a batch, and the number and size of its rows."""
 
     batch: int
     bundle: int

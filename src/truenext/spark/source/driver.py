@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class SourceDriver:
-    """Driver of one run of a query."""
+    """Plans and clears the batches of one run of a query, in Spark's driver."""
 
     def __init__(self, options: SourceOptions, connect: Callable[[], BrokerConnection]) -> None:
         self._options = options

@@ -21,7 +21,7 @@ BUNDLE_BITS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Offset:
-    """End of a batch. Its tasks determine its messages; the broker keeps them as bundles."""
+    """End of a batch, in Spark's checkpoint. The tasks of the batch determine the messages, kept as bundles."""
 
     store: str
     """Id of the broker's store, from CONNECTED."""
@@ -33,7 +33,7 @@ class Offset:
     """Number of the batch, from 1."""
     partitions: int
     rows: int
-    """Limit over all partitions."""
+    """Limit of rows over all partitions."""
     bytes: int
 
     def as_dict(self) -> dict[str, Any]:

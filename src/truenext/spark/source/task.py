@@ -39,14 +39,14 @@ _AHEAD_FIRST = 256
 
 @dataclass(frozen=True, kw_only=True)
 class TaskPlan:
-    """Work of one task. Spark sends it to an executor."""
+    """Work of one task, which Spark sends to an executor."""
 
     options: SourceOptions
     end: Offset
     partition: int
     query: str = ""
     query_batch: str = ""
-    """Spark's ids."""
+    """Spark's id of the batch; `query` is that of the query."""
 
     def with_query(self, query: str, query_batch: str) -> TaskPlan:
         return replace(self, query=query, query_batch=query_batch)
@@ -66,7 +66,7 @@ def check_store(broker: BrokerConnection, offset: Offset) -> None:
 
 
 class _Repeated(Exception):
-    """Bundle that another attempt has committed."""
+    """Raised if another attempt of the task has committed the same bundle."""
 
 
 def read_task(plan: TaskPlan, connect: Callable[[], BrokerConnection], patience: Patience) -> Iterator[pa.RecordBatch]:
@@ -186,14 +186,14 @@ class _Task:
 
 
 class _Pull:
-    """Pull requests that do not wait, about one bundle ahead."""
+    """Messages of a task, pulled about one bundle ahead by requests that do not wait."""
 
     def __init__(self, broker: BrokerConnection, options: SourceOptions, rows_max: int) -> None:
         self._broker = broker
         self._unrequested = rows_max
-        """Messages that may still be requested."""
+        """Number of messages that may still be requested."""
         self._requested = 0
-        """Messages requested and not received."""
+        """Number of messages requested and not received."""
         self._request_count = 0
         self._ahead = _AHEAD_FIRST
         broker.subscribe_to_pull("rows", options.destination, "client", options.selector)

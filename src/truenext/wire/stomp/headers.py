@@ -80,7 +80,7 @@ IGNORED_HEADERS: Mapping[str, frozenset[str]] = {
 
 
 class SubscribeTarget(Enum):
-    """Kinds of targets of a SUBSCRIBE."""
+    """Kind of destination that a SUBSCRIBE names."""
 
     QUEUE = "a queue"
     TEMPORARY = "a temporary queue"
@@ -218,13 +218,13 @@ class SubscribeOptions:
     """Options that a SUBSCRIBE requests."""
 
     window: int | None
-    """Messages that the consumer may hold; None lets the broker choose."""
+    """Number of messages that the consumer may hold; None lets the broker choose."""
     is_pulling: bool
     """True if the subscription requests each message; then its window is 0 or not stated."""
     priority: int
     is_exclusive: bool
     selector: str
-    """"" is none."""
+    """Selector that messages must match; "" is none."""
     durable: str | None
     """Name of the durable subscription; None is none."""
 

@@ -23,7 +23,7 @@ _SET_BY_BROKER = ("content-length", "priority")
 
 
 class DeliveryCauses(Protocol):
-    """Causes of a message's failures."""
+    """First and last cause of a message's failures."""
 
     @property
     def first(self) -> str: ...
@@ -32,7 +32,7 @@ class DeliveryCauses(Protocol):
 
 
 class Delivery(Protocol):
-    """Fields of a delivery that a MESSAGE frame states."""
+    """Fields of a dispatch that a MESSAGE frame states."""
 
     @property
     def sequence(self) -> int: ...
@@ -56,7 +56,7 @@ class Delivery(Protocol):
 
 
 class ReplyEncoder:
-    """Encoder of all frames to one client."""
+    """Encoder of messages and answers to one client as STOMP frames."""
 
     def __init__(self, protocol: StompProtocol[ShapedCommand], message_id_prefix: str) -> None:
         """`message_id_prefix` is the beginning of all message ids; the sequence follows."""

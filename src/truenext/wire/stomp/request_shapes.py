@@ -70,7 +70,7 @@ _SHARED_KINDS = frozenset({DestinationKind.QUEUE, DestinationKind.TOPIC, Destina
 
 
 class SendShape:
-    """Reader of SENDs with a content-length."""
+    """Shape that reads SENDs with a content-length as commands."""
 
     def __init__(self, version: Version, names: tuple[str, ...]) -> None:
         value = character_pattern(version) + b"*+"
@@ -169,7 +169,7 @@ class SendShape:
 
 
 class AckShape:
-    """Reader of ACKs of STOMP 1.2."""
+    """Shape that reads ACKs of STOMP 1.2 as commands."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         character = character_pattern(Version.V1_2, is_ascii=True)
@@ -211,7 +211,7 @@ class AckShape:
 
 
 class StartedShape:
-    """Reader of SENDs to /control/started without other headers."""
+    """Shape that reads SENDs to /control/started without other headers as commands."""
 
     def __init__(self, version: Version, names: tuple[str, ...]) -> None:
         patterns = {"destination": b"/control/started", "id": b"(%b)" % _ACK_ID}

@@ -69,7 +69,7 @@ _SEQUENCE_DIGITS = 19
 
 
 class FrameInterpreter:
-    """Interpreter of the frames of one connected client."""
+    """Interpreter that makes commands of the frames of one connected client."""
 
     def __init__(self, session_id: str, message_id_prefix: str, replies: ReplyEncoder) -> None:
         """`replies` is notified of each subscription."""

@@ -25,7 +25,7 @@ _NUMBERED = (Send, Commit)
 
 
 class StompSession:
-    """STOMP session of one client's connection."""
+    """Broker's side of STOMP on one connection: commands from a client's bytes, and bytes for the client."""
 
     def __init__(self, *, session_id: str, identity: str, server_name: str) -> None:
         """`identity` makes message ids of this broker unlike those of any other."""

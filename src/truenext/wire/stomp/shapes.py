@@ -39,7 +39,7 @@ ShapeKey = tuple[Version, str, tuple[str, ...]]
 
 
 class Shape(Protocol[Read]):
-    """Reader of the frames of one shape."""
+    """Reader of frames that have one command and one sequence of header names."""
 
     match: Callable[[bytes, int], re.Match[bytes] | None]
     uses: int
@@ -78,7 +78,7 @@ def is_utf8(data: bytes) -> bool:
 
 
 class FrameShape(Generic[Read]):
-    """Reader of frames as they are."""
+    """Shape that reads frames as frames, not as commands."""
 
     def __init__(self, version: Version, command: str, names: tuple[str, ...]) -> None:
         self._command = command
