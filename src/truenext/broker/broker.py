@@ -140,7 +140,7 @@ class Peer(Protocol):
 
     @property
     def client_info(self) -> control.ClientInfo:
-        """Address and client id."""
+        """Address and client id of the client."""
 
 
 class PendingCommand(NamedTuple):

@@ -80,7 +80,7 @@ def check_verb(verb: str) -> None:
 
 
 class QueueRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of a queue change, in JSON."""
+    """Body of a control request that changes one queue, in JSON."""
 
     queue: str
 
@@ -245,8 +245,8 @@ class _TemporaryTotals:
 
 
 def _own_address(destination: Destination) -> str:
-    """Return the address by which its own client calls a temporary queue or subscription. Its name has the session's
-    id, which is kept from other clients, as they could send there."""
+    """Return the address by which the client that owns a temporary queue or subscription calls it. Its name has the
+    session's id, which is kept from other clients, as they could send there."""
     prefix = f"/{destination.session}/"
     if not destination.topic:
         return TEMPORARY_PREFIX + destination.name.removeprefix(prefix)

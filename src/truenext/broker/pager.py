@@ -54,7 +54,7 @@ class Pager:
 
     @property
     def is_busy(self) -> bool:
-        """Any read is not done."""
+        """Whether any read is not done."""
         return bool(self._pending or self._pending_timer_reads)
 
     def close(self) -> None:

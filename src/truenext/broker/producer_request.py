@@ -17,7 +17,7 @@ VERB = "producer"
 
 
 class ProducerRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of the request, in JSON."""
+    """Body of a control request `producer`, in JSON."""
 
     producer: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
     commit: Annotated[int, msgspec.Meta(ge=0, le=PRODUCER_NUMBER_MAX)] | None = None
@@ -26,7 +26,7 @@ class ProducerRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ProducerAnswer(msgspec.Struct):
-    """Body of the answer, in JSON."""
+    """Body of the answer to a control request `producer`, in JSON."""
 
     known: bool
     gapless: bool

@@ -3,7 +3,7 @@
 from truenext.model.limits import INLINE_SMALL_WRITE_SECONDS_MAX, INLINE_WRITE_SECONDS_MAX, SMALL_BATCH_BYTES
 
 EMA_WEIGHT = 0.1
-"""Weight of the last write in an average."""
+"""Weight of the last write in an exponential moving average."""
 
 INITIAL_SECONDS_PER_BYTE = 4e-9
 """Estimate for each byte of a large batch until one was written: 250 MB/s."""

@@ -173,7 +173,8 @@ class _QueueInspection:
         return entry.sequence, IdleReason.DELAYED if entry.due_us else IdleReason.NOT_IDLE
 
     def inspect_entries_not_ready(self, queue: Queue) -> Generator[None, None, None]:
-        """Inspect the waiting messages of a queue without a next one: those of others' groups, and delayed ones."""
+        """Inspect, in steps, the waiting messages of a queue without a next one: of others' groups, and delayed
+        ones."""
         scan = self._engine.selections.scan_of(self._consumer, queue)
         cursors = [] if scan is None else list(scan.cursors.values())
         for cursor in cursors:

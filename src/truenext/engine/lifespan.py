@@ -92,7 +92,7 @@ class EngineLifespan:
         self._connecting.disconnect_all()
 
     def final_batches(self) -> Iterator[Batch]:
-        """Make the batches of a clean stop: waiting transients, delivery counts, numbers of producers that only sent
+        """Yield the batches of a clean stop: waiting transients, delivery counts, numbers of producers that only sent
         transients, and in the last one that the stop was clean.
 
         Each must be durable before the next is taken. Call it after `stop`, with no batch in flight.

@@ -42,7 +42,7 @@ class Effects(NamedTuple):
     reads: list[StoreRead]
     """Pages to be read from the store; results go to `on_page_read`."""
     browse_slices: list[BrowseSlice]
-    """Messages for browsers."""
+    """Messages to be sent to browsers, each slice to one browser."""
     timer_reads: list[TimerRead]
     """Pages of timers to be read; results go to `on_timers_read`."""
     finished_pieces: list[FinishedPiece]

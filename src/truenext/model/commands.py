@@ -54,7 +54,7 @@ class Send(msgspec.Struct, gc=False):
     """Producer name; with `number` it makes a repeat recognisable (L5)."""
     number: int = 0
     schedule: Schedule | None = None
-    """None sends now."""
+    """Schedule of a scheduled send; None sends now."""
     ttl_ms: int = 0
     """Milliseconds from acceptance until the message expires; 0 if the message states its expiry, or never expires.
     A schedule has its own."""
@@ -71,7 +71,7 @@ class Subscribe(msgspec.Struct, gc=False):
     destination: Destination
     mode: AckMode
     window: int | None = None
-    """Messages that the consumer may hold; None lets the broker choose."""
+    """Number of messages that the consumer may hold; None lets the broker choose."""
     priority: int = 0
     """Consumer priority, -127 to 127: of several consumers with credit the highest gets a message."""
     is_exclusive: bool = False

@@ -12,7 +12,7 @@ class SentMessage(msgspec.Struct, gc=False):
     """
 
     priority: int
-    """0 to 9; 9 is served first."""
+    """Priority from 0 to 9; 9 is served first."""
     persistent: bool
     """True if the message survives a crash of the broker."""
     expires_ms: int

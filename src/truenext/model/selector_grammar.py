@@ -122,13 +122,13 @@ class SelectorError(Exception):
     def __init__(self, at: int, reason: str) -> None:
         super().__init__(reason)
         self.at = at
-        """Characters before the fault."""
+        """Number of characters before the fault."""
         self.reason = reason
 
 
 class Expression(NamedTuple):
     position: int
-    """Characters of the selector before this part."""
+    """Number of characters of the selector before this part."""
     kind: str
     """"truth", "number" or "text" if that is known without a message; else "property"."""
     test: Test
@@ -141,7 +141,7 @@ class Expression(NamedTuple):
     one_of: tuple[str, frozenset[str]] | None = None
     """Property name and texts: the part is true only if the property is one of the texts."""
     scan: int = 0
-    """Characters in pieces of LIKE patterns that must be searched in a value character by character."""
+    """Number of characters in pieces of LIKE patterns that must be searched in a value one by one."""
     form: Form = ""
     """Form that all spellings of the part share: blanks, capitals of keywords, numbers, parentheses."""
 

@@ -15,7 +15,7 @@ DEFAULT_URL = f"stomp://127.0.0.1:{STOMP_PORT}"
 class Address:
     host: str
     port: int
-    """0 lets a listener choose a free one."""
+    """Port; 0 lets a listener choose a free one."""
 
     @property
     def url(self) -> str:

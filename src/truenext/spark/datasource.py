@@ -121,7 +121,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._driver: SourceDriver | None = None
         self._rows_left: int | None = None
-        """With AvailableNow: messages that waited at the start and belong to no batch yet."""
+        """With AvailableNow: number of messages that waited at the start and belong to no batch yet."""
         self._planned: Offset | None = None
         """With AvailableNow: end of the batch that this run has planned last."""
         self._is_available_now = False

@@ -201,7 +201,7 @@ class RawLmdbReader:
     # ---- Databases ----
 
     def walk(self, tree: LmdbTree, name: str) -> Iterator[LmdbEntry]:
-        """Return all entries of a database that can be reached, in key order. A damaged page gives everything that
+        """Yield all entries of a database that can be reached, in key order. A damaged page gives everything that
         may be an entry: checksums must tell."""
         return _TreeWalk(self, tree, name).entries()
 

@@ -299,7 +299,7 @@ class SegmentIndex:
     memory: int = 0
     """Upper estimate of the bytes of memory that this index takes."""
     chunks: dict[bytes, LaneSpans] = field(default_factory=dict)
-    """Messages in the segment, by lane key."""
+    """Positions of the messages in the segment, by lane key."""
     removed: dict[bytes, bool] = field(default_factory=dict)
     """Keys of messages that were removed and that the checkpoint may have, and whether they are transient."""
     marks: dict[bytes, Mark] = field(default_factory=dict)

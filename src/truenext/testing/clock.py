@@ -71,7 +71,7 @@ class AdvanceableLoop:
         self._unwatched: set[socket] = set()
         self._has_ended = False
         self.pending_action_count = 0
-        """Actions of `call_soon` that have not run yet."""
+        """Number of actions of `call_soon` that have not run yet."""
         self.run_action_count = 0
 
     # ---- Time ----

@@ -25,9 +25,9 @@ class QueueContents:
     messages: tuple[WaitingMessage, ...]
     """Waiting messages, in the order of their dispatch."""
     unacknowledged: int
-    """Messages that consumers hold, without those acknowledged in an open transaction."""
+    """Number of messages that consumers hold, without those acknowledged in an open transaction."""
     scheduled: int
-    """Scheduled sends that are not due yet."""
+    """Number of scheduled sends that are not due yet."""
 
     @property
     def waiting(self) -> int:

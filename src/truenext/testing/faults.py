@@ -23,7 +23,7 @@ class OrderedFault:
     call_text: str
     """Call in the test that ordered the fault."""
     location: str
-    """FILE:LINE of that call."""
+    """FILE:LINE of the call in the test."""
     is_required: bool
     """True if the test fails when the moment never comes."""
     was_reached: bool = False

@@ -64,7 +64,7 @@ class DeadLetter:
     """Message that a stage has given up."""
 
     queue: str
-    """Queue of that stage."""
+    """Queue of the stage that gave up the message."""
     trace: str
     message: Any
     """Message of the envelope, decoded from JSON; the raw body if it has no envelope."""

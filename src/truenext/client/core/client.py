@@ -62,7 +62,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     client_id: str | None = None
     """Name of the client for durable subscriptions."""
     heart_beat_s: float = 10.0
-    """Interval in seconds; 0 disables heart-beats."""
+    """Interval of heart-beats in seconds; 0 disables heart-beats."""
     reconnects: bool = True
     """A lost connection is opened anew; otherwise it is closed for good, and each address is tried once at first."""
     heartbeat_thread: bool = False
@@ -156,7 +156,7 @@ class Client:
         self.connection_state_since = context.clock()
         """Time at which the connection came up, or was lost."""
         self._failed_connect_count = 0
-        """Failed attempts to connect since a connection was lost."""
+        """Number of failed attempts to connect since a connection was lost."""
         self._reported_at: dict[tuple[str, str], float] = {}
         """Time of the last report, by URL and reason."""
         self.reconnect_count = -1

@@ -46,10 +46,10 @@ class AnswerHandler(Protocol):
         """Handle a RECEIPT of this or a later frame: this frame was carried out, and is durable if persistent."""
 
     def on_refused(self, error: Refused) -> None:
-        """Handle that the frame had no effect."""
+        """Handle an ERROR for this frame, which had no effect."""
 
     def on_connection_lost(self) -> None:
-        """Handle that the effect of the frame is not known."""
+        """Handle the loss of the connection before an answer: the effect of this frame is not known."""
 
 
 class NullAnswerHandler:
@@ -283,7 +283,7 @@ class ConnectBackoff:
     def __init__(self, addresses: Sequence[Address], random: Callable[[], float]) -> None:
         self.addresses = addresses
         self.failure_count = 0
-        """Failures since the last success."""
+        """Number of failures since the last success."""
         self._random = random
         self._index = 0
 

@@ -31,7 +31,7 @@ class Content:
         priority = headers.get("priority", "4")
         known = _RANKS.get(priority)
         self.rank: int = rank(min(max(int(priority), 0), PRIORITY_MAX)) if known is None else known
-        """9 - priority."""
+        """Rank: 9 - priority, so that the lowest rank is served first."""
         self.sequence: int = int(headers.get("truenext-sequence", arrival))
         """Position in the broker's order among messages of equal `rank`; `arrival` if the broker does not send it."""
 

@@ -66,7 +66,7 @@ class PendingSend:
         """Time at which the message expires, by the core's clock; None is never."""
         self.producer_number = 0
         self.frame_number = 0
-        """Number of the frame on its connection; 0 while it waits."""
+        """Number of the SEND on its link; 0 while the send waits to be written."""
         self.requests_receipt = False
         """The frame requests a receipt, which confirms all frames before it, too."""
         self.is_done = False
@@ -111,7 +111,7 @@ class SendBatch:
         self.confirmed_count = 0
         """Number of confirmed sends: the first of the batch, unless one of those was refused."""
         self.error: Exception | None = None
-        """First error of these sends that was not raised to a caller."""
+        """First error of a send that was not raised to a caller."""
         self.waiters: list[BatchWaiter] = []
 
     def add(self, send: PendingSend) -> None:

@@ -48,7 +48,7 @@ class SendOptions(TypedDict, total=False):
     """Name under which the program numbers its sends: the broker ignores a message, without an error, if its
     `number` is not higher than one that it has accepted under this name."""
     number: int
-    """Number that rises with each send of `producer`, which it needs."""
+    """Number that rises with each send under the name `producer`; needs `producer`."""
 
 
 class Outgoing:

@@ -58,7 +58,7 @@ class ProducerNumbers:
     last_number: int = 0
     """Highest number that was used."""
     last_durable_number: int = 0
-    """Highest number that no crash of the broker undoes: its content was persistent, or the broker reported it."""
+    """Highest number that no crash of the broker undoes: used for persistent content, or reported by the broker."""
     link_number: int = 0
     """Number of the link on which the broker knew `last_number`."""
     store_id: str = ""

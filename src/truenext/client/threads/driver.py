@@ -99,7 +99,7 @@ class Driver:
         self._selector = selectors.DefaultSelector()
         self._registered: tuple[socket.socket | None, int] = (None, 0)
         self._awaited_events = 0
-        """Events of the socket for which the thread waits."""
+        """Bit mask of the socket's events for which the thread waits."""
         self._wakes_at = inf
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)

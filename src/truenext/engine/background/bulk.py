@@ -135,7 +135,7 @@ class ScheduledSendInfo(msgspec.Struct):
     number: int
     due_ms: int
     to: str
-    """Address, if it is not that of one queue."""
+    """Address to send to, if that is not one queue."""
     period_ms: int
     repeat: int
     cron: str

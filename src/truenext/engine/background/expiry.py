@@ -89,7 +89,7 @@ class ExpiryTask(BackgroundTask):
         self._current_read: ExpiryBlockRead | None = None
         """The read that is under way; at most one."""
         self._unsent_read: ExpiryBlockRead | None = None
-        """The current read, while it was not returned by a step yet."""
+        """Current read that no step has returned yet."""
         self._waiting_timers: list[bytes] = []
         """Timers of blocks with expired, uncommitted messages; due again after the next commit."""
 

@@ -191,7 +191,7 @@ class Scheduler(BackgroundTask):
                 self._send_due(lane, found, found.message)
 
     def on_committed(self) -> None:
-        """Forget batches that are durable."""
+        """Forget the batches of records that are durable now."""
         committed = self._commit_state.last_committed
         if self._uncommitted_batches:
             self._uncommitted_batches = {

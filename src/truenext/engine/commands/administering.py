@@ -30,7 +30,7 @@ class Administering:
     # ---- Pausing ----
 
     def pause(self, name: str) -> bool:
-        """Stop dispatching from a queue, which is created if it is missing; return whether it was.
+        """Stop dispatching from a queue, which is created if it is missing; return whether it was created.
 
         Durable with the next answer.
         Raises: RemoteProtocolError if the queue cannot be created.

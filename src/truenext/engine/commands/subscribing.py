@@ -38,7 +38,7 @@ class DiscardedSubscription(NamedTuple):
     """Key from `destination.durable_key`."""
     message_count: int
     old_destination: Destination
-    """Destination of its queue, with the topic and selector."""
+    """Destination of the discarded queue, with the old topic and selector."""
     new_destination: Destination
 
 

@@ -38,7 +38,7 @@ BLOCKED_BY_RETRY = -1
 """A message blocks all after it until it is due."""
 
 POSITION_UNKNOWN = 0
-"""Less than every sequence."""
+"""Stands for a position that is not known; less than every sequence."""
 
 
 class ConsumerClass:

@@ -19,7 +19,7 @@ class EndedPullRequest(NamedTuple):
 
     consumer: BrokerConsumer
     unused: int
-    """Messages that have not come."""
+    """Number of requested messages that have not come."""
     correlation: str | None
 
 

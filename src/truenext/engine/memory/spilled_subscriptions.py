@@ -39,7 +39,7 @@ class SpilledSubscriptions:
         self._queues: dict[Queue, None] = {}
         """Subscriptions that have, or had, messages on disk."""
         self._progress: dict[ConnectionState, tuple[ConnectionProgress, int]] = {}
-        """Progress of their connections, and the time since when it is unchanged, in monotonic microseconds."""
+        """Progress of the connections of `_queues`, and since when it is unchanged, in monotonic microseconds."""
 
     def add(self, queue: Queue) -> None:
         """Prepare a subscription whose messages are about to be evicted."""

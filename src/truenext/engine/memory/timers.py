@@ -42,7 +42,7 @@ class TimersResult(NamedTuple):
     as_of: int
     """Last batch that the page includes; timers set by later batches may be missing."""
     is_end: bool
-    """No timers follow these, as of that batch."""
+    """No timers followed these when batch `as_of` was the last."""
 
 
 class Timers:

@@ -234,7 +234,7 @@ class Browser(Subscriber):
         self.rank = -1
         """Rank of the lane that is browsed; past the last rank the browser is done."""
         self.after_sequence = 0
-        """Sequence up to which that lane was browsed."""
+        """Sequence up to which the lane of `rank` was browsed."""
         self.next_lane()
 
     @property
@@ -384,7 +384,7 @@ class PullRequest:
     """Messages that a pulling subscription has requested and not got. Source: "Pulling" in docs/contract.md"""
 
     remaining: int = 0
-    """Messages requested and not dispatched yet."""
+    """Number of messages requested and not dispatched yet."""
     waits_for_messages: bool = True
     """True: open until all have come. False: ends when no message is ready."""
     correlation: str | None = None

@@ -35,11 +35,11 @@ class PageResult(msgspec.Struct, gc=False):
     """Messages that the store has returned for a StoreRead."""
 
     messages: list[PageMessage]
-    """In order of sequence."""
+    """Messages in order of sequence."""
     as_of: int
     """Last batch that the page includes; changes of later batches may be missing."""
     is_end: bool
-    """No message follows in the lane, as of that batch."""
+    """No message followed in the lane when batch `as_of` was the last."""
 
 
 class StoreRead:

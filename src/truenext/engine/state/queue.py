@@ -74,7 +74,7 @@ class QueueObserver(Protocol):
         """Called when a message of a group waits for its next try, and others are dispatched meanwhile."""
 
     def on_delay_ended(self, entry: Entry) -> None:
-        """Called when such a message waits no longer, for any reason."""
+        """Called when a message of a group that waited for its next try waits no longer, for any reason."""
 
     def on_horizon_lowering(self, lane: Lane) -> None:
         """Called before the horizon of a lane moves down."""
@@ -160,8 +160,7 @@ class SelectedEntries:
         self.requeued_gaps = NO_SEQUENCES
         """Sequences of empty slots in `Lane.requeued`; requeueing the entry fills its slot."""
         self.scan_read_count = 0
-        """Pages being read for a selector: meanwhile nothing leaves `Lane.unread_in_memory`, as it may be missing on
-        them."""
+        """Number of pages being read for a selector: nothing leaves `Lane.unread_in_memory`, as these may lack it."""
         self.horizon_rise_count = 0
         """Number of times that the horizon moved up."""
         self.body_reads = NO_SEQUENCES
@@ -594,7 +593,7 @@ class Queue:
 
     @property
     def keeps_failures(self) -> bool:
-        """Failed messages stay here, however often they fail."""
+        """Failed messages stay in this queue, however often they fail."""
         return self.is_temporary or self.holds_dead_letters
 
     def lane_of(self, message: SentMessage) -> Lane:

@@ -43,7 +43,7 @@ class AutoWindow:
 
     def __init__(self, now_ms: int) -> None:
         self.size = SIZE_INITIAL
-        """Messages that the consumer may hold."""
+        """Number of messages that the consumer may hold."""
         self.is_stretched = False
         """The window has doubled since the consumer last settled a message; consumers that settle are served first."""
         self._rate_per_ms = 0.0
@@ -51,7 +51,7 @@ class AutoWindow:
         self._handling_ms = 0
         """Milliseconds that the consumer held a message that it got when it held none."""
         self.settled_count = 0
-        """Messages acknowledged or nacked since the last measurement; counted by the callers."""
+        """Number of messages acknowledged or nacked since the last measurement; counted by the callers."""
         self._measured_since_ms = now_ms
         """Time of the last measurement."""
         self._last_activity_ms = now_ms

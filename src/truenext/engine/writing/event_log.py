@@ -108,9 +108,9 @@ class EventLog:
         self._started_entries: list[Entry] = []
         """Entries of the block of started events, which is open beside the other."""
         self._started_consumer_numbers: list[int] = []
-        """Number of the consumer of each of these entries."""
+        """Number of the consumer of each entry in `_started_entries`."""
         self._started_us = 0
-        """Time of the first started event of that block, in microseconds since the epoch."""
+        """Time of the first event in the block of started events, in microseconds since the epoch."""
         self.block_entries: list[Entry] = []
         """Entries of the open block. A caller that finds it open for its own event may append to it."""
         self.accepting_queue: Queue | None = None

@@ -156,7 +156,7 @@ class AuditedConsumer(msgspec.Struct, gc=False):
     unstarted: int = 0
     """Number of held messages that are not started."""
     is_free: bool = False
-    """Counted in `free_consumers` of its queue."""
+    """The consumer is counted in `free_consumers` of its queue."""
     has_ended: bool = False
 
     @property
@@ -183,7 +183,7 @@ class Finding(msgspec.Struct, gc=False):
     event: int
     at: int
     sequence: int
-    """Message that was dispatched, lost, or left waiting."""
+    """Sequence of the message that was dispatched, lost, or left waiting."""
     priority: int = UNKNOWN_PRIORITY
     persistent: bool | None = None
     consumer: int = NO_CONSUMER

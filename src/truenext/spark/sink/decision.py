@@ -35,7 +35,7 @@ class Decision:
     """Content of a decision: the drafts that are the output of one batch."""
 
     batch: int
-    """CLOSED_BATCH if the query was abandoned and publishes nothing more."""
+    """Number of the batch; CLOSED_BATCH if the query was abandoned and publishes nothing more."""
     drafts: tuple[Draft, ...] = ()
     last_batch: int = -1
     """Last published batch of a closed query; -1 if there is none."""

@@ -42,7 +42,7 @@ BUNDLE_BYTES = 1 << 20
 """Size limit of a bundle; a single larger row is a bundle of its own."""
 BUNDLE_ROWS = 5_000
 BODY_BYTES_MAX = 15 << 20
-"""With its headers, such a row still fits into one message of the broker."""
+"""Size limit of a row's body: with its headers, such a row still fits into one message of the broker."""
 
 _TRANSACTION_LINE = f"transaction:{TRANSACTION}\n".encode()
 _INTERPRETER = FrameInterpreter("", "", ReplyEncoder(StompProtocol(Side.SERVER, REQUEST_SHAPES), ""))

@@ -143,7 +143,7 @@ class BundleHead(NamedTuple):
     is_last: bool
     """The task takes nothing more in this batch."""
     task_rows: int
-    """Rows of the task up to and including this bundle."""
+    """Number of rows of the task up to and including this bundle."""
 
 
 def bundle_headers(head: BundleHead, source: str, query: str, query_batch: str) -> dict[str, str]:

@@ -42,7 +42,7 @@ class SourceDriver:
         self._broker: BrokerConnection | None = None
         self._has_warned = False
         self._probe_count = 0
-        """Probes on this connection. Each ends with a release, so this is the round of the next one."""
+        """Number of probes on this connection. Each ends with a release, so this is the round of the next one."""
 
     def close(self) -> None:
         broker, self._broker = self._broker, None
@@ -151,7 +151,7 @@ class SourceDriver:
 
     @staticmethod
     def _probe_answer(broker: BrokerConnection, round_: str, seconds: float) -> Frame | None:
-        """Return the message of this round, or its notice; skip leftovers of earlier rounds."""
+        """Return the message of probe `round_`, or the notice that none is ready; skip leftovers of earlier rounds."""
         deadline = monotonic() + seconds
         while (frame := broker.next_message("probe", deadline - monotonic())) is not None:
             said = frame.headers.get("correlation-id" if "truenext-unused" in frame.headers else "truenext-round")

@@ -77,9 +77,9 @@ class StageOptions(TypedDict, total=False):
     """Options of a service, an endpoint or a stage; a missing one, or None, is taken from the next outer level."""
 
     concurrency: int | None
-    """Messages that a stage handles at once; the same number of interactive ones in addition."""
+    """Number of messages that a stage handles at once; the same number of interactive ones in addition."""
     attempts: int | None
-    """Failures after which a message is a dead letter, if fewer than in the policy of the queue."""
+    """Number of failures after which a message is a dead letter, if lower than in the policy of the queue."""
     retry: Mapping[type[BaseException], str] | None
     """Delays before retries, by the class of the exception: {Busy: "2s, 10s, 1m", Bad: "never"}."""
     exactly_once: bool | None

@@ -24,7 +24,7 @@ class FlowContext(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     """Context of a flow, which each of its messages carries."""
 
     id: str
-    """Id of the first message."""
+    """Id of the flow: that of its first message."""
     trace: str
     """Name of the flow for people, chosen when it is started; `parent|child` if a stage starts it."""
     started_ms: int
@@ -53,7 +53,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """Id of this message; the same however often it is delivered, dead-lettered or moved."""
     flow: FlowContext
     kind: str
-    """request, reply, next, goto, send or publish."""
+    """Kind of the message: request, reply, next, goto, send or publish."""
     sender: str
     """Service and, after a blank, queue of the stage that sent the message."""
     message: msgspec.Raw

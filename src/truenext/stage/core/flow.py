@@ -84,7 +84,7 @@ class Flow:
         self.message_id: str = envelope.id
         """Id of the message, the same however often it is delivered."""
         self.attempt: int = attempt
-        """1 if no consumer has failed with the message."""
+        """Number of the attempt: 1 if no consumer has failed with the message."""
         self.interactive: bool = context.interactive
         """A caller waits for the flow."""
         self.persistent: bool = context.persistent

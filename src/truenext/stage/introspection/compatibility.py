@@ -47,7 +47,7 @@ class Incompatibility(msgspec.Struct, frozen=True):
     is_breaking: bool
     """True if messages under way, or all callers, break; False if only some callers do, or perhaps nothing."""
     location: str
-    """Endpoint or queue."""
+    """Endpoint or queue that the change affects."""
     change: str
     consequence: str
     advice: str

@@ -15,14 +15,14 @@ from truenext.stage.introspection.references import references_of
 class GraphEdge(msgspec.Struct, frozen=True):
     to: str
     kind: str
-    """endpoint or topic."""
+    """Kind of the target: endpoint or topic."""
     how: str
 
 
 class StageNode(msgspec.Struct, frozen=True):
     name: str
     queue: str
-    """Empty if the stage consumes from a topic."""
+    """Queue of the stage; empty if the stage consumes from a topic."""
     takes: str
     references: list[GraphEdge]
 

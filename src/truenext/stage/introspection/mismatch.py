@@ -40,7 +40,7 @@ _ANYTHING: Schema = {}
 _INFINITE = float("inf")
 _UNKNOWN = object()
 _ENCODINGS = ("base64", "base64url")
-"""Formats of pydantic for bytes."""
+"""Values of `format` by which pydantic marks bytes encoded as text."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):

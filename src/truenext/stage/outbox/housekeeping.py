@@ -125,7 +125,7 @@ class OutboxCleaner:
 # has no effect, and the rows of the inbox are kept.
 
 GATHER_S = 0.2
-"""Time for which rows are gathered."""
+"""Time for which rows are gathered before they are written together."""
 ROWS_MAX = 1000
 """Rows of each kind that are written at a time."""
 PAUSE_S, PAUSE_MAX_S = 0.5, 30.0

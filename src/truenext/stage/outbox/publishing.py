@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from truenext.stage.sql.outbox_table import StoredUnit
 
 TIMEOUT_S = 30.0
-"""Time for one unit."""
+"""Time in which one unit must be sent."""
 
 
 class SendResult(Enum):

@@ -46,7 +46,7 @@ CONCURRENT_SENDS_MAX = 3
 BACKOFFS_MAX = 100
 """Units in backoff, which others overtake. At this number no further unit gets a number."""
 BACKOFF_S, BACKOFF_MAX_S = 1.0, 30.0
-"""Time until such a unit is tried again; each pause is twice as long as the one before."""
+"""Time until a unit in backoff is tried again; each pause is twice as long as the one before."""
 RESOLVED_MAX = 100
 """Numbers before that of a unit that are resolved if the broker does not know them; it remembers as many (L5)."""
 DEEP_CHECK_INTERVAL_S = 60.0
@@ -304,7 +304,7 @@ class OutboxRelay:
         return True
 
     async def _number_next(self) -> tuple[OutboxProducer, StoredUnit] | None:
-        """Number the next unit; return its producer, in doubt from now on, and it. Raises: DatabaseUnavailable"""
+        """Number a unit; return its producer, in doubt from now on, and the unit. Raises: DatabaseUnavailable"""
         while True:
             producer = await self.borrow_producer()
             # If an answer is missing from now on, the producer is not used before the outcome is known.

@@ -99,7 +99,7 @@ class _SerializedCursor(sqlite3.Cursor):
 # threads wait in one queue, since they write to one file.
 
 WriteGrant = Future[None]
-"""Done when the writer's turn has come."""
+"""Future that is done when the writer's turn has come."""
 
 
 class WriteQueue:

@@ -255,7 +255,7 @@ class SalvagedCheckpoint:
                 yield CheckpointEntry(key, leaf.value, self._unmatched_marks.pop(leaf.key, None), kind.is_transient)
 
     def unmatched_marks(self) -> Iterator[bytes]:
-        """Return keys of messages that have a mark and were not found, once all others were read."""
+        """Yield the keys of messages that have a mark and were not found, once all others were read."""
         return (key[-MESSAGE_KEY_SIZE:] for key in self._unmatched_marks)
 
     def _is_current(self, key: bytes, kind: MessageTableNames) -> bool:

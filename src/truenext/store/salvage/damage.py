@@ -23,7 +23,7 @@ class Damage(NamedTuple):
     """Part of a file that is not as written."""
 
     file: str
-    """Path in the data folder."""
+    """Path of the file in the data folder."""
     problem: str
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class SalvagedMessage(msgspec.Struct, gc=False):
     file: str
     causes: Causes = NO_CAUSES
     damage: str = ""
-    """Empty if every bit is as written."""
+    """Description of the damage; empty if every bit is as written."""
 
 
 def find_record_damage(key: bytes, record: bytes) -> str:

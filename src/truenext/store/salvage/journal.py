@@ -238,7 +238,7 @@ class _SegmentContent:
     def __init__(self, number: int, file: str, buffer: bytearray, salt: int) -> None:
         self.number = number
         self.file = file
-        """Path in the data folder."""
+        """Path of the segment in the data folder."""
         self.buffer = buffer
         self.content = memoryview(buffer)
         self.size = len(buffer)

@@ -82,4 +82,4 @@ ACTION_PARSERS: dict[str, Callable[[Frame], ConnectionAction]] = {
     "release": _release,
     "wake": _wake,
 }
-"""Parsers by verb."""
+"""Parser of each action's frame, by verb."""

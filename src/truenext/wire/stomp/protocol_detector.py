@@ -48,7 +48,7 @@ _SERVER_PREFIXES: _Prefixes = (
 )
 
 _TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
-"""Fatal alert: protocol_version."""
+"""Answer to a client of TLS: the fatal alert protocol_version."""
 
 
 class ProtocolDetector:

@@ -267,4 +267,4 @@ def _is_fast_path(names: set[str]) -> bool:
 
 
 REQUEST_SHAPES: ShapeCache[ShapedCommand] = ShapeCache(_shape)
-"""Cache for a broker, which reads commands."""
+"""Cache of shapes for a broker's decoders, which read such frames as commands."""

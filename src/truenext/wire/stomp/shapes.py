@@ -163,4 +163,4 @@ def _never(data: bytes, start: int) -> None:
 
 
 FRAME_SHAPES: ShapeCache[Frame] = ShapeCache(FrameShape)
-"""Cache for decoders that read frames."""
+"""Cache of shapes for decoders that read frames as frames."""
