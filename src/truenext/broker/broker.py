@@ -243,8 +243,8 @@ class Broker:
     # ---- Connections ----
 
     def connect(self, peer: Peer, *, control_only_reason: str = "") -> ConnectionState:
-        """Register a connection. `control_only_reason` names the limit that it exceeds: it may only send control
-        requests, and must not be idle (`idle_time_left`); "" if none."""
+        """Register a connection. `control_only_reason` names the limit that the connection exceeds, which then may only
+        send control requests, and must not be idle (`idle_time_left`); "" if it exceeds none."""
         session = self._engine.connect(secrets.token_hex(8))
         self._peers[session] = peer
         if control_only_reason:

@@ -49,7 +49,7 @@ class Pager:
 
     @property
     def pending(self) -> Collection[StoreRead]:
-        """Reads of messages that are not done."""
+        """Requests for messages that are not read yet."""
         return self._pending
 
     @property

@@ -25,7 +25,7 @@ class Login(msgspec.Struct, gc=False):
     keeps_open: bool = False
     """True if a refused frame does not end the connection."""
     number: int = 0
-    """Number of this client's connection, rising with each; 0 is none: then it cannot be taken over."""
+    """Number of this connection among those of the client, rising; 0 is none, and excludes a takeover."""
     secret: str = ""
     """Secret of the connection to take over; "" is none."""
     is_blameless: bool = False
@@ -163,7 +163,7 @@ class Release(msgspec.Struct):
     suspends: bool = False
     """True if the subscriptions are then suspended."""
     transaction: str | None = None
-    """Transaction to abort in the same step."""
+    """Transaction to abort in the same step as the release; None is none."""
     counts_all: bool = True
     """True if the abort of `transaction` counts an attempt for acknowledged messages, too; see Abort."""
 

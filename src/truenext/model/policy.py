@@ -45,7 +45,7 @@ class WhileWaiting(Enum):
     """Treatment of a queue's other messages while a failed one waits for its retry."""
 
     SKIP = "skip"
-    """The others skip the failed message."""
+    """The queue's other messages skip the failed one."""
     BLOCK = "block"
     """Messages after the failed one wait as well: the order is kept."""
 

@@ -31,7 +31,7 @@ class Schedule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     ttl_ms: int = 0
     """Milliseconds that each message lives; 0 if the message states its expiry, or never expires."""
     due_ms: int = 0
-    """Time at which the send is due next. Before the broker accepts it: the time that its sender names; 0 is none."""
+    """Time at which the send is due next. Before it is accepted, the time that its sender has named; 0 is none."""
     number: int = 0
     """Identifying number of the send, if it has been due before; else 0."""
 

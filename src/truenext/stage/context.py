@@ -44,7 +44,7 @@ class ServiceContext:
         self.lifespan: object = None
         """Value that the service's lifespan has yielded."""
         self.gate: DatabaseGate | None = None
-        """Gate of the database; None if none is open."""
+        """Gate of the database; None if no database is open."""
         self.events: StageEvents | None = None
         """Recorder of executions; None if they are not recorded."""
         self.on_test_point: Callable[[str, Stage], None] = _do_nothing

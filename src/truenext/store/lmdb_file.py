@@ -233,7 +233,7 @@ class RawLmdbReader:
     # ---- Pages ----
 
     def mark_pages_used(self, first_page: int, page_count: int) -> str:
-        """Mark pages as used. Return what is wrong with that, empty if nothing is."""
+        """Mark pages as used. Return the contradiction to known pages; empty if there is none."""
         if first_page < _FIRST_PAGE or first_page + page_count > self.pages:
             return "is not in the file"
         use = self._page_use[first_page : first_page + page_count]

@@ -96,7 +96,7 @@ def _program_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _where(error: BaseException) -> str:
-    """Return the line of the program in brackets; empty if there is none."""
+    """Return file and line of the program that raised the error, in brackets; empty if no line of it has."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if _is_program_file(frame.filename):
             return f" ({Path(frame.filename).name}:{frame.lineno})"

@@ -162,7 +162,7 @@ class Client:
         self.reconnect_count = -1
         self.browse_listener: BrowseListener | None = None
         self.is_read_buffer_full = False
-        """The driver is to read nothing for now."""
+        """The driver is to read nothing for now, as a browser has enough messages."""
         self._reconciler = Reconciler(context, self.subscriptions, self.pending_requests, self.on_connection_lost)
         self._last_link_number = 0
         """Number of the last link; it rises with other brokers too, which ignore it."""

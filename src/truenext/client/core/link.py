@@ -112,7 +112,7 @@ class Link:
         self._on_frame = on_frame
         self._heart_beat_s = heart_beat_s
         self.heartbeat_interval_s = 0.0
-        """Seconds after the last byte at which a heart-beat is sent; 0 is never."""
+        """Seconds after the last byte sent at which a heart-beat is sent; 0 is never."""
         self.silence_limit_s = 0.0
         """Seconds without a byte from the broker after which the connection ends; 0 is never."""
         self.started_at = self.read_at = self.written_at = now

@@ -564,7 +564,7 @@ class SessionCore:
         yield from self.require_transactions().flush(deadline)
 
     def commit(self, deadline: float | None, caller_number: CallerNumber | None = None) -> Flow[bool]:
-        """Commit: True once the transaction is durable; False if its number was used already, so it has no effect.
+        """Commit; return True once the transaction is durable, False if its number was used before, without an effect.
 
         Raises: RolledBack if it has no effect; InDoubt if the outcome is not known before the deadline;
         LocalProtocolError if there is a number and nothing to commit
@@ -609,7 +609,7 @@ class SessionCore:
             yield from self._commit(transactions, transaction, deadline, None)
 
     def rollback(self, owner: object, *, counted: CountedAttempts) -> None:
-        """Roll back: the messages of the transaction and the buffered ones are released in one step.
+        """Roll back, and release the messages of the transaction and the buffered ones in one step.
 
         Raises: LocalProtocolError
         """

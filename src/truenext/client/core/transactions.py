@@ -257,7 +257,7 @@ class SessionTransactions:
     def commit(
         self, transaction: TransactionState, deadline: float | None, caller_number: CallerNumber | None
     ) -> Flow[bool]:
-        """Commit: True once it is durable; False if its number was used already, so that it has no effect.
+        """Commit; return True once the transaction is durable, False if its number was used before, without an effect.
 
         Raises: RolledBack if it has no effect; InDoubt if the outcome is not known before the deadline
         """
@@ -350,7 +350,7 @@ class SessionTransactions:
     # ---- Rollback ----
 
     def rollback(self, owner: object, *, counted: CountedAttempts) -> None:
-        """Roll back: the messages of the transaction and the buffered ones are released in one step."""
+        """Roll back, and release the messages of the transaction and the buffered ones in one step."""
         transaction = self.transaction
         if transaction is None:
             self._client.subscriptions.release_buffered(self._buffer.subscriptions)

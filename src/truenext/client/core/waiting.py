@@ -46,7 +46,8 @@ class Wait(NamedTuple):
 
 
 Flow = Generator[Wait, bool, T]
-"""Generator that yields a Wait, and is sent whether the signal was set; False: the deadline came first."""
+"""Generator that yields a Wait where it must wait, and is then sent True if the signal was set, False at the
+deadline."""
 
 
 # ---- Delayed calls ----

@@ -85,7 +85,7 @@ class ScheduledRequest(BulkRequest, frozen=True, forbid_unknown_fields=True):
     Their numbers stand for sequences; a repeated send keeps its first one."""
 
     to: str | None = None
-    """With `queue` "": the address that they must go to; None is all. The order of several destinations does not
+    """If `queue` is "", the address that the sends must go to; None is any. The order of several destinations does not
     matter."""
 
 
@@ -117,7 +117,7 @@ class BulkResult(msgspec.Struct):
     """Number of matching messages that stay: uncommitted, without an original queue (re-drive), or `ended`; at the
     end also those of consumers and open transactions (`count_held`)."""
     next: tuple[int, int] | None
-    """Position to go on after; None at the end."""
+    """Rank and sequence after which the next piece goes on; None at the end."""
     until: int
     """Last sequence included; later messages are ignored."""
     sequences: list[int] = []
@@ -191,8 +191,8 @@ class BulkRead(SideRead):
             self.page_handler.on_page_read(self, page)
 
     def next_position(self, sequence: int, *, is_end: bool) -> tuple[int, int] | None:
-        """Return the position after which the next piece goes on, if this one got to `sequence`; `is_end`: that is
-        the end of its lane."""
+        """Return the position after which the next piece goes on, if this one got to `sequence`, and with `is_end` to
+        the end of its lane. None if no lane follows."""
         rank = self.lane.rank
         if not is_end:
             return rank, sequence

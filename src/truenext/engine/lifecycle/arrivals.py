@@ -63,10 +63,10 @@ class Arrivals:
     def accept(
         self, queue: Queue, message: SentMessage, batch: int = SENT_ALONE, contents: ContentNumbers = NO_CONTENTS
     ) -> bool:
-        """Accept a new message into a queue. True if it is stored.
+        """Accept a new message into a queue; return whether it is stored.
 
-        It is visible when `batch` is durable, 0 is at once; SENT_ALONE if it is sent alone, or is one of several
-        copies. `contents`: see `share_content`.
+        The message is visible when `batch` is durable, or at once if that is 0. SENT_ALONE is for a message that is
+        sent alone, and for each of several copies. `contents` is from `share_content`.
         """
         commit_state = self._commit_state
         sequence = commit_state.next_sequence

@@ -176,8 +176,8 @@ def load_unread_in_memory(lane: Lane) -> None:
 
 
 def apply_page(lane: Lane, page: list[Entry], excluded: int, up_to: int, as_of: int) -> tuple[list[Entry], list[Entry]]:
-    """Move the horizon up to sequence `up_to`, UNBOUNDED at the lane's end. `page`: messages that the store had in
-    between when batch `as_of` was the last; `excluded`: how many of them do not belong to the lane any more.
+    """Move the horizon up to sequence `up_to`, UNBOUNDED at the lane's end. `page` has the messages that the store had
+    in between when batch `as_of` was the last, without the `excluded` ones that do not belong to the lane any more.
 
     Returns the entries of `unread_in_memory` up to there: those that are in the page too, and those that are not,
     which are now in the lane.

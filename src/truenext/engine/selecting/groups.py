@@ -328,8 +328,8 @@ class GroupScanCursor(ScanCursor):
         self.update_head(group)
 
     def _will_be_refilled(self, entry: Entry) -> bool:
-        """Return whether the current refill will reach the entry; not if it precedes the sequence from which its
-        group is refilled: up to there the group queue has all of the group."""
+        """Return whether the current refill will reach the entry. It begins at a sequence of each group: the group
+        queue has all of the group before that."""
         return entry.sequence > self.position and entry.sequence >= self._refilling.get(entry.group, UNBOUNDED)
 
     def _limit_per_group(self) -> int:

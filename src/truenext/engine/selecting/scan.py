@@ -119,8 +119,8 @@ class ScanCursor:
             self.add_pending(entry)
 
     def add_pending(self, entry: Entry) -> None:
-        """Add a requeued, untested message to `pending`, if it belongs there; not to `found`: too many there would
-        leave no space for tests of earlier messages."""
+        """Add a requeued, untested message to `pending`, if it belongs there. In `found`, too many such messages would
+        leave no space for tests of earlier ones."""
         pending = self.pending
         if not pending or entry.sequence > self.pending_to:
             return

@@ -124,7 +124,7 @@ class QueueSelection:
             lane.free_selected()
 
     def start_groups(self, consumers: Iterable[BrokerConsumer]) -> None:
-        """Begin to track groups; all messages are tested again, for `consumers`: all consumers of the queue."""
+        """Begin to track groups, and test all messages again. `consumers` are all consumers of the queue."""
         queue = self.queue
         self._memory.queue_bytes += GROUPS_BYTES - sum(map(self._scan_bytes, self.scans.values()))
         self.groups = GroupOwnership(self.group_cursors, self._memory)

@@ -31,7 +31,7 @@ class DiskBalance:
         self._sent_to_spark = 0
         """Bytes sent to queues of Spark; not included in `_sent`."""
         self._sends_of_copies: list[Send] = []
-        """Sends to several queues; not included in `_sent`: the number of copies may still change."""
+        """Sends to several queues, not included in `_sent`, as the number of copies may still change."""
         self.shared_copies: dict[int, list[Entry]] = {}
         """Acknowledged copies of contents that other queues may use too, by content number."""
 

@@ -91,7 +91,7 @@ class Entry(msgspec.Struct, gc=False):
     """None if only the store has the message, or it is settled."""
     lane: Lane
     batch: int
-    """The entry is visible once this batch is durable; 0: at once."""
+    """Batch that makes the entry visible once it is durable; 0 if the entry is visible at once."""
     persistent: bool
     """The entry must survive a crash; always False in a temporary queue."""
     store_batch: int | None

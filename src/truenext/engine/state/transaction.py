@@ -103,7 +103,8 @@ class BrokerTransaction(EntryHolder):
         return super().drop_queue(queue)
 
     def acknowledges(self, sequence: int, dispatch: int) -> bool:
-        """Return whether a message is acknowledged here, and not nacked since; `dispatch` as in commands.Nack."""
+        """Return whether the transaction has acknowledged a dispatch and not nacked it since; `dispatch` as in
+        commands.Nack."""
         entry = self.held.get(sequence)
         return entry is not None and sequence not in self.nacks and dispatch in (0, entry.deliveries)
 

@@ -30,9 +30,9 @@ class CommitState:
         self.events = events
         """Events of all messages; batches carry them to the history."""
         self.now_ms = 0
-        """Milliseconds since the epoch."""
+        """Time of the last tick, in milliseconds since the epoch."""
         self.now_us = 0
-        """Microseconds of a monotonic clock."""
+        """Time of the last tick, in microseconds of a monotonic clock."""
         self.wall_clock_ahead_us = 0
         """Largest lead of the wall clock over the monotonic one so far, in microseconds."""
         self.disk_level = DiskLevel.PLENTY

@@ -178,8 +178,8 @@ class Finding(msgspec.Struct, gc=False):
     """Violation of the contract, with a witness."""
 
     kind: str
-    """`inversion`, `order`, `premature`, `duplicate`, `lost`, `resurrected`, `stuck`, `uncredited`, `miscount`,
-    `stale`, `lost-failure`"""
+    """Kind of violation: `inversion`, `order`, `premature`, `duplicate`, `lost`, `resurrected`, `stuck`, `uncredited`,
+    `miscount`, `stale` or `lost-failure`."""
     event: int
     at: int
     sequence: int

@@ -178,7 +178,7 @@ class QueueAudit:
         return None
 
     def waits_for_commit(self, message: AuditedMessage, event: int) -> bool:
-        """Return whether an earlier message of its priority is, or may be, being committed, and is not in `lanes`."""
+        """Return whether an earlier message of equal priority is, or may be, being committed, and is not in `lanes`."""
         committing = self.unlisted_committing[message.priority]
         while committing:
             first = self.messages.get(committing[0])

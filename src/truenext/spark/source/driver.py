@@ -50,8 +50,8 @@ class SourceDriver:
             broker.__exit__(None)
 
     def next_end(self, start: Offset | None, rows: int | None, *, waits: bool) -> Offset | None:
-        """Return the end of the next batch, with at most `rows` rows, None for all waiting ones; None if no message
-        is ready.
+        """Return the end of the next batch, of at most `rows` rows, or of all that wait if `rows` is None. Returns None
+        if no message is ready.
 
         The batch that ends with `start` is done: its bundles are cleared first, even if `rows` is 0.
         Raises: Superseded, TruenextError

@@ -34,7 +34,7 @@ class Codec(Generic[T]):
         self.type = type_
         is_class = isinstance(type_, type) and type_ is not Any and not is_typeddict(type_)
         self._class = type_ if is_class else None
-        """None if values are not instances of the type, as with list[int], Any and a TypedDict."""
+        """Class of the values; None for a type without one, as list[int], Any and a TypedDict."""
         try:
             info = msgspec.inspect.type_info(type_)
             fault = _fault_of_type(info)

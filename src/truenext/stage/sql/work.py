@@ -195,7 +195,7 @@ class ThreadSqlWork(_SqlWork):
 
     def complete(self, service: str, number: CommitNumber | None, unit: OutboxUnit) -> None:
         """Check as `check` does, and write the unit of a message that is processed exactly once into the outbox,
-        under this number; None if it sends nothing.
+        under `number`, which is None if the message sends nothing.
 
         Raises: AlreadyProcessed, InProgress, ProducerLost; as `check`
         """
