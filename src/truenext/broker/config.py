@@ -106,7 +106,7 @@ def toml_header(section: str, pattern: str | None = None) -> str:
 
 
 class _ConfigurationFileReader:
-    """Reads one configuration file, once, and raises all of its faults together."""
+    """Reader of one configuration file, used once, which raises all faults of the file together."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -10,7 +10,7 @@ INITIAL_SECONDS_PER_BYTE = 4e-9
 
 
 class WriteTimeEstimate:
-    """Estimates from earlier writes how long the disk takes for a batch: quick ones are written on the event loop."""
+    """Estimate, from earlier writes, how long the disk takes for a batch: quick ones are written on the event loop."""
 
     def __init__(self) -> None:
         self._small_batch_seconds = 0.0

@@ -16,7 +16,7 @@ class Receipt(msgspec.Struct, gc=False):
 
 
 class ErrorAnswer(msgspec.Struct, gc=False):
-    """Refusal of the peer's last frame."""
+    """Answer that refuses the peer's last frame: an ERROR."""
 
     summary: str
     code: Code

@@ -29,7 +29,7 @@ class ProducerState(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Mark(NamedTuple):
-    """Delivery state of a stored message."""
+    """Delivery state of a stored message, kept apart from the message's record."""
 
     attempts: int
     deliveries: int

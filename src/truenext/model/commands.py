@@ -110,7 +110,7 @@ class Started(msgspec.Struct, gc=False):
 
 
 class Ack(msgspec.Struct, gc=False):
-    """Acknowledge a message. `subscription` None: the connection's one that holds the message (STOMP 1.0)."""
+    """Acknowledge a message. `subscription` None is the one that holds the message (STOMP 1.0)."""
 
     subscription: str | None
     sequence: int

@@ -103,7 +103,7 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
     """Selector that the messages of `topic` must match; "" is none."""
 
     is_multi_queue: bool = False
-    """True if a message sent here may get entries in several queues. Stored, as each send needs it."""
+    """True if a message sent to this destination may get entries in several queues. Stored, as each send needs it."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(

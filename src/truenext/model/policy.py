@@ -184,7 +184,8 @@ class Policies:
         return name.startswith(DEAD_LETTER_PREFIX) or name in self._shared_dead_letter_queues
 
     def for_queue(self, name: str) -> Policy:
-        """
+        """Return the policy of the queue with this name.
+
         >>> Policies(by_pattern={"orders.>": Policy(page_size=7)}).for_queue("orders.new").page_size
         7
         """

@@ -98,7 +98,7 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorder:
-    """Recorder of one workload on one broker."""
+    """Recorder that runs workloads on one broker and returns the events that a client sees."""
 
     def __init__(
         self,

@@ -233,7 +233,7 @@ class RawLmdbReader:
     # ---- Pages ----
 
     def mark_pages_used(self, first_page: int, page_count: int) -> str:
-        """Mark pages as used. Return the contradiction to known pages; empty if there is none."""
+        """Mark pages as used. Return the problem with that, such as "is in use twice"; empty if there is none."""
         if first_page < _FIRST_PAGE or first_page + page_count > self.pages:
             return "is not in the file"
         use = self._page_use[first_page : first_page + page_count]

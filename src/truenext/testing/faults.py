@@ -34,7 +34,7 @@ class Faults:
     """Faults that a test has ordered for one broker, in all of its runs."""
 
     ordered_faults: list[OrderedFault] = field(default_factory=list)
-    """Faults with a moment, reached or not."""
+    """Faults ordered for a certain moment, whether it has come or not."""
     commit_losses: deque[tuple[CommitMoment, OrderedFault]] = field(default_factory=deque)
     """Ordered losses of a connection at a COMMIT, one COMMIT each."""
     is_disk_full: bool = False

@@ -133,7 +133,7 @@ class SendBatch:
 
 
 class BatchWaiter:
-    """Wait of one caller for a batch, and the first error of the batch once all sends are settled."""
+    """Signal and first error for a caller that waits until all sends of a batch are settled."""
 
     __slots__ = ("completed", "error")
 

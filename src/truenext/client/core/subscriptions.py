@@ -93,7 +93,7 @@ class Subscriptions:
             self.release([subscription], suspend=True)
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """End a subscription: its messages return without an attempt, those that the program holds, too."""
+        """End a subscription. Its messages return without an attempt, also those that the program holds."""
         if self.by_id.pop(subscription.id, None) is None:
             return
         subscription.end(None)

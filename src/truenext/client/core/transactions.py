@@ -46,7 +46,7 @@ class SessionTransactions:
         self.last_ended: TransactionState | None = None
         """Transaction that ended last."""
         self._block: ref[object] | None = None
-        """Block that ends the transaction."""
+        """Block of the program at whose end the transaction ends, as a weak reference; None outside of blocks."""
         self._client = client
         self._buffer = buffer
         self._acknowledges_at_commit = acknowledges_at_commit

@@ -58,7 +58,7 @@ class BulkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     selector: str | None = None
     """Text of a selector that messages must match; None is all."""
     limit: Annotated[int, Meta(ge=1)] | None = None
-    """Maximum number of messages from here on; None is all."""
+    """Maximum number of messages from this piece on; None is all."""
     dry_run: bool = False
     """Change nothing, and report what would be changed."""
     after: tuple[Annotated[int, Meta(ge=0, lt=len(RANKS))], _Sequence] = (0, 0)

@@ -31,7 +31,7 @@ from truenext.model.limits import PIECES_MAX
 
 
 class BulkPieceExecutor:
-    """Checks, prepares and executes single pieces of bulk work; `BulkTask` has their order."""
+    """Executor of single pieces of bulk work, which `BulkTask` calls for one piece after the other."""
 
     def __init__(
         self,

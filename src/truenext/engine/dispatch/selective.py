@@ -70,7 +70,7 @@ class ConsumerClass:
 
 
 class QueueDispatch:
-    """Search for the true nexts of one queue in one turn, for consumers that match different messages."""
+    """Dispatch of the true nexts of one queue in one turn, to consumers that match different messages."""
 
     __slots__ = (
         "_commit_state",

@@ -63,7 +63,7 @@ SELECTOR_LANE_BYTES = 500
 """Bytes of each lane in which a selector may match."""
 
 GROUP_LANE_BYTES = 1800
-"""Bytes instead of each lane where there are groups."""
+"""Bytes of each lane, in place of SELECTOR_LANE_BYTES, where there are groups."""
 
 CONSUMER_BYTES = 700
 """Bytes of a subscription to a queue, without its name and that queue."""

@@ -41,9 +41,9 @@ class TransactionLimits:
 
     transactions: int = TRANSACTIONS_MAX
     size: int = TRANSACTION_BYTES_MAX
-    """Bytes of sends, unless there is only one, and of causes."""
+    """Maximum bytes of sends, unless there is only one, and of causes."""
     messages: int = TRANSACTION_MESSAGES_MAX
-    """Number of sends, acknowledgements and NACKs."""
+    """Maximum number of sends, acknowledgements and NACKs."""
 
 
 class BrokerTransaction(EntryHolder):

@@ -192,7 +192,7 @@ class Finding(msgspec.Struct, gc=False):
     count: int = 1
     """Number of messages that this finding is about."""
     duration: int = 0
-    """Microseconds, for `stuck`."""
+    """Length of the idle time in microseconds, for `stuck`."""
     detail: str = ""
 
 

@@ -28,7 +28,7 @@ class FlowContext(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     trace: str
     """Name of the flow for people, chosen when it is started; `parent|child` if a stage starts it."""
     started_ms: int
-    """Milliseconds since the epoch, by the clock of the process that started the flow."""
+    """Start of the flow in milliseconds since the epoch, by the clock of the process that started it."""
     started_by: str
     """Service that started the flow and, after a blank, the queue of the stage, if a stage did."""
     interactive: bool = False

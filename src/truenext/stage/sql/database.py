@@ -43,7 +43,7 @@ _OUTBOX_ENGINE_OPTIONS: dict[bool, dict[str, Any]] = {
 
 
 class Database:
-    """Connection pools of a service's database, which make the transaction of each message; used in one event loop."""
+    """Connection pools of a service's database, over which each message has its transaction; used in one event loop."""
 
     def __init__(self, url: str, *, interactive: int, others: int) -> None:
         """`interactive` and `others` are numbers of workers. Each group may open as many connections for `async`

@@ -25,7 +25,7 @@ from truenext.stage.sql.url import address_of
 
 
 class UnsentUnits(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of one producer's units that are not known to be sent."""
+    """Counts of the units of one producer, or without one, that are not known to be sent."""
 
     producer: str | None
     """Producer of the units' numbers; None if the units have no numbers yet."""

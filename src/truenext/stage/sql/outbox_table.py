@@ -150,7 +150,8 @@ class Outbox:
             await self._execute(connection, "DELETE FROM truenext_owners WHERE name = :owner", {"owner": self.owner})
 
     async def heartbeat(self) -> PendingWork:
-        """Record that this process is alive, and return the pending work; once a second. Raises: DatabaseUnavailable"""
+        """Record that this process is alive, and return the pending work; called once a second. Raises:
+        DatabaseUnavailable"""
         async with self._transaction() as connection:
             found = await self._execute(
                 connection,

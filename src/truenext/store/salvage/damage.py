@@ -46,7 +46,7 @@ class DamageReport:
 
 
 class SalvageProgress:
-    """Progress of reading journal and checkpoint."""
+    """Number of bytes of journal and checkpoint that a salvage has read, reported at each change."""
 
     def __init__(self, on_progress: Callable[[int, int], None]) -> None:
         """`on_progress` gets the bytes read and their total."""
