@@ -84,7 +84,7 @@ class QueueObserver(Protocol):
 
 
 class Entry(msgspec.Struct, gc=False):
-    """One message in one queue, with its state there; a copy of the message in another queue has its own entry."""
+    """Message in one queue, with its state there; a copy of the message in another queue has its own entry."""
 
     sequence: int
     message: SentMessage | None

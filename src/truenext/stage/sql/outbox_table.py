@@ -150,8 +150,7 @@ class Outbox:
             await self._execute(connection, "DELETE FROM truenext_owners WHERE name = :owner", {"owner": self.owner})
 
     async def heartbeat(self) -> PendingWork:
-        """Record that this process is alive, and return the pending work; called once a second. Raises:
-        DatabaseUnavailable"""
+        """Record once a second that this process is alive, and return the pending work. Raises: DatabaseUnavailable"""
         async with self._transaction() as connection:
             found = await self._execute(
                 connection,
