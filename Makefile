@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest
 # Two processes more than there are processors, for many tests wait; Spark takes all of them by itself.
 ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2))) --dist worksteal
 
-.PHONY: help setup demo generate reference check test test-core test-spark simulate search faults load spark freeze broken stages kill crash bench bench-backlog bench-due bench-inbox lock clean
+.PHONY: help setup demo generate reference texts check test test-core test-spark simulate search faults load spark freeze broken stages kill crash bench bench-backlog bench-due bench-inbox lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -58,6 +58,9 @@ generate: .venv/test ## Write client/threads/connection.py anew, from client/tas
 
 reference: .venv/test ## Write docs/reference.md anew, from the client's docstrings
 	$(BIN)/python -m tests.unit.reference
+
+texts: .venv/test ## Write tests/unit/texts.txt anew: the table of all texts in the code that a user can see
+	$(BIN)/python -m tools.texts
 
 check: .venv/spark ## Formatting, types, import rules, unit and property tests
 	$(BIN)/ruff format --check .
