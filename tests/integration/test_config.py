@@ -132,9 +132,9 @@ def test_a_faulty_file_is_refused_before_anything_is_made(tmp_path: Path, file: 
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
         f"truenext: {file}: [policy] page_size must be 1 to 100,000 messages, not 0\n"
-        f'{file}: [policy."a..b"] is no pattern of names: it has an empty word\n'
-        f"{file}: [broker] listen names what cannot be listened on: 'tcp://a' is no address of a broker: it must be "
-        "stomp://HOST:PORT\n"
+        f'{file}: [policy."a..b"] is not a pattern of queue names: it has an empty word\n'
+        f"{file}: [broker] listen has an address that cannot be listened on: 'tcp://a' is no address of a broker: it "
+        "must be stomp://HOST:PORT\n"
     )
     assert not (tmp_path / "data").exists()
 
@@ -221,10 +221,10 @@ def test_reload_of_settings_that_need_a_restart_is_refused_and_changes_nothing(
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == (
         "truenext: nothing was changed:\n"
-        'broker.memory_limit cannot change from "256MiB" to "512MiB" while the broker runs: it is laid down when the '
-        "broker starts; start it again\n"
-        "broker.history cannot change from true to false while the broker runs: the history of a run is whole, or "
-        "there is none; start it again\n"
+        'broker.memory_limit cannot change from "256MiB" to "512MiB" while the broker runs: it is fixed when the '
+        "broker starts; restart the broker\n"
+        "broker.history cannot change from true to false while the broker runs: a run of the broker has a "
+        "complete history or none; restart the broker\n"
     )
     assert tries(own_broker, "q") == 3
     # The last reload was refused: the next one is compared with what is in force.
@@ -256,7 +256,7 @@ def test_reload_of_a_file_that_became_a_fifo_is_refused_and_the_broker_goes_on(
 ) -> None:
     file.unlink()
     os.mkfifo(file)
-    reason = f"cannot read {file}: it is a FIFO, and a configuration must be a regular file; copy it into one"
+    reason = f"cannot read {file}: it is a FIFO, and a configuration must be a regular file: copy it to one"
     hang_up_on(own_broker, "configuration not reloaded")
     assert reason in own_broker.log
     ended = reload(own_broker)
@@ -273,7 +273,7 @@ def test_command_that_is_given_a_fifo_as_configuration_refuses_it(tmp_path: Path
     ended = truenext(*command, fifo)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
-        f"truenext: cannot read {fifo}: it is a FIFO, and a configuration must be a regular file; copy it into one\n"
+        f"truenext: cannot read {fifo}: it is a FIFO, and a configuration must be a regular file: copy it to one\n"
     )
 
 
@@ -295,7 +295,7 @@ def test_reload_changes_the_log_level_unless_the_command_line_sets_it(tmp_path: 
 def test_reload_without_a_file_is_refused(own_broker: BrokerProcess) -> None:
     ended = reload(own_broker)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert "was started without --config: there is no file to read again" in ended.stderr
+    assert "was started without --config: it has no configuration file to reload" in ended.stderr
 
 
 def test_reload_without_a_broker_fails() -> None:

@@ -79,8 +79,10 @@ def test_frames_other_than_control_requests_are_refused_with_the_limit(
     client.send_frame(command, headers | {"receipt": "r"})
     error = client.error()
     text = error.body.decode()
-    assert text.startswith(f"there are {FEW} connections, the most that one listener takes with so few files")
-    assert "(ulimit -n): this one may only ask, by SEND to /control/" in text
+    assert text.startswith(
+        f"the listener has {FEW} connections, the most that it accepts with the system's limit of open"
+    )
+    assert "limit of open files (ulimit -n): this connection may only send control requests (SEND to /control/)" in text
     assert error.headers["receipt-id"] == "r"
 
 
@@ -100,10 +102,12 @@ def test_the_eleventh_connection_beyond_the_limit_is_refused_until_others_have_l
     rejected_client = full_broker.connect(sends_connect=False)
     text = rejected_client.next_frame()
     assert text.command == "ERROR"
-    assert f"there are {FEW} connections" in text.headers["message"]
-    assert f"and {CONTROL_ONLY_CONNECTIONS_MAX} more that may only ask" in text.headers["message"]
+    assert f"the listener has {FEW} connections" in text.headers["message"]
+    assert f"and {CONTROL_ONLY_CONNECTIONS_MAX} more for control requests alone" in text.headers["message"]
     rejected_client.await_end()
-    assert f"connection refused: there are too many client='127.0.0.1:{rejected_client.local_port}'" in full_broker.log
+    assert (
+        f"connection refused: too many connections client='127.0.0.1:{rejected_client.local_port}'" in full_broker.log
+    )
     full_broker._log_checked = len(full_broker.log)
     beyond[0].disconnect()
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -145,9 +149,9 @@ def test_an_idle_control_only_connection_is_ended_and_a_busy_one_is_not() -> Non
         while time.monotonic() - started < 3:
             control_request(asking_client)
             time.sleep(0.1)
-        assert "may only ask, and has not for 1 seconds" in silent.error().body.decode()
+        assert "may only send control requests, and has sent none for 1 seconds" in silent.error().body.decode()
         control_request(asking_client)
-        assert "has not for 1 seconds" in asking_client.error().body.decode()
+        assert "has sent none for 1 seconds" in asking_client.error().body.decode()
         for client in others:
             client.disconnect()
 
@@ -183,7 +187,7 @@ def test_a_takeover_in_a_full_broker_gives_the_client_its_place_without_restrict
         # The place of the ghost is taken: whoever comes now may only ask.
         beyond = hello(port)
         beyond.send("q", b"x")
-        assert "may only ask" in beyond.error().body.decode()
+        assert "may only send control requests" in beyond.error().body.decode()
         for client in (back, *others):
             client.disconnect()
 
@@ -234,7 +238,7 @@ def test_a_new_connection_is_unrestricted_once_others_left_though_a_control_only
                 client.close()
                 client = None
         asking_client.send_frame("SEND", {"destination": "/queue/q"}, b"y")
-        assert "may only ask" in asking_client.error().body.decode()
+        assert "may only send control requests" in asking_client.error().body.decode()
         client.subscribe("q")
         assert bodies(client.arrived()) == ["x"]
         for each in (*others, client):

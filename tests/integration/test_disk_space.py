@@ -179,10 +179,10 @@ def test_a_transient_send_needs_space_too(held_broker: BrokerProcess, queue: str
 # ---- What the broker says of it ----
 
 LITTLE_SPACE_LOG, NO_SPACE_LOG = (
-    "too little room for messages",
-    "no room for messages: sends to queues and topics are refused, but in transactions that take away as much",
+    "disk is almost full",
+    "disk is full: sends are refused, except in transactions that free as much as they send",
 )
-SPACE_AGAIN_LOG = "there is room for messages again"
+SPACE_AGAIN_LOG = "disk has free space for messages again"
 
 
 def await_log_lines(broker: BrokerProcess, count: int, *texts: str) -> list[str]:

@@ -1345,9 +1345,9 @@ def test_serve_refuses_an_invalid_host() -> None:
     [
         ([], b"say where messages are kept: --data DIR, or --memory for nowhere"),
         (["--memory", "--data", "somewhere"], b"--data and --memory exclude each other"),
-        (["--memory", "--server-name", "two\nlines"], b"must be a text that can be printed"),
+        (["--memory", "--server-name", "two\nlines"], b"must be a printable text"),
         (["--memory", "--server-name", "x" * 256], b"has 256 characters; at most 255"),
-        (["--memory", "--server-name", " "], b"must be a text that can be printed and is not empty"),
+        (["--memory", "--server-name", " "], b"must be a printable text, not empty"),
     ],
 )
 def test_options_that_say_too_little_or_too_much_are_refused_in_their_own_words(

@@ -145,7 +145,7 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
         ("[broker", ["Expected ']' at the end of a table declaration (at end of document)"]),
         ("[policy]\npage_size = 1\n\npage_size = 2\n", ["Cannot overwrite a value (at line 4, column 14)"]),
         (b"[policy]\n\npage_size = \xff", ["byte 0xff is not UTF-8 (at line 3)"]),
-        ("x = " + "[" * 5000 + "]" * 5000, ["tables or arrays stand too deep in one another"]),
+        ("x = " + "[" * 5000 + "]" * 5000, ["tables or arrays are nested too deeply"]),
         ("[brokr]\nx = 1", ["there is no section [brokr]; is 'broker' meant?"]),
         ("page_size = 1", ["there is no section [page_size]; there are broker, policy"]),
         ("broker = 1\n[[policy]]", ["broker must be a table: [broker]", "policy must be a table: [policy]"]),
@@ -180,48 +180,51 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
             ['[broker] log_level must be "debug", "info", "warning" or "error", not a table'],
         ),
         ('[broker]\nhistory = "on"', ['[broker] history must be true or false, not "on"']),
-        ('[broker]\ndata = ""', ['[broker] data must be a text that is not empty, not ""']),
+        ('[broker]\ndata = ""', ['[broker] data must be a text, not empty, not ""']),
         (
             '[broker]\nlisten = "stomp://localhost"',
-            ['[broker] listen must be a list of texts with one at least, such as ["..."], not "stomp://localhost"'],
+            ['[broker] listen must be a list with at least one text, such as ["..."], not "stomp://localhost"'],
         ),
         (
             "[broker]\nlisten = []",
-            ['[broker] listen must be a list of texts with one at least, such as ["..."], not []'],
+            ['[broker] listen must be a list with at least one text, such as ["..."], not []'],
         ),
         (
             '[policy]\ndead_letters = "/queue/failed"',
             [
-                "[policy] dead_letters is no name of a queue, without /queue/: destination '/queue//queue/failed' has "
-                "no name, or one that begins with /"
+                "[policy] dead_letters is not the name of a queue (without /queue/): destination "
+                "'/queue//queue/failed' has no name, or one that begins with /"
             ],
         ),
         (
             '[broker]\nlisten = ["http://x"]',
             [
-                "[broker] listen names what cannot be listened on: 'http://x' is no address of a broker: it must be "
-                "stomp://HOST:PORT"
+                "[broker] listen has an address that cannot be listened on: 'http://x' is no address of a broker: it "
+                "must be stomp://HOST:PORT"
             ],
         ),
         (
             '[broker]\ndata = "d"\nmemory = true\ndisk_limit = "5GiB"\nhistory = true',
             [
-                "[broker] data cannot be with memory = true: then nothing is kept on disk",
-                "[broker] disk_limit cannot be with memory = true: then nothing is kept on disk",
-                "[broker] history cannot be with memory = true: then nothing is kept on disk",
+                "[broker] data cannot be set with memory = true, which stores nothing on disk",
+                "[broker] disk_limit cannot be set with memory = true, which stores nothing on disk",
+                "[broker] history cannot be set with memory = true, which stores nothing on disk",
             ],
         ),
-        ('[policy."a..b"]', ['[policy."a..b"] is no pattern of names: it has an empty word']),
-        ('[policy.""]', ['[policy.""] is no pattern of names: it has an empty word']),
+        ('[policy."a..b"]', ['[policy."a..b"] is not a pattern of queue names: it has an empty word']),
+        ('[policy.""]', ['[policy.""] is not a pattern of queue names: it has an empty word']),
         (
             '[policy."a.>.b"]',
-            ['[policy."a.>.b"] is no pattern of names: > stands for the rest of a name, and only at its end'],
+            ['[policy."a.>.b"] is not a pattern of queue names: > stands for the rest of a name, and only at its end'],
         ),
-        ('[policy."a*.b"]', ["[policy.\"a*.b\"] is no pattern of names: 'a*': * and > stand for whole words"]),
-        ('[policy."/queue/a"]', ['[policy."/queue/a"]: a pattern is of names, without /queue/']),
+        (
+            '[policy."a*.b"]',
+            ["[policy.\"a*.b\"] is not a pattern of queue names: 'a*': * and > stand for whole words"],
+        ),
+        ('[policy."/queue/a"]', ['[policy."/queue/a"]: a pattern of queue names has no /queue/: leave it out']),
         (
             "[policy.a.b]\npage_size = 2",
-            ['a.b is not in quotes: a pattern with dots in it must be, as in [policy."a.b"]'],
+            ['a.b has dots and no quotes: write a pattern with dots in quotes, as in [policy."a.b"]'],
         ),
     ],
 )
@@ -235,7 +238,7 @@ def test_the_faults_of_a_file_come_all_at_once_and_in_its_order(file: Path) -> N
         "[broker]\nhistory = true\nmemory = true\ndata = 1\n[x]\n"
     )
     named = [
-        '[policy.">.a"] is no pattern',
+        '[policy.">.a"] is not a pattern',
         '[policy.">.a"] page_size',
         "[policy] attempts_max",
         "[policy]: there is no setting 'new'",
@@ -253,8 +256,8 @@ def test_the_faults_of_a_file_come_all_at_once_and_in_its_order(file: Path) -> N
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        (" ", "must be a text that can be printed and is not empty"),
-        (" x", "must not begin or end with a blank: STOMP 1.0 trims it"),
+        (" ", "must be a printable text, not empty"),
+        (" x", "must not begin or end with a blank, which STOMP 1.0 removes"),
         ("x" * 256, "has 256 characters; at most 255"),
     ],
 )
@@ -303,7 +306,7 @@ def test_configuration_file_that_is_a_fifo_is_refused_without_waiting_for_a_writ
     with released_after_a_while(fifo), pytest.raises(ConfigurationError) as raised:
         configure(fifo)
     assert str(raised.value) == (
-        f"cannot read {fifo}: it is a FIFO, and a configuration must be a regular file; copy it into one"
+        f"cannot read {fifo}: it is a FIFO, and a configuration must be a regular file: copy it to one"
     )
     assert not isinstance(raised.value, FaultyFileError)
 
@@ -337,9 +340,7 @@ def test_configuration_file_that_is_too_large_is_refused_and_the_largest_is_read
     file.write_text(content.ljust(CONFIGURATION_BYTES_MAX + 1, "\n"))
     with pytest.raises(ConfigurationError) as raised:
         configure(file)
-    assert str(raised.value) == (
-        f"cannot read {file}: it has more than 1048576 bytes, the most that a configuration file may have"
-    )
+    assert str(raised.value) == (f"cannot read {file}: a configuration file has at most 1048576 bytes")
 
 
 # ---- Any file ----

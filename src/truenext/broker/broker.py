@@ -617,17 +617,16 @@ class Broker:
         sizes: dict[str, object] = {f"{name}_bytes": size for name, size in self._store.disk_level_bytes.items()}
         short = {"disk_level": level.name.lower()} | sizes
         if level is DiskLevel.PLENTY:
-            logger.warning("there is room for messages again: producers go on", extra=sizes)
+            logger.warning("disk has free space for messages again: producers continue", extra=sizes)
         elif level is DiskLevel.LITTLE:
-            logger.warning("too little room for messages: those of producers are not taken", extra=short)
+            logger.warning("disk is almost full: connections that only send wait, or are refused", extra=short)
         elif level is DiskLevel.NONE:
             logger.warning(
-                "no room for messages: sends to queues and topics are refused, but in transactions that take away as "
-                "much",
+                "disk is full: sends are refused, except in transactions that free as much as they send",
                 extra=short,
             )
         else:
-            logger.warning("no room for messages: all sends to queues and topics are refused", extra=short)
+            logger.warning("disk is full, a write has failed: all sends are refused", extra=short)
 
     def _periodic_checks(self) -> None:
         self._tick()
@@ -637,7 +636,10 @@ class Broker:
             self._sliced_work.add(self._engine.stretch_windows())
         forgotten, last = self._engine.take_forgotten_producers()
         if forgotten:
-            logger.warning("producers forgotten before their time", extra={"producers": forgotten, "last": last})
+            logger.warning(
+                "producers forgotten early, as there are too many: their repeats are not recognized",
+                extra={"producers": forgotten, "last": last},
+            )
         self._engine.remove_unused_queues()
         stalled = self._engine.find_stalled_connection(lambda session: self._peers[session].bytes_sent)
         if stalled is not None:
@@ -648,16 +650,16 @@ class Broker:
         )
         if blocking is not None:
             self._peers[blocking].end_slow_client(
-                f"took next to nothing of the answer to its question for {ANSWER_STALL_SECONDS} seconds, "
-                f"or not all of it for {ANSWER_SECONDS_MAX}, and others wait for theirs: read what comes, and "
-                "acknowledge it"
+                f"the client has read almost nothing of the answer to its control request for {ANSWER_STALL_SECONDS} "
+                f"seconds, or not all of it for {ANSWER_SECONDS_MAX} seconds, and other requests wait: read and "
+                "acknowledge the answer"
             )
         stalled_sender = self.incomplete_frames.find_stalled(self._waiting_for_capacity)
         if stalled_sender is not None:
             self._peers[stalled_sender].end_slow_client(
-                f"sent less than {INCOMPLETE_FRAME_PROGRESS_BYTES} bytes of a large frame in "
-                f"{INCOMPLETE_FRAME_SECONDS} seconds, and others wait for the memory that it takes: send a frame in "
-                "one go, or smaller ones"
+                f"the client has sent less than {INCOMPLETE_FRAME_PROGRESS_BYTES} bytes of a large frame in "
+                f"{INCOMPLETE_FRAME_SECONDS} seconds, and other connections wait for its memory: send each frame "
+                "without a pause, or send smaller frames"
             )
         self._schedule_turn()
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
@@ -811,7 +813,7 @@ class Broker:
             return
         client, _, name = discarded.durable_key.partition(",")
         logger.warning(
-            "messages discarded: a durable subscription was taken up for another topic or with another selector",
+            "messages discarded: a durable subscription was subscribed to with another topic or another selector",
             extra={
                 "client_id": client,
                 "subscription": name,

@@ -143,7 +143,7 @@ class _ConfigurationFileReader:
             line = content.count(b"\n", 0, error.start) + 1
             raise self._faulty_file([f"byte {content[error.start]:#04x} is not UTF-8 (at line {line})"]) from error
         except RecursionError as error:
-            raise self._faulty_file(["tables or arrays stand too deep in one another"]) from error
+            raise self._faulty_file(["tables or arrays are nested too deeply"]) from error
         except ValueError as error:
             # Not TOML, or a number of thousands of digits.
             raise self._faulty_file([str(error)]) from error
@@ -159,7 +159,7 @@ class _ConfigurationFileReader:
         for name, raw in table.items():
             self._read_setting(BrokerSettings, header, name, raw, values)
             if table.get("memory") is True and name in ("data", "disk_limit", "history") and values.get(name):
-                self._faults.append(f"{header} {name} cannot be with memory = true: then nothing is kept on disk")
+                self._faults.append(f"{header} {name} cannot be set with memory = true, which stores nothing on disk")
         return values
 
     def _policies(self, table: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -176,15 +176,15 @@ class _ConfigurationFileReader:
         header = toml_header(POLICY, pattern)
         fault = fault_of_pattern(pattern)
         if fault is not None:
-            self._faults.append(f"{header} is no pattern of names: {fault}")
+            self._faults.append(f"{header} is not a pattern of queue names: {fault}")
         elif pattern.startswith("/"):
-            self._faults.append(f"{header}: a pattern is of names, without /queue/")
+            self._faults.append(f"{header}: a pattern of queue names has no /queue/: leave it out")
         values: dict[str, Any] = {}
         for name, raw in table.items():
             if isinstance(raw, dict):
                 self._faults.append(
-                    f"{pattern}.{name} is not in quotes: a pattern with dots in it must be, "
-                    f"as in {toml_header(POLICY, f'{pattern}.{name}')}"
+                    f"{pattern}.{name} has dots and no quotes: write a pattern with dots "
+                    f"in quotes, as in {toml_header(POLICY, f'{pattern}.{name}')}"
                 )
             else:
                 self._read_setting(Policy, header, name, raw, values)
@@ -210,12 +210,12 @@ class _ConfigurationFileReader:
                 try:
                     parse_url(url)
                 except ConfigurationError as error:
-                    raise ValueError(f"names what cannot be listened on: {error}") from error
+                    raise ValueError(f"has an address that cannot be listened on: {error}") from error
         if setting.name == "dead_letters":
             try:
                 parse_queue_name(value)
             except RemoteProtocolError as error:
-                raise ValueError(f"is no name of a queue, without /queue/: {error}") from error
+                raise ValueError(f"is not the name of a queue (without /queue/): {error}") from error
         if setting.name == "server_name" and (fault := fault_of_server_name(value)):
             raise ValueError(fault)
         return self._file.parent / value if setting.kind is Path else value
@@ -233,8 +233,7 @@ def _read_regular_file(file: Path) -> bytes:
         content = opened.read(CONFIGURATION_BYTES_MAX + 1)
     if len(content) > CONFIGURATION_BYTES_MAX:
         raise ConfigurationError(
-            f"cannot read {file}: it has more than {CONFIGURATION_BYTES_MAX} bytes, the most that a configuration file "
-            "may have"
+            f"cannot read {file}: a configuration file has at most {CONFIGURATION_BYTES_MAX} bytes"
         )
     return content
 
@@ -248,7 +247,7 @@ def _check_regular(file: Path, status: os.stat_result) -> None:
         # The system refuses to open a directory.
         kind = _KINDS_OF_FILES.get(stat.S_IFMT(status.st_mode), "something else")
         raise ConfigurationError(
-            f"cannot read {file}: it is {kind}, and a configuration must be a regular file; copy it into one"
+            f"cannot read {file}: it is {kind}, and a configuration must be a regular file: copy it to one"
         )
 
 
@@ -267,7 +266,7 @@ def _read(setting: Setting, raw: Any) -> Any:
         return kind(_check(raw, raw in choices, f"must be {_join_choices(choices)}"))
     if kind is tuple:
         is_list = isinstance(raw, list) and bool(raw) and all(isinstance(each, str) for each in raw)
-        return tuple(_check(raw, is_list, 'must be a list of texts with one at least, such as ["..."]'))
+        return tuple(_check(raw, is_list, 'must be a list with at least one text, such as ["..."]'))
     if kind is int and setting.unit == "bytes":
         size = parse_size(raw) if isinstance(raw, str) else raw
         or_none = "" if setting.none is NO_NONE_VALUE else ' or "none"'
@@ -279,7 +278,7 @@ def _read(setting: Setting, raw: Any) -> Any:
         is_number = type(raw) in (int, float) and isfinite(raw)
         return float(_in_range(setting, _check(raw, is_number, "must be a number")))
     is_text = isinstance(raw, str) and raw.isprintable() and bool(raw)
-    text: str = _check(raw, is_text, "must be a text that is not empty")
+    text: str = _check(raw, is_text, "must be a text, not empty")
     return Path(text) if kind is Path else text
 
 

@@ -51,7 +51,7 @@ class ConnectionReport(msgspec.Struct):
 def check_body(body: bytes) -> None:
     """Raises: RemoteProtocolError if the body is not empty"""
     if body:
-        raise RemoteProtocolError(f"{VERB}: nothing is to be said in its body", Code.CONTROL_REQUEST)
+        raise RemoteProtocolError(f"{VERB}: this control request has no body: send it empty", Code.CONTROL_REQUEST)
 
 
 def make_connection_report(engine: Engine, session: ConnectionState) -> AnswerGenerator:

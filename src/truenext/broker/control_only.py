@@ -57,8 +57,8 @@ class ControlOnlyConnections:
         for command in commands:
             if not _is_allowed(session, command):
                 raise RemoteProtocolError(
-                    f"{self._reasons[session]}: this one may only ask, by SEND to /control/, and subscribe to its own "
-                    "/temp-queue/ for the answers",
+                    f"{self._reasons[session]}: this connection may only send control requests (SEND to /control/) "
+                    "and subscribe to its own /temp-queue/ for the answers",
                     Code.LIMIT,
                 )
             yield command

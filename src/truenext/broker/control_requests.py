@@ -59,7 +59,8 @@ class ControlRequests:
         """
         if self._pending_counts[session] >= PIECES_MAX:
             raise RemoteProtocolError(
-                f"{request.verb}: this connection waits for {PIECES_MAX} answers already, the most it may",
+                f"{request.verb}: {PIECES_MAX} control requests of this connection have no answer yet, the most "
+                "allowed: wait for an answer",
                 Code.LIMIT,
             )
         self._pending_counts[session] += 1

@@ -45,7 +45,7 @@ def make_producer_report(engine: Engine, body: bytes) -> tuple[bytes, int]:
     """
     request = decode_client_json(VERB, body, ProducerRequest)
     if request.resolve and request.commit is None:
-        raise RemoteProtocolError(f"{VERB}: resolve is for a commit, which it does not name", Code.CONTROL_REQUEST)
+        raise RemoteProtocolError(f"{VERB}: resolve needs commit, the number of a COMMIT", Code.CONTROL_REQUEST)
     known, outcome, batch = engine.query_producer(request.producer, request.commit, resolves=request.resolve)
     report = ProducerAnswer(
         known=known is not None,

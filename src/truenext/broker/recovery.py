@@ -57,7 +57,7 @@ def recover(
         if number not in queues:
             raise StoreError(
                 f"the store is damaged: {count} messages are in queue {number}, whose name is missing. "
-                "`truenext store check DIR` says more, `truenext store export DIR NEW` saves what can be read"
+                "`truenext store check DIR` shows details, `truenext store export DIR NEW` saves all that is readable"
             )
         engine.restore_lane(queues[number], rank, count)
     waiting = sum(recovered.counts.values())

@@ -26,7 +26,7 @@ class ReloadResult(msgspec.Struct, frozen=True):
     errors: list[str]
 
 
-NO_FILE = ReloadResult(None, [], ["this broker was started without --config: there is no file to read again"])
+NO_FILE = ReloadResult(None, [], ["this broker was started without --config: it has no configuration file to reload"])
 
 
 class Reloader:
@@ -80,7 +80,7 @@ def _fixed_changes(before: Configuration, now: Configuration) -> Iterator[str]:
         if setting.fixed:
             yield (
                 f"{BROKER}.{name} cannot change from {_display(setting, was)} to {_display(setting, is_now)} "
-                f"while the broker runs: {setting.fixed}; start it again"
+                f"while the broker runs: {setting.fixed}; restart the broker"
             )
 
 

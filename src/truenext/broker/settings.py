@@ -24,7 +24,7 @@ from truenext.model.setting import setting
 from truenext.model.url import DEFAULT_URL
 from truenext.version import VERSION
 
-_AT_START = "it is laid down when the broker starts"
+_AT_START = "it is fixed when the broker starts"
 _WITH_CONNECTIONS = "clients are connected already"
 _WITH_STORE = "the messages are there"
 
@@ -44,71 +44,71 @@ class BrokerSettings:
         (DEFAULT_URL,),
         "Where to listen, as stomp://HOST:PORT; port 0 picks a free one.",
         fixed=_WITH_CONNECTIONS,
-        reason="The usual port of STOMP, and nobody on another machine: there are no users yet.",
+        reason="The usual port of STOMP, and no access from other machines: the broker has no users yet.",
     )
     server_name: str = setting(
         f"truenext/{VERSION}",
-        "What CONNECTED says in its header `server`: NAME or NAME/VERSION, at most 255 characters.",
+        "Value of the header `server` of CONNECTED: NAME or NAME/VERSION, at most 255 characters.",
         fixed=_WITH_CONNECTIONS,
-        reason="What it is; a client that only talks to brokers it knows by name can be told another.",
+        reason="The true name; set another for a client that accepts only brokers that it knows by name.",
     )
     data: Path | None = setting(
         None,
-        "Folder the messages are kept in, relative to the folder of the configuration file.",
+        "Folder that messages are stored in, relative to the folder of the configuration file.",
         fixed=_WITH_STORE,
-        reason="Messages are kept where somebody has said, or nowhere.",
+        reason="The operator chooses where messages are stored.",
     )
     memory: bool = setting(
         False,
-        "Keep nothing on disk, for tests; instead of data.",
+        "Store nothing on disk, for tests; instead of data.",
         fixed=_WITH_STORE,
-        reason="A broker that forgets is no broker.",
+        reason="Messages are to survive a restart.",
     )
     memory_limit: int = setting(
         MEMORY_LIMIT,
-        "Private memory the broker may take, all told; what waits beyond that waits on disk. No more than the machine "
-        "has, or a control group lets the broker have.",
+        "Private memory of the broker, all in all; messages beyond that wait on disk. No more than the memory of the "
+        "machine, or of the broker's control group.",
         unit="bytes",
         least=MEMORY_LIMIT_MIN,
         fixed=_AT_START,
-        reason="The broker itself takes up to 48 MiB; a quarter of the limit is for messages, the rest for queues, of "
-        "which each takes about 1.3 KiB, empty or not, and for subscriptions.",
+        reason="The broker itself needs up to 48 MiB. A quarter of the limit is for messages, the rest for queues, "
+        "each of about 1.3 KiB, empty or not, and for subscriptions.",
     )
     disk_limit: int | None = setting(
         None,
-        "What messages may take on disk, the history apart.",
+        "Disk space for messages, without the history.",
         unit="bytes",
         least=DISK_LIMIT_MIN,
         none=None,
         fixed=_AT_START,
-        reason="What the disk has, but for a reserve: most brokers have a disk to themselves.",
+        reason="All of the disk but a reserve: most brokers have a disk of their own.",
     )
     when_full: WhenFull = setting(
         WhenFull.SLOW,
-        'Near the limit of the disk producers wait ("slow"), or are refused ("refuse"). Consumers go on either way.',
+        'Near the limit of the disk producers wait ("slow"), or are refused ("refuse"). Consumers continue either way.',
         fixed=_AT_START,
-        reason="A producer that waits needs no program for it.",
+        reason="A producer can wait without code for it.",
     )
     history: bool = setting(
         True,
-        "Write down what happens to every message, for `truenext audit`, in the folder history of data.",
-        fixed="the history of a run is whole, or there is none",
-        reason="A fault can only be explained if somebody wrote down what happened; it costs 3 to 8 % of throughput.",
+        "Record what happens to every message, for `truenext audit`, in the folder history of data.",
+        fixed="a run of the broker has a complete history or none",
+        reason="A fault can only be explained from a record of what happened; it costs 3 to 8 % of throughput.",
     )
     history_bytes_max: int = setting(
         HISTORY_BYTES_MAX,
-        "History that is kept; the oldest files go first, whenever a file ends.",
+        "Size of the history; whenever a file is complete, the oldest files beyond this are deleted.",
         unit="bytes",
         least=HISTORY_FILE_BYTES,
         reason="About five hundred million events, before they are Parquet; the least is one file.",
     )
     history_days_max: int = setting(
         HISTORY_DAYS_MAX,
-        "For how long history is kept.",
+        "Age at which history is deleted.",
         unit="days",
         least=1,
         most=36_500,
-        reason="What was wrong last month can still be asked for.",
+        reason="A fault of last month can still be explained.",
     )
     transactions_max: int = setting(
         TRANSACTIONS_MAX,
@@ -117,18 +117,18 @@ class BrokerSettings:
         least=1,
         most=TRANSACTIONS_CEILING,
         fixed=_AT_START,
-        reason="A session has one, a pool of workers a few. One in which nothing is said costs some 500 bytes, which "
+        reason="A session has one, a pool of workers a few. An empty transaction costs some 500 bytes, which "
         "memory_limit does not count, and no time.",
     )
     transaction_bytes_max: int = setting(
         TRANSACTION_BYTES_MAX,
-        "What one connection may send in all its open transactions together, unless it is a single message.",
+        "Bytes that one connection may send in all its open transactions together; a single message may be larger.",
         unit="bytes",
         least=1024,
         most=TRANSACTION_BYTES_CEILING,
         fixed=_AT_START,
-        reason="A COMMIT is written in one piece, while others wait for theirs. What all connections send in open "
-        "transactions takes no more than a quarter of the memory for messages, whatever is said here.",
+        reason="A COMMIT is written in one piece, and others wait meanwhile. The open transactions of all connections "
+        "take at most a quarter of the memory for messages, whatever this setting is.",
     )
     transaction_messages_max: int = setting(
         TRANSACTION_MESSAGES_MAX,
@@ -137,27 +137,27 @@ class BrokerSettings:
         least=1,
         most=TRANSACTION_MESSAGES_CEILING,
         fixed=_AT_START,
-        reason="A COMMIT is one step, in which nobody else is served: a quarter of a second with so many.",
+        reason="A COMMIT is one step, during which no other client is served: a quarter of a second at this limit.",
     )
     allow_anonymous: bool = setting(
         False,
-        "Let anybody in who reaches an address beyond loopback.",
+        "Listen on addresses beyond loopback, although clients need no password.",
         fixed=_WITH_CONNECTIONS,
-        reason="Anybody there could read and write all queues.",
+        reason="Every client that reaches such an address could read and write all queues.",
     )
     log_level: LogLevel = setting(
         LogLevel.WARNING,
-        "What is logged, to standard error: this and what is worse.",
-        reason="A log in which nothing stands is one that is read when something does.",
+        "Lowest level that is logged, to standard error.",
+        reason="A log that is usually empty is read when it has an entry.",
     )
 
 
 def fault_of_server_name(name: str) -> str:
     """Return the fault of a server name, or "". It must be one line: headers of CONNECTED are not escaped."""
     if not name.strip() or not name.isprintable():
-        return "must be a text that can be printed and is not empty"
+        return "must be a printable text, not empty"
     if name != name.strip():
-        return "must not begin or end with a blank: STOMP 1.0 trims it"
+        return "must not begin or end with a blank, which STOMP 1.0 removes"
     if len(name) > NAME_LENGTH_MAX:
         return f"has {len(name)} characters; at most {NAME_LENGTH_MAX}"
     return ""

@@ -366,7 +366,7 @@ class ServerConnection:
             return 0
         except OSError as error:
             # Not at once: a turn that writes to many connections must not find one closed meanwhile.
-            self._loop.call_soon(self._on_socket_broken, f"cannot be written to: {error}")
+            self._loop.call_soon(self._on_socket_broken, f"cannot write to the connection: {error}")
             return 0
         self.bytes_sent += sent
         return sent
@@ -392,7 +392,7 @@ class ServerConnection:
         # The rest of an orphaned message counts as an answer, but the client did not ask for it.
         answers = self._unsent_answer_bytes - (len(self._unsent[0][0]) if self._is_first_orphaned else 0)
         if answers > UNSENT_ANSWER_BYTES_MAX:
-            reason = f"asks for more answers than it reads: {answers} bytes, of {UNSENT_ANSWER_BYTES_MAX} at most"
+            reason = f"the client has {answers} bytes of unread answers, at most {UNSENT_ANSWER_BYTES_MAX}: read them"
             logger.warning("client refused", extra={"client": self._name, "reason": reason})
             # Logged as refused already, so it is not logged as lost.
             self._end_reading()
@@ -506,7 +506,7 @@ class ServerConnection:
         is read or written. Returns False if the connection must end instead."""
         if not self._broker.park_for_takeover(self._session):
             return False
-        logger.info("client lost, and may come back", extra={"client": self._name, "reason": reason})
+        logger.info("client lost; its messages are kept for a takeover", extra={"client": self._name, "reason": reason})
         self._end_reading()
         self._is_parked = True
         self._close_socket()
@@ -514,7 +514,7 @@ class ServerConnection:
         return True
 
     def _on_takeover_overdue(self) -> None:
-        reason = f"it did not come back within {TAKEOVER_GRACE_S:g} s"
+        reason = f"no takeover within {TAKEOVER_GRACE_S:g} seconds"
         logger.info("client lost", extra={"client": self._name, "reason": reason})
         self._end_parked()
 
@@ -575,7 +575,8 @@ class ServerConnection:
             self._set_timer(seconds, "control only", self._on_control_only_idle)
         else:
             self._refuse_client(
-                f"{self._control_only_reason}: this one may only ask, and has not for {CONTROL_ONLY_IDLE_S:g} seconds",
+                f"{self._control_only_reason}: this connection may only send control requests, and has sent none for "
+                f"{CONTROL_ONLY_IDLE_S:g} seconds",
                 Code.LIMIT,
             )
 
@@ -598,7 +599,7 @@ class ServerConnection:
             # Perhaps the broker itself was suspended: input of that time is in the socket.
             self._on_readable()
         if self._silence_s >= self._silence_limit_s and self._is_reading and not self._is_reading_paused:
-            self._end_lost("missed its heart-beats")
+            self._end_lost("no heart-beat from the client")
         if self._is_closed or not self._is_reading:
             return
         # A client that is not read is checked again after a whole limit.

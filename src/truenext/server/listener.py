@@ -51,9 +51,9 @@ class Listener:
         """Connections above the limit, which may only send control requests."""
         self._connections_max = connections_max
         self._make_connection = make_connection
-        self._limit_reason = f"there are {connections_max} connections, the most that one listener takes"
+        self._limit_reason = f"the listener has {connections_max} connections, the most that it accepts"
         if connections_max < CONNECTIONS_MAX:
-            self._limit_reason += " with so few files as the system lets the broker open (ulimit -n)"
+            self._limit_reason += " with the system's limit of open files (ulimit -n)"
         self._all_closed = Event()
         """Set when no connection is left; used by `close` only."""
         self._is_stopping = False
@@ -63,7 +63,7 @@ class Listener:
             )[0]
             self._sock = socket.create_server(where[:2], family=family, backlog=BACKLOG, reuse_port=False)
         except (OSError, UnicodeError) as error:
-            reason = "it is not the name of a host"
+            reason = "it is not a host name"
             if isinstance(error, OSError):
                 # The text of `create_server` repeats the address.
                 reason = str(error.strerror or error)
@@ -118,7 +118,7 @@ class Listener:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                logger.error("cannot accept", extra={"listener": self.url, "reason": str(error)})
+                logger.error("cannot accept connections", extra={"listener": self.url, "reason": str(error)})
                 self._loop.remove_reader(self._sock)
                 self._loop.call_later(ACCEPT_RETRY_S, self._resume_accepting)
                 return
@@ -126,9 +126,10 @@ class Listener:
             is_above_limit = len(self._connections) - len(self._control_only) >= self._connections_max
             if is_above_limit and len(self._control_only) >= CONTROL_ONLY_CONNECTIONS_MAX:
                 extra = {"client": client, "connections": self._connections_max}
-                logger.error("connection refused: there are too many", extra=extra)
+                logger.error("connection refused: too many connections", extra=extra)
                 reason = (
-                    f"{self._limit_reason}, and {CONTROL_ONLY_CONNECTIONS_MAX} more that may only ask: try again later"
+                    f"{self._limit_reason}, and {CONTROL_ONLY_CONNECTIONS_MAX} more for control requests alone: "
+                    "try again later"
                 )
                 sock.setblocking(False)
                 refusal = Frame("ERROR", {"message": reason, "truenext-code": Code.LIMIT.value})
@@ -156,7 +157,7 @@ class Listener:
             self._connections.add(connection)
             if is_above_limit:
                 extra = {"client": client, "connections": self._connections_max}
-                logger.warning("connection may only ask: there are too many", extra=extra)
+                logger.warning("connection may only send control requests: too many connections", extra=extra)
                 self._control_only.add(connection)
 
     def _resume_accepting(self) -> None:
