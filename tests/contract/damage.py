@@ -214,7 +214,7 @@ def read_all(store: EmbeddedStore, limit: int = 7) -> Content:
             horizon = sequence_of(page.messages[-1].key) if page.messages else horizon
             is_end = page.is_end
         if unread:
-            raise TruenextError(f"the count of its messages and what is in it differ by {unread}")
+            raise TruenextError(f"the number of its messages differs from their count by {unread}")
     return Content(recovered.queues, recovered.producers, shelf, _read_timers(store, limit))
 
 

@@ -795,7 +795,7 @@ def test_a_history_that_cannot_be_read_tells_a_check_of_no_batch(tmp_path: Path)
 
 def test_a_file_that_is_no_history_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "0000000000000001.history").write_bytes(b"something else")
-    with pytest.raises(HistoryError, match=r"0001\.history is no history"):
+    with pytest.raises(HistoryError, match=r"0001\.history is not a history file"):
         HistoryWriter(tmp_path)
 
 

@@ -421,7 +421,7 @@ def test_an_acknowledgement_in_auto_mode_is_refused(broker: BrokerProcess, queue
     reader.subscribe(queue, ack="auto")
     message = reader.message()
     reader.send_frame("ACK", {"id": f"{message.headers['truenext-sequence']}@1"})
-    expect_error(reader, "subscription '1' acknowledges by itself")
+    expect_error(reader, "subscription '1' has ack:auto")
 
 
 # ---- Attempts and dead letters ----

@@ -92,7 +92,7 @@ def test_dead_letters_are_re_driven_by_the_selector_of_the_help_by_their_cause_a
         assert back.body == body
         broker.output_of("purge", queue, "--selector", f"x_trace = '{body.decode()}'")
     failed = broker.truenext("redrive", f"DLQ.{queue}", "--selector", "truenext-attempts > 2")
-    assert failed.returncode == 2 and "of a dead letter ask for truenext_original_attempts" in failed.stderr
+    assert failed.returncode == 2 and "for a dead letter use truenext_original_attempts" in failed.stderr
 
 
 def test_a_purge_removes_waiting_messages_and_leaves_held_ones(broker: BrokerProcess, queue: str) -> None:
@@ -142,7 +142,7 @@ def test_move_and_purge_leave_held_messages_and_fail_only_for_named_ones(
     [
         ("move", {"queue": "nowhere", "to": "there"}, "there is no queue 'nowhere'"),
         ("move", {"queue": "orders"}, "missing required field `to`"),
-        ("move", {"queue": "orders", "to": "orders"}, "is where they are"),
+        ("move", {"queue": "orders", "to": "orders"}, "the messages are in"),
         ("move", {"queue": "orders", "to": "a,b"}, "its name has a comma"),
         ("purge", {"queue": "orders", "selector": "colour ="}, "selector"),
         ("pause", {}, "missing required field `queue`"),

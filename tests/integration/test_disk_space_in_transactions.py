@@ -21,11 +21,11 @@ from truenext.wire.stomp.frame import Frame
 KEEP_OPEN = {"truenext-keep-open": "true"}
 FULL = (
     "the broker's disk is as full as it may be (its reserve of free space, or --disk-limit; of a broker with --memory, "
-    "--memory-limit), and takes no message: free space on it, or try again when messages were consumed"
+    "--memory-limit): free disk space, or try again when messages were consumed"
 )
 ADVICE = (
     "; in a transaction acknowledge first, and at least as many bytes as it sends "
-    "(but for 16384 bytes to queues Spark.*)"
+    "(except 16384 bytes to queues Spark.*)"
 )
 
 

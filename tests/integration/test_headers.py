@@ -278,7 +278,7 @@ def test_queues_with_a_question_mark_from_before_can_be_moved_and_purged(tmp_pat
         broker.await_facts(OLD, waiting=0)
         # But nothing new comes there.
         failed = broker.truenext("move", "new", "b?c")
-        assert failed.returncode == 2 and "no name has a ?" in failed.stderr
+        assert failed.returncode == 2 and "names have no ?" in failed.stderr
         broker.stop()
     finally:
         broker.clean_up()

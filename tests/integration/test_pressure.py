@@ -450,7 +450,7 @@ def test_a_client_that_does_not_read_its_replies_is_the_only_one_cut_when_memory
 
     assert modest.message().body == b"a reply"
     error = deaf.error()
-    assert "does not read what waits in its temporary queues" in error.body.decode()
+    assert "the client does not read the messages of its temporary queues" in error.body.decode()
     assert error.headers["truenext-code"] == "too-slow"
     server.send_frame("SEND", {"destination": addresses[0]}, b"another reply", confirmed=True)
     assert modest.message().body == b"another reply"

@@ -449,7 +449,7 @@ def test_redrive_leaves_held_messages_and_messages_that_were_not_dead_lettered(
     ("queue", "arguments", "why"),
     [
         ("DLQ.nowhere", {}, "there is no queue 'DLQ.nowhere'"),
-        ("orders", {}, "'orders' is no dead-letter queue"),
+        ("orders", {}, "'orders' is not a dead-letter queue"),
         ("orders", {"limit": 0}, "Expected `int` >= 1 - at `[$].limit`"),
         ("orders", {"all": True}, "unknown field `all`"),
     ],

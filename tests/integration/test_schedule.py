@@ -165,7 +165,7 @@ def test_too_many_control_requests_at_once_are_refused(own_broker: BrokerProcess
     client.send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
     frame = b"SEND\ndestination:/control/scheduled\nreply-to:/temp-queue/answers\n\n" + b'{"queue":"q"}\0'
     client.write(frame * 1000)
-    with pytest.raises(UnexpectedError, match="this connection waits for 100 answers"):
+    with pytest.raises(UnexpectedError, match="100 control requests of this connection have no answer yet"):
         client.messages(1000)
     assert own_broker.output_of("unschedule", "q") == "3,000 cancelled\n"
 
@@ -217,7 +217,7 @@ def test_scheduled_and_unschedule_report_invalid_arguments(
     [
         ("/queue/q", {"AMQ_SCHEDULED_DELAY": "soon"}, "'soon' is not a number"),
         ("/queue/q", {"AMQ_SCHEDULED_REPEAT": "-2", "AMQ_SCHEDULED_PERIOD": "1"}, "'-2' is not a number"),
-        ("/queue/q", {"AMQ_SCHEDULED_CRON": "* * 30 2 *"}, "no cron expression, or never"),
+        ("/queue/q", {"AMQ_SCHEDULED_CRON": "* * 30 2 *"}, "not a cron expression, or has no next time"),
         ("/temp-queue/q", {"AMQ_SCHEDULED_DELAY": "1"}, "may be gone"),
     ],
 )

@@ -214,7 +214,7 @@ def test_a_durable_subscription_has_one_user_at_a_time(broker: BrokerProcess, qu
     first, second = known(broker, queue), known(broker, queue)
     follow(first, f"/topic/{queue}", headers={"durable": "true"})
     second.send_frame("SUBSCRIBE", {"id": "1", "destination": f"/topic/{queue}", "durable": "true"})
-    assert "somebody uses the durable subscription" in second.error().headers["message"]
+    assert "is in use by another consumer" in second.error().headers["message"]
     first.disconnect()
     second = known(broker, queue)
     follow(second, f"/topic/{queue}", headers={"durable": "true"})
@@ -344,7 +344,7 @@ def test_a_redriven_message_of_a_durable_subscription_arrives_as_it_was_first_se
     ("client_id", "headers", "why"),
     [
         (None, {"durable": "true"}, "needs a client-id"),
-        ("a,b", {"durable": "true"}, "client-id 'a,b' is empty, or has characters"),
+        ("a,b", {"durable": "true"}, "client-id 'a,b' is empty, or has a character"),
         ("", {"durable": "true"}, "needs a client-id"),
         ("me", {"activemq.subscriptionName": ""}, "name of a durable subscription '' is empty"),
         ("me", {"activemq.subscriptionName": "x" * 240}, "of 242 characters"),

@@ -162,7 +162,7 @@ def test_options_that_a_pattern_of_queues_cannot_have_are_refused(
 def test_a_send_to_a_pattern_is_refused(broker: BrokerProcess) -> None:
     client = broker.connect()
     client.send_frame("SEND", {"destination": "/queue/a.*"})
-    assert "only be subscribed to" in client.error().headers["message"]
+    assert "is for SUBSCRIBE only" in client.error().headers["message"]
 
 
 def test_stomp_py_takes_from_all_queues_of_a_pattern(broker: BrokerProcess, queue: str) -> None:

@@ -165,8 +165,8 @@ def test_a_content_length_beyond_the_limit_is_refused_before_the_body_comes(
         (b"send\ndestination:/queue/q\n\n\0", "unknown command 'send'; is SEND meant?"),
         (b"send\ndestination:/queue/q\n\nbody\0", "unknown command 'send'; is SEND meant?"),
         (b"MESSAGE\ndestination:/queue/q\n\n\0", "unknown command 'MESSAGE'"),
-        (connect_frame(), "CONNECT may not come while connected"),
-        (connect_frame().replace(b"CONNECT", b"STOMP"), "STOMP may not come while connected"),
+        (connect_frame(), "CONNECT is not allowed while connected"),
+        (connect_frame().replace(b"CONNECT", b"STOMP"), "STOMP is not allowed while connected"),
         (b"SEND\ndestination:/queue/q\ncontent-length:1\n\nxyz\0", "no NUL after the 1 bytes of the body"),
         (b"SEND\ndestination:/queue/q\n" + b"x:y\n" * HEADERS_MAX + b"\n\0", f"more than {HEADERS_MAX} headers"),
         (b"SEND\n" + b"".join(b"x%d:y\n" % number for number in range(3 * HEADERS_MAX)), "headers in one frame"),
@@ -182,7 +182,7 @@ def test_a_content_length_beyond_the_limit_is_refused_before_the_body_comes(
         (b"SEND\ndestination:/queue/q\nnote:\xff\n\n\0", "header is not UTF-8"),
         (b"SEND\ndestination:/queue/q\nnonsense\n\n\0", "header line 'nonsense' is not name:value"),
         (b"SEND\ndestination:/queue/q\n:x\n\n\0", "header line ':x' is not name:value"),
-        (b"BEGIN\ntransaction:t\n\nbody\0", "BEGIN must not have a body"),
+        (b"BEGIN\ntransaction:t\n\nbody\0", "BEGIN must have no body"),
         (b"SEND\n\nx\0", "SEND without a destination"),
         (b"SEND\ndestination:/queue/a\\nb\n\nx\0", "has characters that cannot be printed"),
         (b"SEND\ndestination:/queue/" + b"x" * 300 + b"\n\n\0", "destination name of 300 characters; at most 2"),
@@ -246,14 +246,14 @@ def test_a_body_without_an_end_is_refused(broker: BrokerProcess, queue: str) -> 
 @pytest.mark.parametrize(
     ("sent_data", "fault"),
     [
-        (b"SEND\ndestination:/queue/q\n\nx\0", "SEND may not come while connecting"),
-        (b"DISCONNECT\n\n\0", "DISCONNECT may not come while connecting"),
+        (b"SEND\ndestination:/queue/q\n\nx\0", "SEND is not allowed while connecting"),
+        (b"DISCONNECT\n\n\0", "DISCONNECT is not allowed while connecting"),
         (b"HELLO\n\n\0", "unknown command before CONNECT is complete"),
         (b"CONNECTED\nversion:1.2\n\n\0", "unknown command before CONNECT is complete"),
         (b"x" * (LOGIN_BYTES_MAX + 1), f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete"),
         (b"CONNECT\nlogin:" + b"x" * LOGIN_BYTES_MAX, f"more than {LOGIN_BYTES_MAX} bytes before CONNECT"),
         (connect_frame(login="x" * LOGIN_BYTES_MAX), f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete"),
-        (connect_frame(content_length="8200"), "CONNECT must not have a body"),
+        (connect_frame(content_length="8200"), "CONNECT must have no body"),
         (b"SEND\ncontent-length:99999\n\n", f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete"),
         (connect_frame(receipt="1"), "CONNECT cannot ask for a receipt"),
         (connect_frame(heart_beat="soon"), "heart-beat is not two numbers of milliseconds"),
@@ -400,7 +400,7 @@ def test_a_connection_cannot_acknowledge_a_message_that_it_does_not_hold(
     elif named == "another broker's":
         fault = "which is no ack header" if version == "1.2" else "which this broker never sent"
     elif is_auto and version != "1.0":
-        fault = "subscription '1' acknowledges by itself (ack:auto)"
+        fault = "subscription '1' has ack:auto: its messages are not acknowledged by the client"
     else:
         fault = f"message {sequence} is not held by this connection's subscription"
     assert expect_error(client, fault).headers["receipt-id"] == "in question"
@@ -436,11 +436,11 @@ def test_unsupported_features_are_refused_by_name(
     ("command", "headers", "fault"),
     [
         ("SUBSCRIBE", {"destination": "/queue/q", "activemq.prefetchSize": "0"}, "prefetchSize of 0 (pulling) is not"),
-        ("SUBSCRIBE", {"destination": "/control/queues"}, "/control/queues is for questions"),
+        ("SUBSCRIBE", {"destination": "/control/queues"}, "/control/queues is for control requests"),
         ("SEND", {"destination": "/quue/q"}, "unknown destination '/quue/q': it must begin with /queue/"),
         ("SEND", {"destination": "queue/q"}, "unknown destination 'queue/q': here it is '/queue/q'"),
         ("SUBSCRIBE", {"destination": "/dsub/news"}, "here a durable subscription is a SUBSCRIBE to its /topic/NAME"),
-        ("SEND", {"destination": "/exchange/news"}, "there are no exchanges here; say /topic/NAME"),
+        ("SEND", {"destination": "/exchange/news"}, "there are no exchanges here; use /topic/NAME"),
         ("SEND", {"destination": "/queue/"}, "destination '/queue/' has no name"),
         (
             "SEND",
@@ -448,7 +448,7 @@ def test_unsupported_features_are_refused_by_name(
             "there is no control verb 'shutdown'",
         ),
         ("SEND", {"destination": "/control/queues"}, "SEND without the header 'reply-to'"),
-        ("SEND", {"destination": "/control/queues", "reply-to": "/topic/news"}, "goes to a /temp-queue/"),
+        ("SEND", {"destination": "/control/queues", "reply-to": "/topic/news"}, "must be a /temp-queue/"),
         ("SEND", {"destination": "/queue/q", "truenext-number": "1"}, "truenext-producer and truenext-number go"),
     ],
 )
@@ -995,7 +995,7 @@ def test_frames_after_disconnect_are_not_carried_out(broker: BrokerProcess, queu
     sent_data.append(Frame("ACK", {"id": held.headers["ack"]}))
     client.write(b"".join(encode(frame, Version.V1_2) for frame in sent_data))
     client.await_receipt("left")
-    expect_error(client, "SEND may not come while closed")
+    expect_error(client, "SEND is not allowed while closed")
 
     remaining = broker.remaining_messages(queue)
     assert bodies(remaining) == ["held", "sent"]
@@ -1505,7 +1505,7 @@ def test_command_without_a_broker_reports_it_and_the_remedy_in_one_line(command:
 )
 def test_server_of_another_protocol_is_named_while_it_keeps_the_connection(protocol: str, first: bytes) -> None:
     with answering(first) as url:
-        reason = f"the server there speaks {protocol}, not STOMP"
+        reason = f"the server speaks {protocol}, not STOMP"
         assert failed("queues", "--url", url, status=2) == no_broker(url, reason)
         with pytest.raises(ConnectionLost, match=f"no broker at {url}: {reason}"):
             asyncio.run(connect_once(url))

@@ -384,7 +384,7 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[Service], object], str]] = {
     "a broker in a list": (lambda app: Service("s", broker=[5]), r"broker of service s .*\[5\]"),  # type: ignore[list-item]
     "a broker of another protocol": (
         lambda app: Service("s", broker=["stomp://a", "http://b"]),
-        "broker of service s: 'http://b' is no address of a broker",
+        "broker of service s: 'http://b' is not the address of a broker",
     ),
     "no broker": (lambda app: Service("s", broker=[]), "broker of service s is a URL"),
     "a database": (lambda app: Service("s", database=5), "database of service s is a URL"),  # type: ignore[arg-type]

@@ -209,7 +209,7 @@ class DecoderWithoutShapes:
         if command not in COMMANDS_WITHOUT_BODY:
             raise RemoteProtocolError(unknown_command(command, self.version))
         if not (command == "SUBSCRIBE" and self.version is Version.V1_0):
-            raise RemoteProtocolError(f"{command} must not have a body, nor a content-length that says so")
+            raise RemoteProtocolError(f"{command} must have no body, and no content-length above 0")
 
     def _quoted(self, text: str) -> str:
         """Return the peer's text for an error message; nothing before the login, where it may be a passcode."""

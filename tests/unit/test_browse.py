@@ -151,9 +151,9 @@ def test_browsed_messages_cannot_be_acknowledged_or_nacked() -> None:
     driver.browse()
     (showing,) = driver.turns()
     sequence = showing.entries[0].sequence
-    with pytest.raises(RemoteProtocolError, match="'b' browses: nothing of it is acknowledged"):
+    with pytest.raises(RemoteProtocolError, match="'b' is a browser: its messages are not acknowledged"):
         driver.engine.acknowledge(driver.session, Ack("b", sequence))
-    with pytest.raises(RemoteProtocolError, match="'b' browses: nothing of it is acknowledged"):
+    with pytest.raises(RemoteProtocolError, match="'b' is a browser: its messages are not acknowledged"):
         driver.engine.nack(driver.session, Nack("b", sequence))
     with pytest.raises(RemoteProtocolError, match="is not held"):
         driver.engine.acknowledge(driver.session, Ack(None, sequence))
@@ -189,7 +189,7 @@ def test_number_of_concurrent_browsers_is_limited() -> None:
     driver = BrowseDriver(1)
     for number in range(BROWSERS_MAX):
         driver.browse(str(number))
-    with pytest.raises(RemoteProtocolError, match=f"more than {BROWSERS_MAX} are browsing"):
+    with pytest.raises(RemoteProtocolError, match=f"more than {BROWSERS_MAX} browsers at once"):
         driver.browse()
     driver.turns(BROWSERS_MAX)
     for number in range(BROWSERS_MAX, SUBSCRIPTIONS_MAX):

@@ -199,8 +199,8 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
         (
             '[broker]\nlisten = ["http://x"]',
             [
-                "[broker] listen has an address that cannot be listened on: 'http://x' is no address of a broker: it "
-                "must be stomp://HOST:PORT"
+                "[broker] listen has an address that cannot be listened on: 'http://x' is not the address of a broker: "
+                "it must be stomp://HOST:PORT"
             ],
         ),
         (
@@ -215,11 +215,11 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
         ('[policy.""]', ['[policy.""] is not a pattern of queue names: it has an empty word']),
         (
             '[policy."a.>.b"]',
-            ['[policy."a.>.b"] is not a pattern of queue names: > stands for the rest of a name, and only at its end'],
+            ['[policy."a.>.b"] is not a pattern of queue names: > is allowed only as the last word'],
         ),
         (
             '[policy."a*.b"]',
-            ["[policy.\"a*.b\"] is not a pattern of queue names: 'a*': * and > stand for whole words"],
+            ["[policy.\"a*.b\"] is not a pattern of queue names: 'a*': * and > are whole words, not parts of one"],
         ),
         ('[policy."/queue/a"]', ['[policy."/queue/a"]: a pattern of queue names has no /queue/: leave it out']),
         (

@@ -114,9 +114,11 @@ def test_a_selector_for_which_there_is_no_room_is_refused_and_nothing_is_done(
     run.settle()
     before, names = run.engine.memory.queue_bytes, {queue.name for queue in run.engine.queues()}
     durable = KEY if address == "durable" else ""
-    with pytest.raises(RemoteProtocolError, match=r"no room for this subscription: it takes 38\d KiB .*--memory-limit"):
+    with pytest.raises(
+        RemoteProtocolError, match=r"no memory for this subscription: it needs 38\d KiB .*--memory-limit"
+    ):
         subscribe(run, "/topic/t" if durable else address, long_selector(), durable=durable)
-    with pytest.raises(RemoteProtocolError, match="no room for this subscription"):
+    with pytest.raises(RemoteProtocolError, match="no memory for this subscription"):
         run.engine.browse(run.session, Browse("b", parse_address("/queue/q", "s"), long_selector()))
     assert run.engine.memory.queue_bytes == before and {queue.name for queue in run.engine.queues()} == names
     assert not run.session.consumers and not run.session.browsers
@@ -130,12 +132,12 @@ def test_full_memory_of_queues_leaves_a_reserve_for_consumers(
     run = Passing(capacity=10)
     for number in range(10):
         run.publish(f"q{number}")
-    with pytest.raises(RemoteProtocolError, match="no room for another queue"):
+    with pytest.raises(RemoteProtocolError, match="no memory for another queue"):
         run.publish("one more")
     subscribe(run, "/queue/>", name="first")
     assert len(run.session.consumers["first"].all_queues()) == 10, "nobody is refused who makes room"
     count = 0
-    with pytest.raises(RemoteProtocolError, match="no room for this subscription"):
+    with pytest.raises(RemoteProtocolError, match="no memory for this subscription"):
         for count in range(100):
             subscribe(run, "/queue/q0", name=f"consumer {count}")
     assert 8 < count < 20
@@ -154,7 +156,7 @@ def test_first_pattern_of_a_queue_is_never_refused_and_later_ones_may_be(monkeyp
     assert run.engine.memory.queue_bytes < before + 2 * (CONSUMER_BYTES + WILDCARD_BYTES) + 500, (
         "queues have room for it"
     )
-    with pytest.raises(RemoteProtocolError, match="no room for this subscription"):
+    with pytest.raises(RemoteProtocolError, match="no memory for this subscription"):
         subscribe(run, "/queue/>", name="all")
 
 

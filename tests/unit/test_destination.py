@@ -69,18 +69,18 @@ def test_an_address_means_one_destination(address: str, destination: Destination
         ("/queue", "unknown destination"),
         (" /queue/a", "unknown destination"),
         ("/amq/queue/a/b", "here it is '/queue/a/b'"),
-        ("/reply-queue/a", "here a reply goes to what the MESSAGE's reply-to says"),
+        ("/reply-queue/a", "here a reply is sent to the destination in the MESSAGE's reply-to"),
         ("/queue/", "has no name"),
         ("/temp-queue/", "has no name"),
         ("/control/", "has no name"),
         ("/remote-temp-queue/", "has no name"),
         (
             "/remote-temp-queue/r",
-            "'/remote-temp-queue/r': here it is '/temp-queue/r' if it is one's own, and of others what",
+            "'/remote-temp-queue/r': use '/temp-queue/r' for one of this connection, and the reply-to",
         ),
         (
             "/remote-temp-topic/t",
-            "'/remote-temp-topic/t': here it is '/temp-topic/t' if it is one's own, and of others what",
+            "'/remote-temp-topic/t': use '/temp-topic/t' for one of this connection, and the reply-to",
         ),
         ("/remote-temp-queue/you/", "has no name"),
         ("/queue//a", "begin"),
@@ -95,10 +95,10 @@ def test_an_address_means_one_destination(address: str, destination: Destination
         ("/queue/\x00", "cannot be printed"),
         ("/topic/", "has no name"),
         ("/topic//me/news", "begin"),
-        ("/topic/a.>.b", "only at its end"),
-        ("/topic/a*", "stand for whole words"),
+        ("/topic/a.>.b", "only as the last word"),
+        ("/topic/a*", "are whole words"),
         ("/topic/a..*", "empty word"),
-        ("/topic/*\n", "stand for whole words"),
+        ("/topic/*\n", "are whole words"),
         ("/temp-topic/a.*", "are for subscriptions"),
         ("/queue/a,b", "unknown destination 'b': in a composite destination each begins with /queue/ or /topic/"),
         ("/topic/a,b", "unknown destination 'b'"),
@@ -111,10 +111,10 @@ def test_an_address_means_one_destination(address: str, destination: Destination
         ("/topic/a?", "option '' of"),
         (",".join(["/queue/a"] * 101), "101 parts; at most 100"),
         ("/dsub/news", "a durable subscription is a SUBSCRIBE to its /topic/NAME with durable:true"),
-        ("/exchange/amq.topic/news", "there are no exchanges here; say /topic/NAME for everybody who has subscribed"),
-        ("/queue/a.>.b", "only at its end"),
-        ("/queue/a*", "stand for whole words"),
-        ("/queue/a,/queue/b.*", "can only be subscribed to"),
+        ("/exchange/amq.topic/news", "there are no exchanges here; use /topic/NAME for all subscribers"),
+        ("/queue/a.>.b", "only as the last word"),
+        ("/queue/a*", "are whole words"),
+        ("/queue/a,/queue/b.*", "is for SUBSCRIBE only"),
     ],
 )
 def test_an_address_that_means_nothing_is_refused_and_says_why(address: str, reason: str) -> None:
@@ -214,5 +214,5 @@ def test_options_are_read_or_refused(text: str) -> None:
 def test_stored_address_with_a_question_mark_is_still_parsed() -> None:
     assert parse_stored_address("/topic/a?b") == Destination(DestinationKind.TOPIC, "a?b")
     assert [part.name for part in parse_stored_address("/queue/a?b,/topic/c?d").parts] == ["a?b", "c?d"]
-    with pytest.raises(RemoteProtocolError, match="no name has a"):
+    with pytest.raises(RemoteProtocolError, match="names have no"):
         parse_queue_name("a?b")

@@ -186,20 +186,20 @@ def test_first_line_of_a_repeated_header_counts() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "is not understood at its end"),
-        ("a = ", "is not understood at its end, behind 'a = '"),
-        ("a = 1 b", "is not understood at character 7, 'b'"),
-        ("a == 1", "is not understood at character 4, '= 1'"),
-        ("a = 'x", 'is not understood at character 5, "\'x"'),
-        ("a.b = 1", "is not understood at character 2, '.b = 1'"),
-        ("and = 1", "is not understood at character 1"),
-        ("a IN ()", "is not understood at character 7, ')'"),
-        ("a IN (1)", "is not understood at character 7"),
-        ("a IS 1", "is not understood at character 6"),
-        ("a LIKE b", "is not understood at character 8"),
-        ("a = \0", "is not understood at character 5"),
-        ("TRUE AND 'x'", "a text is neither true nor false at character 10, \"'x'\""),
-        ("1", "a number is neither true nor false at character 1"),
+        ("", "syntax error at its end"),
+        ("a = ", "syntax error at its end, after 'a = '"),
+        ("a = 1 b", "syntax error at character 7, 'b'"),
+        ("a == 1", "syntax error at character 4, '= 1'"),
+        ("a = 'x", 'syntax error at character 5, "\'x"'),
+        ("a.b = 1", "syntax error at character 2, '.b = 1'"),
+        ("and = 1", "syntax error at character 1"),
+        ("a IN ()", "syntax error at character 7, ')'"),
+        ("a IN (1)", "syntax error at character 7"),
+        ("a IS 1", "syntax error at character 6"),
+        ("a LIKE b", "syntax error at character 8"),
+        ("a = \0", "syntax error at character 5"),
+        ("TRUE AND 'x'", "a text is not a condition at character 10, \"'x'\""),
+        ("1", "a number is not a condition at character 1"),
         ("a = 1 OR 1 = 'x'", "a number cannot be compared with a text at character 12"),
         ("JMSPriority = '9'", "a number cannot be compared with a text at character 13"),
         ("a < 'x'", "< is for numbers, not for a text, at character 3"),
@@ -207,18 +207,18 @@ def test_first_line_of_a_repeated_header_counts() -> None:
         ("a BETWEEN 1 AND 'x'", "<= is for numbers, not for a text, at character 17"),
         ("1 + 'x' = 2", "a text is no number at character 5"),
         ("-TRUE = 1", "a truth is no number at character 2"),
-        ("1 IN ('x')", "IN is for a property that is text, whose name must stand before it, at character 1"),
-        ("JMSPriority LIKE '1'", "LIKE is for a property that is text"),
-        ("a = 1 AND (b) IS NULL", "IS NULL is for a property's name, which must stand before it, at character 12"),
+        ("1 IN ('x')", "IN must follow the name of a property that is text, at character 1"),
+        ("JMSPriority LIKE '1'", "LIKE must follow the name of a property that is text"),
+        ("a = 1 AND (b) IS NULL", "IS NULL must follow the name of a property, at character 12"),
         ("a LIKE 'x' ESCAPE 'xy'", "ESCAPE takes one character at character 19"),
         ("a LIKE 'x!' ESCAPE '!'", "a pattern that ends with its escape character at character 8"),
         ("JMSMessageID = 'x'", "messages cannot be selected by JMSMessageID, at character 1"),
-        ("a = 08", "no number: one that begins with 0 is octal at character 5"),
+        ("a = 08", "not a number: one that begins with 0 is octal at character 5"),
         ("a = 9223372036854775809", "a number too large for 64 bits at character 5"),
         ("a = 1e999", "a number too large for 64 bits at character 5"),
-        ("hyphenated_props:", "is not understood at its end, behind 'hyphenated_props:'"),
-        ("hyphenated_props:a = = 1", "is not understood at character 22, '= 1'"),
-        (" hyphenated_props:a", "is not understood at character 18, ':a'"),
+        ("hyphenated_props:", "syntax error at its end, after 'hyphenated_props:'"),
+        ("hyphenated_props:a = = 1", "syntax error at character 22, '= 1'"),
+        (" hyphenated_props:a", "syntax error at character 18, ':a'"),
         *(
             (text, f"{name} is a subtraction: write {name.replace('-', '_')}, or hyphenated_props: before")
             for text, name in (
@@ -231,7 +231,7 @@ def test_first_line_of_a_repeated_header_counts() -> None:
             )
         ),
         *(
-            (text, f"messages cannot be selected by {name}, which is said of one delivery or one frame")
+            (text, f"messages cannot be selected by {name}, which belongs to one delivery or one frame")
             for text, name in (
                 ("truenext-attempts > 2", "truenext-attempts"),
                 ("truenext_attempts > 2", "truenext-attempts"),
@@ -244,10 +244,10 @@ def test_first_line_of_a_repeated_header_counts() -> None:
                 ("truenext_last_cause LIKE '%'", "truenext-last-cause"),
             )
         ),
-        ("truenext_attempts > 2", "of a dead letter ask for truenext_original_attempts, at character 1"),
-        ("timestamp > 2", "ask for JMSTimestamp, at character 1"),
+        ("truenext_attempts > 2", "for a dead letter use truenext_original_attempts, at character 1"),
+        ("timestamp > 2", "use JMSTimestamp, at character 1"),
         ("a" * (SELECTOR_LENGTH_MAX + 1), "4097 characters; at most 4096"),
-        ("(" * (SELECTOR_DEPTH_MAX + 1) + "a" + ")" * 99, "more than 32 parentheses in one another at character 33"),
+        ("(" * (SELECTOR_DEPTH_MAX + 1) + "a" + ")" * 99, "more than 32 nested parentheses at character 33"),
         (f"a LIKE '%{'_a' * 99}%' OR a LIKE '%{'_a' * 99}%'", f"more than {SELECTOR_SCAN_MAX} characters of LIKE"),
     ],
 )

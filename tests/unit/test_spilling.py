@@ -258,7 +258,7 @@ def test_stalled_subscriber_is_ended_only_when_disk_space_is_short_and_the_large
     assert driver.after(100) == ""
     driver.run.engine.commit_state.disk_level = DiskLevel.LITTLE
     ended = driver.after(1)
-    assert ended.startswith("much took and acknowledged nothing for 60 seconds")
+    assert ended.startswith("much the client read and acknowledged nothing for 60 seconds")
     assert "its subscription to t:" in ended and "stalled_subscriber_ms" in ended
     assert driver.after(1).startswith("little ")
     assert much.session.id not in targets.sessions(driver.run.engine)
@@ -294,7 +294,7 @@ def test_stall_limit_of_a_subscriber_is_that_of_the_policy_of_its_topic() -> Non
     spill(driver.run)
     driver.run.engine.commit_state.disk_level = DiskLevel.LITTLE
     assert driver.after(2) == ""
-    assert driver.after(1).startswith("quick took and acknowledged nothing for 2 seconds")
+    assert driver.after(1).startswith("quick the client read and acknowledged nothing for 2 seconds")
 
 
 def test_short_memory_is_a_need_of_room_if_nothing_else_can_leave_it() -> None:
@@ -322,7 +322,7 @@ def test_memory_limit_of_a_subscription_counts_spilled_messages_and_those_held_w
     assert driver.run.engine.evict() == {}
     publish(driver.run, "6")
     (why,) = driver.run.engine.evict().values()
-    assert "its subscription to t holds" in why and "memory_limit of that topic's policy is 9000" in why
+    assert "the subscription to t has" in why and "memory_limit of its policy is 9000" in why
 
 
 def test_a_reply_queue_does_not_leave_memory_and_ends_its_connection_when_nothing_else_can() -> None:
@@ -332,5 +332,5 @@ def test_a_reply_queue_does_not_leave_memory_and_ends_its_connection_when_nothin
     publish(run, *"0123456789", to="/remote-temp-queue/s/r")
     run.settle()
     run.engine.memory.limit = 1000
-    assert list(run.engine.evict().values()) == ["does not read what waits in its temporary queues"]
+    assert list(run.engine.evict().values()) == ["the client does not read the messages of its temporary queues"]
     assert all(not each.spilled_bytes for each in run.engine.queues() if each.is_reply_queue)

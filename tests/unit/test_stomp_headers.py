@@ -252,7 +252,7 @@ def test_options_are_split_off_before_commas_and_wildcards_are_parsed() -> None:
         ("consumer.prefetchSize=40000", "consumer.prefetchSize 40000 is more than 32767"),
         (
             "consumer.prefetchSize=1&consumer.prefetchSize=2",
-            "option 'consumer.prefetchSize' of a destination is said twice",
+            "option 'consumer.prefetchSize' of a destination is set twice",
         ),
         ("consumer.priority=200", "consumer.priority '200' is not a number from -127 to 127"),
         ("consumer.exclusive=maybe", "consumer.exclusive 'maybe' is not true or false"),
@@ -316,7 +316,7 @@ def test_two_names_of_one_thing_agree_or_are_refused(
         assert (one.window, one.priority, one.is_exclusive) == (other.window, other.priority, other.is_exclusive)
         assert (one.selector and one.selector.text) == (other.selector and other.selector.text)
     reason = error_of(f"/queue/a?{options}", others)
-    assert "disagree; say one of them" in reason
+    assert "disagree; use one of them" in reason
     assert options.partition("=")[0] in reason and all(name in reason for name in others)
 
 
@@ -450,7 +450,7 @@ def test_truenext_header_is_for_this_frame_or_refused_by_name(command: str, name
     if name in BELONGS:
         assert reason.endswith(f": it is for {BELONGS[name]}; leave it out")
     elif name in OF_MESSAGE:
-        assert reason.endswith(": only the broker says it; leave it out")
+        assert reason.endswith(": only the broker sets it; leave it out")
     else:
         assert reason.endswith("; leave it out")
         assert command == "UNSUBSCRIBE" or all(each in reason for each in own_headers if each not in OF_MESSAGE)

@@ -83,7 +83,7 @@ def test_first_bytes_of_a_server_of_another_protocol_are_named_however_they_are_
 ) -> None:
     error = recognized(pieces_of(data, size), detector_for_server())
     assert (error.protocol, error.answer) == (protocol, b"")
-    assert str(error) == f"the server there speaks {protocol}, not STOMP"
+    assert str(error) == f"the server speaks {protocol}, not STOMP"
 
 
 @pytest.mark.parametrize("data", STOMP_SERVERS)

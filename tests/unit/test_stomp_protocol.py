@@ -139,7 +139,7 @@ def test_frames_that_need_no_check_are_those_that_change_nothing(side: Side, sta
 
 def test_frame_out_of_turn_and_unknown_frame_have_different_errors() -> None:
     connecting = protocol_in(Side.SERVER, ProtocolState.CONNECTING)
-    with pytest.raises(RemoteProtocolError, match="SEND may not come while connecting"):
+    with pytest.raises(RemoteProtocolError, match="SEND is not allowed while connecting"):
         connecting.check(Frame("SEND", {}))
     with pytest.raises(RemoteProtocolError, match="unknown command before CONNECT is complete"):
         connecting.check(Frame("MESSAGE", {}))
@@ -147,9 +147,9 @@ def test_frame_out_of_turn_and_unknown_frame_have_different_errors() -> None:
         protocol_in(Side.SERVER, ProtocolState.CONNECTED).check(Frame("MESSAGE", {}))
     with pytest.raises(RemoteProtocolError, match="unknown command 'send'; is SEND meant"):
         protocol_in(Side.SERVER, ProtocolState.CONNECTED).check(Frame("send", {}))
-    with pytest.raises(RemoteProtocolError, match="CONNECT may not come while connected"):
+    with pytest.raises(RemoteProtocolError, match="CONNECT is not allowed while connected"):
         protocol_in(Side.SERVER, ProtocolState.CONNECTED).check(Frame("CONNECT", {}))
-    with pytest.raises(RemoteProtocolError, match="SEND may not come while closed"):
+    with pytest.raises(RemoteProtocolError, match="SEND is not allowed while closed"):
         protocol_in(Side.SERVER, ProtocolState.CLOSED).check(Frame("SEND", {}))
     with pytest.raises(RemoteProtocolError) as refused:
         protocol_in(Side.SERVER, ProtocolState.CONNECTED).check(Frame("X" * 100_000, {}))

@@ -220,7 +220,7 @@ def test_commands_before_the_login_are_refused(command: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_second_login_is_refused(version: Version) -> None:
-    assert "CONNECT may not come while connected" in error_of(version, "CONNECT", "accept-version:1.2")
+    assert "CONNECT is not allowed while connected" in error_of(version, "CONNECT", "accept-version:1.2")
 
 
 def test_frames_behind_the_login_are_read_by_the_version_it_agrees_on() -> None:
@@ -260,7 +260,7 @@ def test_commands_after_a_disconnect_are_refused(in_one_read: bool, later: str) 
     server = connected()
     commands: list[Command] = []
     data = [text("DISCONNECT"), text(later, QUEUE)]
-    with pytest.raises(RemoteProtocolError, match=f"{later} may not come while closed"):
+    with pytest.raises(RemoteProtocolError, match=f"{later} is not allowed while closed"):
         for read in [b"".join(data)] if in_one_read else data:
             for command in server.receive(read):
                 commands.append(command)
@@ -561,8 +561,8 @@ def test_malformed_list_of_producers_is_refused(text: str, reason: str) -> None:
         (["truenext-number:1"], "go together"),
         (["truenext-producer:", "truenext-number:1"], "is empty"),
         (["truenext-producer:" + "p" * 256, "truenext-number:1"], "at most 255"),
-        (["truenext-gapless:true"], "say truenext-producer and truenext-number"),
-        (["truenext-gapless:false"], "say truenext-producer and truenext-number"),
+        (["truenext-gapless:true"], "needs truenext-producer and truenext-number"),
+        (["truenext-gapless:false"], "needs truenext-producer and truenext-number"),
         (["truenext-producer:p", "truenext-number:1", "truenext-gapless:1"], "is not true or false"),
         (["truenext-producer:p", "truenext-number:"], "is not a number"),
         (["truenext-producer:p", "truenext-number:-1"], "is not a number"),
@@ -967,7 +967,7 @@ def test_nack_with_an_invalid_header_is_refused_by_name(version: Version, lines:
     ("address", "words"),
     [
         ("/dsub/a", "SUBSCRIBE to its /topic/NAME with durable:true"),
-        ("/exchange/a", "say /topic/NAME for everybody who has subscribed, /queue/NAME for one"),
+        ("/exchange/a", "use /topic/NAME for all subscribers, /queue/NAME for one consumer"),
         ("/amq/queue/a", "here it is '/queue/a'"),
         ("topic/a", "here it is '/topic/a'"),
     ],
@@ -988,22 +988,22 @@ def test_a_mere_name_is_a_queue(version: Version) -> None:
     assert receive_one(Subscribe, version, "SUBSCRIBE", "destination:orders.*", "id:s").destination == parse_address(
         "/queue/orders.*", "me"
     )
-    assert "can only be subscribed to" in error_of(version, "SEND", "destination:orders.*")
+    assert "is for SUBSCRIBE only" in error_of(version, "SEND", "destination:orders.*")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(
     ("command", "lines", "why"),
     [
-        ("SEND", ["destination:/topic/a.*"], "can only be subscribed to"),
-        ("SEND", ["destination:/queue/a,/topic/a.>"], "can only be subscribed to"),
-        ("SEND", ["destination:/queue/a,/control/status"], "is for questions"),
+        ("SEND", ["destination:/topic/a.*"], "is for SUBSCRIBE only"),
+        ("SEND", ["destination:/queue/a,/topic/a.>"], "is for SUBSCRIBE only"),
+        ("SEND", ["destination:/queue/a,/control/status"], "is for control requests"),
         ("SUBSCRIBE", ["destination:/queue/a,/topic/b"], "subscriptions to composite destinations"),
-        ("SUBSCRIBE", ["destination:/topic/a", "browser:true"], "nothing waits in a topic"),
+        ("SUBSCRIBE", ["destination:/topic/a", "browser:true"], "no message waits in a topic"),
         ("SUBSCRIBE", ["destination:/topic/a", "durable:true"], "needs a client-id"),
         ("SUBSCRIBE", ["destination:/topic/a", "durable:maybe"], "durable 'maybe' is not true or false"),
         ("UNSUBSCRIBE", ["destination:/topic/a", "activemq.subscriptionName:n"], "needs a client-id"),
-        ("SUBSCRIBE", ["destination:/topic/a.*", "browser:true"], "nothing waits in a topic"),
+        ("SUBSCRIBE", ["destination:/topic/a.*", "browser:true"], "no message waits in a topic"),
     ],
 )
 def test_unsupported_use_of_topics_is_refused_with_the_reason(
@@ -1149,7 +1149,7 @@ def test_the_hundredth_send_with_a_time_to_live_is_read_as_the_first() -> None:
 
 @pytest.mark.parametrize("expires", ["expires:5", "expires:0"])
 def test_a_time_to_live_beside_a_time_to_expire_is_refused(expires: str) -> None:
-    assert "say one of them" in error_of(Version.V1_2, "SEND", QUEUE, "truenext-ttl:5", expires)
+    assert "use one of them" in error_of(Version.V1_2, "SEND", QUEUE, "truenext-ttl:5", expires)
 
 
 @pytest.mark.parametrize("ttl", ["0", "", "-1", "1.5", "soon", str(TTL_MS_MAX + 1)])

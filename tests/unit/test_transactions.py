@@ -295,15 +295,15 @@ def test_send_larger_than_its_transaction_frees_is_refused_with_what_to_do() -> 
     with pytest.raises(NoSpaceError) as refused:
         send(engine, session, "t")
     assert str(refused.value) == (
-        f"{DISK_FULL}, and takes no message: free space on it, or try again when messages were consumed; in a "
-        "transaction acknowledge first, and at least as many bytes as it sends (but for 16384 bytes to queues Spark.*)"
+        f"{DISK_FULL}: free disk space, or try again when messages were consumed; in a "
+        "transaction acknowledge first, and at least as many bytes as it sends (except 16384 bytes to queues Spark.*)"
     )
 
 
 def test_acknowledged_messages_allow_no_send_outside_the_transaction_or_on_a_full_disk() -> None:
     engine = started(TransactionLimits())
     session = taking(engine, 2)
-    plain = f"{DISK_FULL}, and takes no message: free space on it, or try again when messages were consumed"
+    plain = f"{DISK_FULL}: free disk space, or try again when messages were consumed"
     with pytest.raises(NoSpaceError) as refused:
         send(engine, session)
     assert str(refused.value) == plain

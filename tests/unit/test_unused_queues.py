@@ -372,9 +372,9 @@ def test_a_name_more_than_memory_allows_is_refused_with_the_limit_and_its_settin
     run = Passing(capacity=10)
     for number in range(10):
         run.publish(f"q{number}")
-    with pytest.raises(RemoteProtocolError, match=r"no room for another queue: 10 queues .* --memory-limit"):
+    with pytest.raises(RemoteProtocolError, match=r"no memory for another queue: 10 queues .* --memory-limit"):
         run.publish("one more")
-    with pytest.raises(RemoteProtocolError, match="no room for another queue"):
+    with pytest.raises(RemoteProtocolError, match="no memory for another queue"):
         run.follow("one more")
     run.publish("q3")
     run.settle()
@@ -865,7 +865,7 @@ def test_a_selector_in_more_queues_than_there_is_room_for_is_refused_and_nothing
         run.publish(f"q.{number}")
     run.settle()
     before = run.engine.memory.queue_bytes
-    with pytest.raises(RemoteProtocolError, match=r"no room for this subscription: .* --memory-limit .*fewer"):
+    with pytest.raises(RemoteProtocolError, match=r"no memory for this subscription: .* --memory-limit .*fewer"):
         choose(run, pattern, "x = 1")
     assert run.engine.memory.queue_bytes == before and not run.session.consumers
     assert all(not run.engine.clients.receivers_of(queue).wildcards for queue in run.engine.queues())

@@ -34,7 +34,7 @@ class HistoryExporter:
         self._start_lock = Lock()
         if not self._can_export:
             logger.info(
-                "history stays in the broker's own files, for numpy and pyarrow are not installed",
+                "history stays in the broker's own files, as numpy and pyarrow are not installed",
                 extra={"folder": str(folder), "install": INSTALL_HINT},
             )
 

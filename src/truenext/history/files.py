@@ -64,7 +64,7 @@ def chunks_of_file(path: Path) -> Iterator[HistoryChunk]:
         return
     magic, version, _ = FILE.unpack_from(content)
     if magic != MAGIC:
-        raise HistoryError(f"{path} is no history")
+        raise HistoryError(f"{path} is not a history file")
     if version != HISTORY_VERSION:
         raise HistoryError(
             f"{path} has history version {version}; this truenext reads {HISTORY_VERSION}: "

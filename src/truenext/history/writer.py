@@ -154,8 +154,8 @@ class HistoryWriter:
 
     def _failure(self, error: OSError) -> HistoryError:
         return HistoryError(
-            f"cannot write the history in {self._folder}: {error}; make room or check the disk, then start the broker "
-            "again (--no-history runs it without)"
+            f"cannot write the history in {self._folder}: {error}; free disk space or check the disk, then start the "
+            "broker again (--no-history runs it without history)"
         )
 
     def _continue_file(self, path: Path) -> None:

@@ -51,9 +51,9 @@ TEMPORARY_TOPIC_PREFIX = "/temp-topic/"
 REMOTE_TEMPORARY_TOPIC_PREFIX = "/remote-temp-topic/"
 
 _FOREIGN_PREFIXES = {
-    "/amq/queue/": "here it is '/queue/{name}', whoever made it",
-    "/exchange/": "there are no exchanges here; say /topic/NAME for everybody who has subscribed, /queue/NAME for one",
-    "/reply-queue/": "here a reply goes to what the MESSAGE's reply-to says",
+    "/amq/queue/": "here it is '/queue/{name}', whichever client created it",
+    "/exchange/": "there are no exchanges here; use /topic/NAME for all subscribers, /queue/NAME for one consumer",
+    "/reply-queue/": "here a reply is sent to the destination in the MESSAGE's reply-to",
     "/dsub/": "here a durable subscription is a SUBSCRIBE to its /topic/NAME with durable:true",
     "queue://": "here it is '/queue/{name}'",
     "topic://": "here it is '/topic/{name}'",
@@ -138,11 +138,12 @@ def split_options(address: str) -> tuple[str, dict[str, str]]:
         name, equals, text = each.partition("=")
         if not equals or not name:
             raise RemoteProtocolError(
-                f"option {each[:50]!r} of a destination is not NAME=VALUE; no name has a ?", Code.DESTINATION
+                f"option {each[:50]!r} of a destination is not NAME=VALUE; names have no ?", Code.DESTINATION
             )
         if _NO_ESCAPE(text) is not None:
             raise RemoteProtocolError(
-                f"option {name[:50]!r} of a destination has a % that is none of %25, %20, ...", Code.DESTINATION
+                f"option {name[:50]!r} of a destination has a % without two hexadecimal digits; a % itself is %25",
+                Code.DESTINATION,
             )
         try:
             value = unquote_plus(text, errors="strict")
@@ -152,7 +153,7 @@ def split_options(address: str) -> tuple[str, dict[str, str]]:
             ) from error
         if options.setdefault(name, value) != value:
             raise RemoteProtocolError(
-                f"option {name[:50]!r} of a destination is said twice, and not the same", Code.DESTINATION
+                f"option {name[:50]!r} of a destination is set twice, to different values", Code.DESTINATION
             )
     return address, options
 
@@ -171,7 +172,7 @@ def parse_address(address: str, session: str) -> Destination:
     if "?" in address and not address.startswith(DURABLE_ADDRESS_PREFIX):
         option = address.partition("?")[2].partition("=")[0]
         raise RemoteProtocolError(
-            f"option {option[:50]!r} of {address[:100]!r}: options are for SUBSCRIBE, leave it out; no name has a ?",
+            f"option {option[:50]!r} of {address[:100]!r}: options are for SUBSCRIBE, leave it out; names have no ?",
             Code.DESTINATION,
         )
     return _parse(address, session)
@@ -224,7 +225,7 @@ def _parse(address: str, session: str) -> Destination:
             raise RemoteProtocolError(f"unknown destination {address[:100]!r}: {explanation}", Code.DESTINATION)
     raise RemoteProtocolError(
         f"unknown destination {address[:100]!r}: it must begin with /queue/, /topic/, /temp-queue/, /temp-topic/, "
-        "/remote-temp-queue/, /remote-temp-topic/ or /control/, or be the mere name of a queue",
+        "/remote-temp-queue/, /remote-temp-topic/ or /control/, or be the plain name of a queue",
         Code.DESTINATION,
     )
 
@@ -236,9 +237,11 @@ def parse_queue_name(name: str) -> Destination:
     """
     address = f"/queue/{name}"
     if "," in name:
-        raise RemoteProtocolError(f"{address!r} is no queue: its name has a comma", Code.DESTINATION)
+        raise RemoteProtocolError(f"{address!r} is not a queue: its name has a comma", Code.DESTINATION)
     if is_pattern(name):
-        raise RemoteProtocolError(f"{address!r} is a pattern: it can only be subscribed to", Code.DESTINATION)
+        raise RemoteProtocolError(
+            f"{address!r} is a pattern, which is for SUBSCRIBE only: send to a queue or topic", Code.DESTINATION
+        )
     return parse_address(address, "")
 
 
@@ -260,10 +263,13 @@ def _parse_composite(address: str, session: str) -> Destination:
     for part in parts:
         if part.kind is DestinationKind.CONTROL:
             raise RemoteProtocolError(
-                f"{part.address} is for questions; it cannot be part of a composite destination", Code.DESTINATION
+                f"{part.address} is for control requests; it cannot be part of a composite destination",
+                Code.DESTINATION,
             )
         if part.kind is DestinationKind.TOPIC_PATTERN or part.kind is DestinationKind.QUEUE_PATTERN:
-            raise RemoteProtocolError(f"{part.address} is a pattern: it can only be subscribed to", Code.DESTINATION)
+            raise RemoteProtocolError(
+                f"{part.address} is a pattern, which is for SUBSCRIBE only: send to a queue or topic", Code.DESTINATION
+            )
     return Destination(DestinationKind.COMPOSITE, address, session, parts)
 
 
@@ -274,8 +280,8 @@ def _split_owner(address: str, prefix: str) -> tuple[str, str]:
         # ActiveMQ's form, which does not name the owner.
         own = f"/{prefix.removeprefix('/remote-')}{owner[:100]}"
         raise RemoteProtocolError(
-            f"unknown destination {address[:100]!r}: here it is {own!r} if it is one's own, and of others what a "
-            "MESSAGE's reply-to says",
+            f"unknown destination {address[:100]!r}: use {own!r} for one of this connection, and the reply-to of a "
+            "MESSAGE for one of another connection",
             Code.DESTINATION,
         )
     return owner, f"/{_check_name(owner, address)}/{_check_name(name, address)}"
@@ -297,7 +303,7 @@ def durable_key(client: str, name: str) -> str:
     for what, text in (("client-id", client), ("name of a durable subscription", name)):
         if not text or not text.isprintable() or "," in text or is_pattern(text):
             raise RemoteProtocolError(
-                f"{what} {text[:100]!r} is empty, or has characters that it must not have: a comma, unprintable ones, "
+                f"{what} {text[:100]!r} is empty, or has a character that is not allowed: a comma, an unprintable one, "
                 "or a * or > that would make it a pattern"
             )
     length = len(client + name)

@@ -19,10 +19,10 @@ def fault_of_pattern(pattern: str) -> str | None:
     if "" in words:
         return "it has an empty word"
     if ">" in words[:-1]:
-        return "> stands for the rest of a name, and only at its end"
+        return "> is allowed only as the last word"
     for word in words:
         if len(word) > 1 and set(word) & {"*", ">"}:
-            return f"{word!r}: * and > stand for whole words"
+            return f"{word!r}: * and > are whole words, not parts of one"
     return None
 
 

@@ -60,102 +60,103 @@ class Policy:
 
     attempts_max: int = setting(
         7,
-        "Failures after which a message is dead-lettered. What waits and has failed so often goes with a change, "
-        "what a consumer holds when it comes back.",
+        "Failures after which a message is dead-lettered. A change holds at once for messages that wait, and for those "
+        "that a consumer holds when they are requeued.",
         unit="attempts",
         least=1,
         most=ATTEMPTS_MAX,
-        reason="The first try and six more, as ActiveMQ's clients do.",
+        reason="The first try and six more, as with ActiveMQ's clients.",
     )
     first_delay_ms: int = setting(
         0,
-        "From the first failure of a message to its next try.",
+        "Delay between the first failure of a message and its next try.",
         unit="milliseconds",
         least=0,
         most=DELAY_MS_MAX,
-        reason="Most failures pass at once, and the order is kept.",
+        reason="Most failures are over at once, and the order is kept.",
     )
     delay_ms: int = setting(
         1000,
-        "The same from its second failure.",
+        "Delay between the second failure of a message and its next try.",
         unit="milliseconds",
         least=0,
         most=DELAY_MS_MAX,
-        reason="What was not there twice has to be given time; ActiveMQ's clients wait as long.",
+        reason="A cause that was there twice needs time to end; ActiveMQ's clients wait as long.",
     )
     backoff: float = setting(
         1.0,
-        "How many times as long the delay is from each failure on to the next.",
+        "Factor by which the delay grows with each further failure.",
         least=1,
         most=100,
-        reason="A try a second, five times, is what ActiveMQ's clients do.",
+        reason="ActiveMQ's clients try once a second, five times.",
     )
     delay_max_ms: int = setting(
         300_000,
-        "The longest delay, before the jitter.",
+        "Maximum of the delay, before the jitter.",
         unit="milliseconds",
         least=0,
         most=DELAY_MS_MAX,
-        reason="Nothing waits longer than five minutes once the cause is gone, and a hundred thousand failing messages "
-        "are tried 333 times a second, which a broker does beside its work.",
+        reason="A message waits at most five minutes once the cause is over, and a hundred thousand failing messages "
+        "make 333 tries a second, a small load for a broker.",
     )
     jitter: float = setting(
         0.0,
-        "Share of a delay by which it is longer or shorter at random: what failed together is not tried together.",
+        "Share of a delay by which it is longer or shorter at random: messages that failed together are tried apart.",
         least=0,
         most=1,
-        reason="Times that are known beforehand are easier to reason about; few messages fail together.",
+        reason="Exact times are easier to reason about; few messages fail together.",
     )
     while_waiting: WhileWaiting = setting(
         WhileWaiting.SKIP,
-        'While a failed message waits for its next try, the others pass it ("skip"), or what stands behind it waits as '
-        'well ("block"), so that the order is kept. One of a message group holds back its group, and that alone, '
-        "either way. A change holds for what fails from then on.",
-        reason="One message that fails need not hold back those that do not.",
+        'While a failed message waits for its next try, the others skip it ("skip"), or later messages wait as '
+        'well ("block"), so that the order is kept. A message of a group holds back its group alone, '
+        "either way. A change holds for messages that fail later.",
+        reason="A message that fails need not hold back others.",
     )
     dead_letters: str = setting(
         INDIVIDUAL_DEAD_LETTERS,
-        'Where what is given up goes: "individual" is DLQ. + the name of its queue, anything else the name of a queue. '
-        "A change holds for what is given up from then on.",
-        reason="Whoever looks after a queue finds its failures, and nobody else's.",
+        'Queue for dead letters: "individual" is DLQ. + the name of the message\'s queue, any other value is the name '
+        "of a queue. A change holds for messages that are dead-lettered later.",
+        reason="The operator of a queue finds the failures of that queue alone.",
     )
     page_size: int = setting(
         PAGE_SIZE,
-        "Messages read from disk at a time; the next page that is asked for is of the new size.",
+        "Messages read from disk at a time. A change holds from the next page on.",
         unit="messages",
         least=1,
         most=PAGE_SIZE_MAX,
-        reason="Of 1 KiB each they are the 1 MiB that a page may be at most.",
+        reason="With 1 KiB each they make 1 MiB, the largest page.",
     )
     memory_limit: int = setting(
         maxsize,
-        "Memory that the messages of one queue may take before some leave it; with a change they leave at once, or as "
-        "soon as they are durable.",
+        "Memory for the messages of one queue; those beyond it are evicted. A change evicts at once, or as soon as "
+        "messages are durable.",
         unit="bytes",
         least=1,
         none=maxsize,
-        reason="The broker's memory_limit is shared by all queues, and the largest gives first.",
+        reason="All queues share the broker's memory_limit, and the largest is evicted first.",
     )
     stalled_subscriber_ms: int = setting(
         60_000,
-        "A connection whose socket takes nothing, and that acknowledges nothing, for so long is ended when others need "
-        'the room of what waits for its subscription to a topic, if that is not a durable one; "none" is never.',
+        "Time after which a connection that reads nothing and acknowledges nothing is ended, when others need the "
+        "space of messages that wait for its subscription to a topic. Durable subscriptions are exempt; "
+        '"none" is never.',
         unit="milliseconds",
         least=1000,
         none=maxsize,
-        reason="Who reads at all, however slowly, is not meant; who is away for a minute may miss what is sent then.",
+        reason="Connections that read, however slowly, are kept; one that is silent for a minute may miss messages.",
     )
     store_and_dispatch: StoreAndDispatch = setting(
         StoreAndDispatch.DURABLE,
         'Dispatch a persistent message once it is durable ("durable"), or while it is being written ("concurrent"). A '
-        "change holds for what is sent from then on.",
-        reason="What a consumer saw is then still there after a crash.",
+        "change holds for messages that are sent later.",
+        reason="A message that a consumer has seen is still there after a crash.",
     )
     expired: ExpiryAction = setting(
         ExpiryAction.DROP,
-        'A message whose time has come is dropped ("drop"), or moves to the dead-letter queue ("dead-letter"). A '
-        "change holds for what expires from then on.",
-        reason="Whoever says how long a message is good for has no use for it afterwards.",
+        'An expired message is dropped ("drop"), or moves to the dead-letter queue ("dead-letter"). A '
+        "change holds for messages that expire later.",
+        reason="A producer that sets an expiry has no use for the message afterwards.",
     )
 
 

@@ -47,15 +47,19 @@ def check_schedule(schedule: Schedule) -> Schedule:
     if schedule.due_ms:
         other = "AMQ_SCHEDULED_DELAY" if schedule.delay_ms else "AMQ_SCHEDULED_CRON" if schedule.cron else None
         if other is not None:
-            raise RemoteProtocolError(f"AMQ_SCHEDULED_TIME and {other} both say when it is due; say one of them")
+            raise RemoteProtocolError(f"AMQ_SCHEDULED_TIME and {other} both set the due time; use one of them")
     if schedule.cron:
         if schedule.repeat == FOR_EVER:
-            raise RemoteProtocolError("AMQ_SCHEDULED_REPEAT:-1 with AMQ_SCHEDULED_CRON: each hit would begin one more")
+            raise RemoteProtocolError(
+                "AMQ_SCHEDULED_REPEAT:-1 with AMQ_SCHEDULED_CRON: each time of the cron would start an endless repeat"
+            )
         if len(schedule.cron) > CRON_LENGTH_MAX or len(schedule.cron.split()) != 5:
             raise RemoteProtocolError(f"AMQ_SCHEDULED_CRON is not five fields of {CRON_LENGTH_MAX} characters in all")
         # From any time, as each cron expression comes round within a few years.
         if _next_hit(schedule.cron, 0) is None:
-            raise RemoteProtocolError(f"AMQ_SCHEDULED_CRON {schedule.cron!r} is no cron expression, or never")
+            raise RemoteProtocolError(
+                f"AMQ_SCHEDULED_CRON {schedule.cron!r} is not a cron expression, or has no next time"
+            )
     return schedule
 
 

@@ -53,14 +53,14 @@ _HYPHENATED_HEADERS = frozenset({"content-type", "content-length", "correlation-
 """Headers of STOMP that a message may have, and that a selector without a prefix reads as a subtraction."""
 _UNSTORED_HEADERS = HOP_BY_HOP_HEADERS | {"JMSXDeliveryCount"}
 """Headers that no stored message has: a selector that names one could never match."""
-_ATTEMPTS_SUGGESTION = "of a dead letter ask for truenext_original_attempts"
+_ATTEMPTS_SUGGESTION = "for a dead letter use truenext_original_attempts"
 _SUGGESTIONS = {
     "truenext-attempts": _ATTEMPTS_SUGGESTION,
     "truenext-deliveries": _ATTEMPTS_SUGGESTION,
     "JMSXDeliveryCount": _ATTEMPTS_SUGGESTION,
-    "truenext-first-cause": "of a dead letter ask for truenext_original_first_cause",
-    "truenext-last-cause": "of a dead letter ask for truenext_original_last_cause",
-    "timestamp": "ask for JMSTimestamp",
+    "truenext-first-cause": "for a dead letter use truenext_original_first_cause",
+    "truenext-last-cause": "for a dead letter use truenext_original_last_cause",
+    "timestamp": "use JMSTimestamp",
 }
 _NAMES = re.compile(r"'[^']*'|(?:[^\W\d]|\$)[\w$-]*")
 """String literals, and names with all that hyphens join to them."""
@@ -248,7 +248,7 @@ def _check_name(name: str, at: int) -> None:
     if name in _UNSTORED_HEADERS:
         raise SelectorError(
             at,
-            f"messages cannot be selected by {name}, which is said of one delivery or one frame and is not stored: "
+            f"messages cannot be selected by {name}, which belongs to one delivery or one frame and is not stored: "
             f"{_SUGGESTIONS.get(name, 'leave it out')},",
         )
 
@@ -295,5 +295,5 @@ def _size(*roots: object) -> int:
 
 def _selector_error(text: str, at: int, reason: str) -> RemoteProtocolError:
     if at >= len(text):
-        return RemoteProtocolError(f"selector: {reason} at its end, behind {text[-30:]!r}", Code.SELECTOR)
+        return RemoteProtocolError(f"selector: {reason} at its end, after {text[-30:]!r}", Code.SELECTOR)
     return RemoteProtocolError(f"selector: {reason} at character {at + 1}, {text[at : at + 30]!r}", Code.SELECTOR)

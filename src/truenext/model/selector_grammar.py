@@ -163,7 +163,7 @@ def compile_condition(text: str) -> Expression:
     except UnexpectedInput as error:
         is_end = isinstance(getattr(error, "token", None), Token) and error.token.type == "$END"  # type: ignore[attr-defined]
         at = len(text) if is_end or error.pos_in_stream is None else error.pos_in_stream
-        raise SelectorError(at, "is not understood") from error
+        raise SelectorError(at, "syntax error") from error
 
 
 def activemq_prefixes(text: str) -> str:
@@ -190,7 +190,7 @@ def _check_depth(text: str) -> None:
     for match in re.finditer(r"'[^']*'|[()]", text):
         depth += {"(": 1, ")": -1}.get(match.group(), 0)
         if depth > SELECTOR_DEPTH_MAX:
-            raise SelectorError(match.start(), f"more than {SELECTOR_DEPTH_MAX} parentheses in one another")
+            raise SelectorError(match.start(), f"more than {SELECTOR_DEPTH_MAX} nested parentheses")
 
 
 @v_args(inline=True)
@@ -273,7 +273,7 @@ class _Compiler(Transformer[Token, Any]):
 
     def is_null(self, part: Expression, is_not: Token | None) -> Expression:
         if not part.is_name:
-            raise SelectorError(part.position, "IS NULL is for a property's name, which must stand before it,")
+            raise SelectorError(part.position, "IS NULL must follow the name of a property,")
         evaluate = part.test
         if is_not is not None:
             return _combine([part], "truth", lambda values: evaluate(values) is not None, ("IS NOT NULL", part.form))
@@ -390,7 +390,7 @@ def _condition(part: Expression) -> Expression:
     if part.kind == "truth":
         return part
     if part.kind != "property":
-        raise SelectorError(part.position, f"a {part.kind} is neither true nor false")
+        raise SelectorError(part.position, f"a {part.kind} is not a condition")
     evaluate = part.test
     return _combine([part], "truth", lambda values: _boolean(evaluate(values)), part.form)
 
@@ -412,12 +412,12 @@ def _negate_if(part: Expression, is_not: Token | None) -> Expression:
 
 def _expect_name(part: Expression, what: str) -> None:
     if not part.is_name or part.kind == "number":
-        raise SelectorError(part.position, f"{what} is for a property that is text, whose name must stand before it,")
+        raise SelectorError(part.position, f"{what} must follow the name of a property that is text,")
 
 
 def _expect_number(part: Expression) -> None:
     if part.kind not in ("number", "property"):
-        raise SelectorError(part.position, f"a {part.kind} is no number")
+        raise SelectorError(part.position, f"a {part.kind} is not a number")
 
 
 def _numeric(part: Expression) -> Test:
@@ -501,7 +501,7 @@ def _parse_exact(token: Token) -> int:
     try:
         value = int(digits, base)
     except ValueError as error:
-        raise SelectorError(_at(token), "no number: one that begins with 0 is octal") from error
+        raise SelectorError(_at(token), "not a number: one that begins with 0 is octal") from error
     # The limit itself is allowed for a minus sign before it.
     if value > _INT64_LIMIT:
         raise SelectorError(_at(token), "a number too large for 64 bits")

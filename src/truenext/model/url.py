@@ -51,14 +51,14 @@ def parse_url(url: str) -> Address:
     """
     if not url.isprintable():
         # `urlsplit` silently drops some such characters.
-        raise ConfigurationError(f"{url!r} is no address of a broker: it has characters that cannot be printed")
+        raise ConfigurationError(f"{url!r} is not the address of a broker: it has characters that cannot be printed")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
         has_bare_ipv6 = url.count(":") > 2 and "[" not in url
         reason = "an IPv6 address is written in brackets, stomp://[::1]:61613" if has_bare_ipv6 else error
-        raise ConfigurationError(f"{url!r} is no address of a broker: {reason}") from error
+        raise ConfigurationError(f"{url!r} is not the address of a broker: {reason}") from error
     if parts.scheme != "stomp" or not parts.hostname or parts.path or parts.query or parts.username:
-        raise ConfigurationError(f"{url!r} is no address of a broker: it must be stomp://HOST:PORT")
+        raise ConfigurationError(f"{url!r} is not the address of a broker: it must be stomp://HOST:PORT")
     return Address(host=parts.hostname, port=STOMP_PORT if port is None else port)

@@ -90,7 +90,7 @@ def test_an_empty_selector_is_none() -> None:
         ({"queue": "/temp-queue/a"}, "option queue: /temp-queue/a is no queue, nor a pattern of queues"),
         ({"queue": "/queue/a,/queue/b"}, "option queue: /queue/a,/queue/b is no queue, nor a pattern of queues"),
         ({"queue": "a,b"}, "option queue: unknown destination 'a'"),
-        ({"queue": "a.>.b"}, "option queue: pattern '/queue/a.>.b': > stands for the rest of a name"),
+        ({"queue": "a.>.b"}, "option queue: pattern '/queue/a.>.b': > is allowed only as the last word"),
         ({"queue": "queue://a"}, "option queue: unknown destination 'queue://a'"),
         (
             {"queue": "Spark.source.main.1"},

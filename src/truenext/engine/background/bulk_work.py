@@ -81,12 +81,12 @@ class BulkPieceExecutor:
             return queue
         if isinstance(request, bulk.Redrive) and not queue.holds_dead_letters:
             raise RemoteProtocolError(
-                f"{request.queue!r} is no dead-letter queue: nothing in it can be moved back", Code.DESTINATION
+                f"{request.queue!r} is not a dead-letter queue: its messages cannot be moved back", Code.DESTINATION
             )
         if isinstance(request, bulk.Move) and request.to not in self._queues.by_name:
             self._queues.check_queue_memory()
         if self._commit_state.disk_level >= DiskLevel.NONE:
-            raise NoSpaceError(f"{DISK_FULL}: what is moved is written once more")
+            raise NoSpaceError(f"{DISK_FULL}: moving writes messages again; free space first")
         return queue
 
     @property
@@ -150,7 +150,7 @@ class BulkPieceExecutor:
                 commit_state.last_control_batch = commit_state.batch.number
             return scheduled_result
         if not self._queues.exists(lane.queue):
-            return bulk.empty_result(request, f"{lane.queue.name!r} has ended")
+            return bulk.empty_result(request, f"{lane.queue.name!r} does not exist any more")
         removals, result = bulk.plan_piece(
             request, read, page, commit_state.last_committed, commit_state.now_ms, self._queues.has_subscription_ended
         )
@@ -206,7 +206,8 @@ class BulkTask(BackgroundTask):
         self._operations.check_request(request)
         if self.pending_answer_count(session) >= PIECES_MAX:
             raise RemoteProtocolError(
-                f"{control.verb}: this connection waits for {PIECES_MAX} answers already, the most it may",
+                f"{control.verb}: {PIECES_MAX} control requests of this connection have no answer yet, the most "
+                "allowed: wait for an answer",
                 Code.LIMIT,
             )
         self._pieces.append(BulkPiece(session, control, request))

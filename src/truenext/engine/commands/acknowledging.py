@@ -122,7 +122,7 @@ class Acknowledging:
         """Raises: RemoteProtocolError if the dispatch is not held, or CONNECT did not announce `started`."""
         if not session.names_begun:
             raise RemoteProtocolError(
-                "started is for connections that say truenext-started:true on CONNECT", Code.NOT_SUPPORTED
+                "started is for connections with truenext-started:true on CONNECT", Code.NOT_SUPPORTED
             )
         consumer = session.consumer_of(started.subscription, started.sequence, started.dispatch)
         entry = consumer.held[started.sequence]

@@ -31,7 +31,9 @@ class Pulling:
             )
         requested = pull_request.remaining + credit.messages
         if requested > WINDOW_MAX:
-            raise RemoteProtocolError(f"{requested} messages asked for and not come; at most {WINDOW_MAX}", Code.LIMIT)
+            raise RemoteProtocolError(
+                f"credit for {requested} messages that are not delivered yet; at most {WINDOW_MAX}", Code.LIMIT
+            )
         pull_request.correlation = credit.correlation
         if not credit.messages:
             return self._pull_requests.withdraw(consumer)

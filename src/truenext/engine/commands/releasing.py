@@ -37,7 +37,7 @@ class Releasing:
         """
         if not session.has_rounds:
             raise RemoteProtocolError(
-                "release is for connections that say truenext-rounds:true on CONNECT", Code.NOT_SUPPORTED
+                "release is for connections with truenext-rounds:true on CONNECT", Code.NOT_SUPPORTED
             )
         consumers = [session.consumer(name) for name in dict.fromkeys(request.subscriptions)]
         if request.transaction is not None:

@@ -100,7 +100,7 @@ class Sending:
         session.transactions.check_limits(self._limits, size=size)
         if not memory.has_space_for_send(size):
             raise NoSpaceError(
-                f"open transactions of all connections hold {memory.transaction_bytes} bytes, and may hold "
+                f"open transactions of all connections have {memory.transaction_bytes} bytes, at most "
                 f"{memory.transaction_bytes_max} (--memory-limit); commit, or try again later"
             )
         session.has_sent = True
@@ -152,7 +152,7 @@ class Sending:
             if not transaction.counted_balance().allows(send, self._queues.copy_count):
                 raise _disk_full_error(
                     "; in a transaction acknowledge first, and at least as many bytes as it sends "
-                    f"(but for {SPARK_SURPLUS_BYTES_MAX} bytes to queues Spark.*)"
+                    f"(except {SPARK_SURPLUS_BYTES_MAX} bytes to queues Spark.*)"
                 )
             return
         does_not_wait = session.keeps_open or self._when_full is WhenFull.REFUSE
@@ -193,6 +193,4 @@ class Sending:
 
 
 def _disk_full_error(advice: str = "") -> NoSpaceError:
-    return NoSpaceError(
-        f"{DISK_FULL}, and takes no message: free space on it, or try again when messages were consumed{advice}"
-    )
+    return NoSpaceError(f"{DISK_FULL}: free disk space, or try again when messages were consumed{advice}")

@@ -135,11 +135,11 @@ class Subscribing:
         """
         if destination.session or destination.kind not in (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN):
             raise RemoteProtocolError(
-                f"{destination.address}: durable subscriptions are to topics that last", Code.DESTINATION
+                f"{destination.address}: durable subscriptions are to topics, not to temporary ones", Code.DESTINATION
             )
         queue = self._queues.durable_by_key.get(key)
         if queue is not None and self._clients.receivers_of(queue).consumers:
-            raise RemoteProtocolError(f"somebody uses the durable subscription {key!r}", Code.IN_USE)
+            raise RemoteProtocolError(f"the durable subscription {key!r} is in use by another consumer", Code.IN_USE)
         requested = durable_subscription(key, destination.name, selector)
         if queue is None:
             self._queues.check_queue_memory()
@@ -171,7 +171,7 @@ class Subscribing:
         session.check_subscription(browse.subscription, browse.destination)
         if len(self._clients.active_browsers) >= BROWSERS_MAX:
             raise RemoteProtocolError(
-                f"more than {BROWSERS_MAX} are browsing; try again when others are done", Code.LIMIT
+                f"more than {BROWSERS_MAX} browsers at once; try again when others are done", Code.LIMIT
             )
         self._check_memory(browse, 0)
         name = browse.destination.name
@@ -218,7 +218,7 @@ class Subscribing:
         consumer = session.consumers.get(unsubscribe.subscription)
         if any(other is not consumer for other in self._clients.receivers_of(queue).consumers):
             raise RemoteProtocolError(
-                f"somebody uses the durable subscription {unsubscribe.durable_key!r}", Code.IN_USE
+                f"the durable subscription {unsubscribe.durable_key!r} is in use by another consumer", Code.IN_USE
             )
         if consumer is not None and consumer.queue is queue:
             del session.consumers[unsubscribe.subscription]

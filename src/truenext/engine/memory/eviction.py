@@ -252,8 +252,8 @@ def _evictable_bytes(entry: Entry) -> int:
 def owner_close_reason(queue: Queue) -> str:
     """Return why the connection that owns a temporary queue must be closed."""
     if queue.is_reply_queue:
-        return "does not read what waits in its temporary queues"
+        return "the client does not read the messages of its temporary queues"
     return (
-        f"its subscription to {queue.destination.topic} holds {queue.resident_bytes + queue.spilled_bytes} bytes, and "
-        f"memory_limit of that topic's policy is {queue.policy.memory_limit}: read faster, or have that raised"
+        f"the subscription to {queue.destination.topic} has {queue.resident_bytes + queue.spilled_bytes} bytes of "
+        f"messages, memory_limit of its policy is {queue.policy.memory_limit}: read faster, or raise memory_limit"
     )

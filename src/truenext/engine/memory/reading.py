@@ -124,7 +124,7 @@ class PageReader:
                 if self._restore_body(entry, found) and entry.message is not None:
                     self._exhausted_entries.append(entry)
         if not is_found:
-            raise damage_error(lane, "a message is not there any more")
+            raise damage_error(lane, "a message is missing")
 
     def _request_read(self, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
         read = lane.pending_read = LaneRead(self, lane, after_sequence, limit, size_max)
@@ -175,7 +175,7 @@ class PageReader:
             read.after_sequence < sequence <= up_to and is_stored(entry, page.as_of)
             for sequence, entry in lane.unloaded.items()
         ):
-            raise damage_error(lane, "a message is not there any more")
+            raise damage_error(lane, "a message is missing")
         if up_to > lane.horizon:
             self._resident.move_horizon(lane, fresh, excluded, up_to, page.as_of)
         self._resident.free_durable_in_lane(lane)

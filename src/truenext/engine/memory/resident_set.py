@@ -247,7 +247,7 @@ class ResidentSet:
         for entry in in_page:
             self.unload_to_disk(entry, is_known=False)
         if up_to == UNBOUNDED and lane.unread:
-            raise damage_error(lane, f"the count of its messages and what is in it differ by {lane.unread}")
+            raise damage_error(lane, f"the number of its messages differs from their count by {lane.unread}")
 
     # ---- Unloading of durable messages ----
 

@@ -89,9 +89,9 @@ class SpilledSubscriptions:
             return None
         _, session, queue = max(found, key=lambda each: each[0])
         return session, (
-            f"took and acknowledged nothing for {queue.policy.stalled_subscriber_ms / 1000:g} seconds, and others need "
-            f"the room of what waits for its subscription to {queue.destination.topic}: read and acknowledge what "
-            "comes, or unsubscribe; see stalled_subscriber_ms"
+            f"the client read and acknowledged nothing for {queue.policy.stalled_subscriber_ms / 1000:g} seconds "
+            f"(stalled_subscriber_ms), and others need the space of its subscription to {queue.destination.topic}: "
+            "read and acknowledge the messages, or unsubscribe"
         )
 
 

@@ -49,9 +49,9 @@ def must_keep(queue: Queue) -> bool:
 def consumer_memory_error(size: int, memory: MemoryBudget) -> RemoteProtocolError:
     """Return the error for a subscription, of `size` bytes with its selector, that does not fit into memory."""
     return RemoteProtocolError(
-        f"no room for this subscription: it takes {-(-size >> 10)} KiB with its selector and in all its queues, and "
+        f"no memory for this subscription: it needs {-(-size >> 10)} KiB with its selector and in all its queues, and "
         f"queues and their consumers take {memory.queue_bytes >> 20} of the {memory.queues_limit >> 20} MiB that "
-        "--memory-limit leaves for them; make it larger, have fewer or shorter selectors, or let fewer queues match",
+        "--memory-limit leaves for them; raise it, use fewer or shorter selectors, or a pattern of fewer queues",
         Code.NO_SPACE,
     )
 
@@ -59,8 +59,8 @@ def consumer_memory_error(size: int, memory: MemoryBudget) -> RemoteProtocolErro
 def no_memory_error(queues: int, memory: MemoryBudget) -> RemoteProtocolError:
     """Return the error for a queue that does not fit into memory."""
     return RemoteProtocolError(
-        f"no room for another queue: {queues} queues and their consumers take all of the {memory.queues_limit >> 20} "
-        "MiB that --memory-limit leaves for them; make it larger, or let fewer queues be in use at once",
+        f"no memory for another queue: {queues} queues and their consumers take all of the "
+        f"{memory.queues_limit >> 20} MiB that --memory-limit leaves for them; raise it, or use fewer queues at once",
         Code.NO_SPACE,
     )
 

@@ -311,12 +311,15 @@ class ConnectionState:
         consumer = self.consumers.get(subscription)
         if subscription in self.browsers:
             raise RemoteProtocolError(
-                f"subscription {subscription!r} browses: nothing of it is acknowledged", Code.NOT_HELD
+                f"subscription {subscription!r} is a browser: its messages are not acknowledged", Code.NOT_HELD
             )
         if consumer is None:
             raise RemoteProtocolError(f"there is no subscription {subscription!r} on this connection", Code.NOT_FOUND)
         if consumer.mode is AckMode.AUTO:
-            raise RemoteProtocolError(f"subscription {subscription!r} acknowledges by itself (ack:auto)", Code.NOT_HELD)
+            raise RemoteProtocolError(
+                f"subscription {subscription!r} has ack:auto: its messages are not acknowledged by the client",
+                Code.NOT_HELD,
+            )
         return consumer
 
     def consumer_of(self, subscription: str | None, sequence: int, dispatch: int = 0) -> BrokerConsumer:
@@ -337,8 +340,8 @@ class ConnectionState:
                 if sequence in consumer.held and consumer.mode is not AckMode.AUTO:
                     return consumer
         raise RemoteProtocolError(
-            f"message {sequence} is not held by this connection's subscription: it was never sent to it, "
-            "or is acknowledged or given back already",
+            f"message {sequence} is not held by this connection's subscription: it was never delivered there, "
+            "or is settled already",
             Code.NOT_HELD,
         )
 

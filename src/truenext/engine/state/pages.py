@@ -105,5 +105,5 @@ def damage_error(lane: Lane, problem: str) -> StoreError:
     priority = PRIORITY_MAX - split_lane_key(lane.key)[1]
     return StoreError(
         f"the store is damaged: of queue {lane.queue.name!r}, priority {priority}, {problem}. "
-        "`truenext store check DIR` says more, `truenext store export DIR NEW` saves what can be read"
+        "`truenext store check DIR` shows details, `truenext store export DIR NEW` saves all that is readable"
     )

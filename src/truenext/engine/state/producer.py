@@ -82,8 +82,8 @@ class Producer(msgspec.Struct, gc=False):
         if declares_gapless and is_gapless is not True:
             if is_gapless is False:
                 raise RemoteProtocolError(
-                    f"truenext-gapless: producer {name!r} had numbers before it said so; leave it out, or call the "
-                    "producer something else"
+                    f"truenext-gapless: producer {name!r} has used numbers without it; leave it out, or use another "
+                    "producer name"
                 )
             is_gapless = True
         if is_gapless:

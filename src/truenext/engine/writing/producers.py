@@ -74,9 +74,9 @@ class ProducerRegistry:
                 check_gap(name, number, 0)
             if not self._has_space:
                 raise RemoteProtocolError(
-                    f"there are {PRODUCERS_MAX} producers with numbers, the most there may be, and none of them had "
-                    "one SEND alone, an hour ago or longer, and can be forgotten: no new one can be remembered. Let "
-                    "fewer producers send more each, under names that last",
+                    f"there are {PRODUCERS_MAX} producers with numbers, the most allowed, and none can be forgotten "
+                    "(only those with a single SEND, an hour old or more): use fewer producer names, for more messages "
+                    "each",
                     Code.LIMIT,
                 )
             return None

@@ -297,7 +297,7 @@ class Decoder(Generic[Read]):
             raise RemoteProtocolError(unknown_command(command, self.version), Code.COMMAND)
         if not (command == "SUBSCRIBE" and self.version is Version.V1_0):
             raise RemoteProtocolError(
-                f"{command} must not have a body, nor a content-length that says so", Code.MALFORMED_FRAME
+                f"{command} must have no body, and no content-length above 0", Code.MALFORMED_FRAME
             )
 
     def _quoted(self, text: str) -> str:

@@ -108,16 +108,16 @@ def _accept_only(*values: str, why: str) -> dict[SubscribeTarget, HeaderValueRul
 _ACCEPT_ANY = dict.fromkeys(SubscribeTarget, HeaderValueRule(None, ""))
 _NO_LOCAL = _accept_only(
     "false",
-    why="subscriptions without one's own messages are not supported yet; leave it out, and tell yours by a header and "
-    "a selector",
+    why="subscriptions without one's own messages are not supported yet; leave it out, and exclude these by a header "
+    "and a selector",
 )
 _RETROACTIVE = _accept_only(
-    "false", why="retroactive consumers are not supported yet; leave it out, a queue has what was sent before"
+    "false", why="retroactive consumers are not supported yet; leave it out, a queue has messages that were sent before"
 ) | dict.fromkeys(
     (SubscribeTarget.TOPIC, SubscribeTarget.DURABLE),
     HeaderValueRule(
         frozenset({"false"}),
-        "retroactive consumers are not supported yet; leave it out, or say durable:true to miss nothing from now on",
+        "retroactive consumers are not supported yet; leave it out, or use durable:true to miss nothing from now on",
     ),
 )
 _DURABLE_QUEUE = _accept_only("true", "false", why="") | {
@@ -125,12 +125,10 @@ _DURABLE_QUEUE = _accept_only("true", "false", why="") | {
         frozenset({"false"}), "it ends with its connection; leave this out, or use a /queue/"
     )
 }
-_LENGTH = _refuse(
-    "nothing is dropped from a queue for its length; leave it out, the broker's disk limit is what there is"
-)
-_DEAD_LETTERS = _refuse("dead letters go to DLQ. + queue, or where dead_letters of its policy says; leave it out")
-_STREAMS = _refuse("there are no streams; leave it out, or say browser:true to see what waits and take nothing")
-_FILTER = _refuse("there are no streams; say selector")
+_LENGTH = _refuse("queues have no limit of their length; leave it out, the broker's disk limit holds for all")
+_DEAD_LETTERS = _refuse("dead letters go to DLQ. + queue, or to dead_letters of its policy; leave it out")
+_STREAMS = _refuse("there are no streams; leave it out, or use browser:true to see the messages that wait")
+_FILTER = _refuse("there are no streams; use selector")
 
 SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, HeaderValueRule]] = {
     # Headers of ActiveMQ.
@@ -144,10 +142,10 @@ SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, HeaderValueRule]] = {
     "consumer.noLocal": _NO_LOCAL,
     "activemq.retroactive": _RETROACTIVE,
     "consumer.retroactive": _RETROACTIVE,
-    "activemq.selector": _refuse("say selector"),
-    "activemq.browser": _refuse("say browser"),
+    "activemq.selector": _refuse("use selector"),
+    "activemq.browser": _refuse("use browser"),
     # Headers of its successor.
-    "consumer-window-size": _refuse("a window is counted in messages; say activemq.prefetchSize"),
+    "consumer-window-size": _refuse("a window is counted in messages; use activemq.prefetchSize"),
     "subscription-type": _accept_only("anycast", why="it is anycast; leave this out, or subscribe to a /topic/")
     | dict.fromkeys(
         (SubscribeTarget.TOPIC, SubscribeTarget.DURABLE),
@@ -159,14 +157,14 @@ SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, HeaderValueRule]] = {
     "auto-delete": {
         # An empty and unused queue is removed anyway; messages are never dropped for this header.
         SubscribeTarget.QUEUE: HeaderValueRule(
-            frozenset({"true", "false"}), "it is true or false, and asks for nothing; leave it out"
+            frozenset({"true", "false"}), "it must be true or false, and has no effect; leave it out"
         ),
         SubscribeTarget.TEMPORARY: HeaderValueRule(
             frozenset({"true"}), "it ends with its connection; leave this out, or use a /queue/"
         ),
         SubscribeTarget.TOPIC: HeaderValueRule(
             frozenset({"true"}),
-            "the subscription ends with its connection; leave this out, or say durable:true as well",
+            "the subscription ends with its connection; leave this out, or use durable:true as well",
         ),
         SubscribeTarget.DURABLE: HeaderValueRule(
             frozenset({"false"}), "the subscription stays until an UNSUBSCRIBE ends it; leave this out"
@@ -175,7 +173,7 @@ SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, HeaderValueRule]] = {
     "exclusive": {
         SubscribeTarget.QUEUE: HeaderValueRule(
             frozenset({"false"}),
-            "a queue of one connection is /temp-queue/NAME: subscribe to that; or say activemq.exclusive:true to be "
+            "a queue of one connection is /temp-queue/NAME: subscribe to that; or use activemq.exclusive:true to be "
             "the only consumer that gets messages of this queue",
         ),
         **dict.fromkeys(
@@ -192,16 +190,16 @@ SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, HeaderValueRule]] = {
         "a queue is named by its address; to share a topic among several readers call it VirtualTopic.NAME, and "
         "subscribe to /queue/Consumer.READERS.VirtualTopic.NAME"
     ),
-    "x-message-ttl": _refuse("messages expire when their producer says so; leave it out, and say expires on SEND"),
-    "x-expires": _refuse("no queue goes while there is anything in it; leave it out"),
+    "x-message-ttl": _refuse("producers set when messages expire; leave it out, and set expires on SEND"),
+    "x-expires": _refuse("a queue is deleted only when it is empty; leave it out"),
     "x-max-length": _LENGTH,
     "x-max-length-bytes": _LENGTH,
     "x-overflow": _LENGTH,
     "x-dead-letter-exchange": _DEAD_LETTERS,
     "x-dead-letter-routing-key": _DEAD_LETTERS,
-    "x-delivery-limit": _refuse("attempts_max of the queue's policy says it; leave it out"),
-    "x-single-active-consumer": _refuse("say activemq.exclusive:true"),
-    "x-priority": _refuse("say activemq.priority"),
+    "x-delivery-limit": _refuse("attempts_max of the queue's policy sets the limit; leave it out"),
+    "x-single-active-consumer": _refuse("use activemq.exclusive:true"),
+    "x-priority": _refuse("use activemq.priority"),
     "x-cancel-on-ha-failover": _refuse("there is no failover; leave it out"),
     "x-max-age": _STREAMS,
     "x-stream-offset": _STREAMS,
@@ -252,7 +250,7 @@ def parse_subscribe_options(
         if durable is not None:
             raise RemoteProtocolError(
                 f"{_first_of(values, DURABLE_NAME)} on a SUBSCRIBE to {target.value}: durable subscriptions are to "
-                "topics; leave it out, a queue keeps what is sent to it",
+                "topics; leave it out, a queue keeps its messages",
                 Code.NOT_SUPPORTED,
             )
     for name, value in values.items():
@@ -270,7 +268,7 @@ def parse_subscribe_options(
         )
     if window and is_pulling:
         raise RemoteProtocolError(
-            f"truenext-pull and {_first_of(values, WINDOW)} of {window} disagree; say one of them"
+            f"truenext-pull and {_first_of(values, WINDOW)} of {window} disagree; use one of them"
         )
     return SubscribeOptions(
         window=window,
@@ -316,7 +314,7 @@ def _suggestion(command: str, name: str) -> str:
     if commands:
         return f"it is for {' and '.join(commands)}; leave it out"
     if name in BROKER_HEADERS:
-        return "only the broker says it; leave it out"
+        return "only the broker sets it; leave it out"
     known = OWN_HEADERS.get(command, ())
     if not known:
         return f"there is none that begins with {OWN_PREFIX}; leave it out"
@@ -337,7 +335,7 @@ def durable_name(values: Mapping[str, str], by_id: str | None) -> str | None:
     if is_durable is False:
         raise RemoteProtocolError(
             f"{_first_of(values, DURABLE_NAME)} names a durable subscription, and {_first_of(values, DURABLE)}:false "
-            "asks for none; say one of them"
+            "forbids one; use one of them"
         )
     return name
 
@@ -368,7 +366,7 @@ def parse_nack_options(headers: Mapping[str, str]) -> tuple[int | None, bool]:
     )
     if is_rejected and delay_ms is not None:
         header = "truenext-reject:true" if "truenext-reject" in headers else "requeue:false"
-        raise RemoteProtocolError(f"{header} leaves no next try for truenext-delay; say one of them")
+        raise RemoteProtocolError(f"{header} leaves no next try for truenext-delay; use one of them")
     return delay_ms, is_rejected
 
 
@@ -384,7 +382,7 @@ def _read_any(
             continue
         if agreed is not None and value != agreed:
             raise RemoteProtocolError(
-                f"{first} {values[first][:50]!r} and {name} {values[name][:50]!r} disagree; say one of them"
+                f"{first} {values[first][:50]!r} and {name} {values[name][:50]!r} disagree; use one of them"
             )
         agreed, first = value, first or name
     return agreed
@@ -400,7 +398,7 @@ def _durable_name(name: str, text: str) -> str | None:
 
 
 def _window(name: str, text: str) -> int | None:
-    size = read_number(name, text, WINDOW_MAX, " messages, the largest window; say less")
+    size = read_number(name, text, WINDOW_MAX, " messages, the largest window")
     # RabbitMQ's prefetch-count of 0 is no limit.
     return None if size == 0 and name == "prefetch-count" else size
 

@@ -45,7 +45,7 @@ def _login(headers: Mapping[str, str]) -> Login:
         if not number:
             raise RemoteProtocolError(f"{_SECRET} needs {_CONNECTION}")
         if len(secret) != _SECRET_DIGITS or not _HEXADECIMAL.issuperset(secret):
-            raise RemoteProtocolError(f"{_SECRET} is not {_SECRET_DIGITS} hexadecimal digits, as CONNECTED says them")
+            raise RemoteProtocolError(f"{_SECRET} is not {_SECRET_DIGITS} hexadecimal digits, as in CONNECTED")
     is_blameless = _flag(headers, _BLAMELESS)
     if is_blameless and not secret:
         raise RemoteProtocolError(f"{_BLAMELESS} needs {_SECRET}")
@@ -72,7 +72,7 @@ def _number(text: str) -> int:
     except RemoteProtocolError as error:
         raise RemoteProtocolError(f"{_CONNECTION} is not a number from 1 to {PRODUCER_NUMBER_MAX}") from error
     if not number:
-        raise RemoteProtocolError(f"{_CONNECTION} is a number from 1 on")
+        raise RemoteProtocolError(f"{_CONNECTION} must be 1 or more")
     return number
 
 

@@ -126,7 +126,7 @@ class StompProtocol(Generic[Read]):
         if state is None:
             if frame.command not in self._known:
                 raise RemoteProtocolError(unknown_command(frame.command, self._decoder.version), Code.COMMAND)
-            raise RemoteProtocolError(f"{frame.command} may not come while {self.state.value}", Code.COMMAND)
+            raise RemoteProtocolError(f"{frame.command} is not allowed while {self.state.value}", Code.COMMAND)
         self._enter(state)
 
     def send(self, frame: Frame) -> bytes:

@@ -83,7 +83,7 @@ def detector_for_server() -> ProtocolDetector:
 
 
 def _server_error(protocol: str) -> OtherProtocolError:
-    return OtherProtocolError(f"the server there speaks {protocol}, not STOMP", protocol, b"")
+    return OtherProtocolError(f"the server speaks {protocol}, not STOMP", protocol, b"")
 
 
 def _client_error(protocol: str) -> OtherProtocolError:

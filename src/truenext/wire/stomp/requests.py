@@ -100,7 +100,9 @@ class FrameInterpreter:
             if kind is DestinationKind.CONTROL:
                 return self._parse_control(frame, destination)
             if kind is DestinationKind.TOPIC_PATTERN or kind is DestinationKind.QUEUE_PATTERN:
-                raise RemoteProtocolError(f"{address} is a pattern: it can only be subscribed to", Code.DESTINATION)
+                raise RemoteProtocolError(
+                    f"{address} is a pattern, which is for SUBSCRIBE only: send to a queue or topic", Code.DESTINATION
+                )
             if kind is DestinationKind.DURABLE:
                 raise RemoteProtocolError(f"{address} is a durable subscription: send to its topic", Code.DESTINATION)
         priority_text = headers.get("priority")
@@ -173,22 +175,22 @@ class FrameInterpreter:
 
     def _parse_control(self, frame: Frame, destination: Destination) -> Command:
         if "transaction" in frame.headers:
-            raise RemoteProtocolError("what is sent to /control/ cannot be part of a transaction")
+            raise RemoteProtocolError("a SEND to /control/ cannot be part of a transaction")
         own = next((name for name in frame.headers if name.startswith(OWN_PREFIX)), None)
         if own is not None:
             # On other SENDs it would be the user's, and forwarded; here nothing is forwarded.
-            raise RemoteProtocolError(f"{own[:50]} on a SEND to /control/: none is understood there; leave it out")
+            raise RemoteProtocolError(f"{own[:50]} on a SEND to /control/ has no meaning; leave it out")
         if destination.name in ACTION_PARSERS:
             if not _MESSAGE_ONLY.isdisjoint(frame.headers):
                 raise RemoteProtocolError(
-                    f"SEND to /control/{destination.name} is answered by nothing and done at once; leave out "
+                    f"SEND to /control/{destination.name} has no answer and is done at once; leave out "
                     f"{', '.join(sorted(_MESSAGE_ONLY.intersection(frame.headers)))}"
                 )
             return ACTION_PARSERS[destination.name](frame)
         reply_to = parse_address(require_header(frame.command, frame.headers, "reply-to"), self._session_id)
         if reply_to.kind is not DestinationKind.TEMPORARY or reply_to.session != self._session_id:
             raise RemoteProtocolError(
-                "the answer to a question goes to a /temp-queue/ of the connection that asks", Code.CONTROL_REQUEST
+                "reply-to of a control request must be a /temp-queue/ of the same connection", Code.CONTROL_REQUEST
             )
         return ControlRequest(destination.name, frame.body, reply_to, frame.headers.get("correlation-id"))
 
@@ -199,7 +201,7 @@ class FrameInterpreter:
         destination = parse_address(address, self._session_id)
         if destination.kind is DestinationKind.CONTROL:
             raise RemoteProtocolError(
-                f"{address} is for questions; subscribe to the queue that the answers go to", Code.DESTINATION
+                f"{address} is for control requests; subscribe to the queue for the answers", Code.DESTINATION
             )
         if destination.kind is DestinationKind.COMPOSITE:
             raise RemoteProtocolError(
@@ -208,7 +210,7 @@ class FrameInterpreter:
         if is_browse and destination.kind in (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN):
             raise RemoteProtocolError(
                 "browser:true is for queues, and for a durable subscription as /subscription/CLIENT,NAME: "
-                "nothing waits in a topic",
+                "no message waits in a topic",
                 Code.DESTINATION,
             )
         if is_browse and destination.kind is DestinationKind.QUEUE_PATTERN:
@@ -217,7 +219,8 @@ class FrameInterpreter:
             )
         if destination.kind is DestinationKind.DURABLE and not is_browse:
             raise RemoteProtocolError(
-                f"{address} is to browse; to use it subscribe to its topic, durable", Code.DESTINATION
+                f"{address} is for browser:true only; to consume, subscribe to its topic with durable:true",
+                Code.DESTINATION,
             )
         subscription = self._subscription_id(frame)
         subscribe_options = parse_subscribe_options(headers, options, destination, subscription)
@@ -235,18 +238,19 @@ class FrameInterpreter:
         has_express = read_boolean("truenext-express", headers.get("truenext-express", "false"))
         if has_express and destination.kind is DestinationKind.QUEUE_PATTERN:
             raise RemoteProtocolError(
-                f"truenext-express with {address}: an express lane is one queue's; subscribe to that by its name"
+                f"truenext-express with {address}: an express lane belongs to one queue; subscribe to that by its name"
             )
         if has_express and mode is not AckMode.INDIVIDUAL:
-            raise RemoteProtocolError("truenext-express is for ack:client-individual: what it brings comes out of turn")
+            raise RemoteProtocolError(
+                "truenext-express is for ack:client-individual, as express messages come out of turn"
+            )
         if subscribe_options.is_pulling and (is_browse or mode is AckMode.AUTO or has_express):
             raise RemoteProtocolError(
-                "truenext-pull is for ack:client and client-individual, without truenext-express and browser: the "
-                "subscription gets what it asks for, and answers for it",
+                "truenext-pull is for ack:client and client-individual, without truenext-express and browser",
                 Code.NOT_SUPPORTED,
             )
         if subscribe_options.is_exclusive and is_browse:
-            raise RemoteProtocolError("activemq.exclusive with browser:true: a browser takes no messages")
+            raise RemoteProtocolError("activemq.exclusive with browser:true: a browser consumes no messages")
         compiled = compile_selector(subscribe_options.selector) if subscribe_options.selector else None
         if is_browse:
             return Browse(subscription, destination, compiled)
@@ -318,7 +322,7 @@ class FrameInterpreter:
         if next_one is not None:
             if ack.transaction is not None:
                 raise RemoteProtocolError(
-                    "truenext-started on an ACK inside a transaction: what that acknowledges was begun; leave it out"
+                    "truenext-started on an ACK inside a transaction: its messages count as started; leave it out"
                 )
             ack.started = Started(*read_ack_id("truenext-started", next_one))
         return ack
@@ -394,7 +398,7 @@ def _numbered(headers: dict[str, str]) -> tuple[str | None, int, bool]:
         raise RemoteProtocolError("truenext-producer and truenext-number go together")
     if producer is None or text is None:
         if gapless is not None:
-            raise RemoteProtocolError("truenext-gapless is for numbers: say truenext-producer and truenext-number")
+            raise RemoteProtocolError("truenext-gapless needs truenext-producer and truenext-number")
         return None, 0, False
     if not producer:
         raise RemoteProtocolError("truenext-producer is empty")
@@ -420,7 +424,7 @@ def _ttl(headers: dict[str, str]) -> int:
     if text is None:
         return 0
     if "expires" in headers:
-        raise RemoteProtocolError("truenext-ttl and expires both say when the message expires; say one of them")
+        raise RemoteProtocolError("truenext-ttl and expires both set when the message expires; use one of them")
     ttl_ms = read_number("truenext-ttl", text, TTL_MS_MAX, " milliseconds (100 years)")
     if ttl_ms == 0:
         raise RemoteProtocolError("truenext-ttl of 0; the least is 1, and without it the message does not expire")
