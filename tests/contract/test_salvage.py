@@ -168,7 +168,7 @@ def recovered_of(data: Path) -> Recovered:
 def test_a_sound_folder_is_sound_and_counted(data: Path, content: Content) -> None:
     result = truenext("check", data)
     assert result.exit_code == 0
-    assert result.stdout.endswith(f"{data} is sound.\n")
+    assert result.stdout.endswith(f"{data} has no damage.\n")
     assert f"{len(content.timers)} timers" in result.stdout.splitlines()
     for number, name in QUEUES.items():
         of_queue = [
@@ -841,7 +841,7 @@ def test_a_damaged_history_costs_no_message_and_is_named(data: Path, content: Co
     spoil(first, 200, 201)
     (line,) = check(data)
     assert line.startswith(f"history/{first.name}: bytes ")
-    assert "the history is damaged, which costs no message" in truenext("check", data).stdout.lower()
+    assert "the history is damaged. no message is lost by that" in truenext("check", data).stdout.lower()
     expect_all_but(export(data), content, [])
     with last.open("ab") as file:
         file.write(b"torn")

@@ -80,7 +80,7 @@ def test_dead_letters_are_re_driven_by_the_selector_of_the_help_by_their_cause_a
         (example,) = re.findall(r'such as "(.+?)"', " ".join(broker.output_of(*command.split(), "--help").split()))
         assert example == "truenext_original_attempts > 2"
     count = broker.output_of("stages", "rerun", f"DLQ.{queue}", "--selector", example)
-    assert count == f"1 message would be sent to {queue} under new ids: say --force\n"
+    assert count == f"1 message would be sent to {queue} under new ids: use --force\n"
     for selector, body in (
         (example, b"often"),
         ("truenext_original_last_cause LIKE '%cause''%'", b"cause"),

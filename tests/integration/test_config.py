@@ -148,7 +148,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_a_file_without_a_data_folder_needs_an_option_for_it(file: Path) -> None:
     ended = truenext("serve", "--config", file)
     assert ended.returncode == 2
-    assert "say where messages are kept: --data DIR, or --memory for nowhere" in ended.stderr
+    assert "a broker needs a folder for messages: --data DIR, or --memory to store nothing" in ended.stderr
 
 
 # ---- Reload ----
@@ -208,7 +208,7 @@ def test_reload_reports_the_changes(own_broker: BrokerProcess, file: Path) -> No
         '[policy."a.*"] memory_limit: "none" -> "1MiB"\n'
         f"{file} is in force.\n"
     )
-    assert reload(own_broker).stdout == f"{file} is in force; it says what it said before.\n"
+    assert reload(own_broker).stdout == f"{file} is in force, and changes nothing.\n"
 
 
 def test_reload_of_settings_that_need_a_restart_is_refused_and_changes_nothing(
@@ -354,7 +354,7 @@ def test_check_reports_all_faults_of_a_file(file: Path) -> None:
     assert ended.stdout == (
         f"{file}: [policy] attempts_max must be 1 to 1,000,000 attempts, not 0\n"
         f"{file}: [policy]: there is no setting 'pagesize'; is 'page_size' meant?\n"
-        f"{file} has 2 faults; no broker starts with it, or goes over to it.\n"
+        f"{file} has 2 faults; no broker starts with it or reloads it.\n"
     )
 
 

@@ -205,7 +205,7 @@ def test_a_broker_that_starts_with_too_little_space_reports_how_much_it_needs(he
     facts = held_broker.status()
     assert f"needed_bytes={facts['disk_bytes']['needed']}" in line
     shown = held_broker.output_of("status")
-    assert "level: little, messages of producers are not taken; " in shown
+    assert "level: little, connections that only send wait or are refused; " in shown
     assert f"{facts['disk_bytes']['needed']:,} needed" in shown
 
 
@@ -217,7 +217,7 @@ def test_the_log_says_once_that_producers_wait_and_once_that_they_go_on(held_bro
     held_broker.set_disk_level(DiskLevel.NONE)
     assert len(await_log_lines(held_broker, 2)) == 2
     assert (
-        "level: none, sends to queues and topics are refused, but in transactions that take away as much; "
+        "level: none, sends are refused, except in transactions that free as much as they send; "
         in held_broker.output_of("status")
     )
     held_broker.set_disk_level(DiskLevel.LITTLE)

@@ -110,7 +110,7 @@ def test_no_transaction_sends_once_a_write_has_found_no_space(held_broker: Broke
     sent(held_broker, queue, b"a" * 1000)
     client, held = consumer(held_broker, queue, 1)
     held_broker.set_disk_level(DiskLevel.FULL)
-    assert "level: full, all sends to queues and topics are refused; " in held_broker.output_of("status")
+    assert "level: full, all sends are refused; " in held_broker.output_of("status")
     client.begin("t")
     client.ack(held[0], transaction="t")
     client.send("Spark.x", b"b", persistent=True, transaction="t")

@@ -245,7 +245,7 @@ def test_an_unreadable_standard_input_is_reported(
 
 
 def test_pause_reports_that_it_has_made_the_queue(broker: BrokerProcess, queue: str) -> None:
-    assert piped(broker, "pause", queue).decode() == f"there was no queue '{queue}': made and paused\n"
+    assert piped(broker, "pause", queue).decode() == f"there was no queue '{queue}': created and paused\n"
     assert piped(broker, "pause", queue) == piped(broker, "resume", queue) == piped(broker, "pause", queue) == b""
 
 

@@ -193,9 +193,9 @@ def test_scheduled_sends_to_topics_are_shown_and_cancelled_by_address(own_broker
     ("arguments", "status", "why"),
     [
         (("unschedule", "nosuch"), 1, "there is no queue 'nosuch'"),
-        (("scheduled", "/topic/no.*"), 2, "nothing can be scheduled for '/topic/no.*'"),
-        (("unschedule", "/control/q"), 2, "nothing can be scheduled for '/control/q'"),
-        (("unschedule", "/temp-queue/q"), 2, "nothing can be scheduled for '/temp-queue/q'"),
+        (("scheduled", "/topic/no.*"), 2, "'/topic/no.*' cannot have scheduled sends"),
+        (("unschedule", "/control/q"), 2, "'/control/q' cannot have scheduled sends"),
+        (("unschedule", "/temp-queue/q"), 2, "'/temp-queue/q' cannot have scheduled sends"),
         (("unschedule", "q", "--id", str(2**64)), 2, "<=9223372036854775807"),
         (("scheduled", "q", "--selector", "even ="), 2, "selector"),
         (("unschedule", "/nowhere/q"), 2, "/nowhere/q"),

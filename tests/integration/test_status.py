@@ -88,10 +88,13 @@ def test_the_status_names_connections_whose_waiting_bytes_no_queue_has(own_broke
         assert 100_000 < each["bytes"] < 110_000
     printed = status(own_broker.port).stdout
     said = f"8 waiting, 2 unacknowledged, {facts['bytes']:,} bytes"
-    assert f"temporary  {said}, in what ends with its connection\n" in printed
+    assert f"temporary  {said}, in queues and subscriptions that end with their connection\n" in printed
     assert f"           /topic/news of {largest['client']} (billing): {said}\n" in printed
     reader.unsubscribe("1")
-    assert "temporary  0 waiting, 0 unacknowledged, 0 bytes, in what ends" in status(own_broker.port).stdout
+    assert (
+        "temporary  0 waiting, 0 unacknowledged, 0 bytes, in queues and subscriptions that end"
+        in status(own_broker.port).stdout
+    )
 
 
 def test_status_without_a_broker_exits_with_status_2() -> None:

@@ -118,7 +118,7 @@ def expect_missed(data: Path, what: str, tmp_path: Path) -> None:
     assert checked.returncode == 1, checked.stdout
     assert "damaged: journal: " in checked.stdout
     assert what in checked.stdout
-    assert f"`truenext store export {data} NEW` writes what can be read into a new folder" in checked.stdout
+    assert f"`truenext store export {data} NEW` writes all readable messages into a new folder" in checked.stdout
     served = serve(data)
     assert served.returncode == 1
     assert f"the journal in {data} is damaged: " in served.stderr

@@ -509,13 +509,13 @@ def test_dead_letters_of_an_ended_subscription_are_left_with_the_reason_and_the_
     ended = {f"subscription,{queue},1,{queue}.{topic}": 1 for topic in ("new", "old")}
     facts = json.loads(broker.output_of("redrive", dead, "--json"))
     assert facts == {"count": 0, "to": {}, "left": 3, "ended": ended, "dry_run": False}
-    why = "which is there no more; `truenext move` takes them to a queue"
+    why = "which does not exist any more; `truenext move` moves them to a queue"
     assert broker.output_of("redrive", dead).splitlines() == [
         "0 moved",
         *(f"1 left: they failed in {name}, {why}" for name in ended),
-        "1 left: consumers hold them, they are still being committed, or they do not say where they came from",
+        "1 left: consumers hold them, they are still being committed, or their original queue is not known",
     ]
     assert broker.output_of("move", dead, f"{queue}.saved", "--count", "2") == f"2 moved to {queue}.saved\n"
     assert broker.output_of("redrive", dead).splitlines()[1:] == [
-        "1 left: consumers hold them, they are still being committed, or they do not say where they came from"
+        "1 left: consumers hold them, they are still being committed, or their original queue is not known"
     ]

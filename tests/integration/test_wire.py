@@ -1343,7 +1343,7 @@ def test_serve_refuses_an_invalid_host() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sent_data"),
     [
-        ([], b"say where messages are kept: --data DIR, or --memory for nowhere"),
+        ([], b"a broker needs a folder for messages: --data DIR, or --memory to store nothing"),
         (["--memory", "--data", "somewhere"], b"--data and --memory exclude each other"),
         (["--memory", "--server-name", "two\nlines"], b"must be a printable text"),
         (["--memory", "--server-name", "x" * 256], b"has 256 characters; at most 255"),
@@ -1480,7 +1480,7 @@ CONTROL_REQUESTS = [
 
 
 def no_broker(url: str, reason: str) -> str:
-    remedy = "start one with `truenext serve`, or say where it is with --url or TRUENEXT_URL"
+    remedy = "start one with `truenext serve`, or set its address with --url or TRUENEXT_URL"
     return f"truenext: no broker at {url}: {reason}; {remedy}\n"
 
 

@@ -96,15 +96,15 @@ def stages(*words: str) -> Result:
 @pytest.mark.parametrize(
     ("place", "file", "complaint"),
     [
-        ("shopp:app", "", "there is no module shopp in {folder}, and none is installed: go to the folder in which"),
+        ("shopp:app", "", "there is no module shopp in {folder}, and none is installed: change to the folder of"),
         ("shop:ap", "", "shop has no ap; its services are shop:app"),
-        ("shop:Order", "", "shop:Order is a StructMeta, and no Service; its services are shop:app"),
+        ("shop:Order", "", "shop:Order is a StructMeta, not a Service; its services are shop:app"),
         (
             "other:app",
             "import nowhere\n",
             "other cannot be imported: No module named 'nowhere' (other.py:1): install it",
         ),
-        ("other:app", "app = 1\n", "other:app is a int, and no Service; there is no Service in it"),
+        ("other:app", "app = 1\n", "other:app is a int, not a Service; there is no Service in it"),
         (
             "other:app",
             "from truenext.stage import Service\napp = Service('a b')\n",
@@ -208,12 +208,12 @@ def test_a_service_without_stages_does_not_run(folder: Path) -> None:
     (folder / "other.py").write_text("from truenext.stage import Service\napp = Service('asking')\n")
     result = stages("run", "other:app")
     assert result.exit_code == 2
-    assert result.stderr == "truenext: other:app has no stages to run: it only asks others\n"
+    assert result.stderr == "truenext: other:app has no stages to run: it only sends to other services\n"
 
 
 def test_a_file_in_place_of_a_module_is_answered_with_the_module(folder: Path) -> None:
     result = stages("run", "shop.py:app")
-    assert (result.exit_code, result.stderr) == (2, "truenext: shop.py is a file, and no module: say shop:app\n")
+    assert (result.exit_code, result.stderr) == (2, "truenext: shop.py is a file, not a module: use shop:app\n")
 
 
 def test_schema_says_that_printing_and_making_exclude_each_other(folder: Path) -> None:
@@ -272,7 +272,7 @@ def test_check_with_breaking_changes_lists_them_and_exits_with_1(
 def test_check_without_breaking_changes_exits_with_0(folder: Path, old: str, new: str) -> None:
     result = changed(folder, old, new.replace("order.count", "1"))
     assert (result.exit_code, result.stdout.splitlines()[0]) == (0, "Nothing breaks shop."), result.stdout
-    assert result.stdout.splitlines()[1].startswith("note: shop.json says how it was")
+    assert result.stdout.splitlines()[1].startswith("note: shop.json describes the former service")
 
 
 def test_a_field_of_a_reply_that_may_be_missing_is_a_warning(folder: Path) -> None:
@@ -344,7 +344,7 @@ def test_the_file_of_another_service_is_warned_of(folder: Path) -> None:
 
 def test_check_writes_the_same_file_each_time_and_only_with_write(folder: Path) -> None:
     first = stages("check", "shop:app", "--against", "a.json", "--write")
-    assert first.stdout == "a.json says how shop is now.\n"
+    assert first.stdout == "a.json describes shop as it is now.\n"
     written = (folder / "a.json").read_bytes()
     assert stages("check", "shop:app", "--against", "a.json").stdout == "Nothing breaks shop.\n"
     assert stages("check", "shop:app", "--against", "a.json", "--write").exit_code == 0
@@ -356,13 +356,16 @@ def test_check_writes_the_same_file_each_time_and_only_with_write(folder: Path) 
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (None, "there is no file a.json: --write makes it, and it is to be committed"),
-        ("{", "a.json is not what --write has written: "),
-        ('{"format": 4, "service": "shop", "endpoints": {}}', "a.json has format 4, and this knows 3: update truenext"),
+        (None, "there is no file a.json: write it with --write, and commit it"),
+        ("{", "a.json is not a file of --write: "),
+        (
+            '{"format": 4, "service": "shop", "endpoints": {}}',
+            "a.json has format 4, and this truenext knows 3: update truenext",
+        ),
         (
             '{"format": 2, "service": "shop", "endpoints": {}}',
-            "a.json has format 2, which does not say all that is compared now: with the code that is deployed, make a "
-            "new one (--write), and commit it",
+            "a.json has format 2, which lacks facts that are compared now: write it anew (--write) "
+            "with the code that is deployed, and commit it",
         ),
     ],
 )
@@ -379,7 +382,7 @@ def test_a_file_of_an_older_format_is_written_anew(folder: Path) -> None:
     result = stages("check", "shop:app", "--against", "a.json", "--write")
     assert (result.exit_code, result.stdout.splitlines()) == (
         0,
-        ["note: a.json has the older format 1, so nothing was compared.", "a.json says how shop is now."],
+        ["note: a.json has the older format 1, so nothing was compared.", "a.json describes shop as it is now."],
     )
     assert stages("check", "shop:app", "--against", "a.json").stdout == "Nothing breaks shop.\n"
 
@@ -550,11 +553,11 @@ def test_a_file_that_is_damaged_is_no_answer(folder: Path, damage: Callable[[dic
     (folder / "a.json").write_text(json.dumps(written))
     result = stages("check", "shop:app", "--against", "a.json")
     assert result.exit_code == 2
-    assert "a.json is not what --write has written" in result.stderr
+    assert "a.json is not a file of --write" in result.stderr
 
 
 def test_a_module_that_ends_the_program_is_said(folder: Path) -> None:
     (folder / "leaving.py").write_text("import sys\nsys.exit()\n")
     result = stages("run", "leaving:app")
     assert result.exit_code == 2
-    assert "it ends the program when it is (leaving.py:2)" in result.stderr
+    assert "it ends the program while it is imported (leaving.py:2)" in result.stderr

@@ -74,7 +74,7 @@ def test_a_message_whose_stage_leaves_a_task_that_ends_the_process_is_a_dead_let
     for _ in range(2):
         process = ServiceProcess(tmp_path, "tests.stages.services.ending:app", url)
         assert process.wait() == 1
-        assert "a task that a stage has left behind has raised this" in process.log
+        assert "a task that a stage started and did not await has raised this" in process.log
     process = ServiceProcess(tmp_path, "tests.stages.services.ending:app", url)
     broker.await_facts("DLQ.ending.work", waiting=1, unacknowledged=0)
     assert process.stop() == 0

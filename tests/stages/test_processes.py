@@ -281,5 +281,8 @@ def test_messages_of_a_stage_that_is_no_more_are_told_at_the_start(broker: Broke
     broker.output_of("send", "work.slow.stage.former", "{}")
     broker.output_of("send", "other.stage.former", "{}")
     process = start()
-    assert "queue='work.slow.stage.former' messages=1 consumers=0" in process.await_lines("a stage that is no more")[0]
+    assert (
+        "queue='work.slow.stage.former' messages=1 consumers=0"
+        in process.await_lines("a stage that does not exist any more")[0]
+    )
     assert "other.stage.former" not in process.log

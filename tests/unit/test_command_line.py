@@ -350,14 +350,14 @@ def test_several_addresses_are_refused_by_commands_for_one_broker(
     path: tuple[str, ...], param: click.Parameter, options: list[str]
 ) -> None:
     message = check_usage_error(CliRunner().invoke(main, [*path, *options]))
-    assert "'--url': takes one address" in message and "TRUENEXT_URL" not in message
+    assert "'--url': only one address is allowed" in message and "TRUENEXT_URL" not in message
 
 
 @pytest.mark.parametrize("between", [" ", ",", ", "])
 def test_variable_with_several_addresses_is_refused_by_commands_for_one_broker(between: str) -> None:
     variable = between.join([NO_BROKER_URL, "stomp://127.0.0.1:2"])
     message = check_usage_error(CliRunner().invoke(main, ["queues"], env={"TRUENEXT_URL": variable}))
-    assert "(env var: 'TRUENEXT_URL'): takes one address" in message
+    assert "(env var: 'TRUENEXT_URL'): only one address is allowed" in message
 
 
 def addresses_of_run(options: list[str], variable: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, list[object]]:

@@ -68,7 +68,7 @@ def test_limit_beyond_the_memory_is_refused_and_no_folder_is_made(tmp_path: Path
     options = ["--memory-limit", "999999TiB"] if option else []
     result = CliRunner().invoke(main, ["serve", "--data", str(tmp_path / "data"), "--config", str(file), *options])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "a memory limit of 999999TiB is more than there is for the broker here" in result.stderr
+    assert "a memory limit of 999999TiB is more than the memory that this broker can have" in result.stderr
     assert not (tmp_path / "data").exists()
 
 
@@ -77,5 +77,5 @@ def test_config_check_notes_a_limit_that_this_machine_would_refuse(tmp_path: Pat
     for limit, is_noted in (("999999TiB", True), ("8GiB", False)):
         file.write_text(f'[broker]\ndata = "data"\nmemory_limit = "{limit}"\n')
         result = CliRunner().invoke(main, ["config", "check", str(file)])
-        assert result.exit_code == 0 and f"{file} is sound." in result.stdout
+        assert result.exit_code == 0 and f"{file} has no faults." in result.stdout
         assert ("note: `truenext serve` refuses it on this machine" in result.stdout) is is_noted

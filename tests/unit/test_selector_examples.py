@@ -51,7 +51,9 @@ def helps(command: click.Command, name: str = "truenext") -> Iterator[tuple[str,
 def shown() -> set[str]:
     """Return all selectors on pages and in helps."""
     text = "".join(page.read_text() for page in PAGES)
-    found = set(re.findall(r'--selector "([^"]+)"', text) + re.findall(r'selector wants, such as "([^"]+)"', text))
+    found = set(
+        re.findall(r'--selector "([^"]+)"', text) + re.findall(r'selector (?:wants|matches), such as "([^"]+)"', text)
+    )
     (table,) = re.findall(
         r"\| selector \| asks for \|\n(.*?)\n\n", (ROOT / "docs" / "headers.md").read_text(), re.DOTALL
     )

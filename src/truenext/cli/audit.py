@@ -17,19 +17,24 @@ from truenext.errors import ConfigurationError, TruenextError
     type=SparkMasterParam(),
     help="Where Spark runs, such as local[2]; all cores of this machine by default.",
 )
-@click.option("--since", type=click.DateTime(), help="Leave out what happened before, UTC.")
-@click.option("--queue", type=TextParam(), help="Only this queue.")
+@click.option("--since", type=click.DateTime(), help="Ignore events before this time, UTC.")
+@click.option("--queue", type=TextParam(), help="Audit only this queue.")
 @click.option(
-    "--stuck", "stuck_seconds", type=SecondsParam(), default=10.0, show_default=True, help="Seconds without a dispatch."
+    "--stuck",
+    "stuck_seconds",
+    type=SecondsParam(),
+    default=10.0,
+    show_default=True,
+    help="Seconds without a dispatch that count as stuck.",
 )
 @click.option(
     "--stages",
     metavar="DIR",
     multiple=True,
     type=PathParam(exists=True, file_okay=False),
-    help="Where services of stages wrote what they did; may be repeated.",
+    help="Folder of the events of services of stages (truenext stages run --events). May be repeated.",
 )
-@click.option("--out", type=PathParam(file_okay=False), help="Write the tables and a page there.")
+@click.option("--out", type=PathParam(file_okay=False), help="Write the tables and a page into this folder.")
 def audit(
     folders: tuple[Path, ...],
     master: str | None,
@@ -41,8 +46,8 @@ def audit(
 ) -> None:
     """Prove from the history in DIR whether the contract held.
 
-    DIR is the data folder of a broker, running or not, a copy of its history, or what `truenext record` wrote. Several
-    are shown side by side on one page. Exits 0 if the contract held in all, 1 if not, 2 if it could not be asked.
+    DIR is the data folder of a broker, running or not, a copy of its history, or a folder that `truenext record` wrote.
+    Several are shown side by side on one page. Exits 0 if the contract held in all, 1 if not, 2 if the audit failed.
     """
     try:
         from truenext.spark.audit.command import run_audit

@@ -17,7 +17,7 @@ count_option = click.option("--count", type=COUNT, help="Messages to move at mos
 @id_option("dead letter")
 @dead_letter_selector_option
 @count_option
-@click.option("--dry-run", is_flag=True, help="Say what would be moved, and move nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the number of messages, and move none.")
 @json_option
 @url_option
 def redrive(
@@ -29,15 +29,15 @@ def redrive(
     as_json: bool,
     url: str,
 ) -> None:
-    """Move dead letters back to where they came from.
+    """Move dead letters back to the queues that they came from.
 
-    Those of QUEUE, such as DLQ.orders, each once.
+    Moves the dead letters of QUEUE, such as DLQ.orders, each once.
 
-    What consumers hold is left alone, and said; so is what failed in a durable subscription that is there no more,
-    which `truenext move` takes to a queue. Whatever ends it, a second call goes on where it ended. Exits 1 if one of
-    --id was not moved.
+    Messages that consumers hold stay, and their number is printed; so do messages that failed in a durable subscription
+    that does not exist any more, which `truenext move` can move to a queue. If the command is interrupted, a second
+    call continues. Exits 1 if one of --id was not moved.
     """
-    remaining_reason = "consumers hold them, they are still being committed, or they do not say where they came from"
+    remaining_reason = "consumers hold them, they are still being committed, or their original queue is not known"
     work = BulkWork("redrive", "moved", {"queue": queue}, remaining_reason, numbers, selector, count, is_dry=dry_run)
     work.run(url, as_json=as_json)
 
@@ -48,7 +48,7 @@ def redrive(
 @id_option("message")
 @selector_option
 @count_option
-@click.option("--dry-run", is_flag=True, help="Say what would be moved, and move nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the number of messages, and move none.")
 @json_option
 @url_option
 def move(
@@ -61,12 +61,12 @@ def move(
     as_json: bool,
     url: str,
 ) -> None:
-    """Move what waits in QUEUE to the queue TO.
+    """Move the messages that wait in QUEUE to the queue TO.
 
     Each message is moved once, and is a new arrival there.
 
-    What consumers hold is left alone, and said; so is what is sent meanwhile, but not said. Whatever ends it, a second
-    call goes on where it ended. Exits 1 if one of --id was not moved.
+    Messages that consumers hold stay, and their number is printed; messages that are sent meanwhile may stay, too. If
+    the command is interrupted, a second call continues. Exits 1 if one of --id was not moved.
     """
     work = BulkWork("move", "moved", {"queue": queue}, HELD, numbers, selector, count, is_dry=dry_run)
     work.request["to"] = to
@@ -76,12 +76,12 @@ def move(
 @click.command()
 @click.argument("queue", type=QueueNameParam())
 @selector_option
-@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the number of messages, and remove none.")
 @json_option
 @url_option
 def purge(queue: str, selector: str | None, dry_run: bool, as_json: bool, url: str) -> None:
-    """Remove what waits in QUEUE.
+    """Remove the messages that wait in QUEUE.
 
-    What consumers hold is left alone, and said; so is what is sent meanwhile, but not said.
+    Messages that consumers hold stay, and their number is printed; messages that are sent meanwhile may stay, too.
     """
     BulkWork("purge", "removed", {"queue": queue}, HELD, (), selector, None, is_dry=dry_run).run(url, as_json=as_json)

@@ -19,13 +19,13 @@ from truenext.errors import Code, Refused
 from truenext.model.limits import CONTROL_REQUEST_SEQUENCES_MAX as NUMBERS_MAX
 
 selector_option = click.option(
-    "--selector", type=SELECTOR, help="Only what this JMS selector wants, such as \"colour = 'red'\"."
+    "--selector", type=SELECTOR, help="Only messages that this JMS selector matches, such as \"colour = 'red'\"."
 )
 dead_letter_selector_option = click.option(
     "--selector",
     type=SELECTOR,
-    help='Only what this JMS selector wants, such as "truenext_original_attempts > 2". A header with hyphens is named '
-    "with underscores.",
+    help='Only messages that this JMS selector matches, such as "truenext_original_attempts > 2". A header with '
+    "hyphens is named with underscores.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 
@@ -130,7 +130,7 @@ class BulkWork:
                 self._run_all_pieces(connection)
         except CommandFailure:
             if self._count and not self._is_dry:
-                terminal.echo(f"{self._count:,} {self._done}; the same command goes on", err=True)
+                terminal.echo(f"{self._count:,} {self._done}; the same command continues", err=True)
             raise
         if as_json:
             facts = {"count": self._count, "to": dict(self._moved_to), "left": self._left_count}
@@ -169,7 +169,7 @@ class BulkWork:
         if not self._moved_to:
             terminal.echo(f"{self._count:,} {self._done}")
         for name, count in sorted(self._left_of_ended.items()):
-            why = f"they failed in {terminal.escape_line(name)}, which is there no more"
-            terminal.echo(f"{count:,} left: {why}; `truenext move` takes them to a queue")
+            why = f"they failed in {terminal.escape_line(name)}, which does not exist any more"
+            terminal.echo(f"{count:,} left: {why}; `truenext move` moves them to a queue")
         if left := self._left_count - self._left_of_ended.total():
             terminal.echo(f"{left:,} left: {self._remaining_reason}")

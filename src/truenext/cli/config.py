@@ -31,12 +31,12 @@ def config() -> None:
     "--queue",
     type=QueueNameParam(),
     metavar="NAME",
-    help="Say which policy this queue has, and from which table each value is.",
+    help="Print the policy of this queue, and the table that each value is from.",
 )
 def check(file: Path, queue: str | None) -> None:
-    """Say what is wrong in FILE, one line each, or that it is sound.
+    """Print each fault of FILE on a line, or that it has none.
 
-    Exits 0 if it is, 1 if not, 2 if it could not be read.
+    Exits 0 if it has none, 1 if it has faults, 2 if it could not be read.
     """
     try:
         configuration = configure(file)
@@ -44,14 +44,12 @@ def check(file: Path, queue: str | None) -> None:
         for fault in error.faults:
             terminal.echo(fault)
         count = len(error.faults)
-        terminal.echo(
-            f"{file} has {count} fault{'' if count == 1 else 's'}; no broker starts with it, or goes over to it."
-        )
+        terminal.echo(f"{file} has {count} fault{'' if count == 1 else 's'}; no broker starts with it or reloads it.")
         raise SystemExit(1) from error
     except ConfigurationError as error:
         raise NoAnswerFailure(error) from error
     _print_notes(configuration)
-    terminal.echo(f"{file} is sound.")
+    terminal.echo(f"{file} has no faults.")
     if queue is not None:
         _print_policy(configuration, queue)
 
@@ -59,11 +57,11 @@ def check(file: Path, queue: str | None) -> None:
 @click.command()
 @url_option
 def reload(url: str) -> None:
-    """Let a broker read its configuration file again.
+    """Let a broker reload its configuration file.
 
-    Says what that has changed.
+    Prints the settings that have changed.
 
-    Exits 0 if it took it over, 1 if it refused to and changed nothing, 2 if it could not be asked.
+    Exits 0 if the file is in force, 1 if the broker refused it and changed nothing, 2 if the broker could not be asked.
     """
     with connected(url, failure=NoAnswerFailure) as connection:
         outcome = send_control_request(connection, "reload")
@@ -71,16 +69,16 @@ def reload(url: str) -> None:
         raise CommandFailure(TruenextError("\n".join(["nothing was changed:", *outcome["errors"]])))
     for change in outcome["changed"]:
         terminal.echo(change)
-    terminal.echo(f"{outcome['file']} is in force{'' if outcome['changed'] else '; it says what it said before'}.")
+    terminal.echo(f"{outcome['file']} is in force{'' if outcome['changed'] else ', and changes nothing'}.")
 
 
 def _print_notes(configuration: Configuration) -> None:
     """Print what a broker rejects in this configuration, depending on its command line or its machine."""
     settings = configuration.broker
     if settings.data is None and not settings.memory:
-        terminal.echo("note: it does not say where messages are kept; `truenext serve` needs --data DIR or --memory.")
+        terminal.echo("note: it has no folder for messages; `truenext serve` needs --data DIR or --memory.")
     if not settings.allow_anonymous and not all(parse_url(url).is_loopback for url in settings.listen):
-        terminal.echo("note: it listens to other machines; `truenext serve` needs --allow-anonymous, if that is meant.")
+        terminal.echo("note: other machines can reach it; `truenext serve` needs --allow-anonymous for that.")
     fault = fault_of_memory_limit(settings.memory_limit)
     if fault is not None:
         terminal.echo(f"note: `truenext serve` refuses it on this machine: {fault}.")

@@ -33,7 +33,7 @@ NO_ANSWER_ERRORS = (ConfigurationError, ConnectionLost, RemoteProtocolError)
 """Errors without an answer: nothing was asked, nothing answered, or the peer is no broker."""
 
 
-START_HINT = "start one with `truenext serve`, or say where it is with --url or TRUENEXT_URL"
+START_HINT = "start one with `truenext serve`, or set its address with --url or TRUENEXT_URL"
 
 
 class CommandFailure(click.ClickException):

@@ -32,7 +32,7 @@ def raise_file_limit(listeners: int) -> int:
     if count < 1:
         minimum = FILES_OWN + listeners * (1 + CONTROL_ONLY_CONNECTIONS_MAX)
         raise ConfigurationError(
-            f"the system lets this process open {files} files (ulimit -n); it needs {minimum} at least"
+            f"the limit of open files of this process is {files} (ulimit -n), and it needs {minimum}: raise the limit"
         )
     if count < CONNECTIONS_MAX:
         logger.warning(

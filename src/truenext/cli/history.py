@@ -15,7 +15,7 @@ from truenext.history.export import export_all, export_closed_files
 def history() -> None:
     """Export the history of a broker.
 
-    What it wrote down of every message; see docs/history.md.
+    The history is the broker's record of every message; see docs/history.md.
     """
 
 
@@ -24,15 +24,15 @@ def history() -> None:
 @click.option(
     "--out",
     type=PathParam(file_okay=False),
-    help="Write everything that is not Parquet yet into this folder, and leave the broker's files alone.",
+    help="Write all history that is not Parquet yet into this folder, and do not change the broker's files.",
 )
 def export(data: Path, out: Path | None) -> None:
     """Turn the history of a broker into Parquet files.
 
     The history is that of the data folder DIR, and the files are in DIR/history/events.
 
-    Brokers do that by themselves where numpy and pyarrow are installed. The file that the broker writes to stays as it
-    is, unless --out is given. May be run while the broker runs.
+    Brokers do that by themselves if numpy and pyarrow are installed. The file that the broker writes to is left as it
+    is, unless --out is given. The broker may run meanwhile.
     """
     count = 0
     try:

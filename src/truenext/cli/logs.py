@@ -67,7 +67,7 @@ def warn_of_basic_config() -> Iterator[None]:
         logging.basicConfig = basic_config
     if callers:
         _logger.warning(
-            "logging.basicConfig has no effect: the command has set up logging. --log-level says what is logged, and "
-            "force=True keeps the program's own setting (docs/stages-deploying.md)",
+            "logging.basicConfig has no effect: the command has set up logging. Use --log-level, or force=True for the "
+            "program's own setting (docs/stages-deploying.md)",
             extra={"place": callers[0]},
         )

@@ -29,7 +29,7 @@ POLL_S = 1.0
 selector_option = click.option(
     "--selector",
     type=SELECTOR,
-    help="Only what this JMS selector wants, such as \"colour = 'red' AND JMSPriority > 6\".",
+    help="Only messages that this JMS selector matches, such as \"colour = 'red' AND JMSPriority > 6\".",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line: headers and body.")
 
@@ -42,18 +42,18 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
     "files",
     type=PathParam(exists=True, dir_okay=False, may_be_dash=True),
     multiple=True,
-    help="Send what is in this file; - is standard input. May be repeated.",
+    help="Send the content of this file; - is standard input. May be repeated.",
 )
 @click.option("--lines", is_flag=True, help="Send each line of the files, or of standard input, as a message.")
-@click.option("--priority", type=click.IntRange(0, 9), default=4, show_default=True, help="9 is served first.")
-@click.option("--transient", is_flag=True, help="Do not write it to disk; a crash of the broker loses it.")
+@click.option("--priority", type=click.IntRange(0, 9), default=4, show_default=True, help="9 is delivered first.")
+@click.option("--transient", is_flag=True, help="Do not write the message to disk; a crash of the broker loses it.")
 @click.option(
     "--header",
     "headers",
     type=HeaderParam(),
     multiple=True,
     metavar="NAME=VALUE",
-    help="One of your own. May be repeated.",
+    help="Header of your own. May be repeated.",
 )
 @url_option
 def send(
@@ -68,12 +68,12 @@ def send(
 ) -> None:
     """Send messages to QUEUE.
 
-    Their bodies are BODY, or what is in files, or what comes on standard input.
+    The body is BODY, or the content of files or of standard input.
 
-    Each file is a message, or each of its lines. Returns once the broker has all of it safe.
+    Each file is a message, or with --lines each of its lines. Returns when the broker has confirmed all messages.
     """
     if body is not None and (lines or files):
-        raise click.UsageError("either BODY, or --file and --lines")
+        raise click.UsageError("BODY excludes --file and --lines: use one of them")
     bodies = [body] if body is not None else _bodies(files or (Path("-"),), lines=lines)
     progress = ProgressCounter("sent")
     is_whole = False
@@ -93,7 +93,7 @@ def send(
         is_whole = True
     finally:
         if (lines or len(files) > 1) and (is_whole or progress.count):
-            terminal.echo(f"{progress.count:,} sent{'' if is_whole else ', at most'}", err=True)
+            terminal.echo(f"{progress.count:,} sent{'' if is_whole else ' at most'}", err=True)
 
 
 def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
@@ -115,9 +115,9 @@ def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
 
 @click.command()
 @click.argument("queue", type=DestinationParam())
-@click.option("--count", type=COUNT, show_default="1", help="Messages to take.")
-@click.option("--all", "receive_all", is_flag=True, help="Take what is there, until none comes within the timeout.")
-@click.option("--follow", is_flag=True, help="Take what comes until Ctrl-C, also after the broker was away.")
+@click.option("--count", type=COUNT, show_default="1", help="Messages to receive.")
+@click.option("--all", "receive_all", is_flag=True, help="Receive messages until none comes within the timeout.")
+@click.option("--follow", is_flag=True, help="Receive messages until Ctrl-C; reconnect if necessary.")
 @click.option("--timeout", type=SecondsParam(), default=2.0, show_default=True, help="Seconds to wait for a message.")
 @selector_option
 @json_option
@@ -132,14 +132,14 @@ def receive(
     as_json: bool,
     url: str,
 ) -> None:
-    """Take messages from QUEUE and print their bodies.
+    """Receive messages from QUEUE and print their bodies.
 
     The true next comes first.
 
-    A message is acknowledged once it is printed. Exits 1 if fewer than --count came.
+    A message is acknowledged once it is printed. Exits 1 if fewer messages than --count came.
     """
     if (count is not None) + receive_all + follow > 1:
-        raise click.UsageError("--count, --all or --follow")
+        raise click.UsageError("--count, --all and --follow exclude each other: use one of them")
     limit = None if receive_all or follow else count or 1
     received = 0
     with connected(url, reconnect=follow) as connection:
@@ -165,11 +165,11 @@ def receive(
 @click.argument("queue", type=DestinationParam())
 @selector_option
 @click.option("--count", type=COUNT, help="Messages to show at most.")
-@click.option("--follow", is_flag=True, help="Then show what comes until Ctrl-C, also after the broker was away.")
+@click.option("--follow", is_flag=True, help="Then show new messages until Ctrl-C; reconnect if necessary.")
 @json_option
 @url_option
 def browse(queue: str, selector: str | None, count: int | None, follow: bool, as_json: bool, url: str) -> None:
-    """Print the bodies of the messages that wait in QUEUE, the true next first. No message is removed."""
+    """Print the bodies of the messages that wait in QUEUE, the true next first. Messages stay in the queue."""
     with connected(url) as connection:
         shown = connection.browse(queue, selector=selector)
         if follow:
@@ -193,7 +193,7 @@ def _browse_repeatedly(connection: Connection, url: str, queue: str, selector: s
             try:
                 for message in connection.browse(queue, selector=selector):
                     if "truenext-sequence" not in message.headers:
-                        raise TruenextError("--follow needs a truenext broker: this one numbers no messages")
+                        raise TruenextError("--follow needs a truenext broker: this broker does not number messages")
                     if message.sequence > seen:
                         highest = max(highest, message.sequence)
                         yield message

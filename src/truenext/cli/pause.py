@@ -13,21 +13,21 @@ from truenext.cli.values import QueueNameParam
 @click.argument("queue", type=QueueNameParam(is_creatable=True))
 @url_option
 def pause(queue: str, url: str) -> None:
-    """Dispatch nothing from QUEUE until it is resumed.
+    """Pause QUEUE: nothing is dispatched until it is resumed.
 
-    It stays paused over a restart.
+    The queue stays paused over a restart of the broker.
 
-    What consumers hold stays with them, and sends go on. A queue that is not there is made.
+    Consumers keep the messages that they hold, and messages can be sent. A queue that does not exist is created.
     """
     if _request("pause", queue, url)["created"]:
-        terminal.echo(f"there was no queue {queue!r}: made and paused")
+        terminal.echo(f"there was no queue {queue!r}: created and paused")
 
 
 @click.command()
 @click.argument("queue", type=QueueNameParam())
 @url_option
 def resume(queue: str, url: str) -> None:
-    """Dispatch from QUEUE again."""
+    """Resume QUEUE: its messages are dispatched again."""
     _request("resume", queue, url)
 
 

@@ -25,8 +25,8 @@ from truenext.spark.recording import check_folder, write_recording
     type=click.Choice(list(WORKLOADS)),
     default="production",
     show_default=True,
-    help="What is sent: 3 in 4 persistent of priority 4 and then the rest non-persistent of priority 9; persistent and "
-    "non-persistent in turn; or any priority, persistent or not, at random.",
+    help="Messages to send: three quarters persistent with priority 4, then the rest non-persistent with priority 9; "
+    "persistent and non-persistent in turn; or random priorities, persistent or not.",
 )
 @click.option(
     "--count",
@@ -40,20 +40,20 @@ from truenext.spark.recording import check_folder, write_recording
     type=click.IntRange(1, WINDOW_MAX),
     default=1,
     show_default=True,
-    help="How many the consumer may hold.",
+    help="Messages that the consumer may hold (prefetch).",
 )
 @click.option("--seed", type=int, help="For --case mix: the seed that an earlier recording printed.")
-@click.option("--queue", type=TextParam(), help="An empty queue that nobody else uses; a new one without.")
-@click.option("--out", "folder", type=PathParam(file_okay=False), required=True, help="A new folder for it.")
+@click.option("--queue", type=TextParam(), help="An empty queue that no other client uses; by default a new queue.")
+@click.option("--out", "folder", type=PathParam(file_okay=False), required=True, help="A new folder for the recording.")
 @click.option("--login", type=TextParam(), help="User name, if the broker needs one.")
 @click.option(
     "--passcode",
     type=TextParam(),
     envvar="TRUENEXT_PASSCODE",
     show_envvar=True,
-    help="Its passcode; safer in the environment, where other users do not see it.",
+    help="Passcode of the user; safer in the environment, where other users do not see it.",
 )
-@click.option("--remote", is_flag=True, help="Load a broker on another machine.")
+@click.option("--remote", is_flag=True, help="Allow a broker on another machine, which gets this load.")
 @url_option
 def record(
     case: str,
@@ -69,13 +69,13 @@ def record(
 ) -> None:
     """Record a workload on any STOMP broker, for `audit`.
 
-    Runs the workload, and writes down as Parquet what a client sees.
+    Runs the workload, and writes what a client sees as Parquet.
 
-    All is sent and confirmed before the consumer subscribes, so that the order of arrival is that of dispatch. The
-    files have the columns of docs/history.md.
+    All messages are confirmed before the consumer subscribes, so that they are dispatched in the order of the queue.
+    The files have the columns of docs/history.md.
     """
     if seed is not None and case != "mix":
-        raise click.UsageError(f"--seed is for --case mix: nothing of {case} is random")
+        raise click.UsageError(f"--seed is for --case mix: --case {case} is not random")
     seed = random.randrange(2**32) if seed is None else seed
     queue = queue or f"truenext.record.{case}.{secrets.token_hex(4)}"
     workload = WORKLOADS[case](count, random.Random(seed))

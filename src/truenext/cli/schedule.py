@@ -29,13 +29,13 @@ WIDTH = 40
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs; times in milliseconds.")
 @url_option
 def scheduled(destination: str | None, selector: str | None, count: int, as_json: bool, url: str) -> None:
-    """Show what is scheduled, soonest first.
+    """Show scheduled sends, soonest first.
 
-    For DESTINATION, or everywhere. Everything stays as it is.
+    Shows those to DESTINATION, or all. Changes nothing.
 
-    DESTINATION is a queue, a /topic/NAME, or the several destinations that were named together in the SEND: what goes
-    to a queue among others is shown with these, and not with the queue. The table has the first 40 characters of each
-    body, --json its first 1000 bytes.
+    DESTINATION is a queue, a /topic/NAME, or several destinations as they were named in the SEND: a send to several
+    destinations is shown with these, and not with each queue. The table has the first 40 characters of each body,
+    --json its first 1000 bytes.
     """
     shown: list[dict[str, Any]] = []
     total = damaged = 0
@@ -62,15 +62,15 @@ def scheduled(destination: str | None, selector: str | None, count: int, as_json
 @click.argument("destination", type=DestinationParam())
 @id_option("send", "number, as `truenext scheduled` shows it")
 @selector_option
-@click.option("--dry-run", is_flag=True, help="Say what would be cancelled, and cancel nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the number of sends, and cancel none.")
 @json_option
 @url_option
 def unschedule(
     destination: str, numbers: tuple[int, ...], selector: str | None, dry_run: bool, as_json: bool, url: str
 ) -> None:
-    """Cancel what is scheduled for DESTINATION.
+    """Cancel scheduled sends to DESTINATION.
 
-    All of it, or what --id or --selector say. What was sent stays sent.
+    Cancels all of them, or those of --id or --selector. Messages that were sent already are not affected.
 
     DESTINATION is as `truenext scheduled` shows it. Exits 1 if one of --id was not cancelled.
     """
@@ -98,7 +98,7 @@ def _request_target(destination: str) -> dict[str, str]:
         return {"queue": parsed.name}
     if parsed.is_multi_queue and not parsed.session:
         return {"queue": "", "to": parsed.address}
-    raise click.UsageError(f"nothing can be scheduled for {destination!r}")
+    raise click.UsageError(f"{destination!r} cannot have scheduled sends: name a queue or /topic/NAME")
 
 
 def _pieces(connection: Connection, destination: str | None, selector: str | None) -> Iterator[dict[str, Any]]:
@@ -147,6 +147,6 @@ def _repetition_text(send: dict[str, Any]) -> str:
     if send["delay_ms"]:
         words.append(f"+ {send['delay_ms']} ms")
     if send["repeat"]:
-        times = "for ever" if send["repeat"] == FOR_EVER else f"{send['repeat']} times"
+        times = "without end" if send["repeat"] == FOR_EVER else f"{send['repeat']} times"
         words.append(f"every {send['period_ms']} ms {times}")
     return ", ".join(words)

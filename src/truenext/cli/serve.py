@@ -56,8 +56,8 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
     for address in addresses:
         if not (address.is_loopback or settings.allow_anonymous):
             raise ConfigurationError(
-                f"{address.host} can be reached from other machines, and anybody there could read and write all "
-                "queues; listen on 127.0.0.1, or say --allow-anonymous if that is meant"
+                f"{address.host} can be reached from other machines, which could read and write all queues without "
+                "a password; listen on 127.0.0.1, or use --allow-anonymous"
             )
     fault = fault_of_memory_limit(memory_limit)
     if fault is not None:
@@ -121,9 +121,9 @@ def fault_of_memory_limit(limit: int) -> str | None:
     if limit <= available:
         return None
     return (
-        f"a memory limit of {format_size(limit)} is more than there is for the broker here, {available >> 20}MiB: the "
-        "system would end it before it comes to that; name less (--memory-limit, or memory_limit in the configuration "
-        "file)"
+        f"a memory limit of {format_size(limit)} is more than the memory that this broker can have, "
+        f"{available >> 20}MiB: the system would kill it before it reaches the limit; lower the limit "
+        "(--memory-limit, or memory_limit in the configuration file)"
     )
 
 

@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 @click.command()
-@click.option("--data", type=PathParam(file_okay=False), help="Folder the messages are kept in.")
-@click.option("--memory", is_flag=True, help="Keep nothing on disk; for tests.")
+@click.option("--data", type=PathParam(file_okay=False), help="Folder that messages are stored in.")
+@click.option("--memory", is_flag=True, help="Store nothing on disk; for tests.")
 @click.option(
     "--config",
     type=PathParam(exists=True, dir_okay=False),
-    help="File with these and other settings, see docs/policies.md; options say it differently.",
+    help="File with these and other settings, see docs/policies.md; options override it.",
 )
 @click.option(
     "--listen",
@@ -42,24 +42,24 @@ logger = logging.getLogger(__name__)
     "--server-name",
     type=ServerNameParam(),
     show_default=f"truenext/{VERSION}",
-    help="What CONNECTED says in its header `server`.",
+    help="Value of the header `server` of CONNECTED.",
 )
 @click.option(
     "--history/--no-history",
     default=None,
     show_default="history",
-    help="Write down what happens to every message, for `truenext audit`; in DIR/history.",
+    help="Record what happens to every message in DIR/history, for `truenext audit`.",
 )
 @click.option(
     "--memory-limit",
     type=SizeParam(MEMORY_LIMIT_MIN),
     show_default=format_size(MEMORY_LIMIT),
-    help="Private memory the broker may take, all told; what waits beyond that waits on disk.",
+    help="Private memory of the broker, all in all; messages beyond that wait on disk.",
 )
 @click.option(
     "--queue-memory-limit",
     type=SizeParam(),
-    help="Memory that the messages of one queue may take; no limit of its own by default.",
+    help="Memory for the messages of one queue; by default only the limit of all queues.",
 )
 @click.option(
     "--page-size",
@@ -70,13 +70,13 @@ logger = logging.getLogger(__name__)
 @click.option(
     "--disk-limit",
     type=SizeParam(DISK_LIMIT_MIN),
-    help="What messages may take on disk, the history apart; by default what the disk has, but for a reserve.",
+    help="Disk space for messages, without the history; by default all of the disk but a reserve.",
 )
 @click.option(
     "--when-full",
     type=click.Choice([each.value for each in WhenFull]),
     show_default=WhenFull.SLOW.value,
-    help="Producers near the limit of the disk wait, or are refused. Consumers go on either way.",
+    help="Near the limit of the disk producers wait, or are refused. Consumers continue either way.",
 )
 @click.option(
     "--store-and-dispatch",
@@ -85,7 +85,7 @@ logger = logging.getLogger(__name__)
     help="Dispatch a persistent message once it is durable, or while it is being written.",
 )
 @click.option(
-    "--allow-anonymous", is_flag=True, default=None, help="Let anybody in who reaches an address beyond loopback."
+    "--allow-anonymous", is_flag=True, default=None, help="Listen beyond loopback, although clients need no password."
 )
 @click.option(
     "--log-level",
@@ -114,7 +114,7 @@ def serve(
     With --config the file is read again on SIGHUP, and when `truenext reload` asks for it.
     """
     if memory and data is not None:
-        raise click.UsageError("--data and --memory exclude each other: messages are kept in a folder, or nowhere")
+        raise click.UsageError("--data and --memory exclude each other: messages are stored in a folder, or not at all")
     read = partial(
         configure,
         config,
@@ -140,7 +140,7 @@ def serve(
         configuration = read()
         settings = configuration.broker
         if settings.data is None and not settings.memory:
-            raise click.UsageError("say where messages are kept: --data DIR, or --memory for nowhere")
+            raise click.UsageError("a broker needs a folder for messages: --data DIR, or --memory to store nothing")
         if settings.memory and settings.disk_limit is not None:
             raise click.UsageError("--disk-limit is for a broker with --data")
         if settings.memory and history:

@@ -25,17 +25,17 @@ _id_argument = click.argument("query_id", metavar="ID", type=QueryIdParam())
 
 @click.group()
 def spark() -> None:
-    """Look after what Spark's queries keep in the broker.
+    """Look after the queues that Spark's queries have in the broker.
 
-    A query that reads queues keeps the rows of a batch in queues of its own until the batch is done. One that writes to
-    queues keeps there what it is about to publish. See docs/spark.md.
+    A query that reads queues keeps the rows of a batch in queues of its own until the batch is done. A query that
+    writes to queues keeps the rows there that it is about to publish. See docs/spark.md.
     """
 
 
 @spark.command("list")
 @url_option
 def list_(url: str) -> None:
-    """Show each query: what it reads, its batch, and what it has not finished."""
+    """Show each query with its source, its batch and its unfinished work."""
     with _connected(url) as broker:
         from truenext.spark.sink.admin import list_sinks
         from truenext.spark.source.admin import list_queries
@@ -67,9 +67,9 @@ def _time(time_ms: int) -> str:
 @_id_argument
 @url_option
 def publish(query_id: str, url: str) -> None:
-    """Publish what the query ID has decided to, and not published to its end.
+    """Publish the rows that the query ID has decided to publish, and has not published completely.
 
-    The query does the same when it is started again.
+    The query does the same when it is restarted.
     """
     with _connected(url) as broker:
         from truenext.spark.admin import find_sink
@@ -83,11 +83,11 @@ def publish(query_id: str, url: str) -> None:
 @_id_argument
 @url_option
 def abandon(query_id: str, url: str) -> None:
-    """Close the query ID for ever, and return the rows that it has read to their queues.
+    """Close the query ID for good, and return the rows that it has read to their queues.
 
-    They are new arrivals there. Where the query writes to queues of the same broker, it is published what was decided,
-    and the rows of such batches are dropped, as their effects are there. Otherwise the rows of its last batch may come
-    twice: see docs/spark.md. A query that still runs fails.
+    The rows are new arrivals there. If the query writes to queues of the same broker, decided output is published, and
+    the rows of these batches are dropped. Otherwise the rows of its last batch may be processed twice: see
+    docs/spark.md. A query that still runs fails.
     """
     with _connected(url) as broker:
         from truenext.spark.admin import abandon as abandon_query
@@ -97,7 +97,7 @@ def abandon(query_id: str, url: str) -> None:
         for returned_now, dropped_now in abandon_query(broker, find(broker, query_id)):
             returned, dropped = returned + returned_now, dropped + dropped_now
             terminal.echo(f"{returned:,} rows returned", err=True)
-    terminal.echo(f"closed; {returned:,} rows returned, {dropped:,} dropped, whose output is published")
+    terminal.echo(f"closed; {returned:,} rows returned, {dropped:,} dropped, as their output is published")
 
 
 @spark.command()
@@ -105,9 +105,9 @@ def abandon(query_id: str, url: str) -> None:
 @click.argument("sequence", type=click.IntRange(1, NUMBER_MAX))
 @url_option
 def reject(query_id: str, sequence: int, url: str) -> None:
-    """Move one row of the query ID to its dead-letter queue: one that Spark cannot process.
+    """Move one row of the query ID, which Spark cannot process, to its dead-letter queue.
 
-    Stop the query first, and start it again behind this.
+    Stop the query first, and restart it afterwards.
     """
     with _connected(url) as broker:
         from truenext.spark.admin import find_source
@@ -121,9 +121,9 @@ def reject(query_id: str, sequence: int, url: str) -> None:
 @_id_argument
 @url_option
 def forget(query_id: str, url: str) -> None:
-    """Remove what the broker keeps of the query ID, which never runs again.
+    """Remove all that the broker stores for the query ID, which must never run again.
 
-    If it does run again, it reads and writes as if nothing had been before.
+    If it does run again, it reads and writes like a new query.
     """
     with _connected(url) as broker:
         from truenext.spark.admin import find
@@ -140,7 +140,8 @@ def _connected(url: str) -> Iterator[BrokerConnection]:
         from truenext.spark import admin  # noqa: F401
         from truenext.spark.broker.connection import BrokerConnection
     except ModuleNotFoundError as error:
-        raise CommandFailure(ConfigurationError(f"this needs {error.name}: pip install 'truenext[spark]'")) from error
+        reason = f"this command needs {error.name}: pip install 'truenext[spark]'"
+        raise CommandFailure(ConfigurationError(reason)) from error
     try:
         with BrokerConnection([parse_url(url)]) as broker:
             yield broker

@@ -20,9 +20,9 @@ COUNTS = ("waiting", "unacknowledged", "consumers", "scheduled")
 def queues(as_json: bool, url: str) -> None:
     """List the queues.
 
-    For each: messages that wait, messages that consumers hold, the number of consumers, and scheduled messages.
+    Shows for each queue the messages that wait, the messages that consumers hold, consumers, and scheduled messages.
 
-    What ends with its connection, as a subscription to a topic that is not durable, is in `truenext status`.
+    Temporary queues and subscriptions to topics that are not durable are in `truenext status`.
     """
     with connected(url) as connection:
         answer = connection.control_request("queues")
@@ -43,11 +43,11 @@ def _disk_level(facts: dict[str, Any]) -> str:
     sizes = facts["disk_bytes"]
     text = f"level: {facts['disk_level']}"
     if facts["disk_level"] == "little":
-        text += ", messages of producers are not taken"
+        text += ", connections that only send wait or are refused"
     elif facts["disk_level"] == "none":
-        text += ", sends to queues and topics are refused, but in transactions that take away as much"
+        text += ", sends are refused, except in transactions that free as much as they send"
     elif facts["disk_level"] == "full":
-        text += ", all sends to queues and topics are refused"
+        text += ", all sends are refused"
     if "free" in sizes:
         text += f"; {sizes['free']:,} bytes free, {sizes['needed']:,} needed"
     if "limit" in sizes:
@@ -62,13 +62,13 @@ def _counts_text(facts: dict[str, Any]) -> str:
 @click.command()
 @url_option
 def status(url: str) -> None:
-    """Say how the broker is.
+    """Show the state of the broker.
 
-    That is, how many messages, subscriptions and scheduled sends it has, which clients have most in temporary queues
-    and in topic subscriptions that are not durable, its memory, and whether its disk has room. A queue is stuck if a
-    message is ready, a consumer has credit for it, and nothing happens: a fault of the broker.
+    Shows the number of messages, subscriptions and scheduled sends, the clients that have most in temporary queues and
+    in topic subscriptions that are not durable, memory, and disk space. A queue is stuck if a message is ready, a
+    consumer has credit for it, and nothing happens: a fault of the broker.
 
-    Exits 0 if none is, 1 if one is, 2 if the broker could not be asked.
+    Exits 0 if no queue is stuck, 1 if one is, 2 if the broker could not be asked.
     """
     with connected(url, failure=NoAnswerFailure) as connection:
         facts = send_control_request(connection, "status")
@@ -79,7 +79,9 @@ def status(url: str) -> None:
     subscriptions = facts["subscriptions"]
     durable = count_noun(subscriptions["durable"], "durable subscription")
     terminal.echo(f"topics     {durable}, {count_noun(subscriptions['non_durable'], 'other')}")
-    terminal.echo(f"temporary  {_counts_text(facts['temporary'])}, in what ends with its connection")
+    terminal.echo(
+        f"temporary  {_counts_text(facts['temporary'])}, in queues and subscriptions that end with their connection"
+    )
     for each in facts["temporary"]["largest"]:
         client_id = f" ({terminal.escape_line(each['client_id'])})" if each["client_id"] else ""
         owner = f"{terminal.escape_line(each['destination'])} of {each['client']}{client_id}"

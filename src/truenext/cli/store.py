@@ -26,9 +26,9 @@ from truenext.store.salvage.damage import Damage
 
 @click.group()
 def store() -> None:
-    """Check a data folder, or save what is in it.
+    """Check a data folder, or save its messages.
 
-    No broker may run on it.
+    No broker may run on the folder.
     """
 
 
@@ -37,10 +37,10 @@ def store() -> None:
 def check(data: Path) -> None:
     """Check everything in the data folder DIR.
 
-    Journal, checkpoint, every message, the history.
+    Checks the journal, the checkpoint, every message and the history.
 
-    Changes nothing. Prints what is damaged, one line each, then what is there. Exits 0 if all is sound, 1 if anything
-    is damaged, 2 if it could not be looked at.
+    Changes nothing. Prints one line for each damage, then the content. Exits 0 if there is no damage, 1 if there is
+    damage, 2 if the folder could not be checked.
     """
     try:
         with _progress("checked") as report:
@@ -55,30 +55,30 @@ def check(data: Path) -> None:
     if summary.damage_count:
         terminal.echo(
             f"{data} is damaged: {count_noun(summary.damage_count, 'finding')}, above. What to do: restore it from a "
-            f"copy. If there is none, `truenext store export {data} NEW` writes what can be read into a new folder, "
-            f"on which a broker can start; it leaves {data} as it is."
+            f"copy. If there is none, `truenext store export {data} NEW` writes all readable messages into a new "
+            f"folder, on which a broker can start; {data} is not changed."
         )
     if in_history:
         terminal.echo(
-            "The history is damaged, which costs no message: an audit does not see what happened there. What to do: "
-            "move the files named above elsewhere."
+            "The history is damaged. No message is lost by that, but an audit does not see these events. What to do: "
+            "move the files named above to another folder."
         )
     if summary.damage_count or in_history:
         raise SystemExit(1)
-    terminal.echo(f"{data} is sound.")
+    terminal.echo(f"{data} has no damage.")
 
 
 @store.command()
 @click.argument("data", metavar="DIR", type=PathParam())
 @click.argument("new", metavar="NEW", type=PathParam())
 def export(data: Path, new: Path) -> None:
-    """Write what can be read of DIR into a new folder NEW.
+    """Write all readable messages of DIR into a new folder NEW.
 
     DIR is a data folder, and a broker can start on NEW.
 
-    Changes nothing in DIR. Messages keep their places in the order. If anything is damaged, messages that were
-    acknowledged may be among them, and all are delivered as redelivered. Prints what could not be read, one line each.
-    The history is not copied. Exits 0 if all could be read, 1 if something could not, 2 if nothing was written.
+    Changes nothing in DIR. Messages keep their order. If DIR is damaged, NEW may have messages that were acknowledged,
+    and all are delivered as redelivered. Prints one line for each part that could not be read. The history is not
+    copied. Exits 0 if all could be read, 1 if a part could not, 2 if nothing was written.
     """
     try:
         with _progress("read") as report:
@@ -92,7 +92,7 @@ def export(data: Path, new: Path) -> None:
         terminal.echo(
             f"Not all of {data} could be read: {count_noun(summary.damage_count, 'finding')}, above. What to do: start "
             f"a broker with `truenext serve --data {new}`; consumers may get messages again that they acknowledged. "
-            f"Keep {data} until you know what is missing."
+            f"Keep {data} until you know which messages are missing."
         )
         raise SystemExit(1)
     terminal.echo(f"All of {data} is in {new}: `truenext serve --data {new}` starts a broker with it.")
@@ -133,7 +133,7 @@ def _print_summary(summary: SalvageSummary, folder: Path) -> None:
     terminal.echo(f"{folder}: {messages} of {total.size:,} bytes in {count_noun(len(summary.queues), 'queue')}")
     if summary.contents:
         terminal.echo(
-            f"{count_noun(summary.contents, 'content')} of {summary.contents_size:,} bytes that several of them share"
+            f"{count_noun(summary.contents, 'content')} of {summary.contents_size:,} bytes that several messages share"
         )
     if summary.timers:
         terminal.echo(count_noun(summary.timers, "timer"))

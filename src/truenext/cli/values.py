@@ -42,7 +42,7 @@ class TextParam(click.ParamType[str]):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not value or not value.isprintable():
             # Without the value: it may be a passcode.
-            self.fail("must be a text that is not empty, of characters that can be printed", param, ctx)
+            self.fail("must be a printable text, not empty", param, ctx)
         return value
 
 
@@ -53,7 +53,7 @@ class QueryIdParam(click.ParamType[str]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not re.fullmatch("[0-9A-Za-z_-]{1,64}", value):
-            self.fail(f"{_shortened_repr(value)} is no id, as `truenext spark list` shows it", param, ctx)
+            self.fail(f"{_shortened_repr(value)} is not an id of `truenext spark list`", param, ctx)
         return value
 
 
@@ -93,7 +93,7 @@ class HeaderParam(click.ParamType[tuple[str, str]]):
         if not _is_utf_8(value):
             self.fail(f"{_shortened_repr(value)} is not UTF-8", param, ctx)
         if is_reserved(name):
-            self.fail(f"{name} is what the command itself says", param, ctx)
+            self.fail(f"{name} is set by the command itself", param, ctx)
         return name, content
 
 
@@ -122,7 +122,7 @@ class QueueNameParam(click.ParamType[str]):
         if self._is_creatable and not name.startswith(SUBSCRIPTION_PREFIX):
             _validate(lambda: parse_queue_name(name), self, param, ctx)
         if not name or not name.isprintable():
-            self.fail(f"{_shortened_repr(value)} is no name of a queue", param, ctx)
+            self.fail(f"{_shortened_repr(value)} is not the name of a queue", param, ctx)
         if len(name) > DESTINATION_LENGTH_MAX and not name.startswith(SUBSCRIPTION_PREFIX):
             self.fail(f"a name of {len(name)} characters; at most {DESTINATION_LENGTH_MAX}", param, ctx)
         return name
@@ -170,7 +170,7 @@ class UrlOption(click.Option):
         """Raises: BadParameter"""
         has_several_in_one = any(self._BETWEEN.search(each.strip()) for each in value)
         if not self._takes_several and (has_several_in_one or len(value) > 1):
-            raise click.BadParameter("takes one address", ctx, self)
+            raise click.BadParameter("only one address is allowed", ctx, self)
         if has_several_in_one:
             instead = "put spaces between them" if self._is_from_environment(ctx) else "repeat --url for each"
             raise click.BadParameter(f"several addresses in one; {instead}", ctx, self)
@@ -221,7 +221,7 @@ class ServiceImportParam(click.ParamType[str]):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not self._IS.fullmatch(value):
             self.fail(
-                f"{_shortened_repr(value)} is not MODULE:NAME: say shop:app for `app = Service(...)` in shop.py",
+                f"{_shortened_repr(value)} is not MODULE:NAME, such as shop:app for `app = Service(...)` in shop.py",
                 param,
                 ctx,
             )
@@ -237,7 +237,7 @@ class DatabaseUrlParam(click.ParamType[str]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not self._IS.fullmatch(value) or not value.isprintable():
-            self.fail("is no URL of a database, such as postgresql+psycopg:///shop", param, ctx)
+            self.fail("is not the URL of a database, such as postgresql+psycopg:///shop", param, ctx)
         return value
 
 
@@ -253,7 +253,7 @@ class SparkMasterParam(click.ParamType[str]):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not self._KNOWN.fullmatch(value):
             self.fail(
-                f"{_shortened_repr(value)} is no master of Spark's, such as local[2], yarn or spark://HOST:7077",
+                f"{_shortened_repr(value)} is not a master of Spark, such as local[2], yarn or spark://HOST:7077",
                 param,
                 ctx,
             )
@@ -306,7 +306,7 @@ class PathParam(click.Path):
         if self._may_be_dash and os.fspath(value) == "-":
             return Path("-")
         if not os.fspath(value):
-            self.fail("must be named", param, ctx)
+            self.fail("must not be empty", param, ctx)
         try:
             os.lstat(value)
         except FileNotFoundError:

@@ -91,7 +91,7 @@ def test_a_service_without_a_database_is_told_so(
 def test_an_outbox_is_shown_with_what_waits_in_it(run_command: RunCommand, database: str) -> None:
     apply_schema(database)
     empty = run_command("outbox", "--database", database, "--inbox")
-    assert empty.exit_code == 0 and "Nothing waits" in empty.output and "0 of them unacknowledged" in empty.output
+    assert empty.exit_code == 0 and "No message waits" in empty.output and "0 of them unacknowledged" in empty.output
     app = Service("shop", exactly_once=True)
     take = app.remote("take", Number)
     engine = create_engine(database)
@@ -103,7 +103,7 @@ def test_an_outbox_is_shown_with_what_waits_in_it(run_command: RunCommand, datab
         session.commit()
     engine.dispose()
     shown = run_command("outbox", "--database", database)
-    assert shown.exit_code == 0 and "none yet" in shown.output and "nobody" in shown.output
+    assert shown.exit_code == 0 and "none yet" in shown.output and "no process" in shown.output
     facts = json.loads(run_command("outbox", "--database", database, "--json").output)
     (waits,) = facts["waiting"]
     assert (waits["producer"], waits["units"], waits["messages"]) == (None, 3, 6)

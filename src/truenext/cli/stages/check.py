@@ -30,16 +30,16 @@ from truenext.stage.introspection.compatibility import (
     "file",
     type=PathParam(dir_okay=False),
     required=True,
-    help="What the service took, kept and replied before, as --write has written it.",
+    help="File of the messages, states and replies that the service had before, written by --write.",
 )
-@click.option("--write", is_flag=True, help="Write into that file how it is now.")
+@click.option("--write", is_flag=True, help="Write the present service into that file.")
 def check(target: str, file: Path, write: bool) -> None:
-    """Say what a change of a service breaks.
+    """Check whether a change of a service breaks messages or callers.
 
-    That is, messages that are under way, or services that ask it.
+    Compares the service with FILE: messages that are under way, and services that send requests to it.
 
-    FILE is to be committed with the service, and written anew with each change that is deployed. Exits 0 if nothing
-    breaks, or if FILE was written; 1 if something breaks; 2 if that is not known.
+    Commit FILE with the service, and write it anew with each change that is deployed. Exits 0 if nothing breaks, or if
+    FILE was written; 1 if something breaks; 2 if the check failed.
     """
     try:
         service = load_service(target)
@@ -60,7 +60,7 @@ def check(target: str, file: Path, write: bool) -> None:
             file.write_bytes(_encoded(now))
         except OSError as error:
             raise NoAnswerFailure(error) from error
-        terminal.echo(f"{file} says how {service.name} is now.")
+        terminal.echo(f"{file} describes {service.name} as it is now.")
         return
     if any_breaking(findings):
         terminal.echo(
@@ -69,7 +69,7 @@ def check(target: str, file: Path, write: bool) -> None:
         raise SystemExit(1)
     terminal.echo(f"Nothing breaks {service.name}.")
     if before != now:
-        terminal.echo(f"note: {file} says how it was; write it anew (--write) when this is deployed.")
+        terminal.echo(f"note: {file} describes the former service; write it anew (--write) when this is deployed.")
 
 
 def _read(file: Path, *, is_replaced: bool) -> ServiceInterface | None:
@@ -80,7 +80,7 @@ def _read(file: Path, *, is_replaced: bool) -> ServiceInterface | None:
     try:
         interface = msgspec.json.decode(file.read_bytes(), type=ServiceInterface)
     except FileNotFoundError as error:
-        raise ConfigurationError(f"there is no file {file}: --write makes it, and it is to be committed") from error
+        raise ConfigurationError(f"there is no file {file}: write it with --write, and commit it") from error
     except msgspec.MsgspecError as error:
         raise _invalid_file(file, error) from error
     if interface.format < FORMAT:
@@ -88,16 +88,18 @@ def _read(file: Path, *, is_replaced: bool) -> ServiceInterface | None:
             terminal.echo(f"note: {file} has the older format {interface.format}, so nothing was compared.")
             return None
         raise ConfigurationError(
-            f"{file} has format {interface.format}, which does not say all that is compared now: with the code that is "
-            "deployed, make a new one (--write), and commit it"
+            f"{file} has format {interface.format}, which lacks facts that are compared now: write it anew (--write) "
+            "with the code that is deployed, and commit it"
         )
     if interface.format != FORMAT:
-        raise ConfigurationError(f"{file} has format {interface.format}, and this knows {FORMAT}: update truenext")
+        raise ConfigurationError(
+            f"{file} has format {interface.format}, and this truenext knows {FORMAT}: update truenext"
+        )
     return interface
 
 
 def _invalid_file(file: Path, error: Exception) -> ConfigurationError:
-    return ConfigurationError(f"{file} is not what --write has written: {error}")
+    return ConfigurationError(f"{file} is not a file of --write: {error}")
 
 
 def _encoded(interface: ServiceInterface) -> bytes:

@@ -50,14 +50,14 @@ class QueueCounts(msgspec.Struct, frozen=True):
     help="Address of a broker: show how many messages wait in each queue there. Without this option no broker is "
     f"needed, and {URL_VARIABLE} is ignored.",
 )
-@click.option("--mermaid", "as_mermaid", is_flag=True, help="In the language of Mermaid.")
-@click.option("--dot", "as_dot", is_flag=True, help="In the language of Graphviz.")
+@click.option("--mermaid", "as_mermaid", is_flag=True, help="Print a drawing in Mermaid's language.")
+@click.option("--dot", "as_dot", is_flag=True, help="Print a drawing in Graphviz's language.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 def describe(target: str, url: str | None, as_mermaid: bool, as_dot: bool, as_json: bool) -> None:
-    """Say what endpoints and stages a service has.
+    """Show the endpoints and stages of a service.
 
-    With the stages in order, their queues, what each takes and replies, and whom each names. Whom a stage asks is read
-    from its code, as far as that says it: what its function names itself, and in which call.
+    Shows the stages in order, their queues, the types that each takes and replies, and the endpoints that each sends
+    to. These endpoints are read from the code of the stage: those that its function itself names in a call.
     """
     if as_mermaid + as_dot + as_json > 1:
         raise click.UsageError("--mermaid, --dot and --json exclude each other")

@@ -21,21 +21,22 @@ if TYPE_CHECKING:
 
 @click.command()
 @service_argument
-@click.option("--database", type=DatabaseUrlParam(), help="Instead of the service's own, as SQLAlchemy writes it.")
+@click.option("--database", type=DatabaseUrlParam(), help="Database instead of the service's own, a URL of SQLAlchemy.")
 @click.option("--inbox", "with_inbox", is_flag=True, help="Count the rows of the inbox, too: there may be millions.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 def outbox(target: str, database: str | None, with_inbox: bool, as_json: bool) -> None:
-    """Say what waits in the outbox of a service.
+    """Show the messages that wait in the outbox of a service.
 
-    That is, what is not known to be sent, which processes run, and which units have no owner.
+    Shows messages that are not known to be sent, processes that run, and units without an owner.
 
-    What is under way is there for a moment. What is older than a minute waits: for the broker, or for a process.
+    A message is in the outbox for a moment while it is sent. One that is older than a minute waits for the broker or
+    for a process.
     """
     try:
         service = load_service(target)
         url = database or service.database
         if url is None:
-            raise ConfigurationError(f"{target} has no database: say --database")
+            raise ConfigurationError(f"{target} has no database: name one with --database")
         # Imported here: the other commands work without SQLAlchemy.
         from truenext.stage.sql import outbox_report
 
@@ -52,16 +53,16 @@ def _print_report(facts: OutboxReport) -> None:
     if facts.waiting:
         table = Table("producer", "of", "units", "messages", "oldest, s")
         for each in facts.waiting:
-            cells = (each.producer or "none yet", each.owner or "nobody", f"{each.units:,}", f"{each.messages:,}")
+            cells = (each.producer or "none yet", each.owner or "no process", f"{each.units:,}", f"{each.messages:,}")
             table.add_row(*map(terminal.table_cell, (*cells, f"{each.oldest_s:,.1f}")))
         terminal.print_drawn(table)
     else:
-        terminal.echo(f"Nothing waits in the outbox of {facts.service}.")
+        terminal.echo(f"No message waits in the outbox of {facts.service}.")
     for process in facts.processes:
         state = "alive" if process.alive else "not alive"
         terminal.echo(f"{process.instance}: {state}, {count_noun(process.producers, 'producer')}")
     if facts.ownerless:
-        terminal.echo(f"{count_noun(facts.ownerless, 'producer')} of processes that are gone")
+        terminal.echo(f"{count_noun(facts.ownerless, 'producer')} of processes that have ended")
     if facts.inbox is not None:
         terminal.echo(
             f"inbox: {count_noun(facts.inbox.rows, 'message')}, {facts.inbox.unacknowledged:,} of them unacknowledged"

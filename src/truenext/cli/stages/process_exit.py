@@ -47,7 +47,7 @@ class ExitDeadline:
             try:
                 request = self._requests.get(timeout=max(0.0, at - time.monotonic()))
             except Empty:
-                exit_now(status, "the process ends without waiting for stages that do not")
+                exit_now(status, "the process ends without waiting for stages that do not end")
 
 
 def join_threads(status: int) -> None:
@@ -57,7 +57,7 @@ def join_threads(status: int) -> None:
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     if any(each.is_alive() for each in threads):
-        exit_now(status, "the process ends without waiting for functions that do not")
+        exit_now(status, "the process ends without waiting for functions that do not end")
 
 
 def exit_now(status: int, reason: str, error: BaseException | None = None) -> NoReturn:

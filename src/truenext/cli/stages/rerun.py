@@ -32,26 +32,26 @@ WAIT_S = 2.0
 @click.option(
     "--to",
     type=QueueNameParam(is_creatable=True),
-    help=f"The queue of their stage; needed unless QUEUE is its dead letters ({DEAD_LETTER_PREFIX}order.place).",
+    help=f"Queue of the stage; required unless QUEUE is its dead-letter queue ({DEAD_LETTER_PREFIX}order.place).",
 )
 @dead_letter_selector_option
 @click.option("--count", type=COUNT, help="Messages to send at most, the true next first.")
-@click.option("--force", is_flag=True, help="Do it. Without this it is only said how many there are.")
+@click.option("--force", is_flag=True, help="Send the messages. Without this option only their number is printed.")
 @url_option
 def rerun(queue: str, to: str | None, selector: str | None, count: int | None, force: bool, url: str) -> None:
     """Send messages to their stage once more, under new ids.
 
-    Those that wait in QUEUE, which they leave.
+    Sends the messages that wait in QUEUE, and removes them there.
 
-    A stage whose effects happen once knows a message by its id, and does not run again for one that it has handled:
-    also if it is re-driven, or moved back. Under a new id it runs, and what it sends has new ids, too. So what was done
-    is done a second time, which `truenext redrive` never brings about.
+    An exactly-once stage knows a message by its id, and does not run again for one that it has processed, even if the
+    message is re-driven or moved back. Under a new id the stage runs again, and so do stages that it sends to. So all
+    effects happen a second time, which `truenext redrive` never does.
     """
     if to == queue:
         raise click.UsageError(f"the messages are in {queue} already: --to names another queue")
     to = to or queue.removeprefix(DEAD_LETTER_PREFIX)
     if to == queue:
-        raise click.UsageError(f"say with --to which stage they are for: {queue} is no queue of dead letters")
+        raise click.UsageError(f"name the queue of their stage with --to: {queue} is not a dead-letter queue")
     with connected(url) as connection:
         if not queue_exists(connection, queue):
             raise CommandFailure(TruenextError(f"there is no queue {queue!r}"))
@@ -63,13 +63,13 @@ def rerun(queue: str, to: str | None, selector: str | None, count: int | None, f
             except KeyboardInterrupt:
                 terminal.echo(rerunning.summary, err=True)
                 raise
-            note = f": {to} was made for them, and has no consumer yet" if is_new and rerunning.count else ""
+            note = f": {to} was created, and has no consumer yet" if is_new and rerunning.count else ""
             terminal.echo(f"{count_noun(rerunning.count, 'message')} sent to {to} under new ids{note}")
             return
         waiting = sum(1 for _ in connection.browse(f"/queue/{queue}", selector=selector))
     due = waiting if count is None else min(waiting, count)
-    note = f"; there is no queue {to!r} yet: is the name right?" if is_new else ""
-    terminal.echo(f"{count_noun(due, 'message')} would be sent to {to} under new ids: say --force{note}")
+    note = f"; there is no queue {to!r} yet: check the name" if is_new else ""
+    terminal.echo(f"{count_noun(due, 'message')} would be sent to {to} under new ids: use --force{note}")
 
 
 class Rerun:
@@ -121,8 +121,8 @@ def _resend(session: Session, message: Message, to: str) -> None:
         envelope = decode_envelope(message.body)
     except NotDecoded as error:
         raise NotDecoded(
-            f"message {message.message_id} is none of stages ({error}): `truenext browse` shows it; pass it over with "
-            "--selector, or move it away"
+            f"message {message.message_id} is not a message of stages ({error}): `truenext browse` shows it; skip it "
+            "with --selector, or move it away"
         ) from error
     renewed = msgspec.structs.replace(envelope, id=ServiceContext.new_id())
     session.send(

@@ -58,15 +58,17 @@ CLOSE_TIMEOUT_S = 10.0
     show_envvar=True,
     help="Address of the broker, instead of the service's own. May be repeated: the first broker that answers is used.",
 )
-@click.option("--database", type=DatabaseUrlParam(), help="Instead of the service's own, as SQLAlchemy writes it.")
+@click.option("--database", type=DatabaseUrlParam(), help="Database instead of the service's own, a URL of SQLAlchemy.")
 @click.option(
-    "--events", type=PathParam(file_okay=False), help="Write there what the stages do, for truenext audit --stages."
+    "--events",
+    type=PathParam(file_okay=False),
+    help="Write the events of the stages into this folder, for truenext audit --stages.",
 )
 @click.option(
     "--health",
     "health_at",
     type=HostAndPortParam(),
-    help="Answer GET /live, /ready and / there, and /metrics if the service has the interceptor Metrics or an outbox. "
+    help="Serve /live, /ready and / here, and /metrics if the service has the interceptor Metrics or an outbox. "
     "A port alone is on 127.0.0.1, port 0 picks a free one.",
 )
 @click.option(
@@ -75,7 +77,7 @@ CLOSE_TIMEOUT_S = 10.0
     type=SecondsParam(),
     default=STALLED_S,
     show_default=True,
-    help="Seconds: a stage that has messages in hand and ends none for so long is not live.",
+    help="Seconds after which a stage is not live if it has messages and completes none.",
 )
 @click.option(
     "--log-level",
@@ -94,8 +96,8 @@ def run(
 ) -> None:
     """Run the stages of a service until SIGTERM or Ctrl-C.
 
-    Prints one line once it takes messages. A broker or database that is not there yet is waited for. On the first
-    signal it finishes what it has in hand, 30 seconds at most, gives back the rest, and exits 0.
+    Prints one line once it consumes messages. Waits for a broker or database that is not available yet. On the first
+    signal it completes running stages for at most 30 seconds, releases all other messages, and exits 0.
     """
     terminal.set_line_buffering()
     logs.configure_logging(log_level)
@@ -113,17 +115,19 @@ def run(
         is_used = service.has_outbox or any(map(service.plans().uses_database, service.stages.values()))
         if database is not None and not is_used:
             logger.warning(
-                "--database is of no use: no stage asks for a session, or happens once", extra={"service": service.name}
+                "--database is unused: no stage has a session or is exactly-once", extra={"service": service.name}
             )
         if not service.stages:
-            raise ConfigurationError(f"{target} has no stages to run: it only asks others")
+            raise ConfigurationError(f"{target} has no stages to run: it only sends to other services")
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             try:
                 status = runner.run(_ServiceProcess(service, stalled_after_s, deadline).run(health_at))
             except (SystemExit, KeyboardInterrupt) as error:
                 # Raised by a task that a stage started and did not await. In an orderly end, the message of that stage
                 # would be released without an attempt, and the next process would end the same way.
-                exit_now(1, "the process ends at once: a task that a stage has left behind has raised this", error)
+                exit_now(
+                    1, "the process ends at once: a task that a stage started and did not await has raised this", error
+                )
             finally:
                 for number in SIGNALS:
                     signal.signal(number, signal.SIG_DFL)
@@ -137,7 +141,7 @@ def run(
         output_error = error.cause
         status = BROKEN_PIPE if isinstance(output_error, BrokenPipeError) else NO_ANSWER
     except Exception as error:
-        logger.critical("the service has ended by an error", exc_info=error)
+        logger.critical("the service has ended with an error", exc_info=error)
         status = 1
     deadline.cancel()
     join_threads(status)
@@ -207,7 +211,7 @@ class _ServiceProcess:
                 if running.stage_consumers:
                     ended = sorted({each.stage.queue for each in running.stage_consumers if each.task.done()})
                     logger.critical(
-                        "the service stops: a stage takes no messages any more",
+                        "the service stops: a stage cannot consume messages any more",
                         extra={"stages": ended, "error": str(error)},
                     )
                 await self._stop(running)
@@ -221,7 +225,10 @@ class _ServiceProcess:
             await running.stop(STOP_TIMEOUT_S if len(self._signals) < 2 else NO_TIMEOUT_S)
         except asyncio.CancelledError:
             self._check_signal()
-            logger.warning("what is in hand is given back at once", extra={"signal": self._signals[-1].name})
+            logger.warning(
+                "second signal: messages that are being processed are released at once",
+                extra={"signal": self._signals[-1].name},
+            )
             await running.stop(NO_TIMEOUT_S)
 
     def _health(self) -> ServiceHealth:
@@ -287,11 +294,11 @@ async def _warn_of_orphaned_queues(running: ServiceRun, definition: Definition) 
     try:
         queues = msgspec.json.decode(await running.connection.control_request("queues"), type=list[QueueInfo])
     except (TruenextError, TimeoutError) as error:
-        logger.warning("whether queues of former stages have messages is not known", extra={"error": str(error)})
+        logger.warning("cannot check whether queues of former stages have messages", extra={"error": str(error)})
         return
     for queue in orphaned_queues(queues, definition):
         logger.warning(
-            "messages wait for a stage that is no more",
+            "messages wait in the queue of a stage that does not exist any more",
             extra={
                 "queue": queue.name,
                 "messages": queue.waiting + queue.unacknowledged,

@@ -14,26 +14,26 @@ from truenext.stage.sql.errors import DatabaseUnavailable
 
 @click.command()
 @service_argument
-@click.option("--database", type=DatabaseUrlParam(), help="Instead of the service's own, as SQLAlchemy writes it.")
-@click.option("--sql", "prints_sql", is_flag=True, help="Print the statements that make all of them, and do nothing.")
-@click.option("--apply", "applies", is_flag=True, help="Make those that are missing.")
+@click.option("--database", type=DatabaseUrlParam(), help="Database instead of the service's own, a URL of SQLAlchemy.")
+@click.option("--sql", "prints_sql", is_flag=True, help="Print the statements that create all tables, and do nothing.")
+@click.option("--apply", "applies", is_flag=True, help="Create the tables that are missing.")
 def schema(target: str, database: str | None, prints_sql: bool, applies: bool) -> None:
-    """Print or make the tables of inbox and outbox.
+    """Print or create the tables of inbox and outbox.
 
-    They belong to the database, not to a service: several services may share them. For Alembic they are in
+    The tables belong to the database, not to a service: several services may share them. For Alembic they are in
     `truenext.stage.sql.tables.metadata`.
     """
     if prints_sql and applies:
         raise click.UsageError("--sql and --apply exclude each other")
     if not (prints_sql or applies):
-        raise click.UsageError("say --sql to see the statements, or --apply to make the tables")
+        raise click.UsageError("use --sql to print the statements, or --apply to create the tables")
     try:
         service = load_service(target)
         url = database or service.database
         if url is None:
             raise ConfigurationError(
-                f'{target} has no database: Service("{service.name}", database="postgresql+psycopg:///...") names one, '
-                "and so does --database"
+                f'{target} has no database: name one with Service("{service.name}", '
+                'database="postgresql+psycopg:///...") or --database'
             )
         # Imported here: the other commands work without SQLAlchemy.
         from truenext.stage.sql import apply_schema, schema_sql
@@ -45,6 +45,6 @@ def schema(target: str, database: str | None, prints_sql: bool, applies: bool) -
     except (ConfigurationError, DatabaseUnavailable) as error:
         raise CommandFailure(error) from error
     if created:
-        terminal.echo(f"{database_name} has now {', '.join(created)}.")
+        terminal.echo(f"{database_name} now has {', '.join(created)}.")
     else:
         terminal.echo(f"{database_name} has all tables already.")

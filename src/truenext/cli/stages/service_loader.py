@@ -45,7 +45,7 @@ def load_service(target: str) -> Service:
         found = getattr(found, word)
     if not isinstance(found, Service):
         raise ConfigurationError(
-            f"{target} is a {type(found).__name__}, and no Service{_services_in(sys.modules[module_name])}"
+            f"{target} is a {type(found).__name__}, not a Service{_services_in(sys.modules[module_name])}"
         )
     found.check()
     return found
@@ -60,11 +60,11 @@ def _module(name: str, folder: str, of: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == name and name.endswith(".py"):
-            raise ConfigurationError(f"{name} is a file, and no module: say {name.removesuffix('.py')}:{of}") from error
+            raise ConfigurationError(f"{name} is a file, not a module: use {name.removesuffix('.py')}:{of}") from error
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise ConfigurationError(
-                f"there is no module {error.name} in {folder}, and none is installed: go to the folder in which "
-                f"{name.partition('.')[0]}.py is, or say the module as Python imports it"
+                f"there is no module {error.name} in {folder}, and none is installed: change to the folder of "
+                f"{name.partition('.')[0]}.py, or use the name by which Python imports the module"
             ) from error
         raise ConfigurationError(
             f"{name} cannot be imported: {error}{_where(error)}: {_install_hint(error)}"
@@ -73,8 +73,8 @@ def _module(name: str, folder: str, of: str) -> ModuleType:
         raise ConfigurationError(f"{error}{_where(error)}") from error
     except SystemExit as error:
         raise ConfigurationError(
-            f"{name} cannot be imported: it ends the program when it is{_where(error)}. What is to happen only when it "
-            'is run belongs behind `if __name__ == "__main__":`'
+            f"{name} cannot be imported: it ends the program while it is imported{_where(error)}. Put code of a "
+            'program below `if __name__ == "__main__":`'
         ) from error
     except Exception as error:
         # The author of the module needs the whole traceback.
@@ -85,7 +85,7 @@ def _module(name: str, folder: str, of: str) -> ModuleType:
 
 def _install_hint(error: ModuleNotFoundError) -> str:
     extra = _EXTRAS.get(error.name or "")
-    return f"pip install 'truenext[{extra}]'" if extra else f"install it where truenext is, in {sys.prefix}"
+    return f"pip install 'truenext[{extra}]'" if extra else f"install it in the environment of truenext, {sys.prefix}"
 
 
 def _program_part(trace: TracebackType | None) -> TracebackType | None:
