@@ -979,7 +979,7 @@ class Machine:
     def check_idle(self) -> None:
         for peer in self.simulation.peers:
             for report in peer.reports:
-                if "disagree about what is held" in report:
+                if "differ in the number of held messages" in report:
                     # It is mended by a new connection, and should never have been so.
                     raise Disagreement(f"{peer.name}: {report}")
         self._check_waiting(is_end=False)

@@ -141,7 +141,7 @@ def settled_elsewhere(script: Script, *, is_in_time: bool) -> SessionCore:
     assert commit.headers["truenext-number"] == "1"
     script.refuse(int(commit.headers["receipt"]), Code.ROLLED_BACK)
     if is_in_time:
-        with pytest.raises(RolledBack, match=r"asked for on another connection .* do it again$"):
+        with pytest.raises(RolledBack, match=r"queried on another connection .* repeat the transaction$"):
             committing.resume()
     return session
 

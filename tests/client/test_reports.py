@@ -36,7 +36,7 @@ def test_failures_to_connect_are_reported_once_a_minute_and_then_how_many_there_
 def test_client_that_is_closed_before_it_is_connected_reports_nothing() -> None:
     script = Script()
     script.client.on_socket_connected(ADDRESS)
-    script.client.fail_permanently(ClosedError("it was never connected"))
+    script.client.fail_permanently(ClosedError("the connection was never opened"))
     assert script.client.link is None
     assert script.reports == []
 

@@ -39,7 +39,7 @@ def test_a_send_refused_for_lack_of_space_times_out_as_not_taken() -> None:
     sending = RunningFlow(send(client, prepare_send(client, "/queue/a", b"x", {}), 1.0))
     script.take_frames()
     script.refuse(2, Code.NO_SPACE)
-    with pytest.raises(TimeoutError, match=r"^the message was not taken: no-space$") as caught:
+    with pytest.raises(TimeoutError, match=r"^the broker has not accepted the message: no-space$") as caught:
         sending.time_out()
     cause = caught.value.__cause__
     assert isinstance(cause, Refused) and cause.code == Code.NO_SPACE
@@ -74,7 +74,7 @@ def test_sends_that_wait_for_space_are_reported_at_once_and_then_once_a_minute()
         script.refuse(client.link.frame_count, Code.NO_SPACE)
         reports.append(len(script.reports) - 1)
     assert reports == [1] * 6 + [2] * 4
-    assert script.reports[1:] == ["messages wait until stomp://127.0.0.1:61613 takes them: no-space"] * 2
+    assert script.reports[1:] == ["sends wait until stomp://127.0.0.1:61613 has space: no-space"] * 2
 
 
 def test_a_batch_refused_for_lack_of_space_times_out_as_not_taken() -> None:

@@ -306,7 +306,7 @@ def test_a_commit_with_a_failed_message_raises_and_its_messages_come_again(
 ) -> None:
     bodies = fill(connection, destination, 3)
     with connection.session(transacted=True) as session, session.consumer(destination):
-        refused = pytest.raises(LocalProtocolError, match="a message that has failed needs a truenext broker")
+        refused = pytest.raises(LocalProtocolError, match="a commit after a message has failed needs a truenext broker")
         with refused, session.transaction() as transaction:
             session.send(f"{destination}.done", "never sent")
             session.receive(PATIENCE_S)
@@ -466,7 +466,7 @@ def test_a_send_that_activemq_cannot_store_is_refused_and_holds_up_no_later_one(
     connection: blocking.Connection, destination: str, options: SendOptions
 ) -> None:
     for _ in range(2):
-        with pytest.raises(LocalProtocolError, match="needs a truenext broker; this one is ActiveMQ"):
+        with pytest.raises(LocalProtocolError, match="needs a truenext broker; this broker is ActiveMQ"):
             connection.send(destination, "never sent", **options)
         connection.send(destination, "sent")
     if "ttl" in options:
@@ -481,7 +481,7 @@ def test_a_send_that_activemq_cannot_store_is_refused_and_holds_up_no_later_one(
 def test_calls_that_need_answers_of_a_truenext_broker_are_refused(
     connection: blocking.Connection, destination: str
 ) -> None:
-    with pytest.raises(LocalProtocolError, match="a question to the broker needs a truenext broker"):
+    with pytest.raises(LocalProtocolError, match="a control request needs a truenext broker"):
         connection.control_request("queues")
     with connection.consumer(destination, ack="individual") as consumer:
         with pytest.raises(LocalProtocolError, match=r"receive\(0\) needs a truenext broker"):
@@ -608,4 +608,4 @@ def test_commands_send_receive_and_browse_and_those_for_truenext_alone_are_refus
     assert said(0, "browse", destination) == "x\n"
     assert said(1, "browse", destination, "--follow").startswith("truenext: --follow needs a truenext broker")
     assert said(0, "receive", destination) == "x\n"
-    assert said(2, "queues").startswith("truenext: a question to the broker needs a truenext broker")
+    assert said(2, "queues").startswith("truenext: a control request needs a truenext broker")

@@ -157,7 +157,7 @@ def test_transaction_that_has_ended_names_no_message_of_the_next_one_as_failed()
             async with session.transaction():
                 second = await consumer.receive()
                 assert second is not None and second.text == "second"
-                with pytest.raises(LocalProtocolError, match="has not begun, or has ended"):
+                with pytest.raises(LocalProtocolError, match="has not started, or has ended"):
                     before.mark_failed(second)
             assert await remaining(broker) == []
 

@@ -83,7 +83,7 @@ def test_a_block_of_a_transaction_can_be_neither_nested_nor_used_twice() -> None
             block = session.transaction()
             async with block:
                 await session.send("/queue/q", "first")
-            with pytest.raises(LocalProtocolError, match="used once"):
+            with pytest.raises(LocalProtocolError, match="used only once"):
                 async with block:
                     pass
         assert (await broker.queue("q")).bodies == [b"first"]
@@ -120,7 +120,7 @@ def test_an_option_of_a_wrong_type_is_refused_by_name_and_spoils_no_later_send(o
 def test_send_many_refuses_a_single_text() -> None:
     async def test(broker: LocalBroker, connection: Connection) -> None:
         for text in ("abc", b"abc"):
-            with pytest.raises(TypeError, match="for one there is send"):
+            with pytest.raises(TypeError, match="use send for one"):
                 await connection.send_many("/queue/q", text)  # type: ignore[arg-type]
         assert (await broker.queue("q")).waiting == 0
 

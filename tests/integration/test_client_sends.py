@@ -364,7 +364,7 @@ def test_the_time_to_live_counts_from_the_call() -> None:
             await asyncio.sleep(0.4)
             broker.free_disk()
             await long
-            with pytest.raises(TimeoutError, match="time to live"):
+            with pytest.raises(TimeoutError, match="ttl of the message was over"):
                 await short
         (message,) = (await broker.queue("q")).messages
         lives_ms = int(message.headers["expires"]) - int(message.headers["timestamp"])
@@ -481,7 +481,7 @@ def test_the_time_to_live_of_a_send_in_a_transaction_and_of_a_request_counts_fro
                 await asyncio.sleep(0.5)
                 may_send.set()
                 for each in (late, request):
-                    with pytest.raises(TimeoutError, match="time to live"):
+                    with pytest.raises(TimeoutError, match="ttl of the message was over"):
                         await each
 
     asyncio.run(test())

@@ -251,8 +251,8 @@ def test_truenext_send_says_that_the_disk_is_full_and_nothing_was_taken(
     done = CliRunner().invoke(main, ["send", queue, *words, "--url", url])
     assert done.exit_code == 1
     waits, *_, ends = done.stderr.splitlines()
-    assert waits.startswith(f"truenext: messages wait until {url} takes them: the broker's {FULL}")
-    assert ends.startswith(f"truenext: {count} not taken: the broker's {FULL}")
+    assert waits.startswith(f"truenext: sends wait until {url} has space: the broker's {FULL}")
+    assert ends.startswith(f"truenext: {count} not accepted: the broker's {FULL}")
     held_broker.set_disk_level(DiskLevel.PLENTY)
     assert held_broker.remaining_messages(queue, once_durable=True) == []
 

@@ -1514,7 +1514,7 @@ def test_server_of_another_protocol_is_named_while_it_keeps_the_connection(proto
 def test_server_of_no_known_protocol_is_said_not_to_speak_stomp() -> None:
     with answering(b"*1\r\n\0") as url:
         sent_data = failed("queues", "--url", url, status=2)
-    assert sent_data.startswith(f"truenext: no broker at {url}: the server there does not speak STOMP 1.2: ")
+    assert sent_data.startswith(f"truenext: no broker at {url}: the server does not speak STOMP 1.2: ")
 
 
 async def connect_once(url: str) -> None:

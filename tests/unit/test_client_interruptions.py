@@ -59,7 +59,7 @@ def test_waiting_for_a_write_ends_at_once_after_the_connection_is_lost(client: C
 
 def test_a_broker_that_hangs_up_first_while_we_take_leave_leaves_us_closed(client: Client) -> None:
     client.is_closing = client._is_disconnect_sent = True
-    client.on_connection_lost(ConnectionLost("the broker has closed it"))
+    client.on_connection_lost(ConnectionLost("the broker has closed the connection"))
     assert isinstance(client.error, ClosedError)
 
 

@@ -73,7 +73,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("user", "password", "client_id"):
             value = getattr(self, name) or ""
             if not _FORBIDDEN_IN_LOGIN.isdisjoint(value) or len(value.encode()) > LOGIN_BYTES_EACH_MAX:
-                raise ValueError(f"{name} has a line feed, a carriage return or a NUL in it, or is too long")
+                raise ValueError(f"{name} has a line feed, a carriage return or a NUL, or is too long")
 
 
 def connect_options(
@@ -212,7 +212,7 @@ class Client:
         if self.last_error is not None:
             reason = _error_text(self.last_error)
         elif self.link is not None:
-            reason = "it takes connections and does not answer"
+            reason = "it accepts connections but does not answer"
         else:
             reason = "it has not answered in time"
         return NoBroker(f"no broker at {urls}: {reason}")
@@ -275,7 +275,7 @@ class Client:
         except RemoteProtocolError as error:
             is_explained = link.is_up or isinstance(error, OtherProtocolError)
             self.on_connection_lost(
-                error if is_explained else RemoteProtocolError(f"the server there does not speak STOMP 1.2: {error}")
+                error if is_explained else RemoteProtocolError(f"the server does not speak STOMP 1.2: {error}")
             )
         except TruenextError as error:
             self.on_connection_lost(error)
@@ -404,7 +404,9 @@ class Client:
             self.context.report(CONNECTED_TEXT, fields)
         if self.reconnect_count and (is_other_store or not link.is_truenext):
             self.send_buffer.fail_interrupted(
-                ConnectionLost("the broker that was reconnected to is another one; the message may have arrived")
+                ConnectionLost(
+                    "the connection was lost, and the next broker is another one; the message may have arrived"
+                )
             )
             # A new producer: at the first broker, numbers used here would count as repeats.
             self.send_buffer.producer = self.make_producer()
@@ -440,7 +442,7 @@ class Client:
             return
         if producer is None or not link.is_truenext or producer.store_id != link.store_id:
             transaction.resolve(
-                Outcome.UNKNOWN, ConnectionLost("nobody can be asked about it: it was another broker's")
+                Outcome.UNKNOWN, ConnectionLost("the outcome is not known: the next broker is another one")
             )
             return
 
@@ -485,7 +487,9 @@ class Client:
         if self.link is link:
             silent_at = (self.clock() if self.is_read_buffer_full else link.read_at) + link.silence_limit_s
             if silent_at <= self.clock():
-                self.on_connection_lost(ConnectionLost(f"nothing has come for {link.silence_limit_s:g} seconds"))
+                self.on_connection_lost(
+                    ConnectionLost(f"the broker has sent nothing for {link.silence_limit_s:g} seconds")
+                )
             else:
                 self.delayed_calls.call_at(silent_at, lambda: self._check_silence(link))
 
@@ -618,7 +622,7 @@ class Client:
         Raises: Refused, ConnectionLost, TimeoutError
         """
         self.check_open()
-        link = yield from self.wait_until_up(deadline, f"say {command}")
+        link = yield from self.wait_until_up(deadline, f"send {command}")
         waiter = AnswerWaiter()
         link.write_tracked(frames.encode_frame(command, headers | {"receipt": link.next_receipt_id}), waiter)
         self.flush_soon()

@@ -12,7 +12,7 @@ from truenext.client.core.waiting import DelayedCalls
 CONNECTED_TEXT = "connected to %(url)s"
 """Report that the first attempt to connect succeeded. Texts of reports name the fields that they contain."""
 
-NO_SPACE_TEXT = "messages wait until %(url)s takes them: %(error)s"
+NO_SPACE_TEXT = "sends wait until %(url)s has space: %(error)s"
 """Report, once a minute, that a broker has no space for sends outside transactions."""
 
 NOT_CONFIRMED_TEXT = (

@@ -32,7 +32,7 @@ CLOSE_TIMEOUT_S = 10.0
 def add_exit_failure_note(error: BaseException, exit_error: Exception) -> None:
     """Add a note to `error`, with which a block of the program ends, that the end of the block failed as well."""
     if exit_error is not error:
-        error.add_note(f"Besides, the end of the block has failed: {type(exit_error).__name__}: {exit_error}")
+        error.add_note(f"The end of the block has failed as well: {type(exit_error).__name__}: {exit_error}")
 
 
 def wait_for_first_connection(client: Client, deadline: float) -> Flow[None]:
@@ -222,7 +222,9 @@ class TransactionBlock:
     def enter(self) -> None:
         """Raises: LocalProtocolError if the session is in a block already, which would end the wrong transaction"""
         if self._is_used:
-            raise LocalProtocolError("the block of a transaction is used once: session.transaction() makes another")
+            raise LocalProtocolError(
+                "the block of a transaction can be used only once: make another with session.transaction()"
+            )
         transactions = self.session.require_transactions()
         transactions.enter_block(self)
         self._is_used = True
@@ -236,7 +238,7 @@ class TransactionBlock:
         """
         if not self._transactions.is_in_block(self):
             raise LocalProtocolError(
-                "the block of this transaction has not begun, or has ended: name the message inside the block"
+                "the block of this transaction has not started, or has ended: settle the message inside the block"
             )
         self.session.mark_failed(received)
 
@@ -275,7 +277,7 @@ def _parse_token(token: str) -> tuple[str, str, int]:
     store, producer, number = (*token.split(" "), "", "", "")[:3]
     is_number = number.isascii() and number.isdigit() and 1 <= int(number[:20]) <= PRODUCER_NUMBER_MAX
     if not (store and producer and is_number and token.count(" ") == 2):
-        raise ValueError(f"{token!r} is no token: one is the attribute `token` of an InDoubt, unchanged")
+        raise ValueError(f"{token!r} is not a token: use the attribute `token` of an InDoubt, unchanged")
     return store, producer, int(number)
 
 
@@ -283,7 +285,7 @@ def encode_send_in_transaction(destination: str, options: SendOptions) -> Encode
     """Raises: ValueError, TypeError"""
     encoded = encode_send(destination, options)
     if encoded.producer is not None:
-        raise ValueError("a send in a transaction has no number of its own: the COMMIT has")
+        raise ValueError("a send in a transaction cannot have producer and number: number the commit")
     return encoded
 
 
@@ -311,7 +313,7 @@ def send_request(
     encoded = encode_send(destination, {"persistent": False, **options})
     for name in ("reply_to", "correlation_id", "producer"):
         if name in options:
-            raise ValueError(f"{name} of a request is the client's")
+            raise ValueError(f"{name} of a request is set by the client: leave it out")
     head = encoded.head
     if encoded.ttl_s is not None:
         client.check_open()
@@ -327,8 +329,8 @@ def send_control_request(client: Client, verb: str, arguments: object, deadline:
     """Raises: Refused, ConnectionLost, TimeoutError"""
     head, body = encode_control_request(verb, arguments)
     client.check_open()
-    link = yield from client.wait_until_up(deadline, "ask the broker")
-    link.require_truenext("a question to the broker")
+    link = yield from client.wait_until_up(deadline, "send a control request")
+    link.require_truenext("a control request")
     frame = yield from client.send_request(head, body, deadline)
     return frame.body
 
@@ -336,7 +338,7 @@ def send_control_request(client: Client, verb: str, arguments: object, deadline:
 def reply_destination(message: Content) -> tuple[str]:
     """Raises: ValueError if the message has no `reply_to`"""
     if not message.reply_to:
-        raise ValueError(f"{message!r} wants no reply: it has no reply-to")
+        raise ValueError(f"{message!r} has no reply-to: there is no destination for a reply")
     return (message.reply_to,)
 
 
@@ -358,7 +360,7 @@ def resolve_outcome(client: Client, doubt: InDoubt | str, deadline: float) -> Fl
     if not isinstance(token, str):
         raise TypeError(f"outcome takes an InDoubt or its token, which is text, not {token!r}")
     store, producer, number = _parse_token(token)
-    link = yield from client.wait_until_up(deadline, "ask what became of a transaction")
+    link = yield from client.wait_until_up(deadline, "query the outcome of a transaction")
     if link.store_id != store:
         return "unknown"
     arguments = {"producer": producer, "commit": number, "resolve": True}

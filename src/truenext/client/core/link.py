@@ -120,7 +120,9 @@ class Link:
     def require_truenext(self, feature: str) -> None:
         """Raises: LocalProtocolError if the broker is not truenext, and lacks `feature`"""
         if not self.is_truenext:
-            raise LocalProtocolError(f"{feature} needs a truenext broker; this one is {self.server_name or 'another'}")
+            raise LocalProtocolError(
+                f"{feature} needs a truenext broker; this broker is {self.server_name or 'another one'}"
+            )
 
     # ---- Out ----
 
@@ -212,7 +214,7 @@ class Link:
     def _on_connected(self, frame: Frame) -> None:
         headers = frame.headers
         if headers.get("version") != "1.2":
-            raise RemoteProtocolError(f"it has agreed to version {headers.get('version', '1.0')}")
+            raise RemoteProtocolError(f"it has selected version {headers.get('version', '1.0')}")
         self._stomp.set_version(Version.V1_2)
         self.is_up = True
         self.store_id = headers.get("truenext-store", "")

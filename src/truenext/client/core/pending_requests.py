@@ -139,4 +139,4 @@ class PendingRequests:
 
 
 def _raise_connection_lost(error: Exception) -> None:
-    raise ConnectionLost(f"the broker refused a question: {error}") from error
+    raise ConnectionLost(f"the broker refused a control request: {error}") from error

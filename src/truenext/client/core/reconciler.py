@@ -73,7 +73,7 @@ class Reconciler:
             differences = {name: counts for name, counts in both.items() if counts[0] != counts[1]}
             same = {name: counts for name, counts in differences.items() if previous_differences.get(name) == counts}
             if same and same_count + 1 >= CHECKS_MAX:
-                self._end_connection(ConnectionLost(f"the broker and this client disagree about what is held: {same}"))
+                self._end_connection(ConnectionLost(f"broker and client differ in the number of held messages: {same}"))
                 return
             self._context.delayed_calls.call_at(
                 self._context.clock() + (RECHECK_INTERVAL_S if differences else CHECK_INTERVAL_S),

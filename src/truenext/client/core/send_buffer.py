@@ -292,7 +292,7 @@ class SendBuffer:
                 continue
             if not self.uses_producer_numbers and (send.producer_lines or send.expires_at is not None):
                 self._complete(
-                    send, _unsupported_error(link, "a ttl" if not send.producer_lines else "a producer of the caller's")
+                    send, _unsupported_error(link, "a ttl" if not send.producer_lines else "a producer of your own")
                 )
                 continue
             ttl = ""

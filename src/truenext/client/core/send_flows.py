@@ -61,7 +61,7 @@ def send(client: Client, send: PendingSend, deadline: float | None) -> Flow[None
     if not in_time:
         refused = client.send_buffer.abandon(send)
         if refused is not None:
-            raise TimeoutError(f"the message was not taken: {refused}") from refused
+            raise TimeoutError(f"the broker has not accepted the message: {refused}") from refused
         if client.send_buffer.no_space_error is not None:
             refused = client.send_buffer.no_space_error
             raise TimeoutError(f"the message is not confirmed and may have arrived: {refused}") from refused
@@ -92,7 +92,7 @@ def _await_capacity(client: Client, deadline: float | None) -> Flow[None]:
     while not client.send_buffer.has_capacity:
         in_time = yield Wait(client.send_buffer.capacity_signal(), deadline)
         if not in_time:
-            raise TimeoutError("too many messages wait for their confirmation, and none was confirmed in time")
+            raise TimeoutError("too many messages are not confirmed yet, and none was confirmed in time")
         client.check_open()
 
 
@@ -139,6 +139,6 @@ def _abandon_batch(client: Client, batch: SendBatch, default_text: str) -> Timeo
     if client.send_buffer.no_space_error is None:
         return TimeoutError(default_text)
     summary = "1 message was" if count == 1 else f"{count:,} messages were"
-    summary += " not taken" if is_none_accepted else " not confirmed and may have arrived"
-    after_confirmed = f", behind {confirmed:,} that {'is' if confirmed == 1 else 'are'} confirmed" if confirmed else ""
+    summary += " not accepted" if is_none_accepted else " not confirmed and may have arrived"
+    after_confirmed = f", after {confirmed:,} that {'is' if confirmed == 1 else 'are'} confirmed" if confirmed else ""
     return TimeoutError(f"{summary}{after_confirmed}: {client.send_buffer.no_space_error}")

@@ -167,11 +167,11 @@ def _encode_send(destination: str, options: SendOptions) -> EncodedSend:
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"header {name!r} is {value!r}: headers are text")
         if is_reserved(name) or name in headers:
-            raise ValueError(f"{name} is no header of a program, or has been said by an option")
+            raise ValueError(f"header {name} cannot be set by a program, or is set by an option already")
         headers[name] = value
     producer, number = options.get("producer"), options.get("number", 0)
     if (producer is None) != ("number" not in options):
-        raise ValueError("producer and number are named together")
+        raise ValueError("producer and number must be set together")
     if not 0 <= number <= PRODUCER_NUMBER_MAX:
         raise ValueError(f"number is 0 to {PRODUCER_NUMBER_MAX}, not {number}")
     ttl = options.get("ttl")
@@ -205,7 +205,7 @@ def ttl_line(left_s: float) -> str:
     """Return the header line for the remaining time to live. Raises: TimeoutError if none remains"""
     left_ms = int(left_s * 1000)
     if left_ms < 1:
-        raise TimeoutError("its time to live was over before it could be sent")
+        raise TimeoutError("the ttl of the message was over before the message could be sent")
     return f"truenext-ttl:{left_ms}\n"
 
 

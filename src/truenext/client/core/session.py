@@ -28,7 +28,7 @@ FLUSH_FRAMES = 64
 DELIVERY_RECHECK_S = 0.05
 """Seconds until the broker is asked again whether a message is on its way."""
 _EXPIRED_TEXT = (
-    "the session has ended with the call of its handler: await what uses the session before the handler returns, or "
+    "the session has ended with the call of its handler: await all uses of the session before the handler returns, or "
     "make another session with connection.session()"
 )
 
@@ -193,7 +193,7 @@ class SessionCore:
         if not self.buffer.subscriptions and not self.buffer.is_closed:
             if subscription is not None:
                 raise ClosedError("the consumer is closed")
-            raise LocalProtocolError("the session has no consumer, so nothing can come")
+            raise LocalProtocolError("the session has no consumer to receive from: subscribe first")
         for each in self.buffer.subscriptions if subscription is None else (subscription,):
             if each.error is not None:
                 raise copy_error(each.error)
@@ -287,7 +287,7 @@ class SessionCore:
     ) -> Flow[bool]:
         """Wait until a message arrives, or the broker says that none is available now."""
         client = self.client
-        yield from client.wait_until_up(deadline, "ask for messages")
+        yield from client.wait_until_up(deadline, "request messages")
         link = client.link
         while client.link is link:
             if self.buffer.first(subscription) is not None:
@@ -351,7 +351,7 @@ class SessionCore:
         ):
             # The transaction's code has not seen this message, and must not commit it.
             transactions.mark_rollback_only(
-                transaction, "receiving was interrupted when the transaction had a message already"
+                transaction, "a receive was interrupted after its message had joined the transaction"
             )
         pulled = [
             each
@@ -399,7 +399,7 @@ class SessionCore:
         RolledBack if another task has ended its transaction
         """
         if received.state is not ReceivedMessageState.HELD:
-            raise LocalProtocolError(f"{received!r} has been acknowledged, refused or given back already")
+            raise LocalProtocolError(f"{received!r} is settled already: acknowledged, nacked, rejected or released")
         if received.transaction is not None:
             self.require_transactions().check_may_settle(received, disposition)
         client = self.client
@@ -549,7 +549,7 @@ class SessionCore:
             yield from self._wait_until_ready()
             link = yield from client.wait_until_up(deadline, "send")
             if not (yield from client.wait_until_written(deadline)):
-                raise TimeoutError("the broker has not taken what was sent before in time")
+                raise TimeoutError("the broker has not confirmed earlier sends in time")
             if client.link is link and transactions.is_ready() and not self.is_closed:
                 # Nothing has ended during the waits.
                 break
@@ -574,7 +574,7 @@ class SessionCore:
         if transaction is None:
             self.check_open()
             if caller_number is not None:
-                raise LocalProtocolError("nothing is in the transaction that is to be committed under a number")
+                raise LocalProtocolError("the transaction is empty, and cannot be committed under a number")
             return True
         return (yield from self._commit(transactions, transaction, deadline, caller_number))
 
@@ -586,7 +586,7 @@ class SessionCore:
         caller_number: CallerNumber | None,
     ) -> Flow[bool]:
         if any(each.transaction is transaction for each in self._pending_by_owner.values()):
-            transactions.mark_rollback_only(transaction, "it has a message whose receive was cancelled")
+            transactions.mark_rollback_only(transaction, "the receive of one of its messages was cancelled")
         return (yield from transactions.commit(transaction, deadline, caller_number))
 
     def expire(self) -> None:

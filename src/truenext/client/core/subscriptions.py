@@ -111,7 +111,7 @@ class Subscriptions:
                 if isinstance(received.transaction, TransactionState):
                     # The message was to be acknowledged by the commit, and returns now.
                     received.transaction.mark_rollback_only(
-                        ClosedError("a consumer was closed, from which the transaction has messages")
+                        ClosedError("a consumer was closed while the transaction had messages of it")
                     )
             self._context.flush_soon()
         subscription.reset_for_connection()
@@ -550,7 +550,7 @@ def parse_consumer_options(destination: str, options: ConsumerOptions) -> Subscr
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"header {name!r} is {value!r}: headers are text")
         if name in _RESERVED or name.startswith("truenext-"):
-            raise ValueError(f"{name} is no header for a program to set; there may be an option for it")
+            raise ValueError(f"header {name} cannot be set by a program; there may be an option for it")
     frames.check_headers({"destination": destination, "selector": options.get("selector", "")} | headers)
     durable = options.get("durable")
     if durable is not None:

@@ -162,7 +162,7 @@ class TransactionState:
     def rolled_back_error(self) -> RolledBack:
         """Make the error that the transaction's code gets."""
         reason = "" if self.rollback_cause is None else f": {self.rollback_cause}"
-        error = RolledBack(f"the transaction was rolled back, and nothing of it happened{reason}")
+        error = RolledBack(f"the transaction was rolled back and had no effect{reason}")
         error.__cause__ = self.rollback_cause
         return error
 
@@ -225,16 +225,16 @@ class CommitAnswerHandler:
                 # The transaction was open, so its number was resolved, and counts as used. Source: "Did it happen?" in
                 # docs/contract.md
                 cause = TruenextError(
-                    "its outcome was asked for on another connection before the broker had its COMMIT, and what has "
-                    "not happened by then never will: do it again"
+                    "its outcome was queried on another connection before the broker had its COMMIT, so the broker "
+                    "has ruled it out: repeat the transaction"
                 )
             else:
                 transaction.producer.last_number = transaction.commit_number - 1
             if error.code == Code.GAP:
                 transaction.producer.is_retired = True
                 cause = TruenextError(
-                    "the broker was restored from an older copy, and has lost transactions that it had confirmed: see "
-                    f"what is missing, and commit again ({error})"
+                    "the broker was restored from an older copy, and has lost transactions that it had confirmed: find "
+                    f"out what is missing, and commit again ({error})"
                 )
         transaction.resolve(Outcome.ROLLED_BACK, transaction.rollback_cause or cause)
 

@@ -27,7 +27,7 @@ from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import Code, ConnectionLost, InDoubt, LocalProtocolError, Refused, RolledBack
 
 _QUEUE_SEND_PREFIX, _PERSISTENT_LINE = b"SEND\ndestination:/queue/", b"\npersistent:true\n"
-_OUTCOME_TIMEOUT_TEXT = "whether the transaction happened could not be found out in time"
+_OUTCOME_TIMEOUT_TEXT = "the outcome of the transaction could not be found out in time"
 CANCELLED_COMMIT_S = 5.0
 """Seconds that a cancelled commit waits for its outcome."""
 
@@ -145,7 +145,7 @@ class SessionTransactions:
         if self._block is not None:
             if self._block() is not None:
                 raise LocalProtocolError(
-                    "the session is in the block of a transaction: make another session for this one"
+                    "the session is in the block of a transaction already: use another session for this block"
                 )
             # Ctrl-C interrupted the start or the end of that block, and its object is gone.
             if self.transaction is not None:
@@ -240,7 +240,7 @@ class SessionTransactions:
         if transaction.outcome in (Outcome.ROLLBACK_ONLY, Outcome.ROLLED_BACK):
             raise transaction.rolled_back_error()
         if not in_time:
-            raise TimeoutError("the broker has not taken all that was sent in the transaction in time")
+            raise TimeoutError("the broker has not confirmed all sends of the transaction in time")
 
     def mark_failed(self, received: ReceivedMessage) -> None:
         """Mark a message as the one that made the transaction fail.
@@ -271,7 +271,7 @@ class SessionTransactions:
         if transaction.outcome is Outcome.ROLLED_BACK:
             raise transaction.rolled_back_error()
         if transaction.outcome is Outcome.UNKNOWN:
-            raise _in_doubt_error(transaction, "the broker cannot say whether the transaction happened")
+            raise _in_doubt_error(transaction, "the broker does not know the outcome of the transaction")
         return transaction.outcome is Outcome.COMMITTED
 
     def _send_commit(self, transaction: TransactionState, caller_number: CallerNumber | None) -> None:
@@ -279,9 +279,9 @@ class SessionTransactions:
         link = client.link
         assert link is not None, "it would be doomed"
         if transaction.failed_messages:
-            link.require_truenext("a commit beside a message that has failed")
+            link.require_truenext("a commit after a message has failed")
         if caller_number is not None:
-            link.require_truenext("a commit under a number of the caller's own")
+            link.require_truenext("a commit under a number of your own")
         self._begin(transaction, link)
         if self._acknowledges_at_commit:
             for received in transaction.delivered_messages:
@@ -415,9 +415,7 @@ class SessionTransactions:
         transaction = received.transaction
         assert isinstance(transaction, TransactionState), "a transaction has it"
         if disposition.is_acked or not self._acknowledges_at_commit:
-            raise LocalProtocolError(
-                f"{received!r} belongs to a transaction: commit or roll back, or name it as failed"
-            )
+            raise LocalProtocolError(f"{received!r} belongs to a transaction: commit or roll back, or nack it")
         if _was_rolled_back_by_other(transaction):
             raise transaction.rolled_back_error()
         if transaction.outcome not in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):
@@ -440,7 +438,7 @@ class SessionTransactions:
         self._client.subscriptions.settle(received, disposition)
         self._buffer.on_settled((received,))
         if is_open:
-            self._on_aborted(transaction, owner, "another task has refused a message of it")
+            self._on_aborted(transaction, owner, "another task has nacked a message of it")
 
     def release(self, received: ReceivedMessage, owner: object) -> None:
         """Roll back without an attempt, unless the message is acknowledged already."""

@@ -462,7 +462,7 @@ class Connection:
         try:
             await driver.run_flow(flows.wait_for_first_connection(driver.client, driver.loop.time() + timeout))
         except BaseException:
-            driver.run_step(driver.client.fail_permanently, ClosedError("it was never connected"))
+            driver.run_step(driver.client.fail_permanently, ClosedError("the connection was never opened"))
             await driver.stop()
             raise
 
@@ -505,7 +505,7 @@ class Connection:
         Raises: as `send`, the first error; messages after the failed one may have arrived
         """
         if isinstance(messages, str | bytes):
-            raise TypeError("messages are several: for one there is send")
+            raise TypeError("messages must be several messages: use send for one")
         driver = self._driver
         client = driver.client
         enqueue = driver.step_of_many(try_enqueue)
@@ -529,7 +529,7 @@ class Connection:
         driver = self._driver
         prepared = prepare_send(driver.client, destination, body, options)
         if not driver.run_step_of_many(try_enqueue, driver.client, self._nowait_batch, prepared):
-            raise BlockingIOError("too many messages wait for their confirmation: flush first")
+            raise BlockingIOError("too many messages are not confirmed yet: flush first")
         return Sent(self, prepared)
 
     async def flush(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:

@@ -327,7 +327,7 @@ class Driver:
             self._on_socket_lost(error)
             return
         if not data:
-            self._on_socket_lost(ConnectionLost("the broker has closed it"))
+            self._on_socket_lost(ConnectionLost("the broker has closed the connection"))
             return
         try:
             self.client.receive_data(data)
@@ -485,8 +485,8 @@ def check_clock_runs(loop: asyncio.AbstractEventLoop) -> None:
     while loop.time() == start:
         if monotonic() > deadline:
             raise ConfigurationError(
-                "the time of the event loop stands still, so nothing that waits in it would ever go on: with freezegun "
-                "say freeze_time(..., real_asyncio=True)"
+                "the clock of the event loop stands still, so the connection would wait for ever: with freezegun "
+                "use freeze_time(..., real_asyncio=True)"
             )
 
 

@@ -33,7 +33,7 @@ class Handlers:
         if not asyncio.iscoroutinefunction(handler) and not asyncio.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004
         ):
-            raise TypeError("handler is not an async function: truenext.blocking has threads for those")
+            raise TypeError("handler is not an async function: use truenext.blocking, which runs handlers in threads")
         if concurrency < 1:
             raise ValueError(f"concurrency is at least 1, not {concurrency}")
         driver = self._driver

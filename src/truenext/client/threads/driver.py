@@ -49,7 +49,7 @@ STOP_TIMEOUT_S = 1.0
 
 EXIT_TIMEOUT_S = 10.0
 """Seconds that the end of the program waits for confirmations, as the end of a `with` block does."""
-_PROGRAM_ENDS_TEXT = "the program ends, and the connection with it"
+_PROGRAM_ENDS_TEXT = "the connection ends with the program"
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -233,7 +233,9 @@ class Driver:
         if signal.is_set:
             return True
         if threading.get_ident() == self._thread.ident:
-            raise LocalProtocolError("the connection's own thread, which writes its log, cannot wait for itself")
+            raise LocalProtocolError(
+                "the thread of the connection cannot wait for itself: do not use the connection in a log handler"
+            )
         waiter = threading.Lock()
         waiter.acquire()
         release = waiter.release
@@ -382,7 +384,7 @@ class Driver:
             if data:
                 self.client.receive_data(data)
             elif data is not None:
-                error = ConnectionLost("the broker has closed it")
+                error = ConnectionLost("the broker has closed the connection")
             if ready & selectors.EVENT_WRITE:
                 self._write_unwritten(sock)
             if self._is_flush_due:

@@ -33,7 +33,7 @@ class Handlers:
         if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004
         ):
-            raise TypeError("handler is an async function: truenext.connect has tasks for those")
+            raise TypeError("handler is an async function: use truenext.connect, which runs handlers in tasks")
         if concurrency < 1:
             raise ValueError(f"concurrency is at least 1, not {concurrency}")
         driver = self._driver
