@@ -89,7 +89,7 @@ def test_a_batch_refused_for_lack_of_space_times_out_as_not_taken() -> None:
     script.refuse(2, Code.NO_SPACE)
     script.refuse(3, Code.GAP)
     script.refuse(4, Code.GAP)
-    with pytest.raises(TimeoutError, match=r"^3 messages were not taken: no-space$"):
+    with pytest.raises(TimeoutError, match=r"^3 messages were not accepted: no-space$"):
         waiting.time_out()
 
 

@@ -136,7 +136,7 @@ def expect(folder: Path, loss: Loss, last_chunk: LastChunk, *, is_missed: bool) 
         return
     assert any(line.startswith("journal") for line in found), loss
     assert "the journal in " in error, (loss, error)
-    assert f"`truenext store export {folder} NEW` saves what can be read" in error, loss
+    assert f"`truenext store export {folder} NEW` saves all that is readable" in error, loss
     if loss.changes_size:
         assert any("was made with" in line for line in found), (loss, found)
     if "cut" in loss.how:

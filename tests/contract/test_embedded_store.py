@@ -814,7 +814,7 @@ def test_a_full_disk_is_named_and_nothing_of_the_batch_is_there(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        with pytest.raises(StoreError, match="the disk is full; make room"):
+        with pytest.raises(StoreError, match="the disk is full; free disk space"):
             embedded_disk.apply(puts=put(2), removes=[key(1)])
     with pytest.raises(StoreError, match="refused"):
         embedded_disk.apply(puts=put(3))

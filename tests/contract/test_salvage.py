@@ -283,7 +283,7 @@ def test_interrupted_first_start_is_reported_as_empty(tmp_path: Path, remaining:
     (tmp_path / "lmdb/data.mdb").write_bytes(contents[remaining])
     result = truenext("check", tmp_path)
     assert result.exit_code == 2
-    assert f"{tmp_path} holds nothing yet: its first start was cut off. Delete it" in result.stderr
+    assert f"{tmp_path} is empty: the first start of its broker was interrupted. Delete it" in result.stderr
     if contents[remaining]:
         served = CliRunner().invoke(main, ["serve", "--data", str(tmp_path), "--listen", "stomp://127.0.0.1:0"])
         assert served.exit_code == 1
@@ -768,7 +768,7 @@ def test_a_page_that_is_free_and_in_use_is_named(data: Path) -> None:
     struct.pack_into("<Q", content, at + 8, leaves[0])
     path.write_bytes(content)
     found = check(data)
-    assert any("does not tell which pages are free" in line or "is in use and free" in line for line in found)
+    assert any("its list of free pages is damaged" in line or "is in use and free" in line for line in found)
 
 
 def test_transients_are_saved_after_an_unclean_stop_too(tmp_path: Path) -> None:
@@ -812,7 +812,7 @@ def test_a_folder_that_is_not_empty_is_not_written_to(data: Path, tmp_path: Path
         assert result.exit_code == 2
         assert f"{new} is not empty" in result.stderr
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["mine"]
-    assert "in which nothing is changed" in truenext("export", data, data / "new").stderr
+    assert "which is not changed" in truenext("export", data, data / "new").stderr
     assert not (data / "new").exists()
 
 
@@ -916,11 +916,11 @@ def test_damage_that_lmdb_rejects_is_found(data: Path) -> None:
     """Damaged are a field that must be zero, and the kind of a database's entry."""
     path = data / "lmdb/data.mdb"
     flip_in_main(data, b"messages", len(b"messages"), 0)
-    assert check(data) == ["lmdb/data.mdb: it has 0x1 where nothing should be (messages)"]
+    assert check(data) == ["lmdb/data.mdb: its unused bytes are 0x1 instead of 0 (messages)"]
     flip_in_main(data, b"messages", len(b"messages"), 0)
     flip_in_main(data, b"messages", -4, 1)
     (line,) = check(data)
-    assert f"page {read_metas(path)[0][0].main.root} has entries of a kind that does not belong here" in line
+    assert f"page {read_metas(path)[0][0].main.root} has entries of the wrong kind" in line
     assert "LMDB says MDB_INCOMPATIBLE" in store_error(data)
 
 

@@ -721,7 +721,7 @@ def test_a_spare_that_finds_no_space_is_tried_again(
         until(lambda: attempts > 2)
         assert disk.store.disk_level is DiskLevel.FULL
         disk.apply(removes=[key(1)])
-        with pytest.raises(StoreError, match="the disk is full; make room"):
+        with pytest.raises(StoreError, match="the disk is full; free disk space"):
             disk.apply(puts={key(3): bytes(600_000)})
     disk.crash()
     assert sequences(disk.store) == [2, 4]

@@ -280,7 +280,7 @@ def test_truenext_send_of_more_lines_than_may_be_under_way_says_how_many_are_con
     writer.join(PATIENCE_SECONDS)
     assert done.exit_code == 1
     ends = done.stderr.splitlines()[-1]
-    what = r"not (taken|confirmed and may have arrived), behind 500 that are confirmed"
+    what = r"not (accepted|confirmed and may have arrived), after 500 that are confirmed"
     assert re.match(rf"truenext: 10,000 messages were {what}: the broker's {FULL}", ends)
 
 

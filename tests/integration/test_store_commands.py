@@ -73,7 +73,7 @@ def test_a_broker_that_damage_stops_reports_how_to_salvage_the_rest(own_broker: 
 
     served = serve(own_broker.data)
     assert served.returncode == 1
-    assert f"`truenext store export {own_broker.data} NEW` saves what can be read" in served.stderr
+    assert f"`truenext store export {own_broker.data} NEW` saves all that is readable" in served.stderr
     checked = store("check", own_broker.data)
     assert checked.returncode == 1
     assert f"damaged: journal/{segment.name}: bytes " in checked.stdout
@@ -122,7 +122,7 @@ def expect_missed(data: Path, what: str, tmp_path: Path) -> None:
     served = serve(data)
     assert served.returncode == 1
     assert f"the journal in {data} is damaged: " in served.stderr
-    assert f"`truenext store export {data} NEW` saves what can be read" in served.stderr
+    assert f"`truenext store export {data} NEW` saves all that is readable" in served.stderr
     assert store("check", data).stdout == checked.stdout
 
     saved = BrokerProcess(tmp_path / "saved")

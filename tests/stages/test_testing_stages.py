@@ -139,9 +139,9 @@ def test_a_dead_letter_that_was_not_expected_fails_the_test_with_its_cause() -> 
         with pytest.raises(AssertionError) as failed:
             await t.wait_until_ended()
         message = str(failed.value)
-        assert message.startswith("0 dead letters were expected, there are 1:\n")
+        assert message.startswith("expected 0 dead letters, there are 1:\n")
         assert "place.stage.answer has given up 'o1' after 2 attempts: ValueError: bad" in message
-        with pytest.raises(AssertionError, match="2 dead letters were expected, there are 1"):
+        with pytest.raises(AssertionError, match="expected 2 dead letters, there are 1"):
             await t.wait_until_ended(dead_letters=2)
 
     run(app, work)
@@ -374,7 +374,7 @@ def test_invalid_arguments_of_the_kit_are_refused() -> None:
                 t.at("run", nothing, times=times)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="required is True or False, not 0"):
             t.at("run", nothing, required=0)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=r"'stok' is no endpoint of another service: .*is 'stock' meant\?"):
+        with pytest.raises(ValueError, match=r"'stok' is not an endpoint of another service: .*is 'stock' meant\?"):
             t.mock("stok", lambda number: Text())  # type: ignore[arg-type]
         for dead_letters in (-1, None, True):
             with pytest.raises(ValueError, match="dead_letters is a whole number, 0 or more"):
@@ -410,7 +410,7 @@ def test_ended_does_not_wait_for_a_durable_subscription_without_consumer() -> No
 
 def test_stages_without_a_service_or_with_an_invalid_database_are_refused() -> None:
     async def main() -> None:
-        with pytest.raises(ValueError, match="what is run is a Service, not 'shop'"):
+        with pytest.raises(ValueError, match="service must be a Service, not 'shop'"):
             async with stages("shop"):  # type: ignore[arg-type]
                 raise AssertionError("not reached")
         with pytest.raises(ValueError, match="database is a URL of SQLAlchemy, as text, not of the type int"):

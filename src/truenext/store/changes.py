@@ -151,11 +151,11 @@ def _decode(payload: memoryview) -> Changes:
     rare_at = keys_at + MESSAGE_KEY_SIZE * (removes + transient_removes)
     history_at = rare_at + rare_size
     if history_at + history_size != len(payload):
-        raise ValueError(f"a batch of {history_at + history_size} bytes in {len(payload)}")
+        raise ValueError(f"the batch has {history_at + history_size} bytes, its payload {len(payload)}")
     keys = list(_keys(payload[keys_at:rare_at]))
     rare = _decode_rare(payload[rare_at:history_at]) if rare_size else None
     if rare is not None and any(not 0 <= at < len(rare.texts) for pair in rare.causes.values() for at in pair):
-        raise ValueError("index of a cause out of range")
+        raise ValueError("the index of a cause is out of range")
     return Changes(
         puts=found[:puts],
         transient_puts=found[puts:],

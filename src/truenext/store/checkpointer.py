@@ -172,7 +172,7 @@ class Checkpointer:
             else:
                 failure = StoreError(f"the store failed: {error!r}")
             failure.__cause__ = error
-            logger.critical("the journal cannot move into the checkpoint", extra={"reason": str(failure)})
+            logger.critical("the journal cannot be copied into the checkpoint", extra={"reason": str(failure)})
             with self._changed:
                 self.failure = failure
                 self._changed.notify_all()

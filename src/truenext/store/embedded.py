@@ -78,7 +78,7 @@ class EmbeddedStore:
         """Run and first event of the last chunk of a batch in the history's own files. Set it before `recover`,
         which then detects whether the journal lacks this batch."""
         self._last_applied = 0
-        self._unwritable_reason = "recover() comes first"
+        self._unwritable_reason = "recover() was not called"
         self._overlay = Overlay()
         self._queues: dict[int, str] = {}
         self._lock = Lock()

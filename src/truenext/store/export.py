@@ -54,7 +54,7 @@ def export(
     if new.exists() and (not new.is_dir() or any(new.iterdir())):
         raise StoreError(f"{new} is not empty: name a folder that does not exist yet")
     if data.resolve() in (new.resolve(), *new.resolve().parents):
-        raise StoreError(f"{new} is in {data}, in which nothing is changed: name a folder elsewhere")
+        raise StoreError(f"{new} is inside of {data}, which is not changed: name a folder elsewhere")
     with open_salvage(data, on_damage, on_progress, last_history_chunk) as salvage:
         try:
             folder.make(new)

@@ -167,7 +167,7 @@ class RawLmdbReader:
         pages_available = os.fstat(self._file).st_size // meta.page_size
         self.pages = min(meta.last_page + 1, pages_available)
         if meta.last_page >= pages_available:
-            on_damage(f"it should have {meta.last_page + 1} pages and has {pages_available}")
+            on_damage(f"it has {pages_available} pages instead of {meta.last_page + 1}")
         self._page_use = bytearray(self.pages)
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class RawLmdbReader:
         walk = _TreeWalk(self, self.meta.free, "list of free pages")
         for entry in walk.entries():
             if not self._mark_free(entry.value):
-                walk.report(f"page {entry.page}: it does not tell which pages are free")
+                walk.report(f"page {entry.page}: its list of free pages is damaged")
         self.is_free_list_complete = not walk.problems
 
     def _mark_free(self, value: bytes) -> bool:
@@ -278,7 +278,7 @@ class _TreeWalk:
         if tree.flags & ~_NO_SUBDIR != (_INTEGER_KEYS if has_integers else 0):
             self.report(f"it has flags {tree.flags:#x}")
         if tree.pad and not has_integers:
-            self.report(f"it has {tree.pad:#x} where nothing should be")
+            self.report(f"its unused bytes are {tree.pad:#x} instead of 0")
         node_flags = (_IS_TREE,) if tree is self._file.meta.main else (0, _IN_OVERFLOW)
         branches = leaves = entries = 0
         pending: list[tuple[int, int, bytes, bytes, bool]] = []
@@ -298,7 +298,7 @@ class _TreeWalk:
             if not problem and not _are_in_order(low, keys, high):
                 problem = "has keys that are not in order"
             if not problem and is_leaf and any(node.flags not in node_flags for node in nodes):
-                problem = "has entries of a kind that does not belong here"
+                problem = "has entries of the wrong kind"
             if problem:
                 self.report(f"page {number} {problem}")
             if is_leaf:
@@ -340,7 +340,7 @@ class _TreeWalk:
         flags = _HEAD.unpack_from(page)[2]
         is_leaf = level >= self._tree.depth
         if flags != (_LEAF if is_leaf else _BRANCH):
-            self.report(f"page {number} has flags {flags:#x} and should be a {'leaf' if is_leaf else 'branch'}")
+            self.report(f"page {number} has flags {flags:#x} and must be a {'leaf' if is_leaf else 'branch'}")
             return flags == _LEAF or (is_leaf and flags != _BRANCH)
         return is_leaf
 
@@ -360,7 +360,7 @@ class _TreeWalk:
             elif not problem:
                 own, _, flags, *_ = _HEAD.unpack_from(content)
                 if (own, flags, _PAGES.unpack_from(content, _PAGES_AT)[0]) != (number, _OVERFLOW, count):
-                    problem = "is not the large value that it should be"
+                    problem = "is not the large value that the entry refers to"
         self._overflows += count
         if problem:
             self.report(f"page {number} {problem}")

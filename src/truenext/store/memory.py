@@ -57,7 +57,7 @@ class MemoryStore:
         self._redelivered_below = 0
         self._clean_stop = True
         self._last_applied = 0
-        self._unwritable_reason = "recover() comes first"
+        self._unwritable_reason = "recover() was not called"
         self._lock = Lock()
         """Held wherever a batch could be seen in part."""
 
@@ -147,7 +147,7 @@ class MemoryStore:
         ):
             put = Counter(content_key(number) for number in map(referenced_content_number, puts.values()) if number)
             counted = Counter({key: batch.marks[key].attempts for key in puts if key.startswith(CONTENTS_LANE_KEY)})
-            _require(batch, put == counted, "puts contents that have not as many references as their marks say")
+            _require(batch, put == counted, "puts contents whose number of references differs from their marks")
             removed = (messages.get(key, b"") for key in removes)
             removed_references = Counter(
                 content_key(number) for number in map(referenced_content_number, removed) if number
@@ -155,7 +155,7 @@ class MemoryStore:
             _require(
                 batch,
                 removed_references == Counter(dereferenced),
-                "releases other contents than it removes references to",
+                "releases contents without removing their references, or the reverse",
             )
 
     def _check_batch(self, batch: Batch) -> None:
@@ -184,11 +184,11 @@ class MemoryStore:
             remaining = (self._messages.keys() | self._transients.keys()) - removed | put
             require(
                 removed_queues.isdisjoint(split_lane_key(key[:LANE_KEY_SIZE])[0] for key in remaining),
-                "takes the name of a queue in which messages are",
+                "removes the name of a queue that has messages",
             )
             require(
                 removed_queues.isdisjoint(apply_pauses(self._paused, batch.paused)),
-                "takes the name of a queue that is paused",
+                "removes the name of a queue that is paused",
             )
 
         require(
@@ -200,7 +200,7 @@ class MemoryStore:
         for key in batch.marks.keys() - unmarked:
             exists = key in put or ((key in self._messages or key in self._transients) and key not in removed)
             require(exists, f"marks message {key.hex()}, which does not exist")
-        require(batch.causes.keys() <= batch.marks.keys(), "says causes of a message that it does not mark")
+        require(batch.causes.keys() <= batch.marks.keys(), "sets causes of a message that it does not mark")
         for key in removed - unmarked:
             require(key not in self._marks, f"leaves the mark of message {key.hex()}, which it removes")
 

@@ -55,7 +55,7 @@ def store_error(action: str, error: Exception, data: Path) -> StoreError:
     if isinstance(error, lmdb.MapFullError):
         return StoreError(f"cannot {action}: it is as large as its map allows; open it with a larger map")
     if is_no_space(error):
-        return StoreError(f"cannot {action}: the disk is full; make room, then start the broker again")
+        return StoreError(f"cannot {action}: the disk is full; free disk space, then start the broker again")
     if isinstance(error, _DAMAGE):
         return damage_error("checkpoint", f"LMDB says {str(error)[str(error).find('MDB_') :]}", data)
     if is_denied(error):
@@ -92,7 +92,8 @@ def damage_error(part: str, problem: str, data: Path) -> StoreError:
 
 def empty_folder_error(data: Path) -> StoreError:
     return StoreError(
-        f"the data folder {data} holds nothing yet: its first start was cut off. Delete it, and start the broker again"
+        f"the data folder {data} is empty: the first start of its broker was interrupted. Delete it, and start the "
+        "broker again"
     )
 
 
@@ -106,12 +107,12 @@ def format_error(data: Path, found: int, expected: int) -> StoreError:
 def repair_advice(data: str) -> str:
     """Return advice on damage in the folder `data`."""
     return (
-        f"`truenext store check {data}` says what is damaged, `truenext store export {data} NEW` saves what can be read"
+        f"`truenext store check {data}` shows the damage, `truenext store export {data} NEW` saves all that is readable"
     )
 
 
 def disagreement_error(batch: int, problem: str) -> StoreError:
     return StoreError(
-        f"store and broker disagree: batch {batch} {problem}. The store is damaged (`truenext store check DIR` tells), "
-        "or this is a bug of truenext"
+        f"store and broker disagree: batch {batch} {problem}. Either the store is damaged (`truenext store check DIR` "
+        "shows that), or this is a bug of truenext"
     )

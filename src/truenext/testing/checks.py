@@ -37,14 +37,16 @@ def checked_flag(flag: bool, name: str) -> bool:
 def checked_queue(name: str) -> str:
     """Raises: ValueError if no queue can have this name"""
     if not isinstance(name, str):
-        raise ValueError(f"a queue is named by its name, a text, not {name!r}")
+        raise ValueError(f"the name of a queue must be a text, not {name!r}")
     for prefix in _DESTINATION_PREFIXES:
         if name.startswith(prefix):
-            raise ValueError(f"{name!r} is a destination: name the queue alone, {name.removeprefix(prefix)!r}")
+            raise ValueError(
+                f"{name!r} is a destination: use the name of the queue alone, {name.removeprefix(prefix)!r}"
+            )
     try:
         parse_queue_name(name)
     except RemoteProtocolError as error:
-        raise ValueError(f"{name!r} is no name of a queue: {error}") from error
+        raise ValueError(f"{name!r} is not the name of a queue: {error}") from error
     return name
 
 

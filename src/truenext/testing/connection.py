@@ -120,7 +120,7 @@ class CuttableConnection(ServerConnection):
             # Frames before this answer are sent. The drop comes later: a turn must not lose the connection half-way.
             self.flush()
             self.freeze()
-            self._broker_loop.call_soon(self.drop, "dropped behind a COMMIT, by a test")
+            self._broker_loop.call_soon(self.drop, "dropped after a COMMIT, by a test")
         else:
             super().answer(answer)
 

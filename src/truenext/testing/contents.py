@@ -52,7 +52,7 @@ async def read_queue_contents(host: str, port: int, queue: str) -> QueueContents
             while not frames:
                 data = await reader.read(READ_BYTES)
                 if not data:
-                    raise ConnectionError("the broker has gone")
+                    raise ConnectionError("the broker has stopped")
                 frames.extend(decoder.receive(data))
             return frames.pop(0)
 

@@ -67,9 +67,9 @@ class Faults:
         ]
         if missed:
             raise NeverReached(
-                "the test has ended, and what it ordered was never reached, so it shows nothing of that:\n"
+                "the test has ended, and these faults that it ordered never happened, so they were not tested:\n"
                 + "\n".join(missed)
-                + "\nHave the program come there, or order it with required=False"
+                + "\nMake the program reach them, or order them with required=False"
             )
 
 

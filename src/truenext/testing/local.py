@@ -136,7 +136,7 @@ class LocalBroker:
     def slow_disk(self, seconds: float) -> None:
         """Delay each batch from the next one on by `seconds` of the broker's clock; 0 ends this, also for the batch
         that is being written."""
-        self.faults.disk_delay_s = checked_seconds(seconds, "what a disk takes")
+        self.faults.disk_delay_s = checked_seconds(seconds, "the delay of the disk")
         if not seconds:
             self._broker_run.store.end_batch_delay()
 
@@ -148,7 +148,7 @@ class LocalBroker:
         Returns once the broker has executed all that clients had sent before and, one after the other, all that
         became due, and has written the results to the sockets.
         """
-        checked_seconds(seconds, "what time is put forward by")
+        checked_seconds(seconds, "the time to advance")
         async with self._lock:
             await self._broker_run.advance(seconds)
 

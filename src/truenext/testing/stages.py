@@ -152,10 +152,13 @@ class Stages:
         """
         if not isinstance(endpoint, Endpoint):
             raise ValueError(
-                f"{endpoint!r} is no endpoint of another service: {known_names_hint(endpoint, self._service.remotes)}"
+                f"{endpoint!r} is not an endpoint of another service: "
+                f"{known_names_hint(endpoint, self._service.remotes)}"
             )
         if isinstance(endpoint, LocalEndpoint):
-            raise ValueError(f"{endpoint.name} is an endpoint of the service itself: mock what it asks")
+            raise ValueError(
+                f"{endpoint.name} is an endpoint of the service itself: mock the endpoints that it sends to"
+            )
         _check_plain_function(answer, "answer")
         mock = self._mocks.get(endpoint.name)
         if mock is None:
@@ -197,7 +200,9 @@ class Stages:
         Raises: ValueError if there is no such point; LookupError if the service has no stage with that queue
         """
         if point not in get_args(Point):
-            raise ValueError(f"a message passes no point {point!r}: {known_names_hint(point, get_args(Point))}")
+            raise ValueError(
+                f"there is no point {point!r} in the way of a message: {known_names_hint(point, get_args(Point))}"
+            )
         _check_plain_function(action, "action")
         queues = self._service.stages
         if stage is not None and stage not in queues:
@@ -262,7 +267,9 @@ class Stages:
                 # The rest waits for the clock, or has no consumer.
                 if advanced_s > ADVANCE_MAX_S or now > consumed_at + NO_CONSUMER_TIMEOUT_S:
                     where = _describe_unfinished(unfinished, busy, await self._describe_unsent())
-                    raise TimeoutError(f"nobody takes what waits: {where}; is an endpoint to be mocked?")
+                    raise TimeoutError(
+                        f"messages wait without a consumer: {where}; mock the endpoint that they are for"
+                    )
                 if consumed_at < now:
                     continue
                 await self.broker.advance(seconds=step_s)
@@ -271,7 +278,7 @@ class Stages:
         letters = await self.dead_letters()
         if len(letters) != dead_letters:
             listed = "\n".join(map(str, letters)) or "none"
-            raise AssertionError(f"{dead_letters} dead letters were expected, there are {len(letters)}:\n{listed}")
+            raise AssertionError(f"expected {dead_letters} dead letters, there are {len(letters)}:\n{listed}")
         return letters
 
     async def dead_letters(self) -> list[DeadLetter]:
@@ -292,9 +299,9 @@ class Stages:
         try:
             unsent = await exactly_once.count_unsent()
         except DatabaseUnavailable as error:
-            return f"the outbox cannot be looked into: {error}"
+            return f"the outbox cannot be read: {error}"
         count = unsent.numbered + unsent.unnumbered
-        return f"the outbox has {count} to be sent" if count else ""
+        return f"the outbox has {count} unsent messages" if count else ""
 
     async def _read_queue_statuses(self, *, dead_letters: bool = False) -> list[_QueueStatus]:
         answer = None
@@ -359,7 +366,7 @@ async def stages(
     block that has raised nothing
     """
     if not isinstance(service, Service):
-        raise ValueError(f"what is run is a Service, not {service!r}")
+        raise ValueError(f"service must be a Service, not {service!r}")
     if not isinstance(database, str | None):
         # Without the value: it may have a password.
         raise ValueError(f"database is a URL of SQLAlchemy, as text, not of the type {type(database).__name__}")
@@ -387,7 +394,7 @@ async def stages(
 def _check_plain_function(function: object, name: str) -> None:
     """Raises: ValueError if `function` cannot be called, or is a coroutine function"""
     if not callable(function) or iscoroutinefunction(function):
-        raise ValueError(f"{name} is a plain function, which is called and not awaited, not {function!r}")
+        raise ValueError(f"{name} must be a plain function, not async, not {function!r}")
 
 
 def _describe_unfinished(unfinished: list[_QueueStatus], busy: list[str], unsent: str) -> str:

@@ -108,7 +108,7 @@ class SalvagedJournal:
                 self._damage_report.add_damage("journal", "it cannot be read without the salt of its checksums")
                 return
             self._damage_report.notes_besides_damage.append(
-                "the salt of the journal's checksums was worked out from the journal"
+                "the salt of the journal's checksums was computed from the journal itself"
             )
         if paths:
             assert salt is not None, "it was worked out"
