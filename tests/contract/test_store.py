@@ -87,7 +87,7 @@ def test_the_identity_is_eight_hexadecimal_digits_and_never_changes(disk: Disk, 
 
 def test_a_batch_before_recover_is_refused(disk: Disk, tmp_path: Path) -> None:
     store: Store = MemoryStore() if disk.kind == "memory" else embedded(disk.kind, tmp_path / "other")
-    with pytest.raises(StoreError, match=r"recover\(\) comes first"):
+    with pytest.raises(StoreError, match=r"recover\(\) was not called"):
         store.apply(Batch(1))
     store.close()
 

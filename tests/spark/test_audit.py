@@ -246,10 +246,10 @@ def test_command_without_a_history_has_status_2(tmp_path: Path) -> None:
 def test_invalid_arguments_are_refused_before_spark_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("truenext.spark.audit.command.start", None)
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="file cannot be written to: File exists"):
+    with pytest.raises(ConfigurationError, match=r"cannot write to .*file: File exists"):
         run_audit([tmp_path], out=tmp_path / "file")
     for seconds in (float("nan"), float("inf"), -1.0, 0.0):
-        with pytest.raises(ConfigurationError, match=f"{seconds} is no number of seconds"):
+        with pytest.raises(ConfigurationError, match=f"--stuck must be a number of seconds, not {seconds}"):
             run_audit([tmp_path], stuck_seconds=seconds)
 
 
@@ -271,7 +271,7 @@ def test_audit_of_a_folder_whose_name_looks_like_a_pattern_reads_that_folder(
 @pytest.mark.parametrize(
     ("name", "encoding", "fault"),
     [
-        (os.fsdecode(b"a\xff"), "utf-8", r"it has '\\udcff', a byte that is no UTF-8: rename"),
+        (os.fsdecode(b"a\xff"), "utf-8", r"it has '\\udcff', a byte that is not UTF-8: rename"),
         ("ä", "ascii", "it has 'ä'"),
         ("a*b:c", "utf-8", r"that has '\*' and ':'; rename"),
     ],

@@ -277,7 +277,7 @@ def test_a_dead_letter_that_forgets_why_a_consumer_failed_is_found() -> None:
         story = Story().dispatch(1).add("returned", sequence=1, attempts=1, reason="nacked", cause=written)
         return story.dispatch(1).add("dead-lettered", sequence=1, cause=cause).found
 
-    assert dead_letter(None, "it broke") == [("lost-failure", 1, "a consumer had said why it failed")]
+    assert dead_letter(None, "it broke") == [("lost-failure", 1, "a consumer had named a cause")]
     assert dead_letter("it broke", "it broke") == dead_letter("something else", "it broke") == []
     assert dead_letter(None, None) == dead_letter("the last word", None) == []
 
@@ -323,9 +323,9 @@ def test_start_of_a_message_that_its_consumer_does_not_hold_is_found() -> None:
 
 
 def test_ack_after_the_end_of_the_consumer_is_found() -> None:
-    assert taken_over().acknowledge(1).found == [("stale", 1, "acknowledged although nobody held it")]
+    assert taken_over().acknowledge(1).found == [("stale", 1, "acknowledged although no consumer held it")]
     delayed = Story().dispatch(1).requeue(1, reason="nacked and delayed", attempts=1)
-    assert delayed.acknowledge(1).found == [("stale", 1, "acknowledged although nobody held it")]
+    assert delayed.acknowledge(1).found == [("stale", 1, "acknowledged although no consumer held it")]
     late = Story().dispatch(1).unsubscribe().acknowledge(1)
     assert late.found == [("stale", 1, "acknowledged by a consumer that had ended")]
 

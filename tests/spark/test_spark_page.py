@@ -132,7 +132,7 @@ def test_table_of_the_sinks_columns_has_the_columns_that_there_are() -> None:
     said = [name for row in rows("| column | type | default | meaning |") for name in quoted(row[0])]
     with pytest.raises(ConfigurationError) as refused:
         check_columns(StructType().add("nonsense", "string"), sink_options(REQUIRED, is_streaming=True))
-    known = str(refused.value).partition("a message has none; it has ")[2].partition(". ")[0]
+    known = str(refused.value).partition("is unknown; there are ")[2].partition(". ")[0]
     assert sorted(said) == sorted(known.split(", "))
 
 

@@ -158,7 +158,7 @@ def test_a_queue_of_one_run_among_several_is_drawn_for_that_run_alone(tmp_path: 
     )
     page = path.read_text()
     assert len([spec for spec in specs(page) if "vconcat" in spec]) == 3
-    assert "one · b" in page and "two · b" not in page and "Nothing to show" not in page
+    assert "one · b" in page and "two · b" not in page and "No rows" not in page
 
 
 def test_sections_of_the_caller_come_right_after_the_verdict(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def find(broker: BrokerConnection, query_id: str) -> QueryStatus | SinkStatus:
 
 def _only(query_id: str, found: list[T], kind: str = "") -> T:
     if len(found) != 1:
-        known = "there are several" if found else "there is none"
-        raise TruenextError(f"query {query_id!r}{kind}: {known}; truenext spark list shows all")
+        known = "several match" if found else "there is none"
+        raise TruenextError(f"query {query_id!r}{kind}: {known}; `truenext spark list` shows all")
     return found[0]
 
 
@@ -79,5 +79,5 @@ def forget(broker: BrokerConnection, status: QueryStatus | SinkStatus) -> None:
         forget_sink(broker, status)
         return
     if status.rows:
-        raise TruenextError(f"query {status.id} has {status.rows} rows in bundles: truenext spark abandon first")
+        raise TruenextError(f"query {status.id} has {status.rows} rows in bundles: run `truenext spark abandon` first")
     purge(broker, mark_queue(status.space, status.id))

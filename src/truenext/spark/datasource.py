@@ -72,7 +72,9 @@ class TruenextDataSource(DataSource):
     def _source_options(self, schema: StructType) -> SourceOptions:
         options = parse_source_options(self.options)
         if schema.names != spark_schema(options).names:
-            raise ConfigurationError("the columns are given: leave .schema(...) out, and select what you need")
+            raise ConfigurationError(
+                "the columns are fixed: leave .schema(...) out, and select the columns that you need"
+            )
         return options
 
     def writer(self, schema: StructType, overwrite: bool) -> QueueWriter:
@@ -85,7 +87,7 @@ class TruenextDataSource(DataSource):
 
     def _sink_options(self, schema: StructType, overwrite: bool, *, is_streaming: bool) -> SinkOptions:
         if overwrite:
-            raise ConfigurationError("a queue can only be appended to: mode append, output mode append")
+            raise ConfigurationError("a queue can only be appended to: use mode append, or output mode append")
         options = parse_sink_options(self.options, is_streaming=is_streaming)
         check_columns(schema, options)
         return options

@@ -94,6 +94,6 @@ def wrap(home: Path, cache: Path) -> Path:
         fresh.replace(java)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot write the start file of Java, {java}: {error}; set XDG_CACHE_HOME to a folder that can be written"
+            f"cannot write the start file of Java, {java}: {error}; set XDG_CACHE_HOME to a writable folder"
         ) from error
     return java.parent.parent

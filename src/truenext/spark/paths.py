@@ -42,7 +42,7 @@ def path_to_write(path: Path) -> str:
     except UnicodeEncodeError as error:
         wrong = text[error.start]
         cause = (
-            "a byte that is no UTF-8: rename the folder or file"
+            "a byte that is not UTF-8: rename the folder or file"
             if "\ud800" <= wrong <= "\udfff"
             else f"which the encoding of the locale, {encoding}, does not have: set LC_ALL=C.UTF-8"
         )

@@ -113,7 +113,9 @@ class Recorder:
         Raises: ConfigurationError
         """
         if not (may_be_remote or (address := parse_url(url)).is_loopback):
-            raise ConfigurationError(f"{address.host} is another machine, and a recording is load; say --remote for it")
+            raise ConfigurationError(
+                f"{address.host} is another machine, and a recording loads its broker: allow that with --remote"
+            )
         self._url = url
         self._login = login
         self._passcode = passcode
@@ -191,7 +193,7 @@ class Recorder:
                         self._add_event("acknowledged", queue=queue, sequence=sequence, consumer=1)
                         report("received", received)
                         if received > 2 * count:
-                            raise RemoteProtocolError(f"{self._url} delivers what was acknowledged again and again")
+                            raise RemoteProtocolError(f"{self._url} delivers acknowledged messages again and again")
             self._add_event("drained", queue=queue)
 
     def _parse_identity(self, identity: str, count: int, queue: str) -> int:

@@ -23,7 +23,7 @@ def check_folder(folder: Path) -> None:
             raise ConfigurationError(f"{folder} is not empty; name a new folder for each recording")
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"{folder} cannot be written to: {error.strerror}") from error
+        raise ConfigurationError(f"cannot write to {folder}: {error.strerror}") from error
 
 
 def write_recording(events: Sequence[HistoryRow], folder: Path) -> list[Path]:
@@ -38,7 +38,7 @@ def write_recording(events: Sequence[HistoryRow], folder: Path) -> list[Path]:
     try:
         return write_by_date(table, folder, f"{events[0].event:016x}")
     except OSError as error:
-        raise StoreError(f"the recording cannot be written to {folder}: {error}") from error
+        raise StoreError(f"cannot write the recording to {folder}: {error}") from error
 
 
 def _pyarrow() -> Any:
@@ -47,7 +47,5 @@ def _pyarrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise ConfigurationError(
-            f"a recording is written as Parquet, by pyarrow, which is missing: {INSTALL_HINT}"
-        ) from error
+        raise ConfigurationError(f"a recording needs pyarrow, which is missing: {INSTALL_HINT}") from error
     return pyarrow

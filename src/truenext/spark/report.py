@@ -115,7 +115,7 @@ def _plots(runs: Sequence[AuditedHistory], specs: list[plots.Spec]) -> Iterator[
 
     def plot_slot(spec: plots.Spec | None, kind: str) -> str:
         if spec is None:
-            return '<p class="note">Nothing to show.</p>'
+            return '<p class="note">No rows.</p>'
         specs.append(spec)
         return f'<div class="plot {kind}" data-spec="{len(specs) - 1}"></div>'
 
@@ -301,8 +301,7 @@ def _vega() -> str:
         import vl_convert
     except ImportError as error:
         raise ConfigurationError(
-            "the report is drawn by Vega, from the package vl-convert-python, which is missing: "
-            "pip install 'truenext[spark]'"
+            "the report needs the package vl-convert-python, which is missing: pip install 'truenext[spark]'"
         ) from error
     # A script ends at this text, even inside a string.
     return (

@@ -78,7 +78,7 @@ def event_files(folder: Path, scratch: Path) -> list[Path]:
     files = sorted(folder.glob("**/*.parquet"))
     if not files:
         raise ConfigurationError(
-            f"no history in {folder}: neither that nor {folder / 'history'} has *.history or Parquet files. The broker "
+            f"no history in {folder}: neither it nor {folder / 'history'} has *.history or Parquet files. The broker "
             "writes them unless it runs with --no-history"
         )
     return files

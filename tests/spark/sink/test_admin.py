@@ -87,7 +87,7 @@ def test_publish_finishes_the_last_decision(here: BlockingBroker) -> None:
 
 def test_publish_of_what_was_not_decided_is_refused(here: BlockingBroker) -> None:
     draft(here, 0, "a")
-    with connecting(here)() as broker, pytest.raises(TruenextError, match=r"^query-1 has decided nothing"):
+    with connecting(here)() as broker, pytest.raises(TruenextError, match=r"^query-1 has no decision to publish"):
         publish_decision(broker, QUEUES)
 
 
@@ -122,7 +122,7 @@ def test_forget_removes_the_mark_of_a_source_without_rows(here: BlockingBroker, 
     reader = query.reader()
     query.run_batch(reader)
     with connecting(here)() as broker:
-        with pytest.raises(TruenextError, match=r"has 2 rows in bundles: truenext spark abandon first$"):
+        with pytest.raises(TruenextError, match=r"has 2 rows in bundles: run `truenext spark abandon` first$"):
             forget(broker, find(broker, query.end.id))
         query.run_to_end(reader)
         forget(broker, find_source(broker, query.end.id))

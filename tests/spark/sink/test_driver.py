@@ -100,7 +100,7 @@ def test_a_batch_without_rows_decides_nothing_and_finishes_the_last_decision(her
 
 def test_a_batch_behind_a_later_one_is_refused_and_publishes_nothing(here: BlockingBroker) -> None:
     write_batch(here, 5, "a")
-    with pytest.raises(OutdatedBatch, match=r"^batch 4 comes behind batch 5, which is published: the checkpoint is"):
+    with pytest.raises(OutdatedBatch, match=r"^batch 4 is older than batch 5, which is published: the checkpoint is"):
         write_batch(here, 4, "b")
     assert bodies_in(here) == ["a"]
 
@@ -189,7 +189,7 @@ def test_a_task_waits_for_room_and_then_goes_on(here: BlockingBroker) -> None:
 
 def test_a_task_whose_patience_ends_fails_with_the_reason(here: BlockingBroker) -> None:
     here.fill_disk()
-    with pytest.raises(TruenextError, match=r"so it was for 0 s \(option patience\)"):
+    with pytest.raises(TruenextError, match=r"the query has tried for 0 s \(option patience\)"):
         draft(here, 0, "a")
 
 
@@ -229,7 +229,7 @@ def test_a_bundle_that_another_run_does_not_give_back_is_an_error_and_is_publish
     holder.subscribe_to_pull("hold", f"/queue/{QUEUES.drafts(0)}", "client-individual")
     holder.pull("hold", 1)
     holder.answer("hold")
-    with pytest.raises(HeldByAnother, match=r"^1 messages of Spark\.sink\.main\.query-1\.0 were not to be had"):
+    with pytest.raises(HeldByAnother, match=r"^1 messages of Spark\.sink\.main\.query-1\.0 were not available"):
         commit(here, 0, drafts)
     holder.__exit__(None)
     commit(here, 0, drafts)

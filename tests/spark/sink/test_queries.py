@@ -68,7 +68,7 @@ def test_a_batch_write_with_a_version_is_written_once(
     write("1", "2", "3", version=1)
     write("1", "2", "4", version=1)
     write("5", version=2)
-    with pytest.raises(PySparkException, match="batch 1 comes behind batch 2, which is published"):
+    with pytest.raises(PySparkException, match="batch 1 is older than batch 2, which is published"):
         write("6", version=1)
     assert sorted(numbers_in(broker, "nightly")) == [1, 2, 3, 5]
 
@@ -87,9 +87,9 @@ def test_a_batch_write_without_a_version_is_written_each_time_and_leaves_nothing
 @pytest.mark.parametrize(
     ("select", "options", "mode", "message"),
     [
-        (["body", "1 AS colour"], {"queue": "q"}, "append", "column colour: a message has none"),
-        (["body"], {}, "append", "say where messages go"),
-        (["body"], {"queue": "q", "topic": "x"}, "append", "option topic: there is none"),
+        (["body", "1 AS colour"], {"queue": "q"}, "append", "column colour is unknown"),
+        (["body"], {}, "append", "the queue is missing"),
+        (["body"], {"queue": "q", "topic": "x"}, "append", "option topic is unknown"),
         (["body"], {"queue": "q"}, "overwrite", "a queue can only be appended to"),
         (["body", "10 AS priority"], {"queue": "q"}, "append", "priority is 0 to 9, not 10"),
     ],

@@ -150,16 +150,16 @@ def test_row_goes_to_the_destination_of_its_column(queue: str, address: str) -> 
         ({"priority": [-1]}, "priority is 0 to 9"),
         ({"ttl_ms": [0]}, "column ttl_ms is 0, and must be 1 or more"),
         ({"delay_ms": [-5]}, "column delay_ms is -5, and must be 1 or more"),
-        ({"reply_to": ["/temp-queue/r"]}, "row can be no message: .*subscription"),
+        ({"reply_to": ["/temp-queue/r"]}, "row cannot be sent as a message: .*subscription"),
         ({"group": ["g" * 300]}, "JMSXGroupID of 300 characters"),
         ({"group": ["a\0"]}, "no NUL in it"),
         ({"queue": [None]}, "column queue is null"),
-        ({"queue": [""]}, "row can be no message"),
-        ({"queue": ["orders.*"]}, "row can be no message"),
-        ({"queue": ["/temp-queue/a"]}, "/temp-queue/a is no queue, nor a topic"),
-        ({"queue": ["/control/purge"]}, "/control/purge is no queue, nor a topic"),
-        ({"queue": ["Spark.source.main.1"]}, r"keep in queues Spark\.\* what they need"),
-        ({"queue": ["/queue/a,/queue/Spark.x"]}, r"keep in queues Spark\.\* what they need"),
+        ({"queue": [""]}, "row cannot be sent as a message"),
+        ({"queue": ["orders.*"]}, "row cannot be sent as a message"),
+        ({"queue": ["/temp-queue/a"]}, "/temp-queue/a is neither a queue nor a topic"),
+        ({"queue": ["/control/purge"]}, "/control/purge is neither a queue nor a topic"),
+        ({"queue": ["Spark.source.main.1"]}, r"queues Spark\.\* are reserved for sources and sinks"),
+        ({"queue": ["/queue/a,/queue/Spark.x"]}, r"queues Spark\.\* are reserved for sources and sinks"),
     ],
 )
 def test_a_row_that_can_be_no_message_is_refused_by_column_and_value(columns: dict[str, Any], message: str) -> None:
@@ -173,7 +173,7 @@ def test_a_row_that_can_be_no_message_is_refused_by_column_and_value(columns: di
 @pytest.mark.parametrize("name", ["receipt", "transaction", "truenext-ttl", "message-id", "content-length", ""])
 def test_a_header_of_stomp_or_the_broker_is_refused(name: str) -> None:
     headers = pa.array([[(name, "x")]], pa.map_(pa.string(), pa.string()))
-    with pytest.raises(UnsendableRow, match="row can be no message"):
+    with pytest.raises(UnsendableRow, match="row cannot be sent as a message"):
         encode(body=[b""], headers=headers)
 
 
@@ -191,7 +191,7 @@ def test_a_header_of_stomp_or_the_broker_is_refused(name: str) -> None:
 def test_a_header_that_the_broker_would_refuse_is_refused_before_the_decision(name: str, value: str) -> None:
     """Fixed: the row was refused when it was published, and then its query was blocked for good."""
     headers = pa.array([[(name, value)]], pa.map_(pa.string(), pa.string()))
-    with pytest.raises(UnsendableRow, match="row can be no message"):
+    with pytest.raises(UnsendableRow, match="row cannot be sent as a message"):
         encode(body=[b""], headers=headers)
 
 
@@ -211,15 +211,19 @@ def test_a_body_that_no_message_has_room_for_is_refused(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("columns", "given", "message"),
     [
-        ("body string, colour string", {"queue": "q"}, "column colour: a message has none; .*to_json"),
+        ("body string, colour string", {"queue": "q"}, "column colour is unknown; .*to_json"),
         ("priority int", {"queue": "q"}, "there is no column body"),
-        ("body string", {}, r'say where messages go: \.option\("queue"'),
+        ("body string", {}, r'the queue is missing: set \.option\("queue"'),
         ("body string, queue string", {"queue": "q"}, "both an option queue and a column queue"),
         ("body int", {"queue": "q"}, "column body is int, and must be string or binary"),
         ("body string, priority string", {"queue": "q"}, "column priority is string, and must be tinyint or"),
         ("body string, headers map<string,int>", {"queue": "q"}, "must be map<string,string>"),
         ("body string, expires date", {"queue": "q"}, "column expires is date, and must be timestamp"),
-        ("body string, ttl_ms int, expires timestamp", {"queue": "q"}, "columns ttl_ms and expires say the same"),
+        (
+            "body string, ttl_ms int, expires timestamp",
+            {"queue": "q"},
+            "columns ttl_ms and expires both set the expiry",
+        ),
     ],
 )
 def test_columns_that_are_none_of_a_message_are_refused(columns: str, given: dict[str, str], message: str) -> None:

@@ -126,7 +126,7 @@ def test_a_bundle_of_another_format_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("headers", [{}, bundle_headers(HEAD, "", "", "") | {"spark_rows": "many"}])
 def test_a_message_that_is_no_bundle_is_refused_by_name(headers: dict[str, str]) -> None:
-    with pytest.raises(RemoteProtocolError, match=r"^a message in a queue of the source is no bundle"):
+    with pytest.raises(RemoteProtocolError, match=r"^a message in a queue of the source is not a bundle"):
         parse_bundle_head(headers)
 
 
@@ -154,8 +154,8 @@ def test_a_body_above_15_mib_is_refused_and_says_what_to_do() -> None:
     with pytest.raises(TooLargeForBundle) as raised:
         rows.add(Frame("MESSAGE", PLAIN, bytes((15 << 20) + 1)))
     assert str(raised.value) == (
-        "message 5 has a body of 15728641 bytes, and a source of Spark takes 15728640 at most: take it from the queue "
-        "by other means, such as truenext move --id 5"
+        "message 5 has a body of 15728641 bytes, and a source of Spark reads 15728640 at most: move it to another "
+        "queue, for example with `truenext move --id 5`"
     )
 
 

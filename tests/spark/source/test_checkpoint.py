@@ -36,11 +36,11 @@ def test_a_checkpoint_of_another_store_is_refused_by_name(here: BlockingBroker, 
         for step in steps:
             with pytest.raises(Superseded) as raised:
                 step(elsewhere.reader())
-            assert str(raised.value).startswith(f"the checkpoint is of the store {store}, and this broker has ")
-            assert str(raised.value).endswith(": is option url right? For another broker use another checkpoint")
+            assert str(raised.value).startswith(f"the checkpoint belongs to the store {store}, and this broker has ")
+            assert str(raised.value).endswith(": check option url, or use another checkpoint for another broker")
         options = replace(planned[0].plan.options, addresses=(parse_url(other.url),))
         planned[0].plan = replace(planned[0].plan, options=options)
-        with pytest.raises(Superseded, match=f"^the checkpoint is of the store {store}"):
+        with pytest.raises(Superseded, match=f"^the checkpoint belongs to the store {store}"):
             elsewhere.finish(elsewhere.reader(), planned)
         elsewhere.stop()
         assert bodies_in(other) == ["b"]
@@ -55,7 +55,8 @@ def test_a_checkpoint_of_another_queue_is_refused_by_name(here: BlockingBroker, 
     with pytest.raises(Superseded) as raised:
         query.plan(query.reader())
     assert str(raised.value) == (
-        "the checkpoint is of the queue orders, and option queue is other: for another queue use another checkpoint"
+        "the checkpoint belongs to the queue orders, and option queue is other: use another checkpoint for another "
+        "queue"
     )
     assert bodies_in(here, "other") == ["b"]
 
@@ -67,7 +68,7 @@ def test_another_queue_is_refused_before_a_batch_is_repeated(here: BlockingBroke
     query = new_query()
     query.plan(query.reader())
     query.options["queue"] = "other"
-    with pytest.raises(Superseded, match=r"^the checkpoint is of the queue orders, and option queue is other"):
+    with pytest.raises(Superseded, match=r"^the checkpoint belongs to the queue orders, and option queue is other"):
         query.replan(query.reader())
     assert (bodies_in(here), bodies_in(here, "other")) == (["a"], ["b"])
 
@@ -87,7 +88,7 @@ def test_an_older_checkpoint_is_refused_before_anything_is_taken(
     if is_forgotten:
         forget_numbers(here, query.end.id)
     older = rewind(query, 1 + batches)
-    first = f"batch {4 - batches} of this query was done and cleared, as all up to 4: the checkpoint is older than what"
+    first = f"batch {4 - batches} of this query was cleared, like all up to 4: the checkpoint is older than what"
     if older.offsets:
         with pytest.raises(Superseded, match=first):
             older.plan(older.reader())
@@ -116,8 +117,8 @@ def test_a_broker_that_was_restored_is_noticed_before_anything_is_taken(
         query.replan(restored) if is_to_be_repeated else query.plan(restored)
     assert str(raised.value) == (
         "the broker knows this query up to batch 2, and the checkpoint is at batch "
-        "5: was the broker restored from an older copy? What it has lost since, and "
-        "what it has again, is not known; start the query with a new checkpoint"
+        "5: the broker may have been restored from an older copy, so rows may be lost or come twice; start the query "
+        "with a new checkpoint"
     )
     assert sorted(bodies_in(here)) == ["c", "d", "e", "f"]
 

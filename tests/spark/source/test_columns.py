@@ -32,8 +32,8 @@ def test_a_body_that_is_no_text_is_null_and_the_error_says_where() -> None:
     assert found["body"] == ["abc", "grün", "", None, None]
     assert found["error"] == [
         *(None, None, None),
-        "the body is no UTF-8: invalid start byte at byte 2",
-        "the body is no UTF-8: unexpected end of data at byte 0",
+        "the body is not UTF-8: invalid start byte at byte 2",
+        "the body is not UTF-8: unexpected end of data at byte 0",
     ]
 
 

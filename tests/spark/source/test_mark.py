@@ -30,7 +30,7 @@ def test_the_mark_is_the_last_one_and_alone(here: BlockingBroker) -> None:
 def test_a_mark_is_not_put_back(here: BlockingBroker) -> None:
     with connect(here) as broker:
         replace_mark(broker, QUEUE, 5, mark_producer("q"), 5)
-    error = f"^{QUEUE} says that batch 5 is done: another run of this query has gone on"
+    error = rf"^batch 5 is done already \(mark in {QUEUE}\): another run of this query is ahead"
     with connect(here) as broker, pytest.raises(Superseded, match=error):
         replace_mark(broker, QUEUE, 4, mark_producer("q"), 4)
     with connect(here) as broker:
@@ -73,7 +73,7 @@ def test_a_closed_query_has_no_batch_more(here: BlockingBroker) -> None:
         for _ in range(2):
             close_mark(broker, QUEUE, "q")
             assert read_mark(broker, QUEUE, allow_closed=True) == CLOSED_BATCH
-        with pytest.raises(Superseded, match=f"^{QUEUE} says that this query was abandoned: start it with a new"):
+        with pytest.raises(Superseded, match=rf"^this query was abandoned \(mark in {QUEUE}\): start it with a new"):
             read_mark(broker, QUEUE)
     assert here.queue(QUEUE).waiting == 1
 

@@ -58,7 +58,7 @@ def test_an_empty_selector_is_none() -> None:
         ({"password": "secret"}, "option password: a truenext broker has no users yet; leave it out"),
         (
             {"maxRows": "7"},
-            "option maxRows: there is none; there are url, queue, selector, partitions, maxRowsPerTrigger, "
+            "option maxRows is unknown; there are url, queue, selector, partitions, maxRowsPerTrigger, "
             "maxBytesPerTrigger, body, headers, space, patience",
         ),
         ({"partitions": "0"}, "option partitions is '0', and must be a whole number, 1 to 64"),
@@ -78,25 +78,25 @@ def test_an_empty_selector_is_none() -> None:
         ({"space": ""}, "option space is '', and must be a word of 1 to 64 letters, digits, _ and -"),
         (
             {"queue": "/topic/news"},
-            "option queue: /topic/news is a topic, in which nothing waits. Send to the topic VirtualTopic.news, and "
+            "option queue: /topic/news is a topic, which stores no messages. Send to the topic VirtualTopic.news, and "
             "read the queue Consumer.NAME.VirtualTopic.news, with a NAME of your own",
         ),
         (
             {"queue": "/topic/VirtualTopic.news"},
-            "option queue: /topic/VirtualTopic.news is a topic, in which nothing waits. Send to the topic "
+            "option queue: /topic/VirtualTopic.news is a topic, which stores no messages. Send to the topic "
             "VirtualTopic.news, and read the queue Consumer.NAME.VirtualTopic.news, with a NAME of your own",
         ),
-        ({"queue": "/topic/news.>"}, "option queue: /topic/news.> is a topic, in which nothing waits. "),
-        ({"queue": "/temp-queue/a"}, "option queue: /temp-queue/a is no queue, nor a pattern of queues"),
-        ({"queue": "/queue/a,/queue/b"}, "option queue: /queue/a,/queue/b is no queue, nor a pattern of queues"),
+        ({"queue": "/topic/news.>"}, "option queue: /topic/news.> is a topic, which stores no messages. "),
+        ({"queue": "/temp-queue/a"}, "option queue: /temp-queue/a is neither a queue nor a pattern of queues"),
+        ({"queue": "/queue/a,/queue/b"}, "option queue: /queue/a,/queue/b is neither a queue nor a pattern of queues"),
         ({"queue": "a,b"}, "option queue: unknown destination 'a'"),
         ({"queue": "a.>.b"}, "option queue: pattern '/queue/a.>.b': > is allowed only as the last word"),
         ({"queue": "queue://a"}, "option queue: unknown destination 'queue://a'"),
         (
             {"queue": "Spark.source.main.1"},
-            "option queue: Spark.source.main.1 is one of the queues in which sources keep what they have read",
+            "option queue: Spark.source.main.1 is a queue in which sources store their rows",
         ),
-        ({"queue": "Spark.>"}, "option queue: Spark.> is one of the queues in which sources keep what they have read"),
+        ({"queue": "Spark.>"}, "option queue: Spark.> is a queue in which sources store their rows"),
     ],
     ids=str,
 )

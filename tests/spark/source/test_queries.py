@@ -61,7 +61,7 @@ def test_a_batch_read_shows_what_waits_in_order_with_all_columns_and_takes_nothi
     assert (last["sequence"], last["group"], last["expires"], last["body"]) == (1, None, None, b"\xff")
     texts = reader.option("body", "string").option("headers", "false").option("selector", "JMSPriority < 5").load()
     (row,) = texts.collect()
-    assert (row["body"], row["error"]) == (None, "the body is no UTF-8: invalid start byte at byte 0")
+    assert (row["body"], row["error"]) == (None, "the body is not UTF-8: invalid start byte at byte 0")
     assert "headers" not in texts.columns
     assert waiting(broker, "orders") == 2
 
@@ -131,6 +131,6 @@ def test_a_checkpoint_of_another_queue_ends_the_query_by_name(
         if queue == "orders":
             run_to_end(query)
         else:
-            with pytest.raises(PySparkException, match="the checkpoint is of the queue orders"):
+            with pytest.raises(PySparkException, match="the checkpoint belongs to the queue orders"):
                 query.awaitTermination(QUERY_SECONDS)
     assert waiting(broker, "others") == 2

@@ -237,7 +237,7 @@ def test_a_checkpoint_that_is_older_fails_by_name(broker: BrokerProcess, tmp_pat
     copy.rename(tmp_path / "checkpoint")
     with QueryProcess(tmp_path, "query", url(broker), "orders", str(tmp_path)) as restored:
         assert restored.wait() != 0
-        assert "the checkpoint is older than what the query has done" in restored.log
+        assert "the checkpoint is older than the query's progress" in restored.log
     check_each_once(written_rows(tmp_path / "rows"), 6000)
 
 

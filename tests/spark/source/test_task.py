@@ -111,7 +111,7 @@ def test_a_zombie_whose_batch_was_cleared_fails_by_name_and_takes_nothing(
     found = query.finish(reader, [planned])
     # This clears it.
     following = query.plan(reader)
-    with pytest.raises(Superseded, match=r"^batch 1 was read by another run of this query, which has cleared it: one"):
+    with pytest.raises(Superseded, match=r"^batch 1 was read and cleared by another run of this query: run only one"):
         list(zombie)
     assert here.queue(query.end.bundle_queue(0)).waiting == 0
     found += query.finish(reader, following) + query.run_to_end(reader)
@@ -174,8 +174,8 @@ def test_a_task_without_broker_fails_when_its_patience_ends(
     with pytest.raises(TruenextError) as raised:
         list(read_task(planned.plan, fail_first, Patience(0, sleep=slept.append)))
     assert str(raised.value) == (
-        "nobody is there; so it was for 0 s (option patience). Start the query again when the broker is there: it goes "
-        "on with the same rows"
+        "nobody is there; the query has tried for 0 s (option patience). Restart it when the broker is "
+        "available: it continues with the same rows"
     )
 
 

@@ -452,7 +452,7 @@ def test_units_unreadable_to_a_process_are_skipped_and_delay_no_other_unit(
     async def work(t: Stages) -> None:
         await until(lambda: len(shop.received) == 2)
         # They are still to be sent, if by others.
-        with pytest.raises(TimeoutError, match="the outbox has 2 to be sent"):
+        with pytest.raises(TimeoutError, match="the outbox has 2 unsent messages"):
             await t.wait_until_ended(timeout=1.5)
         assert sorted(shop.received) == [2, 3]
         texts = [each for each in caplog.records if "left to newer ones" in each.message]

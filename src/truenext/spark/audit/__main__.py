@@ -19,8 +19,12 @@ def main() -> int:
     parser.add_argument("--master")
     parser.add_argument("--since", type=datetime.fromisoformat)
     parser.add_argument("--queue")
-    parser.add_argument("--stuck", type=float, default=STUCK_SECONDS, help="seconds without a dispatch")
-    parser.add_argument("--stages", metavar="DIR", action="append", default=[], help="what services of stages wrote")
+    parser.add_argument(
+        "--stuck", type=float, default=STUCK_SECONDS, help="seconds without a dispatch that count as stuck"
+    )
+    parser.add_argument(
+        "--stages", metavar="DIR", action="append", default=[], help="folder of the events of services of stages"
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     try:

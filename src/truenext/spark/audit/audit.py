@@ -146,13 +146,13 @@ def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[FindingSumm
         "inversion": "{:,} dispatches overtook a ready message of higher priority",
         "order": "{:,} dispatches overtook a message of the same priority that had arrived earlier",
         "premature": "{:,} dispatches were of messages that were not visible yet",
-        "lost": "{:,} messages were lost: they should have been there and were not",
+        "lost": "{:,} messages were lost: they were not in their queue, and nothing had removed them",
         "duplicate": "{:,} dispatches or acknowledgements were of messages that another consumer held, "
-        "or that were gone already",
-        "resurrected": "{:,} messages more were recovered than can have been there",
-        "uncredited": "{:,} dispatches were to suspended consumers, or beside an exclusive consumer, or beyond what "
-        "they might hold or had requested",
-        "miscount": "{:,} returns counted an attempt although nobody had failed",
+        "or that were removed already",
+        "resurrected": "{:,} messages too many were recovered",
+        "uncredited": "{:,} dispatches were to suspended consumers, or to others than an exclusive consumer, or beyond "
+        "the window or the credit",
+        "miscount": "{:,} returns counted an attempt although no consumer had failed",
         "stale": "{:,} times a consumer that had ended, or did not hold the message, got, started or acknowledged it",
         "lost-failure": "{:,} messages had fewer attempts than before, or were dead letters without a cause "
         "although a consumer had named one",
@@ -170,14 +170,14 @@ def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[FindingSumm
 def _notes(run_rows: list[Row], first_event: int, gap_count: int) -> tuple[str, ...]:
     notes = []
     if first_event > 1:
-        notes.append(f"The history begins with event {first_event:,}; messages that are older were not judged.")
+        notes.append(f"The history begins with event {first_event:,}; older messages were not judged.")
     numbers = {row["run"] for row in run_rows}
     absent = max(numbers) - min(numbers) + 1 - len(numbers)
     if absent:
-        notes.append(f"{absent:,} runs of the broker left no history; what waited then was not judged.")
+        notes.append(f"{absent:,} runs of the broker have no history; messages that waited then were not judged.")
     if gap_count:
         gaps_left = "A crash left a gap" if gap_count == 1 else f"Crashes left {gap_count:,} gaps"
-        notes.append(f"{gaps_left} in the history; what it hides was not judged.")
+        notes.append(f"{gaps_left} in the history; the events in it were not judged.")
     return tuple(notes)
 
 

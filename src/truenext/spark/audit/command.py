@@ -74,7 +74,7 @@ def audit_histories(
     if since is not None and since.tzinfo is None:
         since = since.replace(tzinfo=UTC)
     if not 0 < stuck_seconds < inf:
-        raise ConfigurationError(f"{stuck_seconds} is no number of seconds without a dispatch")
+        raise ConfigurationError(f"--stuck must be a number of seconds, not {stuck_seconds}")
     if stages and len(folders) > 1:
         raise ConfigurationError("events of stages are joined to the history of one broker: name one folder")
     names = run_names(folders)
@@ -87,7 +87,7 @@ def audit_histories(
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigurationError(f"{out} cannot be written to: {error.strerror}") from error
+            raise ConfigurationError(f"cannot write to {out}: {error.strerror}") from error
     with _timed("Spark started"):
         spark = start(master, log=None if out is None else out / SPARK_LOG)
     audited = []

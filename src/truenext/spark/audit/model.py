@@ -223,5 +223,5 @@ END_REASONS = {
     EventCode.MOVED: "moved",
     EventCode.REMOVED: "removed",
     EventCode.ENDED: "ended",
-    EventCode.RUN_STARTED: "gone with a crash",
+    EventCode.RUN_STARTED: "lost in a crash",
 }

@@ -420,7 +420,7 @@ class QueueAudit:
             return
         self.removed.add(sequence, code)
         if code == EventCode.DEAD_LETTERED and message.has_cause and not has_cause:
-            self.add_finding("lost-failure", event, at, message, detail="a consumer had said why it failed")
+            self.add_finding("lost-failure", event, at, message, detail="a consumer had named a cause")
         if message.state is HELD:
             self.end_hold(message)
             if code == EventCode.ACKNOWLEDGED:
@@ -434,7 +434,7 @@ class QueueAudit:
             if message.state is WAITING and message.visible_event <= event:
                 self.waiting -= 1
             if code == EventCode.ACKNOWLEDGED:
-                self.add_finding("stale", event, at, message, detail="acknowledged although nobody held it")
+                self.add_finding("stale", event, at, message, detail="acknowledged although no consumer held it")
         if message.priority >= 0:
             message.end_reason = END_REASONS[code]
             self.finished.append(message)

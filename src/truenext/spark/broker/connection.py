@@ -296,8 +296,8 @@ class BrokerConnection:
         deadline = monotonic() + CONNECT_SECONDS
         while not link.is_up:
             if not self._read(deadline):
-                raise NoBroker(f"nothing has answered as a broker within {CONNECT_SECONDS:g} seconds")
-        link.require_truenext("a source of Spark")
+                raise NoBroker(f"the server has not answered CONNECT within {CONNECT_SECONDS:g} seconds")
+        link.require_truenext("Spark")
 
 
 def _connect(addresses: Sequence[Address]) -> socket.socket:

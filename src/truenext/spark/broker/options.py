@@ -27,7 +27,7 @@ class GivenOptions:
                 raise ConfigurationError(f"option {name}: a truenext broker has no users yet; leave it out")
         unknown = sorted(name for name in options if name.lower() not in known)
         if unknown:
-            raise ConfigurationError(f"option {unknown[0]}: there is none; there are {', '.join(names)}")
+            raise ConfigurationError(f"option {unknown[0]} is unknown; there are {', '.join(names)}")
 
     def get(self, name: str) -> str | None:
         return self._given.get(name.lower())

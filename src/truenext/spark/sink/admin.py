@@ -65,7 +65,9 @@ def publish_decision(broker: BrokerConnection, queues: SinkQueues) -> int:
     """
     decision = finish_decision(broker, queues, _IMPATIENT)
     if decision is None:
-        raise TruenextError(f"{queues.id} has decided nothing: its job has not come so far, and writes it all again")
+        raise TruenextError(
+            f"{queues.id} has no decision to publish: its job was not that far, and will write all again"
+        )
     return decision.published_batch
 
 
@@ -100,7 +102,8 @@ def forget_sink(broker: BrokerConnection, status: SinkStatus) -> None:
     """
     if status.rows:
         raise TruenextError(
-            f"{status.rows} rows of {status.queues.id} are decided and not published: truenext spark publish first"
+            f"{status.rows} rows of {status.queues.id} are decided and not published: run `truenext spark publish` "
+            "first"
         )
     drop_drafts(broker, status.queues, CLOSED_BATCH)
     purge(broker, status.queues.decisions)

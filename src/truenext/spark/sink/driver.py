@@ -92,8 +92,8 @@ def decide_next(
         if monotonic() >= deadline:
             subject = "the end" if decision.is_closed else f"batch {batch}"
             raise HeldByAnother(
-                f"{subject} of {queues.id} cannot be decided: end another run of this query that decides it; under an "
-                f"id that was forgotten nothing is written for 7 days"
+                f"{subject} of {queues.id} cannot be decided: end another run of this query; if the id was forgotten, "
+                f"it is blocked for 7 days"
             )
         time.sleep(_HELD_LOOK_SECONDS)
     return last
@@ -109,8 +109,8 @@ def finish_decision(broker: BrokerConnection, queues: SinkQueues, patience: Pati
         # A dying driver may still hold it in a transaction.
         if monotonic() >= deadline:
             raise HeldByAnother(
-                f"another connection has had the message of {queues.decisions} for {HELD_SECONDS:g} s: does a second "
-                f"run of this query decide? End one of the two"
+                f"another connection has held the message of {queues.decisions} for {HELD_SECONDS:g} s: if there is a "
+                f"second run of this query, end one of the two"
             )
         time.sleep(_HELD_LOOK_SECONDS)
     if decision is not None:
@@ -124,11 +124,11 @@ def _check_not_later(last: Decision, batch: int) -> None:
         raise OutdatedBatch(f"this query was abandoned, after batch {last.last_batch}: start it with a new checkpoint")
     if last.batch > batch:
         raise OutdatedBatch(
-            f"batch {batch} comes behind batch {last.batch}, which is published: the checkpoint is older than what the "
-            f"query has written, or two runs use it. Start the query with the newest checkpoint, or with a new one; in "
-            f"a batch write say a higher txnVersion"
+            f"batch {batch} is older than batch {last.batch}, which is published: the checkpoint is older than the "
+            f"output of the query, or two runs use it. Start the query with the newest checkpoint, or with a new one; "
+            f"for a batch write set a higher txnVersion"
         )
-    _log.info("the output of this batch was decided before, and is published", extra={"batch": batch})
+    _log.info("this batch was decided before, and its output is published", extra={"batch": batch})
 
 
 def drop_drafts(broker: BrokerConnection, queues: SinkQueues, batch: int) -> None:

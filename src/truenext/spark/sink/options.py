@@ -47,8 +47,8 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> SinkOpti
         raise ConfigurationError(f"option queue: {error}") from error
     if not is_streaming and (given.get("txnAppId") is None) != (given.get("txnVersion") is None):
         raise ConfigurationError(
-            "options txnAppId and txnVersion are said together: a name of the job, and a number that is higher each "
-            "time the job has something new to write"
+            "options txnAppId and txnVersion must be set together: a name of the job, and a number that is higher each "
+            "time the job has new rows to write"
         )
     return SinkOptions(
         addresses=given.addresses(),
@@ -71,9 +71,9 @@ def sink_destination(text: str) -> str:
         address = ",".join(part.address for part in parts)
         for part in parts:
             if part.kind not in (DestinationKind.QUEUE, DestinationKind.TOPIC) or part.session:
-                raise ValueError(f"{text} is no queue, nor a topic")
+                raise ValueError(f"{text} is neither a queue nor a topic")
             if part.kind is DestinationKind.QUEUE and part.name.startswith(SPARK_PREFIX):
-                raise ValueError(f"{text}: sources and sinks keep in queues {SPARK_PREFIX}* what they need")
+                raise ValueError(f"{text}: queues {SPARK_PREFIX}* are reserved for sources and sinks")
         # There may be too many.
         parse_address(address, "")
     except RemoteProtocolError as error:

@@ -51,8 +51,8 @@ def _publish_draft(broker: BrokerConnection, queue: str, draft: Draft, patience:
             deadline = monotonic() + HELD_SECONDS
         elif monotonic() >= deadline:
             raise HeldByAnother(
-                f"{waiting + held} messages of {queue} were not to be had for {HELD_SECONDS:g} s: does a second run of "
-                f"this query publish them, or is the queue paused? They are published when the query is started again"
+                f"{waiting + held} messages of {queue} were not available for {HELD_SECONDS:g} s: end a second run of "
+                f"this query, or resume the queue if it is paused. They are published when the query is restarted"
             )
         else:
             time.sleep(_HELD_LOOK_SECONDS)

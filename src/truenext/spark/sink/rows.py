@@ -80,11 +80,11 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
             continue
         if name not in _TYPES:
             raise ConfigurationError(
-                f"column {field.name}: a message has none; it has {', '.join(_TYPES)}. Put the columns into the body, "
+                f"column {field.name} is unknown; there are {', '.join(_TYPES)}. Put other columns into the body, "
                 f"for example to_json(struct(*)) AS body"
             )
         if names.count(name) > 1:
-            raise ConfigurationError(f"column {name} is there more than once")
+            raise ConfigurationError(f"there is more than one column {name}")
         if not isinstance(field.dataType, _TYPES[name]) or (
             name == "headers" and field.dataType.simpleString() != _HEADERS
         ):
@@ -93,11 +93,11 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
     if "body" not in names:
         raise ConfigurationError("there is no column body: for example to_json(struct(*)) AS body")
     if "queue" not in names and options.destination is None:
-        raise ConfigurationError('say where messages go: .option("queue", "billed"), or a column queue')
+        raise ConfigurationError('the queue is missing: set .option("queue", "billed"), or add a column queue')
     if "queue" in names and options.destination is not None:
         raise ConfigurationError("there are both an option queue and a column queue: leave one of them out")
     if "ttl_ms" in names and "expires" in names:
-        raise ConfigurationError("columns ttl_ms and expires say the same: leave one of them out")
+        raise ConfigurationError("columns ttl_ms and expires both set the expiry: leave one of them out")
 
 
 def encode_rows(batch: pa.RecordBatch, destination: str | None) -> Iterator[bytes]:
@@ -118,7 +118,7 @@ def encode_rows(batch: pa.RecordBatch, destination: str | None) -> Iterator[byte
 
 def _encode_row(body: bytes | str | None, row: dict[str, Any], destination: str | None) -> bytes:
     if body is None:
-        raise UnsendableRow(f"column body is null in a row with {row}: a message has a body, which may be empty")
+        raise UnsendableRow(f"column body is null in a row with {row}: use an empty body instead")
     if isinstance(body, str):
         body = body.encode()
     if len(body) > BODY_BYTES_MAX:
@@ -152,7 +152,7 @@ def _encode_row(body: bytes | str | None, row: dict[str, Any], destination: str 
         head += _TRANSACTION_LINE
         _check_send(head)
     except (ValueError, TypeError, RemoteProtocolError) as error:
-        raise UnsendableRow(f"a row can be no message: {error}; it has {row}") from error
+        raise UnsendableRow(f"a row cannot be sent as a message: {error}; it has {row}") from error
     return b"".join((head, f"content-length:{len(body)}\n\n".encode(), body, b"\0"))
 
 

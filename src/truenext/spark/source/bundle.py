@@ -80,9 +80,9 @@ class BundleRows:
         if len(frame.body) > BODY_BYTES_MAX:
             sequence = frame.headers.get("truenext-sequence")
             raise TooLargeForBundle(
-                f"message {sequence} has a body of {len(frame.body)} bytes, and a source of Spark takes "
-                f"{BODY_BYTES_MAX} at most: take it from the queue by other means, such as "
-                f"truenext move --id {sequence}"
+                f"message {sequence} has a body of {len(frame.body)} bytes, and a source of Spark reads "
+                f"{BODY_BYTES_MAX} at most: move it to another queue, for example with "
+                f"`truenext move --id {sequence}`"
             )
         headers = frame.headers
         size = len(frame.body) + sum(map(len, headers)) + sum(map(len, headers.values())) + 8 * len(headers)
@@ -170,7 +170,7 @@ def parse_bundle_head(headers: Mapping[str, str]) -> BundleHead:
         if int(headers["spark_format"]) != BUNDLE_FORMAT:
             raise RemoteProtocolError(
                 f"a bundle has format {headers['spark_format']}, and this truenext reads {BUNDLE_FORMAT}: run the "
-                f"query with the truenext that has written it until its batch is done"
+                f"query with the truenext that wrote it until its batch is done"
             )
         return BundleHead(
             batch=int(headers["spark_batch"]),
@@ -182,7 +182,7 @@ def parse_bundle_head(headers: Mapping[str, str]) -> BundleHead:
         )
     except (KeyError, ValueError) as error:
         raise RemoteProtocolError(
-            f"a message in a queue of the source is no bundle ({error!r}): nobody else may send there"
+            f"a message in a queue of the source is not a bundle ({error!r}): no other client may send there"
         ) from error
 
 

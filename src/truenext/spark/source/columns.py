@@ -67,5 +67,5 @@ def _decode(bodies: pa.Array) -> tuple[pa.Array, pa.Array]:
             errors.append(None)
         except UnicodeDecodeError as error:
             texts.append(None)
-            errors.append(f"the body is no UTF-8: {error.reason} at byte {error.start}")
+            errors.append(f"the body is not UTF-8: {error.reason} at byte {error.start}")
     return pa.array(texts, pa.string()), pa.array(errors, pa.string())

@@ -164,8 +164,8 @@ class SourceDriver:
         for query in list_queries(broker, self._options.space, with_rows=False):
             if query.source == self._options.queue and not query.is_abandoned:
                 _log.warning(
-                    "another query has rows of this queue that it has not cleared: is it still used? truenext spark "
-                    "abandon returns them",
+                    "another query has rows of this queue that it has not cleared: if it is not used any more, "
+                    "`truenext spark abandon` returns them",
                     extra={"query": query.id, "queue": query.source},
                 )
 
@@ -207,8 +207,8 @@ class SourceDriver:
         check_store(broker, offset)
         if offset.queue != self._options.queue:
             raise Superseded(
-                f"the checkpoint is of the queue {offset.queue}, and option queue is {self._options.queue}: for "
-                f"another queue use another checkpoint"
+                f"the checkpoint belongs to the queue {offset.queue}, and option queue is {self._options.queue}: use "
+                f"another checkpoint for another queue"
             )
         deadline = monotonic() + RETURN_SECONDS
         while (mark := read_mark(broker, offset.mark_queue)) < offset.batch - 1:
@@ -216,8 +216,8 @@ class SourceDriver:
             if monotonic() >= deadline:
                 raise Superseded(
                     f"the broker knows this query up to batch {mark}, and the checkpoint is at batch {offset.batch}: "
-                    f"was the broker restored from an older copy? What it has lost since, and what it has again, is "
-                    f"not known; start the query with a new checkpoint"
+                    f"the broker may have been restored from an older copy, so rows may be lost or come twice; start "
+                    f"the query with a new checkpoint"
                 )
             time.sleep(0.5)
         return mark
@@ -225,6 +225,6 @@ class SourceDriver:
 
 def _older_checkpoint(offset: Offset, mark: int) -> Superseded:
     return Superseded(
-        f"batch {offset.batch} of this query was done and cleared, as all up to {mark}: the checkpoint is older than "
-        f"what the query has done, or two runs use it. Start the query with the newest checkpoint, or with a new one"
+        f"batch {offset.batch} of this query was cleared, like all up to {mark}: the checkpoint is older than the "
+        f"query's progress, or two runs use it. Start the query with the newest checkpoint, or with a new one"
     )

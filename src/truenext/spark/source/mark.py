@@ -21,7 +21,7 @@ def read_mark(broker: BrokerConnection, queue: str, *, allow_closed: bool = Fals
     latest = read_latest(broker, queue)
     mark = 0 if latest is None else int(latest["batch"])
     if mark == CLOSED_BATCH and not allow_closed:
-        raise Superseded(f"{queue} says that this query was abandoned: start it with a new checkpoint")
+        raise Superseded(f"this query was abandoned (mark in {queue}): start it with a new checkpoint")
     return mark
 
 
@@ -34,7 +34,9 @@ def replace_mark(broker: BrokerConnection, queue: str, batch: int, producer: str
         broker, queue, {"batch": batch}, producer, number, replaces=lambda last: last is None or last <= batch
     )
     if not is_replaced and (mark := read_mark(broker, queue, allow_closed=True)) > batch:
-        raise Superseded(f"{queue} says that batch {mark} is done: another run of this query has gone on")
+        raise Superseded(
+            f"batch {mark} is done already (mark in {queue}): another run of this query is ahead; end one of the two"
+        )
 
 
 def mark_producer(query_id: str) -> str:

@@ -85,11 +85,11 @@ def _queue(text: str) -> str:
     if destination.kind in (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN):
         topic = destination.name.removeprefix("VirtualTopic.")
         raise ConfigurationError(
-            f"option queue: {text} is a topic, in which nothing waits. Send to the topic VirtualTopic.{topic}, and "
+            f"option queue: {text} is a topic, which stores no messages. Send to the topic VirtualTopic.{topic}, and "
             f"read the queue Consumer.NAME.VirtualTopic.{topic}, with a NAME of your own"
         )
     if destination.kind not in (DestinationKind.QUEUE, DestinationKind.QUEUE_PATTERN):
-        raise ConfigurationError(f"option queue: {text} is no queue, nor a pattern of queues")
+        raise ConfigurationError(f"option queue: {text} is neither a queue nor a pattern of queues")
     if destination.name.startswith(SPARK_PREFIX):
-        raise ConfigurationError(f"option queue: {text} is one of the queues in which sources keep what they have read")
+        raise ConfigurationError(f"option queue: {text} is a queue in which sources store their rows")
     return destination.name

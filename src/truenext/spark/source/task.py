@@ -60,8 +60,8 @@ def check_store(broker: BrokerConnection, offset: Offset) -> None:
     """Raises: Superseded if the offset belongs to another broker"""
     if broker.store_id != offset.store:
         raise Superseded(
-            f"the checkpoint is of the store {offset.store}, and this broker has {broker.store_id}: is option url "
-            f"right? For another broker use another checkpoint"
+            f"the checkpoint belongs to the store {offset.store}, and this broker has {broker.store_id}: check option "
+            f"url, or use another checkpoint for another broker"
         )
 
 
@@ -107,8 +107,8 @@ class _Task:
             yield self._give(head, decode_bundle(body))
         if self._repeated == self._given and not self.is_done:
             raise Superseded(
-                f"batch {self._end.batch} was read by another run of this query, which has cleared it: one checkpoint "
-                f"is for one query at a time"
+                f"batch {self._end.batch} was read and cleared by another run of this query: run only one query at a "
+                f"time with one checkpoint"
             )
         if not self.is_done:
             yield from self._take(broker)
@@ -139,7 +139,7 @@ class _Task:
         if early:
             raise Superseded(
                 f"batch {self._end.batch} lacks bundle {expected} of {self._queue}: another run of this query has "
-                f"cleared it"
+                f"cleared it; run only one at a time"
             )
 
     # ---- New bundles ----

@@ -15,10 +15,10 @@ from truenext.spark.stages.schema import DONE
 COLUMNS = ("kind", "queue", "sequence", "message", "trace", "stage", "detail")
 
 SENTENCES = {
-    "unacknowledged": "{:,} messages came again, or were not acknowledged, although their stages had completed",
+    "unacknowledged": "{:,} messages were redelivered, or not acknowledged, although their stages had completed",
     "not recorded": "{:,} messages were acknowledged although their process did not record that their stages completed",
     "repeated": "{:,} messages were completed more than once",
-    "orphaned": "{:,} messages were there although the stage that sent them was not committed",
+    "orphaned": "{:,} messages were sent although their stage was not committed",
 }
 
 

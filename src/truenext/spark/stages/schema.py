@@ -58,8 +58,7 @@ def read_stage_events(spark: SparkSession, folders: Sequence[Path | str]) -> Dat
         files = stage_files(Path(folder).resolve())
         if not files:
             raise ConfigurationError(
-                f"no events of stages in {folder}: a service writes them if it is told where (truenext stages run "
-                "--events DIR)"
+                f"no events of stages in {folder}: a service writes them with truenext stages run --events DIR"
             )
         paths += map(path_to_read, files)
     # The oldest files may be deleted meanwhile.
