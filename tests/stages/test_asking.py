@@ -31,12 +31,14 @@ def test_an_ask_that_gives_up_says_so_and_its_flow_goes_on_and_its_reply_is_drop
 
     async def work(t: Stages) -> None:
         # On a busy machine it takes a while until it is asked at all.
-        with pytest.raises(TimeoutError, match=r"slow has not replied within 1.5 seconds; it may do so yet"):
+        with pytest.raises(TimeoutError, match=r"slow has not replied within 1.5 seconds; the reply may still come"):
             await t.ask(slow, Number(1), timeout=1.5)
         may_continue.set()
         await t.wait_until_ended()
         assert ended == [1]
-        await until(lambda: any("a reply has come too late" in each.getMessage() for each in caplog.records))
+        await until(
+            lambda: any("a reply came after its request had ended" in each.getMessage() for each in caplog.records)
+        )
         assert await t.ask(slow, Number(2)) == Number(2)
 
     run(app, work)
@@ -243,7 +245,7 @@ def test_a_reply_whose_type_raises_ends_its_ask_and_no_other() -> None:
     other = Service("other").remote("answer", Number, Choosy)
 
     async def work(t: Stages) -> None:
-        with pytest.raises(NotDecoded, match="it is no Choosy: 'n'"):
+        with pytest.raises(NotDecoded, match="the JSON is not of type Choosy: 'n'"):
             await app.ask(other, Number(-1), trace="t")
         assert await app.ask(other, Number(1), trace="t") == Choosy(1)
 

@@ -108,7 +108,7 @@ def stages(*words: str) -> Result:
         (
             "other:app",
             "from truenext.stage import Service\napp = Service('a b')\n",
-            "'a b' is no name of an endpoint or service: say words of letters, digits, - and _, joined by dots, such "
+            "'a b' is not the name of an endpoint or service: use words of letters, digits, - and _, with dots, such "
             "as order.place (other.py:2)",
         ),
         (
@@ -236,7 +236,7 @@ def changed(folder: Path, old: str, new: str) -> Result:
 @pytest.mark.parametrize(
     ("old", "new", "finding"),
     [
-        ("count: int = 1", "count: int", "breaks: order.place: its message: `count` must be there now"),
+        ("count: int = 1", "count: int", "breaks: order.place: its message: `count` is required now"),
         ("count: int = 1", "count: str = ''", "breaks: order.place: its message: `count` was integer, and is string"),
         ("    ok: bool", "    ok: bool\n    at: int", "breaks: order.place.stage.reserve: its message: `at` must be"),
         ('id: str = ""', "id: int = 0", "breaks: order.place: its state: `id` was string, and is integer now"),
@@ -332,14 +332,14 @@ def test_check_finds_values_that_are_read_as_something_else(
     assert result.exit_code == 1
     assert result.stdout.splitlines()[:2] == [
         finding,
-        "    what was sent before is read as something else, and no error shows it",
+        "    messages that were sent before are read wrongly, without an error",
     ]
 
 
 def test_the_file_of_another_service_is_warned_of(folder: Path) -> None:
     result = changed(folder, 'Service("shop"', 'Service("store"')
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[0] == "warning: store: it is compared with the service shop"
+    assert result.stdout.splitlines()[0] == "warning: store: the file describes another service, shop"
 
 
 def test_check_writes_the_same_file_each_time_and_only_with_write(folder: Path) -> None:

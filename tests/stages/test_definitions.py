@@ -59,9 +59,9 @@ def test_queues_are_named_after_endpoint_and_stage() -> None:
 )
 def test_invalid_name_of_an_endpoint_is_refused(name: str) -> None:
     app = Service("shop")
-    with pytest.raises(DefinitionError, match=r"no name of an endpoint|too long"):
+    with pytest.raises(DefinitionError, match=r"name of an endpoint|too long"):
         app.endpoint(name, Number)
-    with pytest.raises(DefinitionError, match=r"no name of an endpoint|too long"):
+    with pytest.raises(DefinitionError, match=r"name of an endpoint|too long"):
         app.remote(name, Number)
 
 
@@ -92,12 +92,12 @@ def test_remote_endpoint_or_topic_defined_twice_is_the_same_or_refused() -> None
     assert app.topic("numbers", Number) is topic
     for message_type, replies in ((Text, Text), (Number, Number)):
         with pytest.raises(
-            DefinitionError, match=r"there\(.* was said before, with other types: .*there\(Number\) -> T"
+            DefinitionError, match=r"there\(.* was declared before with other types: .*there\(Number\) -> T"
         ):
             app.remote("there", message_type, replies)
     with pytest.raises(DefinitionError, match="other types"):
         app.remote("there", Number)
-    with pytest.raises(DefinitionError, match=r"numbers\(Text\).* was said before, with another type: .*\(Number\)"):
+    with pytest.raises(DefinitionError, match=r"numbers\(Text\).* was declared before with another type: .*\(Number\)"):
         app.topic("numbers", Text)
 
 
@@ -249,7 +249,7 @@ def test_a_state_that_has_no_default_for_each_field_is_refused() -> None:
         with pytest.raises(DefinitionError) as caught:
             Service("shop").endpoint("chain", Number, state=state)
         assert re.match(
-            rf"the state of chain is {pattern}, and must be an object such as a Struct, of which each field has a "
+            rf"the state of chain is {pattern}, and must be an object such as a Struct in which each field has a "
             "default: (Object|Expected)",
             str(caught.value),
         )
@@ -305,7 +305,7 @@ def test_the_session_of_the_other_kind_of_function_is_refused(is_async: bool) ->
 
     app.endpoint("take", Number).stage(asynchronous if is_async else plain)
     provided, requested = ("AsyncSession", "Session") if is_async else ("Session", "AsyncSession")
-    with pytest.raises(ConfigurationError, match=rf"'sql': .*asks for a session with {provided}, not {requested}"):
+    with pytest.raises(ConfigurationError, match=rf"'sql': .*needs a session of type {provided}, not {requested}"):
         app.plans()
 
 
@@ -315,7 +315,7 @@ def test_the_session_of_the_other_kind_of_function_is_refused_though_it_has_a_de
     @app.terminator("take", Number)
     async def take(number: Number, sql: Session | None = None) -> None: ...
 
-    with pytest.raises(ConfigurationError, match=r"take, parameter 'sql'.* asks for a session with AsyncSession"):
+    with pytest.raises(ConfigurationError, match=r"take, parameter 'sql'.* needs a session of type AsyncSession"):
         app.plans()
 
 
@@ -351,15 +351,15 @@ def test_a_stage_or_endpoint_that_comes_while_the_service_runs_is_refused() -> N
 
 
 RETRIES: dict[str, tuple[dict[Any, Any], str]] = {
-    "no delay": ({ValueError: "soon"}, "'soon' is no delay"),
-    "no unit": ({ValueError: "2"}, "'2' is no delay"),
-    "nothing": ({ValueError: ""}, "'' is no delay"),
-    "never in a list": ({ValueError: "1s, never"}, "'never' is no delay"),
-    "no text": ({ValueError: 2}, "2: say"),
+    "no delay": ({ValueError: "soon"}, "'soon' is not a delay"),
+    "no unit": ({ValueError: "2"}, "'2' is not a delay"),
+    "nothing": ({ValueError: ""}, "'' is not a delay"),
+    "never in a list": ({ValueError: "1s, never"}, "'never' is not a delay"),
+    "no text": ({ValueError: 2}, "2: use"),
     "more than a week": ({ValueError: "8d"}, "8d is more than 7 days"),
-    "no exception": ({Number: "2s"}, "no class of exceptions"),
-    "an instance": ({ValueError(): "2s"}, "no class of exceptions"),
-    "what ends programs": ({KeyboardInterrupt: "2s"}, "no class of exceptions"),
+    "no exception": ({Number: "2s"}, "not a class of exceptions"),
+    "an instance": ({ValueError(): "2s"}, "not a class of exceptions"),
+    "what ends programs": ({KeyboardInterrupt: "2s"}, "not a class of exceptions"),
 }
 
 
@@ -379,7 +379,7 @@ def test_a_retry_that_cannot_be_is_refused_by_name(what: str) -> None:
 
 
 WRONG_ARGUMENTS: dict[str, tuple[Callable[[Service], object], str]] = {
-    "the name of a service": (lambda app: Service(5), "5 is no name of an endpoint or service"),  # type: ignore[arg-type]
+    "the name of a service": (lambda app: Service(5), "5 is not the name of an endpoint or service"),  # type: ignore[arg-type]
     "a broker": (lambda app: Service("s", broker=5), "broker of service s is a URL"),  # type: ignore[arg-type]
     "a broker in a list": (lambda app: Service("s", broker=[5]), r"broker of service s .*\[5\]"),  # type: ignore[list-item]
     "a broker of another protocol": (
@@ -398,13 +398,13 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[Service], object], str]] = {
     ),
     "an interceptor that is a class": (
         lambda app: Service("s", interceptors=[Interceptor]),  # type: ignore[list-item]
-        "Interceptor.* of service s is no instance of Interceptor",
+        "Interceptor.* of service s is not an instance of Interceptor",
     ),
-    "the name of an endpoint": (lambda app: app.endpoint(5, Number), "5 is no name of an endpoint"),  # type: ignore[call-overload]
-    "the name of a topic": (lambda app: app.topic(5, Number), "5 is no name of a topic"),  # type: ignore[arg-type]
+    "the name of an endpoint": (lambda app: app.endpoint(5, Number), "5 is not the name of an endpoint"),  # type: ignore[call-overload]
+    "the name of a topic": (lambda app: app.topic(5, Number), "5 is not the name of a topic"),  # type: ignore[arg-type]
     "a pattern as a topic": (
         lambda app: app.topic("prices.*", Number),
-        r"'prices.\*' is no name of a topic but a pattern",
+        r"'prices.\*' is a pattern, and messages are published to one topic",
     ),
     "the topic of a subscriber": (lambda app: app.subscriber("x"), "takes a topic, not 'x'"),  # type: ignore[arg-type]
     "attempts": (lambda app: app.endpoint("a", Number, attempts="5"), "attempts of a is"),  # type: ignore[call-overload]
@@ -423,7 +423,7 @@ def test_an_argument_of_a_wrong_type_is_refused_by_name(what: str) -> None:
 def test_a_stage_whose_name_is_no_text_is_refused() -> None:
     chain = Service("shop").endpoint("chain", Number)
     chain.stage(only_message)
-    with pytest.raises(DefinitionError, match="5 is no name of a stage of chain"):
+    with pytest.raises(DefinitionError, match="5 is not the name of a stage of chain"):
         chain.stage(name=5)(only_message)  # type: ignore[call-overload]
 
 
@@ -520,9 +520,9 @@ def test_a_test_puts_other_factories_in_the_place_of_those_that_a_stage_depends_
 @pytest.mark.parametrize(
     ("overrides", "pattern"),
     [
-        ({float: lambda: 3}, "no stage of shop depends on that"),
-        ({"price": lambda: 3}, "a factory for a factory, not .* for 'price'"),
-        ({int: 3}, "a factory for a factory, not 3"),
+        ({float: lambda: 3}, "no stage of shop depends on it"),
+        ({"price": lambda: 3}, "overrides maps a factory to another factory, not 'price' to "),
+        ({int: 3}, "a factory to another factory, not .* to 3"),
     ],
 )
 def test_an_override_that_replaces_nothing_is_refused(overrides: Any, pattern: str) -> None:
@@ -549,12 +549,12 @@ def test_a_stage_that_comes_too_late_is_no_stage() -> None:
     async def first(number: Number, flow: Flow) -> None: ...
 
     async def work(t: Stages) -> None:
-        with pytest.raises(DefinitionError, match=r"shop runs: take\.stage\.second comes too late"):
+        with pytest.raises(DefinitionError, match=r"shop runs already: define take\.stage\.second before"):
 
             @take.stage
             async def second(number: Number) -> None: ...
 
-        with pytest.raises(DefinitionError, match="shop runs: late comes too late"):
+        with pytest.raises(DefinitionError, match="shop runs already: define late before"):
             app.endpoint("late", Number)
         assert [each.name for each in take.stages_in_order] == ["first"]
         assert take.stages_in_order[0].next_stage is None

@@ -312,12 +312,13 @@ in_circle.__annotations__["value"] = Annotated[None, Depends(around_circle)]
 @pytest.mark.parametrize(
     ("factory", "pattern"),
     [
-        (unknown, r"^unknown, parameter 'nobody': it has no annotation \(asked for: .*stage -> unknown\)$"),
+        (unknown, r"^unknown, parameter 'nobody': it has no annotation \(dependencies: .*stage -> unknown\)$"),
         (
             wrong,
-            r"^wrong, parameter 'number': nothing gives int; given are Flow, Session; .* \(asked for: .*stage -> wrong",
+            r"^wrong, parameter 'number': no value of type int is provided; provided are Flow, Session; "
+            r".* \(dependencies: .*stage -> wrong",
         ),
-        (positional, r"^positional, parameter 'flow': it cannot be given by its name"),
+        (positional, r"^positional, parameter 'flow': it cannot be passed by name"),
         (unreadable, r"^an annotation of unreadable cannot be read: name 'Nowhere' is not defined"),
         (around_circle, r"in_circle, parameter 'value': a circle: around_circle -> in_circle -> around_circle"),
     ],
@@ -336,13 +337,14 @@ def test_a_parameter_of_a_stage_that_nothing_gives_is_refused() -> None:
         pass
 
     with pytest.raises(
-        ConfigurationError, match=r"stage, parameter 'sql': nothing gives bytes; given are Flow, Session"
+        ConfigurationError,
+        match=r"stage, parameter 'sql': no value of type bytes is provided; provided are Flow, Session",
     ):
         plan_of(stage)
 
 
 def test_a_factory_that_was_called_by_mistake_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"takes a factory, and not what it makes: 'plain'"):
+    with pytest.raises(ConfigurationError, match=r"takes a factory, not the value that it makes: 'plain'"):
         Depends(plain())  # type: ignore[arg-type]
 
 
@@ -476,7 +478,8 @@ def test_an_error_in_an_end_does_not_hide_that_of_the_stage(kind: str, caplog: p
     assert ends(log, kind, [None, late], error) is error
     assert log[-2:] == ["f0 hears of ValueError('own')", "end f0"]
     [record] = caplog.records
-    assert record.getMessage() == "the end of f1 has failed as well"
+    assert record.getMessage() == "the end of a context has failed as well"
+    assert vars(record)["context"] == "f1"
     assert record.exc_info is not None
     assert record.exc_info[1] is late
 

@@ -256,7 +256,7 @@ def test_events_that_a_full_disk_does_not_take_are_lost_and_leave_a_gap_of_numbe
         is_full = False
         until(lambda: len(events._unwritten) == 0)
         events.add_started(STAGE, message(4), envelope())
-        until(lambda: "which is over" in caplog.text)
+        until(lambda: "are written again" in caplog.text)
     first, second = (path.read_bytes().split(b"\n") for path in stage_files(tmp_path))
     assert [json.loads(line)["number"] for line in first[:-1]] == [0, 1]
     assert first[-1].startswith(b"{"), "half a line, which is the last"

@@ -347,7 +347,9 @@ def test_a_decorator_that_forgets_to_await_its_function_says_so_and_nothing_is_c
     async def work(t: Stages) -> None:
         await t.send(asked, Number())
         (letter,) = await t.wait_until_ended(dead_letters=1)
-        assert letter.last_cause.startswith("FlowError: answer has returned what nobody has awaited (coroutine)")
+        assert letter.last_cause.startswith(
+            "FlowError: answer has returned an awaitable that was not awaited (coroutine)"
+        )
         assert letter.attempts == 1
 
     with warnings.catch_warnings():
@@ -534,8 +536,8 @@ def test_cause_of_a_lost_last_attempt_names_the_failure_before() -> None:
         assert letter.first_cause.startswith("ValueError: the bank says no\n")
         assert letter.last_cause.split("\n")[:2] == [
             "ValueError: the bank says no",
-            "NoAttemptsLeft: 2 attempts have failed, and this stage makes 2; "
-            "the last one was with a process or connection that ended",
+            "NoAttemptsLeft: 2 attempts have failed, and 2 are allowed; "
+            "the last one ended with its process or connection",
         ]
 
     run(app, work)
@@ -558,7 +560,7 @@ def test_a_circle_a_wrong_call_and_an_undecodable_message_say_what_they_are() ->
         async with truenext.connect(t.broker.url) as connection:
             await connection.send("/queue/wrong", "plain text")
         (letter,) = await t.wait_until_ended(dead_letters=1)
-        assert "no message of stages" in letter.last_cause
+        assert "not a message of stages" in letter.last_cause
         await t.send(wrong, Number())
         assert "wrong replies nothing" in (await t.wait_until_ended(dead_letters=2))[-1].last_cause
         await t.send(circle, Number())

@@ -51,7 +51,7 @@ def test_a_service_that_runs_is_live_and_ready() -> None:
 def test_a_stage_that_ends_none_of_its_messages_is_not_live() -> None:
     health = judged(stages=[stage(active=2, without_progress_s=301)])
     assert (health.live, health.ready) == (False, False)
-    assert health.reasons == ["order.place has 2 other messages in hand, and none has ended for 301 seconds"]
+    assert health.reasons == ["order.place has 2 other messages in progress, and none was completed for 301 seconds"]
 
 
 def test_a_stage_without_messages_is_live_however_long_none_has_ended() -> None:
@@ -75,8 +75,8 @@ def test_a_broker_that_is_not_found_again_is_not_live(lost: PoolStatus) -> None:
 
 
 def test_a_database_that_is_away_is_not_ready_but_live() -> None:
-    health = judged(database="the database is away: refused")
-    assert (health.live, health.ready, health.reasons) == (True, False, ["the database is away: refused"])
+    health = judged(database="the database is unavailable: refused")
+    assert (health.live, health.ready, health.reasons) == (True, False, ["the database is unavailable: refused"])
 
 
 def test_a_stage_that_cannot_subscribe_is_not_ready_but_live() -> None:
@@ -88,7 +88,7 @@ def test_a_stage_that_cannot_subscribe_is_not_ready_but_live() -> None:
 def test_a_broker_without_room_is_not_ready_but_live() -> None:
     health = judged(lost=broker(has_disk_space=False))
     assert (health.live, health.ready) == (True, False)
-    assert health.reasons == ["the broker has no room on its disk for what stages send of other messages"]
+    assert health.reasons == ["the broker has no disk space for the sends of stages with other messages"]
 
 
 @pytest.mark.parametrize("state", ["waiting for the broker", "waiting for the database", "stopping"])

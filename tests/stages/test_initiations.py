@@ -661,7 +661,7 @@ def test_initiation_entered_twice_sends_the_messages_of_each_block() -> None:
         await t.wait_until_ended()
         assert sorted(shop.received) == [1, 2]
         async with initiating:
-            with pytest.raises(LocalProtocolError, match="has begun already"):
+            with pytest.raises(LocalProtocolError, match="was entered already"):
                 async with initiating:
                     pass
 

@@ -84,7 +84,8 @@ def test_an_interceptor_does_not_hide_the_exception_of_the_stage(
     chain = InterceptorChain([Noting("a", notes, fails="hears")])
     with pytest.raises(ValueError, match="own"), chain.around(execution()):
         raise ValueError("own")
-    assert [record.getMessage() for record in caplog.records] == ["the end of Noting has failed as well"]
+    assert [record.getMessage() for record in caplog.records] == ["the end of a context has failed as well"]
+    assert vars(caplog.records[0])["context"] == "Noting"
 
 
 def test_carrier_entries_of_interceptors_are_sent_though_another_interceptor_fails(
@@ -93,7 +94,8 @@ def test_carrier_entries_of_interceptors_are_sent_though_another_interceptor_fai
     outgoing = send()
     InterceptorChain([Noting("a", notes, fails="sends"), Noting("b", notes)]).sending(None, outgoing)
     assert outgoing.carrier == {"b": "1"}
-    assert [record.getMessage() for record in caplog.records] == ["Noting.sending has failed"]
+    assert [record.getMessage() for record in caplog.records] == ["an interceptor has failed"]
+    assert (vars(caplog.records[0])["interceptor"], vars(caplog.records[0])["hook"]) == ("Noting", "sending")
 
 
 def test_interceptors_are_told_the_result_though_another_interceptor_fails(
@@ -102,7 +104,7 @@ def test_interceptors_are_told_the_result_though_another_interceptor_fails(
     chain = InterceptorChain([Noting("a", notes, fails="in doubt"), Noting("b", notes)])
     chain.ended(execution(), ending("in doubt"))
     assert notes == ["a in doubt", "b in doubt"]
-    assert [record.getMessage() for record in caplog.records] == ["Noting.ended has failed"]
+    assert [record.getMessage() for record in caplog.records] == ["an interceptor has failed"]
 
 
 def test_two_messages_share_neither_carrier_nor_what_interceptors_keep() -> None:

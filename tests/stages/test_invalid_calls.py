@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[Misuse, list[str]]] = {
     ),
     "attachments that have no names": (
         lambda flow, shop: flow.request(shop.leaf, Number(), attachments=[b"x"]),  # type: ignore[arg-type]
-        ["attachments are bytes, by names", "list"],
+        ["attachments is a mapping of names to bytes", "list"],
     ),
     "a reply to what is no endpoint": (
         lambda flow, shop: flow.send(shop.leaf, Number(), reply_to="sink"),  # type: ignore[arg-type]
@@ -266,7 +266,7 @@ def test_invalid_call_of_an_initiation_is_refused_and_nothing_is_sent() -> None:
 
 def test_an_initiation_without_a_connection_says_what_to_do() -> None:
     app = Service("shop")
-    with pytest.raises(LocalProtocolError, match=r"shop is not connected: async with shop.connected\(\)"):
+    with pytest.raises(LocalProtocolError, match=r"shop is not connected: use async with shop.connected\(\)"):
         app.initiate()
 
 

@@ -118,10 +118,10 @@ async def unreadable() -> "AsyncIterator[Nowhere]":  # type: ignore[name-defined
 @pytest.mark.parametrize(
     ("make", "pattern"),
     [
-        (silent, "the lifespan silent does not say what it yields"),
+        (silent, "the lifespan silent needs an annotation of the type that it yields"),
         (with_parameters, "the lifespan with_parameters takes parameters"),
-        (plain, "the lifespan plain does not say what it yields"),
-        (of_union, "the lifespan of_union yields .*, which is no class"),
+        (plain, "the lifespan plain needs an annotation of the type that it yields"),
+        (of_union, "the lifespan of_union yields .*, and must yield an instance of a class"),
         (unreadable, "the annotation of the lifespan unreadable cannot be read: name 'Nowhere'"),
     ],
 )

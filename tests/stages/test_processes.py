@@ -209,7 +209,7 @@ def test_a_service_ends_though_a_stage_swallows_its_cancellation_and_gives_its_m
     process.signal(signal.SIGINT)
     assert process.wait(40) in BY_SIGNAL
     assert "the process ends without waiting for stages that do not" in process.log
-    (printed,) = process.lines("stages are still at work")
+    (printed,) = process.lines("stages are still running")
     assert printed.endswith(" stages=['work.stubborn']")
     broker.await_facts("work.stubborn", waiting=1, unacknowledged=0)
     second = start()

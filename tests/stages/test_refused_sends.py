@@ -36,9 +36,9 @@ def test_send_to_a_topic_and_publish_to_an_endpoint_are_refused() -> None:
 
     async def work(t: Stages) -> None:
         for call in (app.send, app.ask):
-            with pytest.raises(FlowError, match="is no endpoint"):
+            with pytest.raises(FlowError, match="is not an endpoint"):
                 await call(news, Number(1), trace="t")
-        with pytest.raises(FlowError, match="is no topic: send to it"):
+        with pytest.raises(FlowError, match="is not a topic: send to it"):
             await app.publish(take, Number(1), trace="t")
         await t.send(take, Number(1))
         await t.wait_until_ended()
@@ -79,7 +79,7 @@ def test_attachments_are_bytes() -> None:
     async def first(number: Number) -> None: ...
 
     async def work(t: Stages) -> None:
-        with pytest.raises(FlowError, match="attachment 'a' is str: attachments are bytes"):
+        with pytest.raises(FlowError, match="attachment 'a' is str, and must be bytes"):
             await t.send(take, Number(1), attachments={"a": "text"})  # type: ignore[dict-item]
 
     run(app, work)

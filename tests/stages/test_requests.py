@@ -350,7 +350,7 @@ def test_caller_waiting_for_the_reply_of_a_flow_is_one_of_the_35(initiation: str
         assert received == [Number(34)]
         await begins(35)
         (letter,) = await t.wait_until_ended(dead_letters=1)
-        assert "more than 35 places wait for a reply" in letter.last_cause
+        assert "more than 35 stages wait for a reply" in letter.last_cause
         assert reached[35:] == list(range(35, 0, -1))
 
     run(app, work)

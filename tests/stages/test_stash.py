@@ -203,18 +203,18 @@ def test_bytes_that_were_not_stashed_or_by_another_service_are_refused() -> None
     async def work(t: Stages) -> None:
         async with app.initiate() as initiation:
             for data in (b"", b"{}", b"\xff", b"[" * 100_000):
-                with pytest.raises(FlowError, match="not what a stage has stashed"):
+                with pytest.raises(FlowError, match="not the stash of a stage"):
                     initiation.unstash(data)
             for data, advice in (
                 (
                     stashed[0].replace(b'"version":2', b'"version":3'),
-                    "3 of stages, .* reads version 2: update truenext",
+                    "3, .* reads version 2: update truenext",
                 ),
-                (of_version_1(stashed[0]), "1 of stages, .* reads version 2: use the version that stashed it"),
+                (of_version_1(stashed[0]), "1, .* reads version 2: use the version that stashed it"),
             ):
-                with pytest.raises(FlowError, match=f"it was stashed by version {advice}"):
+                with pytest.raises(FlowError, match=f"the stash has version {advice}"):
                     initiation.unstash(data)
-            with pytest.raises(FlowError, match=r"theirs.*not of this service"):
+            with pytest.raises(FlowError, match=r"theirs.*this service does not have"):
                 initiation.unstash(stashed[0])
 
     run(app, work)

@@ -518,7 +518,7 @@ def test_a_service_without_a_database_has_no_session_for_its_test() -> None:
     app, _, _ = shop()
 
     async def work(t: Stages) -> None:
-        with pytest.raises(LocalProtocolError, match="no stage of shop asks for a session"):
+        with pytest.raises(LocalProtocolError, match="no stage of shop has a session"):
             async with t.sql():
                 raise AssertionError("not reached")
 

@@ -440,7 +440,7 @@ class KeyedByWhatComesBack(pydantic.BaseModel):
         (ReadsOtherwise, "id of ReadsOtherwise is written as id and not read as that"),
         (ReadsWithin, "id of ReadsWithin is written as id and not read as that"),
         (Excludes, "id of Excludes is excluded"),
-        (Secret, "Secret has a SecretStr, of which only stars would be sent"),
+        (Secret, "Secret has a SecretStr, which would be sent as stars"),
         (HasOne, "id of WritesOtherwise is written as number and not read as that"),
     ],
 )

@@ -129,7 +129,10 @@ def test_message_still_running_after_an_outage_of_the_database_is_reported_as_bl
             gate.close_on_error(DatabaseUnavailable("for a moment"))
             await gate.until_open()
             await t.send(work, Job(1))
-            why = "work takes no other messages yet: what it had in hand when the database went has not ended"
+            why = (
+                "work consumes no other messages yet: messages from before the loss of the database are still being "
+                "processed"
+            )
             while why not in assess_health(t._service_run.status(), stalled_after_s=300).reasons:
                 await asyncio.sleep(0.001)
             may_end.set()

@@ -85,7 +85,7 @@ class MapToBrokerUnavailable:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, TimeoutError | ConnectionLost | ClosedError):
-            raise BrokerUnavailable(f"the broker was not there: {error}") from error
+            raise BrokerUnavailable(f"the broker was not available: {error}") from error
 
 
 def sender_error(error: RolledBack) -> Refused | None:

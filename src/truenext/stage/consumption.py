@@ -65,7 +65,7 @@ class StageConsumer:
 
     def _unsubscribed_reason(self, subscribed: Container[str]) -> str:
         if self._is_draining:
-            return "what it had in hand when the database went has not ended"
+            return "messages from before the loss of the database are still being processed"
         if self._end_reason() or self.stage.destination in subscribed:
             return ""
         return self._subscribe_error or "the broker has not answered yet"
@@ -89,7 +89,7 @@ class StageConsumer:
                 # Such as for a full disk, or without a broker: other stages go on, and this one retries.
                 self._subscribe_error = str(error)
                 _logger.warning(
-                    "a stage cannot take messages, and tries again",
+                    "a stage cannot consume messages, and will try again",
                     extra={"stage": self.stage.queue, "error": str(error)},
                 )
                 await asyncio.sleep(PAUSE_S)

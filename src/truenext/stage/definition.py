@@ -96,7 +96,7 @@ class Definition:
             raise DefinitionError(f"lifespan of service {name} is a function, not {lifespan!r}")
         for each in interceptors:
             if not isinstance(each, Interceptor):
-                raise DefinitionError(f"{each!r} of service {name} is no instance of Interceptor")
+                raise DefinitionError(f"{each!r} of service {name} is not an instance of Interceptor")
         self.broker: tuple[str, ...] = tuple(brokers)
         self.database = database
         self.broker_user = user
@@ -133,7 +133,7 @@ class Definition:
         endpoint: Endpoint[Any, Any] = Endpoint(expand_endpoint_name(name, self.name), takes, replies)
         known = self.remotes.setdefault(endpoint.name, endpoint)
         if _types_of(known) != _types_of(endpoint):
-            raise DefinitionError(f"{endpoint} was said before, with other types: {known}")
+            raise DefinitionError(f"{endpoint} was declared before with other types: {known}")
         return known
 
     @overload
@@ -224,7 +224,7 @@ class Definition:
         topic = Topic(name, takes)
         known = self.topics.setdefault(topic.name, topic)
         if known.takes.type != takes:
-            raise DefinitionError(f"{topic} was said before, with another type: {known}")
+            raise DefinitionError(f"{topic} was declared before with another type: {known}")
         return known
 
     def subscriber(self, topic: Topic[M], *, state: type[Any] | None = None) -> Callable[[F], F]:
@@ -278,7 +278,7 @@ class Definition:
 
     def _check_not_running(self, name: str) -> None:
         if self.is_running:
-            raise DefinitionError(f"{self.name} runs: {name} comes too late")
+            raise DefinitionError(f"{self.name} runs already: define {name} before")
 
     def check(self) -> None:
         """Check that every endpoint is complete.

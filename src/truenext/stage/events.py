@@ -241,7 +241,7 @@ class StageEvents:
             self._is_closing.wait(RETRY_S)
             return
         if lost or self._is_failing:
-            _logger.warning("events of stages were lost, which is over: the disk has not taken them in time")
+            _logger.warning("events of stages are written again; earlier ones were lost, as the disk was too slow")
         self._is_failing = False
 
     def _needs_new_file(self) -> bool:

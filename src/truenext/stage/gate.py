@@ -32,14 +32,14 @@ UNCOUNTED_RETRIES = {DatabaseErrorKind.LOST: 1, DatabaseErrorKind.RETRYABLE: 5, 
 """Number of errors of each kind that count no attempt of a message, while the database is available."""
 
 _DESCRIPTIONS = {
-    DatabaseErrorKind.UNAVAILABLE: "the database is away",
-    DatabaseErrorKind.FULL: "the database has no room, or its disk fails",
+    DatabaseErrorKind.UNAVAILABLE: "the database is unavailable",
+    DatabaseErrorKind.FULL: "the database has no free space, or its disk fails",
     DatabaseErrorKind.TABLES: "the tables of exactly-once processing cannot be used",
 }
 _WAITING = {
-    DatabaseErrorKind.UNAVAILABLE: "the database is away: its stages rest until it is back",
-    DatabaseErrorKind.FULL: "the database has no room, or its disk fails: its stages rest, and try again",
-    DatabaseErrorKind.TABLES: "the tables of exactly-once processing cannot be used: the stages rest, and try again",
+    DatabaseErrorKind.UNAVAILABLE: "the database is unavailable: its stages are suspended",
+    DatabaseErrorKind.FULL: "the database has no free space, or its disk fails: its stages are suspended for a while",
+    DatabaseErrorKind.TABLES: "the tables of exactly-once processing cannot be used: stages are suspended for a while",
 }
 
 
@@ -99,14 +99,14 @@ class DatabaseGate:
         Raises: DatabaseUnavailable
         """
         if waits:
-            await self._retry_until_available(self.database.open, "the database is not there yet")
+            await self._retry_until_available(self.database.open, "the database is not available yet")
             self.closed_reason = ""
         else:
             await self.database.open()
 
     async def _reopen(self) -> None:
         await self._back_off()
-        await self._retry_until_available(self.database.probe, "the database is away still")
+        await self._retry_until_available(self.database.probe, "the database is still unavailable")
         self.closed_reason = ""
         self._opened_at = asyncio.get_running_loop().time()
         self._closed.clear()
@@ -114,9 +114,9 @@ class DatabaseGate:
         database = {"database": str(self.database)}
         if self.closed_error_kind in (DatabaseErrorKind.FULL, DatabaseErrorKind.TABLES):
             # The probe does not show whether the error is over.
-            _logger.warning("the stages that rested try again", extra=database)
+            _logger.warning("the suspended stages try again", extra=database)
         else:
-            _logger.warning("the database is back: its stages go on", extra=database)
+            _logger.warning("the database is available again: its stages continue", extra=database)
 
     async def _retry_until_available(self, probe: Callable[[], Awaitable[None]], warning: str) -> None:
         while True:

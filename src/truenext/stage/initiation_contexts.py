@@ -57,7 +57,7 @@ class InitiationContext:
 
     def __enter__(self) -> Initiation:
         if self._is_in_loop():
-            raise LocalProtocolError("this waits for the broker: say `async with` in async functions")
+            raise LocalProtocolError("this waits for the broker: use `async with` in async functions")
         return self._start()
 
     def __exit__(
@@ -70,7 +70,7 @@ class InitiationContext:
     def _start(self) -> Initiation:
         """Start an output for one block. Raises: LocalProtocolError if another block has not ended"""
         if self._output is not None:
-            raise LocalProtocolError("this initiation has begun already: say initiate() once more for another")
+            raise LocalProtocolError("this initiation was entered already: call initiate() again for another")
         self._output, initiation = self._initiator.new_initiation()
         return initiation
 
@@ -108,7 +108,9 @@ class OutboxInitiationContext:
     ) -> None:
         """Called by `Service.initiate`. Raises: FlowError"""
         if key is not None and not (isinstance(key, str) and key and _is_utf_8(key)):
-            raise FlowError(f"a key is what the caller calls what is begun, such as its order, not {key!r}")
+            raise FlowError(
+                f"key must be a text that names the initiation, such as the number of an order, not {key!r}"
+            )
         self._definition = definition
         self._chain = chain
         self._transaction = transaction
@@ -157,7 +159,7 @@ class OutboxInitiationContext:
 
     def _check_not_started(self) -> None:
         if self._output is not None:
-            raise LocalProtocolError("this initiation has begun already: say initiate() once more for another")
+            raise LocalProtocolError("this initiation was entered already: call initiate() again for another")
 
     def _start(self, seed: str | None) -> Initiation:
         self._seed = seed or ServiceContext.new_id()
@@ -171,7 +173,7 @@ class OutboxInitiationContext:
         output.is_closed = True
         self._transaction.close_block()
         if output.after_commit:
-            raise FlowError("after_commit is not called for what a transaction of the program's own begins")
+            raise FlowError("after_commit is not available for flows that begin in a transaction of the program")
         return output.outgoing
 
     def _unit(self, outgoing: Sequence[OutputMessage]) -> OutboxUnit:
@@ -179,13 +181,13 @@ class OutboxInitiationContext:
         messages = encode_messages(outgoing, self._chain, None)
         if len(messages) > 1 and transaction_size(messages) > TRANSACTION_BYTES_MAX:
             raise FlowError(
-                f"what is begun has {transaction_size(messages)} bytes, and {TRANSACTION_BYTES_MAX} go in one "
-                "transaction of the broker: begin it in several initiations"
+                f"the initiation has {transaction_size(messages)} bytes of messages, and a transaction of the broker "
+                f"{TRANSACTION_BYTES_MAX} at most: use several initiations"
             )
         if len(messages) > TRANSACTION_MESSAGES_MAX:
             raise FlowError(
-                f"what is begun are {len(messages)} messages, and {TRANSACTION_MESSAGES_MAX} go in one transaction of "
-                "the broker: begin it in several initiations"
+                f"the initiation has {len(messages)} messages, and a transaction of the broker "
+                f"{TRANSACTION_MESSAGES_MAX} at most: use several initiations"
             )
         return OutboxUnit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
 

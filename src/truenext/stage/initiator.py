@@ -89,7 +89,7 @@ class Initiator:
                 await self._try_send(messages, is_interactive, deadline)
                 return
             except TimeoutError as error:
-                raise RolledBack("nothing was sent: the broker was not there in time") from error
+                raise RolledBack("nothing was sent: the broker was not available in time") from error
             except ClosedError as error:
                 raise RolledBack("nothing was sent: the service was stopped") from error
             except RolledBack as error:
@@ -123,7 +123,9 @@ class Initiator:
             async with asyncio.timeout_at(deadline):
                 await self._pending_replies.ensure_subscribed()
         except TimeoutError:
-            raise RolledBack(f"{to} was not asked: the broker was not there within {timeout:g} seconds") from None
+            raise RolledBack(
+                f"no request was sent to {to}: the broker was not available within {timeout:g} seconds"
+            ) from None
         reply_to, number, reply = self._pending_replies.expect_reply(to)
         try:
             output, initiation = self.new_initiation()
@@ -133,7 +135,9 @@ class Initiator:
             async with asyncio.timeout_at(deadline):
                 return await reply
         except TimeoutError:
-            raise TimeoutError(f"{to.name} has not replied within {timeout:g} seconds; it may do so yet") from None
+            raise TimeoutError(
+                f"{to.name} has not replied within {timeout:g} seconds; the reply may still come"
+            ) from None
         finally:
             self._pending_replies.forget_reply(number)
 

@@ -42,13 +42,15 @@ def _yielded_type(factory: LifespanFactory[T]) -> type[T] | None:
     except NameError as error:
         raise ConfigurationError(f"the annotation of the lifespan {name} cannot be read: {error}") from error
     if signature.parameters:
-        raise ConfigurationError(f"the lifespan {name} takes parameters; nothing is there yet to be given")
+        raise ConfigurationError(f"the lifespan {name} must have no parameters")
     yielded = get_args(signature.return_annotation)
     if get_origin(signature.return_annotation) not in (AsyncIterator, AsyncGenerator, AbstractAsyncContextManager):
-        raise ConfigurationError(f"the lifespan {name} does not say what it yields: -> AsyncIterator[...]")
+        raise ConfigurationError(
+            f"the lifespan {name} needs an annotation of the type that it yields: -> AsyncIterator[...]"
+        )
     kind: Any = yielded[0]
     if kind in (None, NoneType):
         return None
     if not isinstance(kind, type):
-        raise ConfigurationError(f"the lifespan {name} yields {kind}, which is no class to ask for")
+        raise ConfigurationError(f"the lifespan {name} yields {kind}, and must yield an instance of a class")
     return kind

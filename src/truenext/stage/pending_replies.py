@@ -65,7 +65,9 @@ class PendingReplies:
                 if isinstance(error, ClosedError):
                     return
                 self._subscribed = loop.create_future()
-                _logger.warning("replies do not come", extra={"topic": self._name, "error": str(error)})
+                _logger.warning(
+                    "cannot subscribe to replies, and will try again", extra={"topic": self._name, "error": str(error)}
+                )
                 if not self._waiting:
                     # The next request subscribes again.
                     return
@@ -104,11 +106,11 @@ class PendingReplies:
             number = msgspec.json.decode(envelope.state, type=int)
         except (NotDecoded, msgspec.MsgspecError) as error:
             facts = {"topic": self._name, "message_id": message.message_id, "error": str(error)}
-            _logger.warning("what came as a reply is none", extra=facts)
+            _logger.warning("message on the reply topic is not a reply", extra=facts)
             return
         codec, future = self._waiting.get(number, (None, None))
         if codec is None or future is None or future.done():
-            _logger.info("a reply has come too late", extra={"trace": envelope.flow.trace})
+            _logger.info("a reply came after its request had ended", extra={"trace": envelope.flow.trace})
             return
         try:
             future.set_result(codec.decode(envelope.message))

@@ -26,14 +26,14 @@ class DependencyPlans:
         self.lifespan = None if definition.lifespan is None else Lifespan(definition.lifespan)
         for factory, other in (overrides or {}).items():
             if not (callable(factory) and callable(other)):
-                raise ConfigurationError(f"overrides has a factory for a factory, not {other!r} for {factory!r}")
+                raise ConfigurationError(f"overrides maps a factory to another factory, not {factory!r} to {other!r}")
         self._by_stage = {stage: self._plan(definition, stage, overrides) for stage in definition.stages.values()}
         overridden = {factory for plan in self._by_stage.values() for factory in plan.overridden}
         for factory in (overrides or {}).keys() - overridden:
             # Otherwise a test would run with the factory that it means to replace.
             raise ConfigurationError(
-                f"overrides has {name_of(factory)}, and no stage of {definition.name} depends on that: name the very "
-                "function that is in Depends(...)"
+                f"overrides has {name_of(factory)}, and no stage of {definition.name} depends on it: use the same "
+                "function as in Depends(...)"
             )
 
     def plan_of(self, stage: Stage) -> DependencyPlan:
@@ -59,11 +59,11 @@ class DependencyPlans:
             is_async = stage.signature.is_async
             own, other = session_type(is_async=is_async), session_type(is_async=not is_async)
             provided[own] = SESSION
-            kind = "an async function" if is_async else "a function that is not async"
-            forbidden[other] = f"{kind} asks for a session with {own.__name__}, not {other.__name__}"
+            kind = "an async function" if is_async else "a plain function"
+            forbidden[other] = f"{kind} needs a session of type {own.__name__}, not {other.__name__}"
         elif stage.settings.exactly_once:
             raise DefinitionError(
-                f"the effects of stage {stage.name} of {stage.endpoint.name} happen once, which a database remembers: "
+                f"stage {stage.name} of {stage.endpoint.name} is exactly-once, and the service has no database: "
                 f'Service("{definition.name}", database="postgresql+psycopg:///...")'
             )
         else:

@@ -46,7 +46,7 @@ class PriorityPool:
             self.disk_full_pause_s = min(max(2 * self.disk_full_pause_s, PAUSE_S), PAUSE_MAX_S)
             self._disk_full_until = now + self.disk_full_pause_s
             _logger.warning(
-                "the broker has no room on its disk: stages that send rest",
+                "the broker has no disk space: stages that send are suspended",
                 extra={"pool": self.name, "next_s": self.disk_full_pause_s},
             )
         return self._disk_full_until - now

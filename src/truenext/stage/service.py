@@ -111,10 +111,10 @@ class Service(Definition):
     @property
     def _initiator(self) -> Initiator:
         if self._current_run is None:
-            raise LocalProtocolError(f"{self.name} is not connected: async with {self.name}.connected()")
+            raise LocalProtocolError(f"{self.name} is not connected: use async with {self.name}.connected()")
         if not self.is_running:
             raise LocalProtocolError(
-                f"{self.name} was connected before this process was forked: each process connects itself, with "
+                f"{self.name} was connected before this process was forked: connect in each process, with "
                 f"async with {self.name}.connected()"
             )
         return self._current_run.initiator
@@ -158,13 +158,13 @@ class Service(Definition):
         """
         if session is None:
             if key is not None:
-                raise FlowError("a key is remembered by the database: initiate(session, key=...)")
+                raise FlowError("a key needs a session, as the database stores it: initiate(session, key=...)")
             return InitiationContext(self._initiator, timeout)
         if timeout != TIMEOUT_S:
-            raise FlowError("with a session nothing is waited for but its database: there is no timeout")
+            raise FlowError("initiate with a session has no timeout, as it does not wait for the broker")
         if not self.has_outbox:
             raise ConfigurationError(
-                f"nobody would send what {self.name} begins in a transaction of its own: say "
+                f"{self.name} has no outbox, so flows that begin in a database transaction would not be sent: use "
                 f'Service("{self.name}", ..., exactly_once=True), or exactly_once of a stage'
             )
         from truenext.stage.sql import SessionOutbox
@@ -237,7 +237,7 @@ class Service(Definition):
 
         Raises: TimeoutError, ConnectionLost
         """
-        check_can_await(f"{self.name}.outcome", "ask in an async stage")
+        check_can_await(f"{self.name}.outcome", "call it in an async stage")
         return self._resolve(doubt, timeout)
 
     async def _resolve(self, doubt: InDoubt | str, timeout: float) -> str:
@@ -245,7 +245,7 @@ class Service(Definition):
 
 
 _SEND_INSTEAD: Final = (
-    "say it with the flow, which sends when the stage has returned, or in a block "
+    "use the flow, which sends when the stage has returned, or a block "
     "`with service.initiate() as initiation:`, "
     "which sends at its end"
 )

@@ -171,7 +171,7 @@ class ServiceRun:
                 await self._open_outbox()
             except Exception as error:
                 _logger.warning(
-                    "flows that are begun here in transactions are sent by the processes that run the stages",
+                    "the outbox cannot be used here: flows that begin in transactions are sent by other processes",
                     extra={"error": str(error), "next_s": pause_s},
                 )
                 await asyncio.sleep(pause_s)
@@ -215,7 +215,7 @@ class ServiceRun:
             except DatabaseUnavailable as error:
                 if not self._waits_until_available:
                     raise
-                _logger.warning("the outbox cannot be reached yet", extra={"error": str(error), "next_s": OPEN_PAUSE_S})
+                _logger.warning("the outbox is not available yet", extra={"error": str(error), "next_s": OPEN_PAUSE_S})
             await asyncio.sleep(OPEN_PAUSE_S)
 
     def _outbox(self) -> Outbox:
@@ -291,7 +291,7 @@ class ServiceRun:
         Raises: LocalProtocolError if the database is not open
         """
         if self.context.gate is None:
-            raise LocalProtocolError(f"no stage of {self._definition.name} asks for a session, so there is no database")
+            raise LocalProtocolError(f"no stage of {self._definition.name} has a session, so there is no database")
         return self.context.gate.database.new_async_work()
 
     # ---- Stop ----
@@ -335,7 +335,7 @@ class ServiceRun:
         if not late:
             return
         _logger.warning(
-            "stages are still at work, and what they do is given back", extra={"stages": self.active_stages}
+            "stages are still running, and their messages are released", extra={"stages": self.active_stages}
         )
         # The first cancellation ends the handlers; the second gives up those that do not end.
         for _ in range(2):

@@ -78,7 +78,7 @@ async def _result_of(awaitable: Awaitable[T]) -> T | _RaisedError:
 
 def _base_exception_raised(error: BaseException) -> BaseExceptionRaised:
     """Return an Exception in place of an error that would end this process, and the next one that gets the message."""
-    return BaseExceptionRaised(f"{describe_error(error)} was raised, which is no Exception")
+    return BaseExceptionRaised(f"{describe_error(error)} was raised, which is not an Exception")
 
 
 # ---- Cancellation: of the running task, or of something that it awaits ----
@@ -136,11 +136,11 @@ async def _run_with_timeout(awaitable: Awaitable[object]) -> None:
     except TimeoutError as error:
         if not limit.expired():
             raise
-        raise TimeoutError(f"it was cancelled, for it has not ended within {HOOK_TIMEOUT_S:g} seconds") from error
+        raise TimeoutError(f"it was cancelled, as it had not ended within {HOOK_TIMEOUT_S:g} seconds") from error
 
 
 def _log(error: BaseException, fields: Mapping[str, object]) -> None:
-    _logger.error("what was to be called after the commit has failed", extra=fields, exc_info=error)
+    _logger.error("a call after the commit has failed", extra=fields, exc_info=error)
 
 
 # The stage whose function runs in this task or thread: calls that would make the stage wait for itself are refused.
@@ -173,9 +173,9 @@ def check_not_own_endpoint(to: Endpoint[Any, Any], stages: Mapping[str, Stage]) 
     if stage is None or stages.get(stage.queue) is not stage or to.name != stage.endpoint.name:
         return
     raise FlowError(
-        f"stage {stage.name} of {to.name} asks {to.name} itself: while it waits it holds one of the workers that the "
-        "reply needs, and if all of them wait, none replies. Request it with the flow: the reply comes to the next "
-        "stage, and no worker waits"
+        f"stage {stage.name} of {to.name} asks {to.name} itself: while it waits it occupies a worker that the reply "
+        "needs, and if all workers wait, none replies. Request it with the flow: the reply comes to the next stage, "
+        "and no worker waits"
     )
 
 

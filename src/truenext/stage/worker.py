@@ -227,7 +227,7 @@ class MessageHandler:
             self._record_end("in doubt", error)
             if self._inbox_id:
                 # Exactly-once processing resolves the doubt at the redelivery, so this counts no attempt.
-                raise RolledBack("whether its message was acknowledged is not known") from error
+                raise RolledBack("it is not known whether its message was acknowledged") from error
             raise error
         refused = sender_error(error)
         if refused is not None and self._is_flushed and not (self._inbox_id and self._is_sql_committed):
@@ -291,9 +291,9 @@ class MessageHandler:
         attempts_max = self._stage.settings.attempts
         failures = self._message.attempts
         if attempts_max is not None and failures >= attempts_max:
-            reason = f"{failures} attempts have failed, and this stage makes {attempts_max}"
+            reason = f"{failures} attempts have failed, and {attempts_max} are allowed"
             if self._message.was_lost:
-                reason += "; the last one was with a process or connection that ended"
+                reason += "; the last one ended with its process or connection"
             raise NoAttemptsLeft(reason, self._message.last_cause.partition("\n")[0])
 
     # ---- Running ----
@@ -326,7 +326,7 @@ class MessageHandler:
                     self._error_kind = DatabaseErrorKind.APPLICATION
                     raise
                 _logger.info(
-                    "a stage runs again: its SQL has met another transaction's",
+                    "a stage runs again: its SQL conflicts with another transaction",
                     extra=self._log_fields() | {"error": describe_error(error)},
                 )
             except BaseException:
@@ -451,12 +451,12 @@ class MessageHandler:
             if next_stage.signature.is_async != stage.signature.is_async:
                 raise FlowError(
                     f"{stage.name} and {next_stage.name} are not both async functions, so they cannot be in one "
-                    "transaction: say next instead of next_direct"
+                    "transaction: use next instead of next_direct"
                 )
             if work is None and self._context.plans.uses_sql(next_stage):
                 raise FlowError(
-                    f"{next_stage.name} asks for a session, and {self._stage.name}, with which the transaction begins, "
-                    "does not: ask for one there, too, or say next instead of next_direct"
+                    f"{next_stage.name} has a session, and {self._stage.name}, with which the transaction begins, has "
+                    "none: add one there, too, or use next instead of next_direct"
                 )
             flow, stage = flow.for_next_stage(), next_stage
 
@@ -499,8 +499,8 @@ class MessageHandler:
                 # Avoids the warning that the coroutine was never awaited.
                 result.close()
             raise FlowError(
-                f"{stage.name} has returned what nobody has awaited ({type(result).__name__}): a decorator around an "
-                "async function is async itself, and awaits it"
+                f"{stage.name} has returned an awaitable that was not awaited ({type(result).__name__}): a decorator "
+                "of an async function must be async itself, and await it"
             )
         flow.reply(result)
 

@@ -410,9 +410,9 @@ def test_processed_message_runs_again_only_by_rerun(database: str) -> None:
             assert done.exit_code == 1 and "there is no queue 'DLQ.plaicng'" in done.output
             done = await asyncio.to_thread(run_command, "stages", "rerun", "kept", "--to", "plaicng")
             assert done.exit_code == 0 and "there is no queue 'plaicng' yet" in done.output
-            await connection.send("/queue/kept", b"no message of stages")
+            await connection.send("/queue/kept", b"not a message of stages")
             done = await asyncio.to_thread(run_command, "stages", "rerun", "kept", "--to", "placing", "--force")
-            assert done.exit_code == 1 and "no message of stages" in done.output
+            assert done.exit_code == 1 and "not a message of stages" in done.output
             waiting = (await t.broker.queue("kept")).messages
             assert waiting[0].headers["message-id"] in done.output
             done = await asyncio.to_thread(run_command, "stages", "rerun", "kept", "--to", "kept", "--force")

@@ -96,7 +96,7 @@ def test_a_process_that_begins_while_others_write_to_its_file_waits_for_them(
         process = ServiceProcess(tmp_path, "tests.stages.services.chaos:app", at, environment=environment)
         try:
             # Longer than SQLite waits.
-            process.await_lines("the outbox cannot be reached yet")
+            process.await_lines("the outbox is not available yet")
             other.execute("ROLLBACK")
             process.await_lines("chaos runs")
             assert process.stop() == 0
@@ -224,11 +224,11 @@ def test_tables_that_cannot_be_used_for_a_while_are_no_failure_of_a_message(
         await expect(t, *range(10))
 
     run(shop.app, work, database=database)
-    rested = [each for each in caplog.records if "the stages rest" in each.getMessage()]
+    rested = [each for each in caplog.records if "stages are suspended" in each.getMessage()]
     assert rested
     for each in rested:
         assert each.getMessage().startswith("the tables of exactly-once processing cannot be used")
-        assert f"has no table {table}: make the tables with `truenext stages schema" in vars(each)["reason"]
+        assert f"has no table {table}: create the tables with `truenext stages schema" in vars(each)["reason"]
     assert not [each for each in caplog.records if "database is" in each.getMessage()]
 
 
@@ -248,7 +248,7 @@ def test_a_table_that_has_lost_a_column_is_named_with_what_to_do(
         await expect(t, 1)
 
     run(shop.app, work, database=database)
-    reasons = [vars(each)["reason"] for each in caplog.records if "the stages rest" in each.getMessage()]
+    reasons = [vars(each)["reason"] for each in caplog.records if "stages are suspended" in each.getMessage()]
     assert reasons and all("truenext_outbox" in each and "--sql" in each for each in reasons)
 
 

@@ -123,7 +123,7 @@ def test_a_file_that_is_not_there_is_said_and_not_made(run_command: RunCommand, 
 
 def test_a_database_that_cannot_be_written_is_said(run_command: RunCommand, tmp_path: Path) -> None:
     text = run_command("schema", "--apply", "--database", f"sqlite:///{tmp_path}/no-folder/shop.db")
-    assert text.exit_code == 1 and "cannot be made" in text.output and "Traceback" not in text.output
+    assert text.exit_code == 1 and "cannot be created" in text.output and "Traceback" not in text.output
 
 
 def test_tables_made_by_the_sqlite3_module_need_no_change(tmp_path: Path) -> None:

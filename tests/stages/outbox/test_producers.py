@@ -285,7 +285,7 @@ def test_tables_of_another_version_are_refused_and_missing_ones_too(database: st
         await both.execute(f"UPDATE truenext_schema SET version = {VERSION}")
         await both.first.check_tables()
         await both.execute("DROP TABLE truenext_keys")
-        with pytest.raises(ConfigurationError, match=r"no table truenext_\w+: make the tables with `truenext stages"):
+        with pytest.raises(ConfigurationError, match=r"no table truenext_\w+: create the tables with `truenext stages"):
             await both.first.check_tables()
         await both.first.create_tables()
         await both.first.check_tables()
@@ -320,9 +320,7 @@ def test_tables_of_the_first_version_are_refused_with_what_to_do(database: str) 
     on(database, work)
 
 
-REFUSED = (
-    r"are of version 1, and this truenext works with version 2: .* drop the tables truenext_\*, and make them anew"
-)
+REFUSED = r"have version 1, and this truenext works with version 2: .* drop the tables truenext_\*, and create them"
 
 
 @pytest.mark.parametrize("has_lost_another", [False, True])

@@ -75,7 +75,7 @@ def test_a_listener_that_raises_after_the_commit_takes_nothing_back(
     event.listen(inner, "after_commit", fails)
     work.commit()
     assert (work.inner.is_committed, shop.orders(), shop.in_use()) == (True, [1], 0)
-    assert "a listener of a session has raised after the commit" in caplog.text
+    assert "a listener of a session has failed after the commit" in caplog.text
 
 
 def test_a_server_that_stops_before_the_commit_is_in_doubt_unless_it_was_asked(

@@ -58,7 +58,7 @@ def test_a_database_names_itself_without_its_password() -> None:
 def test_a_probe_finds_a_server_that_was_stopped_and_is_back(own_postgres: PostgresServer) -> None:
     with Shop(own_postgres.url("postgres"), "tasks") as shop:
         own_postgres.stop()
-        with pytest.raises(DatabaseUnavailable, match="is not there"):
+        with pytest.raises(DatabaseUnavailable, match="is not available"):
             shop.run(shop.database.probe())
         own_postgres.start()
         shop.run(shop.database.probe())
@@ -79,7 +79,7 @@ def test_a_probe_finds_a_database_that_can_no_longer_be_written_to(postgres_url:
     with Shop(postgres_url, "tasks") as shop:
         name = shop.url.partition("///")[2].partition("?")[0]
         _make_read_only(shop, name, "on")
-        with pytest.raises(DatabaseUnavailable, match="can only be read"):
+        with pytest.raises(DatabaseUnavailable, match="is read-only"):
             shop.run(shop.database.probe())
         # One that never could is there.
         only_read = Database(shop.url, interactive=1, others=1)

@@ -243,7 +243,7 @@ class _Failed(Exception):
 
 
 INSERT = text("INSERT INTO orders (number, what) VALUES (1, 'x')")
-LATE = "transaction that this statement was for has ended: await every statement"
+LATE = "transaction of this statement has ended: await every statement"
 Abandoned = list[asyncio.Future[Any]]
 """Statements that a function started and did not await to their end."""
 

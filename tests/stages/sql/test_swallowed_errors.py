@@ -29,7 +29,7 @@ def test_a_statement_that_failed_in_postgresql(postgres_shop: Shop) -> None:
     work = postgres_shop.work()
     work.do(insert(1))
     work.do(swallowing(insert(1)))
-    _is_found(postgres_shop, work, "has failed.*swallowed was.*orders_pkey")
+    _is_found(postgres_shop, work, "has failed.*has swallowed.*orders_pkey")
 
 
 def test_the_first_error_is_named_and_not_those_that_follow_from_it(postgres_shop: Shop) -> None:
@@ -114,7 +114,7 @@ def test_after_a_savepoint_that_was_rolled_back_the_next_error_is_named(postgres
 
     work.do(step)
     work.do(swallowing(execute_sql("SELECT nonsense")))
-    _is_found(postgres_shop, work, 'swallowed was.*"nonsense" does not exist')
+    _is_found(postgres_shop, work, 'has swallowed.*"nonsense" does not exist')
 
 
 def test_error_swallowed_by_a_session_hook_after_the_check_prevents_the_commit(postgres_shop: Shop) -> None:

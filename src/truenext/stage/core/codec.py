@@ -65,7 +65,7 @@ class Codec(Generic[T]):
         except Exception as error:
             # Types may validate themselves, and raise any exception.
             where = self._where(value)
-            text = f"{_short(value)} is no {type_name(self.type)}: {error or type(error).__name__}"
+            text = f"{_short(value)} is not of type {type_name(self.type)}: {error or type(error).__name__}"
             raise FlowError(text if where is None else f"{_root(self.type)}{where}") from error
         if loss is not None:
             raise FlowError(f"{_root(self.type)}{loss}")
@@ -89,7 +89,8 @@ class Codec(Generic[T]):
             return self._decoder.decode(data)
         except Exception as error:
             # Types may validate themselves, as in `encode`.
-            raise NotDecoded(f"it is no {type_name(self.type)}: {error or type(error).__name__}") from error
+            reason = f"the JSON is not of type {type_name(self.type)}: {error or type(error).__name__}"
+            raise NotDecoded(reason) from error
 
     def check_default(self, subject: str) -> None:
         """Check that a value can consist of defaults alone: a stage gets it as state if its message has none.
@@ -100,7 +101,7 @@ class Codec(Generic[T]):
             self.decode(EMPTY)
         except NotDecoded as error:
             raise DefinitionError(
-                f"{subject} is {type_name(self.type)}, and must be an object such as a Struct, of which each field has "
+                f"{subject} is {type_name(self.type)}, and must be an object such as a Struct in which each field has "
                 f"a default: {error.__cause__}"
             ) from error
 
@@ -163,7 +164,7 @@ def _encode_model(value: Any) -> object:
 def _decode_model(type_: Any, data: Any) -> Any:
     if _is_model(type_):
         return type_.model_validate(data)
-    raise TypeError(f"{type_name(type_)} cannot be read of JSON")
+    raise TypeError(f"{type_name(type_)} cannot be read from JSON")
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_encode_model)
@@ -175,8 +176,8 @@ def _check_subclass(actual: type, declared: type) -> None:
     if more:
         raise FlowError(
             f"{type_name(actual)} has fields that {type_name(declared)} does not have, and they would be lost: "
-            f"{', '.join(more)}. Define that {type_name(actual)} is what is taken or replied, "
-            f"or say a {type_name(declared)}"
+            f"{', '.join(more)}. Declare {type_name(actual)} as the type that is taken or replied, "
+            f"or use a {type_name(declared)}"
         )
 
 
@@ -244,7 +245,7 @@ def _fault_of_keys(info: msgspec.inspect.Type) -> str:
     if any(isinstance(each, msgspec.inspect.StrType) for each in kinds) and any(
         isinstance(each, _NUMBERS) for each in kinds
     ):
-        return "a dict has keys that are texts or numbers, and numbers would come back as texts: make them one of both"
+        return "a dict has keys that are texts or numbers, and numbers would be read as texts: use only one of both"
     return ""
 
 
@@ -254,9 +255,7 @@ def _fault_of_model(class_: Any) -> str:
         if not isinstance(each, type):
             continue
         if hasattr(each, "get_secret_value"):
-            return (
-                f"{type_name(class_)} has a {type_name(each)}, of which only stars would be sent: take the text itself"
-            )
+            return f"{type_name(class_)} has a {type_name(each)}, which would be sent as stars: use the text itself"
         if _is_model(each):
             model: Any = each
             faults = [
@@ -331,7 +330,7 @@ def _fault_of_keys_in_model(key: Any) -> str:
 def _fault_of_field(model: Any, name: str) -> str:
     field = model.model_fields[name]
     if field.exclude:
-        return f"{name} of {type_name(model)} is excluded, and would be lost: take the field out, or do not exclude it"
+        return f"{name} of {type_name(model)} is excluded, and would be lost: remove the field, or do not exclude it"
     if getattr(model, "__pydantic_root_model__", False):
         return ""
     config, alias = model.model_config, field.validation_alias
@@ -347,7 +346,7 @@ def _fault_of_field(model: Any, name: str) -> str:
     if written not in read:
         return (
             f"{name} of {type_name(model)} is written as {written} and not read as that, so it would be lost: "
-            "say one alias for both"
+            "use one alias for both"
         )
     return ""
 

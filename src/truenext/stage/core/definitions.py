@@ -58,16 +58,16 @@ class Topic(Generic[M]):
     def __init__(self, name: str, takes: type[M]) -> None:
         """Called by `Service.topic`. Raises: DefinitionError"""
         if not isinstance(name, str):
-            raise DefinitionError(f"{name!r} is no name of a topic: names are text")
+            raise DefinitionError(f"{name!r} is not the name of a topic: names are text")
         self.name = name
         self.destination = f"/topic/{name}"
         self.takes = Codec(takes, f"what is published to {name}")
         try:
             parse_stored_address(self.destination)
         except RemoteProtocolError as error:
-            raise DefinitionError(f"{name!r} is no name of a topic: {error}") from error
+            raise DefinitionError(f"{name!r} is not the name of a topic: {error}") from error
         if is_pattern(name):
-            raise DefinitionError(f"{name!r} is no name of a topic but a pattern: nothing can be published to it")
+            raise DefinitionError(f"{name!r} is a pattern, and messages are published to one topic: use its name")
 
     def __repr__(self) -> str:
         return f"<Topic {self.name}({type_name(self.takes.type)})>"
@@ -170,9 +170,9 @@ class LocalEndpoint(Endpoint[M, R]):
         super().__init__(name, takes, replies)
         if self.replies is not None and without_none(replies) != replies:
             raise DefinitionError(
-                f"what {name} replies is {type_name(replies)}, but "
-                "a stage that returns None replies nothing, and whoever "
-                "asks would wait in vain: reply a type with a field that may be None"
+                f"the reply of {name} is {type_name(replies)}, but "
+                "a stage that returns None replies nothing, and the "
+                "caller would wait for ever: reply a type with a field that may be None"
             )
         self.state: Codec[Any] | None = None
         if state is not None:
@@ -189,13 +189,13 @@ class LocalEndpoint(Endpoint[M, R]):
         if name is None:
             name = str(getattr(function, "__name__", ""))
         if any(each.name == name for each in self.stages_in_order):
-            raise DefinitionError(f"{self.name} has a stage {name} already: name=... gives this one another")
+            raise DefinitionError(f"{self.name} has a stage {name} already: give this one another name with name=...")
         queue = stage_queue(self.name, name) if self.stages_in_order else self.name
         stage = Stage(self, name, queue, function, settings.with_defaults(self.settings))
         signature = stage.signature
         if signature.message is Any and (self.stages_in_order or self.takes.type is not Any):
             raise DefinitionError(
-                f"stage {name} of {self.name} takes Any, so it would get dicts, lists and texts, whatever was sent: "
+                f"stage {name} of {self.name} takes Any, so it would get plain dicts, lists and texts: "
                 f"annotate {signature.positional[0]} with its type; dict[str, Any] is any object of JSON"
             )
         if not self.stages_in_order and not is_assignable(signature.message, self.takes.type):
@@ -227,7 +227,7 @@ class LocalEndpoint(Endpoint[M, R]):
             raise DefinitionError(
                 f"stage {last.name} is the last of {self.name}, which replies {type_name(self.replies.type)}: "
                 f"annotate that it returns {type_name(self.replies.type)}; "
-                "with `| None` if it sometimes goes on otherwise"
+                "with `| None` if it sometimes continues with another stage or endpoint"
             )
 
 

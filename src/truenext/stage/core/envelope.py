@@ -94,15 +94,15 @@ def decode_envelope(body: bytes) -> Envelope:
         envelope = _DECODER.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         _check_version(find_version(lambda: _VERSION_DECODER.decode(body)))
-        raise NotDecoded(f"it is no message of stages: {error}") from error
+        raise NotDecoded(f"it is not a message of stages: {error}") from error
     _check_version(envelope.version)
     if not envelope.id:
         # The inbox would take all messages without an id for the same one.
-        raise NotDecoded("it is no message of stages: its id is empty")
+        raise NotDecoded("it is not a message of stages: its id is empty")
     for each in envelope.waiting:
         if not _is_single_destination(each.to):
             # A sender may name one queue or topic for the reply, not any destination to which this service may send.
-            raise NotDecoded(f"its reply would go to {each.to[:100]!r}, which is not one queue or one topic")
+            raise NotDecoded(f"its reply address {each.to[:100]!r} is not a single queue or topic")
     return envelope
 
 
@@ -124,7 +124,7 @@ def _check_version(found: int) -> None:
     """Raises: NotDecoded"""
     if found != VERSION:
         remedy = describe_remedy(found, "sent")
-        raise NotDecoded(f"it is of version {found} of messages of stages, and {remedy}")
+        raise NotDecoded(f"it has version {found} of messages of stages, and {remedy}")
 
 
 def _is_single_destination(address: str) -> bool:
@@ -167,7 +167,7 @@ def decode_stashed_flow(data: bytes) -> StashedFlow:
         stashed = _STASH_DECODER.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         _check_stash_version(find_version(lambda: _STASH_VERSION_DECODER.decode(data).envelope))
-        raise FlowError(f"these bytes are not what a stage has stashed: {error}") from error
+        raise FlowError(f"these bytes are not the stash of a stage: {error}") from error
     _check_stash_version(stashed.envelope.version)
     return stashed
 
@@ -176,4 +176,4 @@ def _check_stash_version(found: int) -> None:
     """Raises: FlowError"""
     if found != VERSION:
         remedy = describe_remedy(found, "stashed")
-        raise FlowError(f"it was stashed by version {found} of stages, and {remedy}")
+        raise FlowError(f"the stash has version {found}, and {remedy}")

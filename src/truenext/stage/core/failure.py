@@ -89,7 +89,7 @@ def _text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
-        return "(its text cannot be told)"
+        return "(its text cannot be read)"
 
 
 def _location(error: BaseException) -> Iterator[str]:

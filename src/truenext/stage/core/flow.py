@@ -125,7 +125,9 @@ class Flow:
             )
         waiting = [*self._envelope.waiting, ReplyTo(next_stage.destination, self._state())]
         if len(waiting) > WAITING_MAX:
-            raise Reject(f"more than {WAITING_MAX} places wait for a reply in this flow: does an endpoint ask itself?")
+            raise Reject(
+                f"more than {WAITING_MAX} stages wait for a reply in this flow: check whether an endpoint calls itself"
+            )
         self._continue("request", to.destination, to.takes.encode(message), EMPTY, waiting, attachments)
 
     def reply(self, message: object, *, attachments: Mapping[str, bytes] | None = None) -> None:
@@ -160,7 +162,7 @@ class Flow:
         Raises: FlowError if there is none, or it takes another type, or no stage runs: after `unstash`
         """
         if self._is_unstashed:
-            raise FlowError("no stage runs here, so none can follow directly: say next instead of next_direct")
+            raise FlowError("no stage runs here, so none can follow directly: use next instead of next_direct")
         self._next_stage("next_direct").takes.encode(message)
         self._set_continuation("next_direct")
         self.direct_message = message
@@ -180,7 +182,7 @@ class Flow:
         check_endpoint(to)
         endpoint = self._stage.endpoint
         if self._envelope.waiting and not _has_compatible_reply(to, endpoint):
-            raise FlowError(f"{to} does not reply what {endpoint} does")
+            raise FlowError(f"{to} and {endpoint} reply different types")
         encoded = to.takes.encode(message)
         self._continue("goto", to.destination, encoded, state_for(to, state), self._envelope.waiting, attachments)
 
@@ -203,7 +205,7 @@ class Flow:
         if self._stage.signature.must_reply and not self._continuation:
             name, replied = self._stage.name, type_name(self._stage.signature.reply)
             raise FlowError(
-                f"{name} returns {replied}, but it has returned None, and has neither replied nor gone on, so the flow "
+                f"{name} returns {replied}, but it has returned None without a reply or a next stage, so the flow "
                 f"would end here without a reply: return {replied}, or annotate {name} with `-> {replied} | None` if "
                 "the flow may end here"
             )
@@ -211,8 +213,8 @@ class Flow:
     def _set_continuation(self, action: str) -> None:
         if self._continuation and not (self._continuation == action == "request"):
             raise FlowError(
-                f"{self._stage.queue} has said {self._continuation} already, and cannot say {action} as well: a stage "
-                "requests, replies, goes on with the next stage or goes to another endpoint"
+                f"{self._stage.queue} has called {self._continuation} already, and cannot call {action} as well: a "
+                "stage requests, replies, continues with the next stage or goes to another endpoint"
             )
         self._continuation = action
 
@@ -243,7 +245,9 @@ class Flow:
     ) -> None:
         calls = self._envelope.calls + (kind != "reply")
         if calls > CALLS_MAX:
-            raise Reject(f"this flow has more than {CALLS_MAX} messages one after another: does it go in a circle?")
+            raise Reject(
+                f"this flow has more than {CALLS_MAX} messages one after another: check whether it runs in a circle"
+            )
         # Checked before the continuation is set: the stage may catch the error, and continue in another way.
         context, checked = self._flow_context, checked_attachments(attachments)
         self._set_continuation(kind)

@@ -51,7 +51,7 @@ def new_flow_context(
     if unknown:
         raise TypeError(f"a flow has no option {', '.join(sorted(unknown))}")
     if not isinstance(trace, str) or not trace:
-        expected = "trace is what people call the flow, such as the order that it is about: a text that is not empty"
+        expected = "trace is the name of the flow, such as the number of an order: a text that is not empty"
         raise FlowError(f"{expected}, not {trace!r}")
     ttl = options.get("ttl")
     if ttl is not None and not (isinstance(ttl, int | float) and 0.001 <= ttl <= TTL_MS_MAX / 1000):
@@ -61,7 +61,7 @@ def new_flow_context(
             raise FlowError(f"{name} is True or False, not {options.get(name)!r}")
     properties = options.get("properties", {})
     if not isinstance(properties, Mapping):
-        raise FlowError(f"properties are values by their names, not {properties!r}")
+        raise FlowError(f"properties is a mapping of names to values, not {properties!r}")
     properties = dict(properties)
     check_properties(properties)
     return FlowContext(
@@ -93,12 +93,12 @@ def start_flow(
             raise FlowError(f"reply_to is an endpoint or a topic, not {reply_to!r}")
         replies = to.replies if isinstance(to, Endpoint) else None
         if replies is None:
-            raise FlowError(f"{to.name} replies nothing, so nothing can come to {reply_to.name}")
+            raise FlowError(f"{to.name} replies nothing, so {reply_to.name} would never get a reply")
         if not is_assignable(reply_to.takes.type, replies.type):
-            raise FlowError(f"{to} replies what {reply_to} does not take")
+            raise FlowError(f"{to} replies another type than {reply_to} takes")
         waiting.append(ReplyTo(reply_to.destination, state_for(reply_to, reply_state)))
     elif reply_state is not None:
-        raise FlowError("reply_state is for what takes the reply: reply_to is missing")
+        raise FlowError("reply_state is the state of reply_to, which is missing")
     encoded, encoded_state = to.takes.encode(message), state_for(to, state)
     id = output.new_id()
     envelope = Envelope(
@@ -120,13 +120,13 @@ def start_flow(
 def check_endpoint(to: object) -> None:
     """Raises: FlowError if `to` is no endpoint"""
     if not isinstance(to, Endpoint):
-        raise FlowError(f"{to!r} is no endpoint" + (": publish to it" if isinstance(to, Topic) else ""))
+        raise FlowError(f"{to!r} is not an endpoint" + (": publish to it" if isinstance(to, Topic) else ""))
 
 
 def check_topic(to: object) -> None:
     """Raises: FlowError if `to` is no topic"""
     if not isinstance(to, Topic):
-        raise FlowError(f"{to!r} is no topic" + (": send to it" if isinstance(to, Endpoint) else ""))
+        raise FlowError(f"{to!r} is not a topic" + (": send to it" if isinstance(to, Endpoint) else ""))
 
 
 def state_for(to: Endpoint[Any, Any] | Topic[Any], state: object) -> msgspec.Raw:

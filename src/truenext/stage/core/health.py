@@ -86,11 +86,11 @@ def _liveness_faults(status: ServiceStatus, stalled_after_s: float) -> Iterator[
             yield f"the connection for {pool.pool} messages has been lost for {pool.since_s:.0f} seconds"
     for each in status.stages:
         if each.end_reason:
-            yield f"{each.stage} takes no {each.pool} messages any more: {each.end_reason}"
+            yield f"{each.stage} consumes no {each.pool} messages any more: {each.end_reason}"
         elif each.active and each.without_progress_s > stalled_after_s:
             yield (
-                f"{each.stage} has {each.active} {each.pool} message{'' if each.active == 1 else 's'} in hand, "
-                f"and none has ended for {each.without_progress_s:.0f} seconds"
+                f"{each.stage} has {each.active} {each.pool} message{'' if each.active == 1 else 's'} in progress, "
+                f"and none was completed for {each.without_progress_s:.0f} seconds"
             )
 
 
@@ -102,9 +102,9 @@ def _readiness_faults(status: ServiceStatus) -> Iterator[str]:
         if pool.state != "connected":
             yield f"the connection for {pool.pool} messages is {pool.state}"
         elif not pool.has_disk_space:
-            yield f"the broker has no room on its disk for what stages send of {pool.pool} messages"
+            yield f"the broker has no disk space for the sends of stages with {pool.pool} messages"
     for each in status.stages:
         if each.broker_wait_reason:
-            yield f"{each.stage} takes no {each.pool} messages yet: {each.broker_wait_reason}"
+            yield f"{each.stage} consumes no {each.pool} messages yet: {each.broker_wait_reason}"
     if status.database not in ("", DATABASE_AVAILABLE):
         yield status.database

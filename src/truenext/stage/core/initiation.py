@@ -65,7 +65,7 @@ class Initiation:
         stashed = decode_stashed_flow(data)
         stage = self._stages.get(stashed.stage)
         if stage is None:
-            raise FlowError(f"the stage {stashed.stage}, which has stashed this, is not of this service")
+            raise FlowError(f"the stash belongs to the stage {stashed.stage}, which this service does not have")
         return Flow(
             stage, stashed.envelope, self._output, self._now_ms, expires_ms=stashed.expires_ms, is_unstashed=True
         )

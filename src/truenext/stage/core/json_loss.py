@@ -81,7 +81,7 @@ def fault_below_any(value: Any) -> str | None:
         return None
     if kind is float:
         return None if value - value == 0.0 else f" is {value}, which JSON does not have"
-    return f" is of the type {kind.__name__}, and JSON alone does not say so: annotate its type, or make it text"
+    return f" is of the type {kind.__name__}, which is lost in JSON: annotate its type, or make it text"
 
 
 def fault_of_floats(value: Any) -> str | None:

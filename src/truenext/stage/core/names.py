@@ -26,16 +26,18 @@ _DEAD_LETTER_PREFIX = len("DLQ.")
 def expand_endpoint_name(text: str, service: str) -> str:
     """Return the full name of an endpoint or service. Raises: DefinitionError if it is not valid"""
     if not isinstance(text, str):
-        raise DefinitionError(f"{text!r} is no name of an endpoint or service: names are text, such as order.place")
+        raise DefinitionError(
+            f"{text!r} is not the name of an endpoint or service: names are text, such as order.place"
+        )
     name = service + text if text.startswith(".") else text
     words = name.split(".")
     if not all(map(_IS_WORD, words)):
         raise DefinitionError(
-            f"{text!r} is no name of an endpoint or service: say words of letters, digits, - and _, joined by dots, "
+            f"{text!r} is not the name of an endpoint or service: use words of letters, digits, - and _, with dots, "
             "such as order.place"
         )
     if STAGE_MARK in words or words[0] in ("DLQ", "Consumer", "VirtualTopic", "Spark"):
-        raise DefinitionError(f"{text!r} is no name of an endpoint: a queue that has such a name has a meaning already")
+        raise DefinitionError(f"{text!r} cannot be the name of an endpoint: queues with such names are reserved")
     _check_length(name)
     return name
 
@@ -46,7 +48,7 @@ def stage_queue(endpoint: str, stage: str) -> str:
     Raises: DefinitionError
     """
     if not (isinstance(stage, str) and _IS_WORD(stage)):
-        raise DefinitionError(f"{stage!r} is no name of a stage of {endpoint}: letters, digits, - and _")
+        raise DefinitionError(f"{stage!r} is not the name of a stage of {endpoint}: use letters, digits, - and _")
     name = f"{endpoint}.{STAGE_MARK}.{stage}"
     _check_length(name)
     return name

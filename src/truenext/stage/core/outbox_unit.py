@@ -127,7 +127,7 @@ def _messages_of(data: bytes) -> list[EncodedMessage]:
     """Return the messages of a unit that is not combined. Raises: UnreadableUnit"""
     unit = _decode(_DECODER, data)
     if unit.version != VERSION:
-        raise UnreadableUnit(f"it is of version {unit.version} of units, and this knows {VERSION}: update")
+        raise UnreadableUnit(f"the unit has version {unit.version}, and this truenext reads {VERSION}: update truenext")
     return unit.messages
 
 
@@ -136,7 +136,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UnreadableUnit(f"these bytes are no unit of an outbox: {error}") from error
+        raise UnreadableUnit(f"these bytes are not a unit of an outbox: {error}") from error
 
 
 def _adjust_ttls(messages: list[EncodedMessage], age_ms: int) -> list[EncodedMessage]:

@@ -69,7 +69,7 @@ class Output:
     def new_id(self) -> str:
         """Return the id of the next message. Raises: FlowError if the output is closed"""
         if self.is_closed:
-            raise FlowError("it is too late to send anything: what was said before has been sent")
+            raise FlowError("it is too late to send: the messages of this stage have been sent already")
         self._ids += 1
         return child_id(self._seed, self._ids)
 
@@ -77,9 +77,9 @@ class Output:
 def checked_attachments(attachments: Mapping[str, bytes] | None) -> dict[str, bytes]:
     """Return a checked copy. Raises: FlowError if attachments are not bytes by names"""
     if not isinstance(attachments, Mapping | None):
-        raise FlowError(f"attachments are bytes, by names, not {type(attachments).__name__}")
+        raise FlowError(f"attachments is a mapping of names to bytes, not {type(attachments).__name__}")
     checked = dict(attachments or {})
     for name, value in checked.items():
         if not (isinstance(name, str) and isinstance(value, bytes)):
-            raise FlowError(f"attachment {name!r} is {type(value).__name__}: attachments are bytes, by names")
+            raise FlowError(f"attachment {name!r} is {type(value).__name__}, and must be bytes")
     return checked

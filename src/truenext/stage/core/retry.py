@@ -20,7 +20,7 @@ NEVER = "never"
 """Rule for no retry: the message becomes a dead letter at once."""
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _IS_DELAY = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)").fullmatch
-_EXAMPLE = 'say "2s, 10s, 1m", or "never"'
+_EXAMPLE = 'use "2s, 10s, 1m", or "never"'
 
 
 class RetryRules:
@@ -33,11 +33,11 @@ class RetryRules:
         self._delays_s: dict[type[BaseException], tuple[float, ...]] = {}
         if not isinstance(rules, Mapping):
             raise DefinitionError(
-                f'retry of {subject} is {rules!r}: say delays by classes of exceptions, {{Busy: "2s"}}'
+                f'retry of {subject} is {rules!r}: use delays by classes of exceptions, {{Busy: "2s"}}'
             )
         for kind, delays in rules.items():
             if not (isinstance(kind, type) and issubclass(kind, Exception)):
-                raise DefinitionError(f"retry of {subject}: {kind!r} is no class of exceptions")
+                raise DefinitionError(f"retry of {subject}: {kind!r} is not a class of exceptions")
             self._delays_s[kind] = _delays_s(delays, subject)
 
     def with_defaults(self, defaults: RetryRules) -> RetryRules:
@@ -101,7 +101,7 @@ def _delays_s(text: str, subject: str) -> tuple[float, ...]:
     for word in text.split(","):
         found = _IS_DELAY(word.strip())
         if found is None:
-            raise DefinitionError(f"retry of {subject}: {word.strip()!r} is no delay: {_EXAMPLE}")
+            raise DefinitionError(f"retry of {subject}: {word.strip()!r} is not a delay: {_EXAMPLE}")
         delay_s = float(found[1]) * _UNITS_S[found[2]]
         if delay_s * 1000 > DELAY_MS_MAX:
             raise DefinitionError(f"retry of {subject}: {word.strip()} is more than 7 days")

@@ -39,7 +39,7 @@ def signature_of(function: Callable[..., object], state: Any, subject: str) -> S
     Raises: DefinitionError
     """
     if not callable(function):
-        raise DefinitionError(f"{subject} is {function!r}, which is no function")
+        raise DefinitionError(f"{subject} is {function!r}, and must be a function")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise DefinitionError(f"{subject} has a yield: a stage returns its reply, and sends with its Flow")
     callee = function if inspect.isroutine(function) else type(function).__call__
@@ -47,13 +47,13 @@ def signature_of(function: Callable[..., object], state: Any, subject: str) -> S
         hints = get_type_hints(callee, include_extras=True)
     except Exception as error:
         raise DefinitionError(
-            f"the annotations of {subject} cannot be read: {error}. What they name must be there when it is defined, "
+            f"the annotations of {subject} cannot be read: {error}. Import the names that they use at run time, "
             "not only for type checkers"
         ) from error
     parameters = list(inspect.signature(function).parameters.values())
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise DefinitionError(f"{subject} takes *{parameter.name}: a stage names what it asks for")
+            raise DefinitionError(f"{subject} takes *{parameter.name}: a stage must name each parameter")
     positional_count = 1 if state is None else 2
     expected = "its message" if state is None else "its message and its state"
     if len(parameters) < positional_count or any(
@@ -62,7 +62,7 @@ def signature_of(function: Callable[..., object], state: Any, subject: str) -> S
         raise DefinitionError(f"{subject} takes {expected} first")
     first = parameters[0]
     if first.name not in hints:
-        raise DefinitionError(f"{subject}: annotate {first.name} with what it takes")
+        raise DefinitionError(f"{subject}: annotate {first.name} with the type of the message")
     if state is not None:
         second = parameters[1]
         if hints.get(second.name) != state:

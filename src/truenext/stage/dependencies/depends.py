@@ -38,7 +38,7 @@ class Depends:
 
     def __post_init__(self) -> None:
         if not callable(self.factory):
-            raise ConfigurationError(f"Depends takes a factory, and not what it makes: {self.factory!r}")
+            raise ConfigurationError(f"Depends takes a factory, not the value that it makes: {self.factory!r}")
 
 
 def build_plan(
@@ -122,13 +122,13 @@ class _PlanBuilder:
     def _annotation(self, function: Callable[..., Any], parameter: inspect.Parameter) -> tuple[Any, Factory | None]:
         """Return the type of a parameter, and its factory."""
         if isinstance(parameter.default, Depends):
-            raise self._fault(function, parameter.name, "Depends belongs in Annotated[T, Depends(...)], not behind =")
+            raise self._fault(function, parameter.name, "Depends belongs in Annotated[T, Depends(...)], not after =")
         kind, depends = _parse_annotation(parameter.annotation)
         if len(depends) > 1:
             raise self._fault(function, parameter.name, "it depends on several factories")
         is_needed = depends or parameter.default is parameter.empty
         if is_needed and parameter.kind is parameter.POSITIONAL_ONLY:
-            raise self._fault(function, parameter.name, "it cannot be given by its name")
+            raise self._fault(function, parameter.name, "it cannot be passed by name")
         return kind, depends[0].factory if depends else None
 
     def _provided_name(self, kind: Any) -> str | None:
@@ -138,7 +138,9 @@ class _PlanBuilder:
         """Return the number of the step that calls a factory. All parameters that depend on the factory share it."""
         if factory in self._path:
             cycle = [*self._path[self._path.index(factory) :], factory]
-            raise self._fault(self._path[-1], parameter, f"a circle: {' -> '.join(map(name_of, cycle))}")
+            raise self._fault(
+                self._path[-1], parameter, f"the dependencies run in a circle: {' -> '.join(map(name_of, cycle))}"
+            )
         if factory in self._step_numbers:
             return self._step_numbers[factory]
         maker, kind = classify_factory(factory, is_async=self._is_async)
@@ -146,8 +148,8 @@ class _PlanBuilder:
             raise self._fault(
                 self._path[-1],
                 parameter,
-                f"{name_of(factory)} must be awaited, and {name_of(self._function)}, which is not async, runs in a "
-                "thread; make one of the two like the other",
+                f"{name_of(factory)} must be awaited, and {name_of(self._function)} is a plain function, which runs "
+                "in a thread; make both async, or both plain",
             )
         direct, made = self.parameter_sources(factory)
         self._step_numbers[factory] = len(self.steps)
@@ -159,14 +161,15 @@ class _PlanBuilder:
             return "it has no annotation"
         available = ", ".join(sorted({_type_name(each) for each in self._provided})) or "nothing"
         return (
-            f"nothing gives {_type_name(kind)}; given are {available}; anything else needs Annotated[T, Depends(...)]"
+            f"no value of type {_type_name(kind)} is provided; provided are {available}; others need "
+            "Annotated[T, Depends(...)]"
         )
 
     def _fault(self, function: Callable[..., Any], parameter: str, why: str) -> ConfigurationError:
         return ConfigurationError(f"{name_of(function)}, parameter {parameter!r}: {why}{self._dependency_path()}")
 
     def _dependency_path(self) -> str:
-        return f" (asked for: {' -> '.join(map(name_of, self._path))})" if len(self._path) > 1 else ""
+        return f" (dependencies: {' -> '.join(map(name_of, self._path))})" if len(self._path) > 1 else ""
 
 
 def _parse_annotation(annotation: Any) -> tuple[Any, list[Depends]]:

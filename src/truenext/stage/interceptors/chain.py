@@ -72,4 +72,5 @@ def _name(interceptor: Interceptor) -> str:
 
 
 def _report(interceptor: Interceptor, hook: str, error: Exception) -> None:
-    _logger.error("%s.%s has failed", _name(interceptor), hook, exc_info=error)
+    extra = {"interceptor": _name(interceptor), "hook": hook}
+    _logger.error("an interceptor has failed", extra=extra, exc_info=error)

@@ -111,13 +111,13 @@ class Metrics(Interceptor):
                 format_metric(
                     "truenext_stage_running",
                     "gauge",
-                    "Runs of a stage at this moment.",
+                    "Runs of a stage in progress.",
                     [Sample(labels[key], each.running) for key, each in stages.items()],
                 ),
                 format_metric(
                     "truenext_stage_messages_total",
                     "counter",
-                    "Messages by what became of them.",
+                    "Messages by their outcome.",
                     [
                         Sample({**labels[key], "outcome": outcome}, count)
                         for key, each in stages.items()
@@ -127,7 +127,7 @@ class Metrics(Interceptor):
                 format_metric(
                     "truenext_stage_sent_total",
                     "counter",
-                    "Messages that a stage sent; without a stage, those with which flows began.",
+                    "Messages that a stage sent; without a stage, those that initiated flows.",
                     sent,
                 ),
                 format_metric(
@@ -142,7 +142,7 @@ class Metrics(Interceptor):
                 format_metric(
                     "truenext_stage_total_seconds",
                     "histogram",
-                    "From when the service had a message until what became of it was known.",
+                    "Time from the delivery of a message to the service until its outcome was known.",
                     [
                         HistogramSample(labels[key], BUCKETS, each.total.buckets, each.total.seconds)
                         for key, each in stages.items()

@@ -22,8 +22,8 @@ FORMAT: Final = 3
 within models of pydantic, so a change of these could not be seen."""
 
 _DEAD_LETTERED = "such a message becomes a dead letter"
-_MISREAD = "what was sent before is read as something else, and no error shows it"
-_DRAINED = "Once nothing of the old code runs or is under way"
+_MISREAD = "messages that were sent before are read wrongly, without an error"
+_DRAINED = "Once no process and no message of the old code is left"
 
 
 class EndpointInterface(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,9 +75,9 @@ def compare_interfaces(before: ServiceInterface, now: ServiceInterface) -> list[
             Incompatibility(
                 False,
                 now.service,
-                f"it is compared with the service {before.service}",
-                f"what is said below is of no use, unless {before.service} is what {now.service} was called before",
-                f"Compare {now.service} with the file that was written of it.",
+                f"the file describes another service, {before.service}",
+                f"the findings below are useless, unless {before.service} is the former name of {now.service}",
+                f"Compare {now.service} with the file that was written for it.",
             )
         )
     return other + [
@@ -91,15 +91,15 @@ def _compare_endpoint(name: str, old: EndpointInterface, new: EndpointInterface 
     if old.topic:
         # No message waits in a topic, so a subscriber may go.
         if new is not None and new.topic == old.topic:
-            yield from _compare_read(name, f"what is published to {old.topic}", old.takes, new.takes)
+            yield from _compare_read(name, f"messages of topic {old.topic}", old.takes, new.takes)
         return
     if new is None or new.topic:
         yield Incompatibility(
             True,
             name,
             "the endpoint is gone",
-            "what waits in its queues, and what others send to it, is taken by nobody",
-            f"Keep it until nobody asks it and its queues ({name} and {name}.stage.*) are empty.",
+            "messages that wait in its queues, or that others send to it, have no consumer",
+            f"Keep it until no service sends to it and its queues ({name} and {name}.stage.*) are empty.",
         )
         return
     yield from _compare_read(name, "its message", old.takes, new.takes)
@@ -119,8 +119,8 @@ def _stage_removed(queue: str) -> Incompatibility:
         True,
         queue,
         "the stage is gone",
-        "what waits in its queue, and replies that are on their way to it, are taken by nobody",
-        "Keep it behind the other stages, with those that follow it (docs/stages-deploying.md). "
+        "messages that wait in its queue, and replies that are on their way to it, have no consumer",
+        "Keep it after the other stages, with those that follow it (docs/stages-deploying.md). "
         f"{_DRAINED}, and its queue is empty, remove it.",
     )
 
@@ -129,15 +129,15 @@ def _compare_read(location: str, part: str, old: Schema, new: Schema) -> Iterato
     """Compare messages of the old code with the schema of the new code, which reads them."""
     for each in find_mismatches(old, new):
         subject = f"{part}: {_field(each)}"
-        why = f"what was sent before may not be so: {_DEAD_LETTERED}"
+        why = f"messages that were sent before may differ: {_DEAD_LETTERED}"
         match each.kind:
             case "field":
                 yield Incompatibility(
                     True,
                     location,
-                    f"{subject} must be there now",
-                    f"what was sent before may lack it: {_DEAD_LETTERED}",
-                    f"Give it a default. {_DRAINED}, the default may go.",
+                    f"{subject} is required now",
+                    f"messages that were sent before may lack it: {_DEAD_LETTERED}",
+                    f"Give it a default. {_DRAINED}, remove the default.",
                 )
             case "type":
                 yield Incompatibility(
@@ -146,7 +146,7 @@ def _compare_read(location: str, part: str, old: Schema, new: Schema) -> Iterato
                     f"{subject} was {each.written}, and is {each.expected} now",
                     why,
                     f"Take both ({each.written} | {each.expected}), or add a field of another name with a default, and "
-                    f"read either. {_DRAINED}, the old one may go.",
+                    f"read either. {_DRAINED}, remove the old one.",
                 )
             case "value":
                 yield Incompatibility(
@@ -154,7 +154,7 @@ def _compare_read(location: str, part: str, old: Schema, new: Schema) -> Iterato
                     location,
                     f"{subject} was {each.written}, and must be {each.expected} now",
                     why,
-                    f"Stop writing it first, and take it still. {_DRAINED}, it may go.",
+                    f"Stop writing it first, and still accept it. {_DRAINED}, remove it.",
                 )
             case "bound":
                 yield Incompatibility(
@@ -162,7 +162,7 @@ def _compare_read(location: str, part: str, old: Schema, new: Schema) -> Iterato
                     location,
                     f"{subject} has {each.expected} now, and had {each.written}",
                     why,
-                    f"Stop writing what is beyond it first, and take it still. {_DRAINED}, it may be refused.",
+                    f"Stop writing values beyond it first, and still accept them. {_DRAINED}, refuse them.",
                 )
             case "meaning":
                 yield Incompatibility(
@@ -170,7 +170,7 @@ def _compare_read(location: str, part: str, old: Schema, new: Schema) -> Iterato
                     location,
                     f"{subject} was {each.written}, and is read as {each.expected} now",
                     _MISREAD,
-                    f"Add a field of another name with a default, and read either. {_DRAINED}, the old one may go.",
+                    f"Add a field of another name with a default, and read either. {_DRAINED}, remove the old one.",
                 )
             case "default":
                 yield Incompatibility(
@@ -179,23 +179,23 @@ def _compare_read(location: str, part: str, old: Schema, new: Schema) -> Iterato
                     f"{subject} is left out if it is {each.written}, and is read as {each.expected} then",
                     _MISREAD,
                     "Keep the default, or write defaults first (without omit_defaults). "
-                    f"{_DRAINED}, another default may be given.",
+                    f"{_DRAINED}, change the default.",
                 )
             case "renamed":
                 yield Incompatibility(
                     False,
                     location,
                     f"{subject} has {each.written} no more, and has {each.expected} with a default: was one renamed?",
-                    "what was sent before has the old name, so the new one is read as its default",
-                    f"If so: read both for a while, the old one with a default, too. {_DRAINED}, the old one may go.",
+                    "messages that were sent before have the old name, so the new one is read as its default",
+                    f"If so: read both for a while, the old one with a default, too. {_DRAINED}, remove the old one.",
                 )
             case "replaced":
                 yield Incompatibility(
                     False,
                     location,
                     f"{subject} was {each.written}, and is {each.expected} now: was it renamed?",
-                    "fields are told by their place here, so what was sent before as the one is read as the other",
-                    "If it is another thing, add it as the last field, with a default.",
+                    "fields have no names here but a position, so the old field is read as the new one",
+                    "If it is another field, add it as the last one, with a default.",
                 )
 
 
@@ -206,8 +206,8 @@ def _compare_reply(location: str, old: Schema, new: Schema | None) -> Iterator[I
             True,
             location,
             "it replies nothing any more",
-            "whoever asks waits for ever",
-            "Make a new endpoint, and keep this one until nobody asks it.",
+            "callers wait for ever",
+            "Add a new endpoint, and keep this one until no service sends to it.",
         )
         return
     for each in find_mismatches(new, old):
@@ -222,15 +222,15 @@ def _compare_reply(location: str, old: Schema, new: Schema | None) -> Iterator[I
                 True,
                 location,
                 f"{subject} {change}",
-                "callers that know it as it was read something else, and no error shows it",
-                "Add a field of another name, let callers read that one, and then let the old one go.",
+                "callers that know the old type read it wrongly, without an error",
+                "Add a field of another name, let callers read that one, and then remove the old one.",
             )
         elif each.kind in UNCERTAIN:
             yield Incompatibility(
                 False,
                 location,
                 f"{subject} has {each.written} now, instead of {each.expected}: was it renamed?",
-                "callers that know the old name read a default, or another field, and no error shows it",
+                "callers that know the old name read a default, or another field, without an error",
                 "If so: reply both for a while, and let callers read the new one.",
             )
         elif each.kind == "field":
@@ -238,16 +238,16 @@ def _compare_reply(location: str, old: Schema, new: Schema | None) -> Iterator[I
                 False,
                 location,
                 f"{subject} may be missing now",
-                "whoever asks, and needs it, gets a reply that becomes a dead letter",
-                "Let those who ask do without it first.",
+                "callers that need it get a reply that becomes a dead letter",
+                "Let callers do without it first.",
             )
         else:
             yield Incompatibility(
                 True,
                 location,
                 f"{subject} was {each.expected}, and may be {each.written} now",
-                "whoever asks, and reads it as it was, gets a reply that becomes a dead letter",
-                "Add a field of another name, let those who ask read that one, and then let the old one go.",
+                "callers that read the old type get a reply that becomes a dead letter",
+                "Add a field of another name, let callers read that one, and then remove the old one.",
             )
 
 

@@ -74,7 +74,7 @@ class _ScopedSchema:
             name = schema["$ref"].removeprefix("#/$defs/")
             scopes = next((scopes[index:] for index, each in enumerate(scopes) if name in each), ())
             if not scopes or id(scopes[0][name]) in seen:
-                raise ValueError(f"{name!r} is a reference to nothing")
+                raise ValueError(f"{name!r} refers to a definition that does not exist")
             schema = scopes[0][name]
             seen.add(id(schema))
         self.schema: Schema | Literal[False] = schema
@@ -265,7 +265,7 @@ class _SchemaComparison:
         prefix, further = written.array_items
         prefix_expected, further_expected = expected.array_items
         if expected.get("uniqueItems") and not written.get("uniqueItems"):
-            yield Mismatch(path, "meaning", "a list", "a set, without its order and what is in it twice")
+            yield Mismatch(path, "meaning", "a list", "a set, without order and duplicates")
         names, names_expected = written.get("names", []), expected.get("names", [])
         for index, each in enumerate(prefix):
             if index < min(len(names), len(names_expected)) and names[index] != names_expected[index]:
@@ -303,8 +303,8 @@ class _SchemaComparison:
                 yield Mismatch(path, "renamed", _names(removed), _names(added))
         for name in required:
             if name not in always:
-                presence = "it may be missing" if name in fields or others else "it is not there"
-                yield Mismatch(_field(path, name), "field", presence, "it must be there")
+                presence = "it may be missing" if name in fields or others else "it is missing"
+                yield Mismatch(_field(path, name), "field", presence, "it is required")
         for name, schema in fields.items():
             other = fields_expected.get(name, others_expected)
             if other is not None:
@@ -335,7 +335,7 @@ def _of_default(default: Any, expected: Any, path: str, has_default: bool) -> It
         return
     other = expected.get("default", _UNKNOWN) if isinstance(expected, dict) else _UNKNOWN
     if other is _UNKNOWN:
-        yield Mismatch(path, "default", _json(default), "something that is not known")
+        yield Mismatch(path, "default", _json(default), "an unknown value")
     elif not _is_same(default, other):
         yield Mismatch(path, "default", _json(default), _json(other))
 

@@ -30,13 +30,13 @@ def format_metrics(counters: ExactlyOnceCounters, unsent: UnsentCounts | None) -
     """Return the metrics for Prometheus; without the figures of the database if it did not answer in time."""
     totals = {
         "truenext_inbox_already_processed_total": (
-            "Messages whose effects had happened before.",
+            "Messages that were already processed.",
             counters.already_processed,
         ),
-        "truenext_outbox_in_doubt_total": ("Producers taken anew, for an answer was missing.", counters.in_doubt),
-        "truenext_outbox_claimed_total": ("Producers claimed from processes that are gone.", counters.claimed),
+        "truenext_outbox_in_doubt_total": ("Producers claimed again, as an answer was missing.", counters.in_doubt),
+        "truenext_outbox_claimed_total": ("Producers claimed from processes that have ended.", counters.claimed),
         "truenext_outbox_renumbered_total": (
-            "Units under new numbers, for the broker did not know theirs.",
+            "Units sent under new numbers, as the broker did not know theirs.",
             counters.renumbered,
         ),
         "truenext_outbox_refused_total": ("Messages in the queue SERVICE.refused.", counters.refused),
@@ -47,7 +47,10 @@ def format_metrics(counters: ExactlyOnceCounters, unsent: UnsentCounts | None) -
         parts += (
             format_metric("truenext_outbox_messages", "gauge", "Messages that are not known to be sent.", messages),
             format_metric(
-                "truenext_outbox_oldest_seconds", "gauge", "Age of the oldest.", [Sample({}, unsent.oldest_s)]
+                "truenext_outbox_oldest_seconds",
+                "gauge",
+                "Age of the oldest unsent message.",
+                [Sample({}, unsent.oldest_s)],
             ),
         )
     return "".join(parts)

@@ -57,8 +57,8 @@ class ExactlyOnceProcessing:
         """Start, after the tables of the outbox were checked. Raises: DatabaseUnavailable"""
         if not await self._outbox.is_durable():
             _logger.warning(
-                "synchronous_commit is off: when the database crashes it forgets what it has confirmed, and what was "
-                "sent for that is not taken back",
+                "synchronous_commit is off: a crash of the database loses confirmed commits, but not the messages that "
+                "were sent for them",
                 extra={"service": self._service},
             )
         await self._outbox.register_owner()
@@ -97,11 +97,9 @@ class ExactlyOnceProcessing:
         try:
             result = await send_unit(pool, unit, self._service, self.counters)
         except UnreadableUnit as error:
-            raise BrokerUnavailable(f"what was to be sent cannot be sent by this process: {error}") from error
+            raise BrokerUnavailable(f"the messages of the outbox cannot be sent by this process: {error}") from error
         if result is not SendResult.SENT:
-            raise BrokerUnavailable(
-                "the broker does not know the numbers of what was to be sent: its relay sees to that"
-            )
+            raise BrokerUnavailable("the broker does not know the numbers of the outbox unit: the relay will send it")
         self._confirmer.add(id, was_sent=True, is_acknowledged=False)
 
     def borrow_producer(self) -> BorrowedProducer:

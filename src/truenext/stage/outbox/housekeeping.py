@@ -54,7 +54,7 @@ class PeriodicTask:
                 wait_s = await self._step()
             except Exception:
                 # No exception may end the task.
-                _logger.exception("work in the background has failed, and goes on", extra={"what": self._name})
+                _logger.exception("a background task has failed, and will run again", extra={"task": self._name})
                 wait_s = RETRY_S
             if not self._woken.is_set():
                 self._idle.set()
@@ -110,7 +110,7 @@ class OutboxCleaner:
         try:
             is_more = await self._outbox.delete_expired()
         except DatabaseUnavailable as error:
-            _logger.info("rows that were kept for long enough cannot go now", extra={"error": str(error)})
+            _logger.info("expired rows of inbox and keys cannot be deleted now", extra={"error": str(error)})
             return CHECK_INTERVAL_S
         return (loop.time() - started) * (1 / TIME_SHARE - 1) if is_more else CHECK_INTERVAL_S
 
@@ -158,7 +158,9 @@ class OutboxConfirmer:
             await self._write()
         except DatabaseUnavailable as error:
             pause_s, self._retry_pause_s = self._retry_pause_s, min(2 * self._retry_pause_s, PAUSE_MAX_S)
-            _logger.info("rows of the outbox cannot go now", extra={"error": str(error), "next_s": pause_s})
+            _logger.info(
+                "sent rows of the outbox cannot be deleted now", extra={"error": str(error), "next_s": pause_s}
+            )
             return pause_s
         self._retry_pause_s = PAUSE_S
         # Rows are gathered meanwhile: each write is a transaction, for which messages wait on SQLite.

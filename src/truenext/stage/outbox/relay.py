@@ -151,7 +151,7 @@ class OutboxRelay:
         except (DatabaseUnavailable, *UNAVAILABLE_ERRORS) as error:
             pause_s, self._retry_pause_s = self._retry_pause_s, min(2 * self._retry_pause_s, PAUSE_MAX_S)
             _logger.warning(
-                "the relay waits: what is left to be sent is sent later",
+                "the relay cannot send now, and will try again",
                 extra={"error": describe_error(error), "next_s": pause_s},
             )
             return pause_s
@@ -205,7 +205,7 @@ class OutboxRelay:
         pause_s = BACKOFF_S if before is None else min(2 * before.pause_s, BACKOFF_MAX_S)
         self._backoffs[name] = BackoffState(self._checked_at + pause_s, pause_s)
         _logger.warning(
-            "a unit of the outbox cannot be sent now: others pass it",
+            "a unit of the outbox cannot be sent now, and is skipped",
             extra={"producer": name, "error": describe_error(error), "next_s": pause_s},
         )
 
@@ -237,7 +237,7 @@ class OutboxRelay:
         await self._drop_unused()
         if unreadable := await self._outbox.count_unreadable():
             _logger.error(
-                "what programs have begun cannot be read by this process, and is left to newer ones",
+                "units of a newer truenext are in the outbox: this process leaves them to newer ones",
                 extra={"units": unreadable},
             )
         self._deep_check_at = now + DEEP_CHECK_INTERVAL_S
@@ -353,7 +353,7 @@ class OutboxRelay:
             return
         if owner_is_dead:
             self._counters.claimed += 1
-            _logger.info("a producer of a process that is gone was taken over", extra={"producer": name})
+            _logger.info("a producer of a process that has ended was claimed", extra={"producer": name})
         # In doubt until the outcome of all its units is known.
         self._producers_in_doubt[name] = owner_was_dead
         if await self._send_all(claimed):
@@ -405,7 +405,7 @@ class OutboxRelay:
                 raise
             self._parts_max = min(self._parts_max, parts // 2)
             _logger.info(
-                "the broker does not take so much at once: it is sent in smaller parts",
+                "a unit of the outbox is too large for the broker: it is sent in smaller parts",
                 extra={"error": describe_error(error), "parts": parts, "next": self._parts_max},
             )
             return True
@@ -447,7 +447,7 @@ class OutboxRelay:
         if number - highest > RESOLVED_MAX:
             return False
         _logger.error(
-            "the broker does not know some numbers of a producer: it has lost something. They are used no more",
+            "the broker has lost numbers of a producer: they are not used any more",
             extra={"producer": name, "number": number, "broker": highest},
         )
         for missing in range(highest + 1, number):
@@ -458,8 +458,8 @@ class OutboxRelay:
     async def _renumber(self, producer: OutboxProducer, units: Sequence[StoredUnit]) -> bool:
         """Move units to a new producer, as the broker lacks numbers of the old one. Raises: as `_send_all`"""
         _logger.error(
-            "the broker does not know the numbers of a producer: it is another one, or has lost something, or has not "
-            "heard of it for a week. What was left to be sent is sent under new numbers",
+            "the broker does not know the numbers of a producer: it is another broker, has lost data, or has forgotten "
+            "the producer after a week. Unsent messages are sent under new numbers",
             extra={"producer": producer.name, "number": producer.last_number, "units": len(units)},
         )
         new = await self._outbox.renumber(units, producer)

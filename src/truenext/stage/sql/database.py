@@ -88,7 +88,7 @@ class Database:
         Raises: DatabaseUnavailable, also if it can no longer be written to
         """
         if not await self._run_probe(_can_write) and self._was_writable:
-            raise DatabaseUnavailable(f"{self} can only be read")
+            raise DatabaseUnavailable(f"{self} is read-only")
 
     async def close(self) -> None:
         """Close all connections; those of works that still run are closed when these end."""
@@ -141,7 +141,7 @@ class Database:
         except TimeoutError as error:
             raise DatabaseUnavailable(f"{self} has not answered for {PROBE_TIMEOUT_S:g} seconds") from error
         except (SQLAlchemyError, OSError) as error:
-            raise DatabaseUnavailable(f"{self} is not there: {error}") from error
+            raise DatabaseUnavailable(f"{self} is not available: {error}") from error
 
 
 class _SqlEngines:

@@ -96,11 +96,13 @@ class ExactlyOnceWriter:
             result = connection.exec_driver_sql(_BEGIN[connection.dialect.name], {"id": self._id})
         except DBAPIError as error:
             if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
-                self.skip_reason = InProgress(f"the same message has been handled for {WAIT_S} seconds, and is still")
+                self.skip_reason = InProgress(
+                    f"the same message is being processed elsewhere, and was for {WAIT_S} seconds"
+                )
                 raise self.skip_reason from error
             raise _translated(error) from error
         if result.rowcount != 1:
-            self.skip_reason = AlreadyProcessed("the message was already processed: what is done now is taken back")
+            self.skip_reason = AlreadyProcessed("the message was already processed: this transaction is rolled back")
             raise self.skip_reason
 
     def insert_unit(self, connection: Connection, service: str, number: CommitNumber, unit: OutboxUnit) -> None:
@@ -125,7 +127,7 @@ class ExactlyOnceWriter:
             except DBAPIError as error:
                 raise _translated(error) from error
             if result.rowcount != 1:
-                raise ProducerLost(f"the numbers of {number.producer.name} are another process's by now")
+                raise ProducerLost(f"the producer {number.producer.name} was claimed by another process")
 
 
 def _translated(error: DBAPIError) -> Exception:

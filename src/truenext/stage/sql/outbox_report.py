@@ -76,7 +76,7 @@ def outbox_report(url: str, service: str, *, with_inbox: bool) -> OutboxReport:
     except (SQLAlchemyError, OSError) as error:
         if isinstance(error, DBAPIError) and is_unusable_table(error):
             raise ConfigurationError(f"{address}: {unusable_table_text(error)}") from error
-        raise DatabaseUnavailable(f"{address} is not there: {first_line(error)}") from error
+        raise DatabaseUnavailable(f"{address} is not available: {first_line(error)}") from error
     finally:
         engine.dispose()
 

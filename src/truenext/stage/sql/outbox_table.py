@@ -324,7 +324,7 @@ class Outbox:
             )
             now_ms = used.scalar()
             if now_ms is None:
-                raise ProducerLost(f"the numbers of {producer.name} are another process's by now")
+                raise ProducerLost(f"the producer {producer.name} was claimed by another process")
             written_ms, unit = combined
             return StoredUnit(id, producer.name, number.number, unit, now_ms - written_ms)
 

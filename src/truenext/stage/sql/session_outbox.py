@@ -69,8 +69,8 @@ class SessionOutbox:
         """Raises: FlowError if the transaction was rolled back or has ended inside the block"""
         if self._has_lost_transaction:
             raise FlowError(
-                "what the block was in has been rolled back or closed inside of it, and nothing is begun: commit, roll "
-                "back and close the session behind the block of initiate"
+                "the transaction was rolled back or closed inside the block of initiate, so no flow begins: commit, "
+                "roll back and close the session after the block"
             )
 
     @property
@@ -129,8 +129,8 @@ def _forbid_commit(session: Session) -> None:
     """Raises: FlowError if a block is open"""
     if session.info[_BLOCKS] and not session.in_nested_transaction():
         raise FlowError(
-            "the session commits inside a block of initiate, and what the block begins would not be in that "
-            "transaction: nothing was committed; commit behind the block"
+            "the session commits inside a block of initiate, so flows of the block would not be in that "
+            "transaction: nothing was committed; commit after the block"
         )
 
 
@@ -159,8 +159,8 @@ def _execute(session: Session, call: Callable[..., T], *arguments: object) -> T:
     connection = session.connection()
     if _is_autocommit(connection):
         raise ConfigurationError(
-            "the session commits each statement by itself (AUTOCOMMIT), so nothing could be taken back: begin flows in "
-            "a transaction, or with initiate() without a session"
+            "the session commits each statement by itself (AUTOCOMMIT), so flows could not be rolled back: begin flows "
+            "in a transaction, or with initiate() without a session"
         )
     try:
         return call(connection, *arguments)
@@ -193,7 +193,7 @@ def _seed(connection: Connection, key: str, new: str) -> str:
         seed = connection.execute(before).scalar_one_or_none()
         if seed is not None:
             return str(seed).replace("-", "")
-    raise FlowError("the key was removed twice while something was begun under it: try once more")
+    raise FlowError("the key was deleted twice while flows began under it: try again")
 
 
 def _record_key_content(connection: Connection, key: InitiationKey) -> bool:
@@ -203,9 +203,9 @@ def _record_key_content(connection: Connection, key: InitiationKey) -> bool:
         return True
     before = connection.execute(select(keys.c.content).where(keys.c.id == key.id)).scalar_one_or_none()
     if before is None:
-        raise FlowError("what the block was in has been rolled back inside of it: nothing is begun under its key")
+        raise FlowError("the transaction was rolled back inside the block of initiate: no flow begins under its key")
     if str(before).replace("-", "") != key.content:
-        raise FlowError("something else was begun under this key before: begin other flows under other keys")
+        raise FlowError("other flows began under this key before: use another key for these flows")
     return False
 
 

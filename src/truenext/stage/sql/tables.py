@@ -151,7 +151,7 @@ def missing_table_text(error: DBAPIError) -> str:
     """Return what to do about an error for which `is_missing_table` is true."""
     found = _NAME.search(str(error.orig))
     return (
-        f"the database has no table {found[0] if found else 'of exactly-once processing'}: make the tables with "
+        f"the database has no table {found[0] if found else 'of exactly-once processing'}: create the tables with "
         "`truenext stages schema SERVICE --apply`, or print the statements with --sql"
     )
 
@@ -180,8 +180,8 @@ def unusable_table_text(error: DBAPIError) -> str:
 
 
 _REPLACE_TABLES = (
-    "let the version that made them send what waits (`truenext stages outbox SERVICE`), drop the tables truenext_*, "
-    "and make them anew with `truenext stages schema SERVICE --apply`"
+    "let the version that created them send all messages (`truenext stages outbox SERVICE`), drop the tables "
+    "truenext_*, and create them again with `truenext stages schema SERVICE --apply`"
 )
 
 
@@ -189,12 +189,12 @@ def check_version(found: int | None) -> None:
     """Raises: ConfigurationError if the tables in the database are of another version, or do not say of which"""
     if found is None:
         raise ConfigurationError(
-            "the table truenext_schema has no row that says of which version the tables are: write it with "
+            "the table truenext_schema has no row with the version of the tables: write it with "
             "`truenext stages schema SERVICE --apply`"
         )
     if found != VERSION:
         raise ConfigurationError(
-            f"the tables in the database are of version {found}, and this truenext works with version {VERSION}: "
+            f"the tables in the database have version {found}, and this truenext works with version {VERSION}: "
             + ("update truenext" if found > VERSION else _REPLACE_TABLES)
         )
 
@@ -254,6 +254,6 @@ def apply_schema(url: str) -> tuple[str, list[str]]:
                     raise
         raise AssertionError("the last time it was raised")
     except (SQLAlchemyError, OSError) as error:
-        raise DatabaseUnavailable(f"the tables cannot be made in {address}: {first_line(error)}") from error
+        raise DatabaseUnavailable(f"the tables cannot be created in {address}: {first_line(error)}") from error
     finally:
         engine.dispose()

@@ -135,14 +135,14 @@ class SqlTransaction:
     def commit_fault(self) -> Swallowed | None:
         """Return why the transaction can no longer be committed; None if it can, as far as is known here."""
         if self._forbidden is not None:
-            return _swallowed_error("the function went on after it was refused something", self._forbidden)
+            return _swallowed_error("the function continued after a statement was refused", self._forbidden)
         if self.session is not None and not self.session.is_active:
             if self._connection is None and self._broken_by is None:
                 return Swallowed(
                     "the function returned while a statement of its session still waited for its connection: await "
                     "every statement before the function returns; nothing was committed"
                 )
-            return _swallowed_error("the transaction was rolled back, and the function went on", self._broken_by)
+            return _swallowed_error("the transaction was rolled back, and the function continued", self._broken_by)
         return self._connection_fault()
 
     def _connection_fault(self) -> Swallowed | None:
@@ -156,21 +156,20 @@ class SqlTransaction:
         state = transaction_state_of(self._connection)
         if state is DbapiTransactionState.ALIVE:
             return None
-        return _swallowed_error(f"the transaction {state.value}, and the function went on", self._broken_by)
+        return _swallowed_error(f"the transaction {state.value}, and the function continued", self._broken_by)
 
     def forbid_statement(self, what: str) -> LocalProtocolError:
         """Return the error for a call that the function must not make. Its work so far is not committed any more."""
         self._forbidden = LocalProtocolError(
             f"{what} is refused: the stage begins the transaction, commits it when the function returns and all its "
-            "messages are sent, and rolls back if it raises. For what may fail there is session.begin_nested()"
+            "messages are sent, and rolls back if it raises. Use session.begin_nested() for statements that may fail"
         )
         return self._forbidden
 
     def _late_error(self) -> LocalProtocolError:
         owner = f"of stage {self._stage}" if self._stage else "that has the session"
         return LocalProtocolError(
-            "the transaction that this statement was for has ended: await every statement before the function "
-            f"{owner} ends"
+            f"the transaction of this statement has ended: await every statement before the function {owner} ends"
         )
 
     def mark_broken(self, error: BaseException) -> None:
@@ -253,7 +252,7 @@ class SqlTransaction:
                 self._broken_by = None
             elif state is DbapiTransactionState.ENDED:
                 # SQLite has ended it after an error. This statement would be a transaction of its own.
-                raise _swallowed_error(f"the transaction {state.value}, and the function went on", self._broken_by)
+                raise _swallowed_error(f"the transaction {state.value}, and the function continued", self._broken_by)
         self._running_cursors.add(cursor)
 
     def _after_statement(self, cursor: DBAPICursor, context: ExecutionContext | None) -> None:
@@ -375,7 +374,9 @@ def _return_to_pool(connection: Connection) -> None:
 
 def _swallowed_error(event_text: str, error: BaseException | None) -> Swallowed:
     swallowed = Swallowed(
-        f"{event_text}; nothing of it was committed" if error is None else f"{event_text}; swallowed was: {error}"
+        f"{event_text}; nothing of it was committed"
+        if error is None
+        else f"{event_text}; the function has swallowed: {error}"
     )
     if isinstance(error, Exception):
         # A cancellation is no cause: it has cancelled a statement, and not this work.

@@ -71,6 +71,6 @@ def _file_of(url: URL) -> Path:
     if name in ("", ":memory:", "file::memory:") or url.query.get("mode") == "memory":
         raise ConfigurationError(
             f"{url} names no file: each connection would have an empty database of its own, and lose it. "
-            "Name a file, such as sqlite:////var/lib/shop/shop.db, and in a test one in its temporary folder"
+            "Name a file, such as sqlite:////var/lib/shop/shop.db, or a temporary file in a test"
         )
     return Path(name.removeprefix("file:"))

@@ -85,7 +85,7 @@ class _SqlWork:
 
     def _check_usable(self) -> None:
         if self._has_ended:
-            raise LocalProtocolError("the message that this session was for is over")
+            raise LocalProtocolError("the session has ended with the processing of its message")
 
     @_issued_by_stage
     def _check(self) -> None:
@@ -132,12 +132,14 @@ class _SqlWork:
                 raise
             if isinstance(error, Exception) and not isinstance(error, DBAPIError) and self._transaction.has_ended():
                 self.is_committed = True
-                _logger.error("a listener of a session has raised after the commit, which stays", exc_info=error)
+                _logger.error(
+                    "a listener of a session has failed after the commit, which is not affected", exc_info=error
+                )
                 return
             if is_definite_failure(error):
                 raise NotCommitted(f"the database has not committed: {error}") from error
             self.is_committed = None
-            raise CommitInDoubt(f"whether the database has committed is not known: {error}") from error
+            raise CommitInDoubt(f"the outcome of the database's commit is not known: {error}") from error
         finally:
             self._end()
 
