@@ -400,7 +400,7 @@ def test_a_block_that_was_interrupted_before_it_could_end_holds_up_no_other() ->
     subscription = script.consumer(session, prefetch=1)
     block = TransactionBlock(session, 5.0)
     block.enter()
-    with pytest.raises(LocalProtocolError, match="make another session"):
+    with pytest.raises(LocalProtocolError, match="use another session"):
         TransactionBlock(session, 5.0).enter()
     waiting = receive(session)
     script.message(subscription, 1)

@@ -112,7 +112,7 @@ def test_a_batch_repeated_after_a_refusal_times_out_with_the_confirmed_count_and
     script.now += NO_SPACE_RETRY_S
     client.run_due_calls()
     assert select_frames(script.take_frames(), "SEND", "/queue/a")
-    report = f"{count:,} messages were not confirmed and may have arrived, behind 1 that is confirmed: no-space"
+    report = f"{count:,} messages were not confirmed and may have arrived, after 1 that is confirmed: no-space"
     with pytest.raises(TimeoutError, match=f"^{report}$") as caught:
         waiting.time_out()
     assert isinstance(caught.value.__cause__, Refused)

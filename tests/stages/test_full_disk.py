@@ -34,7 +34,9 @@ def test_stages_that_send_pause_longer_and_longer_while_the_broker_is_full() -> 
         # Each of the four at first, after half a second, and after one more, at most.
         assert len(attempts) <= 16
         assert not ended
-        assert any("no room" in why for why in assess_health(t._service_run.status(), stalled_after_s=300).reasons)
+        assert any(
+            "no disk space" in why for why in assess_health(t._service_run.status(), stalled_after_s=300).reasons
+        )
         t.broker.free_disk()
         await t.wait_until_ended()
         assert sorted(ended) == [0, 1, 2, 3]
@@ -57,7 +59,9 @@ def test_a_stop_does_not_wait_for_a_rest_to_end(monkeypatch: pytest.MonkeyPatch)
         t.at("run", t.broker.fill_disk)
         await t.send(take, Number(1))
         await until(
-            lambda: any("no room" in why for why in assess_health(t._service_run.status(), stalled_after_s=300).reasons)
+            lambda: any(
+                "no disk space" in why for why in assess_health(t._service_run.status(), stalled_after_s=300).reasons
+            )
         )
         # Not to be cancelled for want of time.
         await t._service_run.stop(3600.0)

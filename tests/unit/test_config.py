@@ -243,7 +243,7 @@ def test_the_faults_of_a_file_come_all_at_once_and_in_its_order(file: Path) -> N
         "[policy] attempts_max",
         "[policy]: there is no setting 'new'",
         "[policy.\"b\"]: there is no setting 'c'",
-        "b.d is not in quotes",
+        "b.d has dots and no quotes",
         "[broker] history cannot be",
         "[broker] data must be",
         "there is no section [x]",

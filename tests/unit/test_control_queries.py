@@ -361,7 +361,7 @@ def test_a_connection_may_wait_for_a_hundred_answers_and_no_more() -> None:
     one, other = ConnectionState("one"), ConnectionState("other")
     for number in range(PIECES_MAX):
         queue.request(one, str(number))
-    with pytest.raises(RemoteProtocolError, match=f"waits for {PIECES_MAX} answers"):
+    with pytest.raises(RemoteProtocolError, match=f"{PIECES_MAX} control requests of this connection have no answer"):
         queue.request(one, "one too many")
     queue.request(other, "another's")
     queue.slices.run_slice()

@@ -115,7 +115,7 @@ def test_header_of_another_broker_has_no_effect_or_is_refused_by_name(
             reason = error_of(address, others | {name: value})
             assert name in reason and repr(value) in reason
             # It says more than that: what to do.
-            assert reason.endswith("is not true or false") or ("; " in reason or "say " in reason)
+            assert reason.endswith("is not true or false") or ("; " in reason or "use " in reason)
 
 
 def test_exclusive_queue_is_refused_with_the_alternative() -> None:

@@ -470,7 +470,7 @@ def test_a_piece_of_work_on_a_subscription_that_ends_meanwhile_takes_nothing_and
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable_key="me,n"))
     answer = run.engine.bulk_pieces.execute(request, read, PageResult([], 0, True))
     assert (answer.count, answer.next) == (0, None)
-    assert "has ended" in answer.error
+    assert "does not exist any more" in answer.error
     with pytest.raises(RemoteProtocolError, match="there is no queue"):
         run.engine.bulk_pieces.next_read(request)
     run.settle()

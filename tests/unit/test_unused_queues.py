@@ -395,7 +395,7 @@ def test_queues_used_within_the_last_second_are_not_removed_for_another() -> Non
     run = Passing(capacity=10)
     for number in range(10):
         run.use(f"q{number}")
-    with pytest.raises(RemoteProtocolError, match="no room"):
+    with pytest.raises(RemoteProtocolError, match="no memory"):
         run.publish("one more")
     assert len(run.names()) == 10
 
@@ -415,7 +415,7 @@ def full() -> Passing:
     for number in range(4):
         run.publish(f"q{number}")
     run.settle()
-    with pytest.raises(RemoteProtocolError, match="no room"):
+    with pytest.raises(RemoteProtocolError, match="no memory"):
         run.publish("one more")
     return run
 
@@ -436,7 +436,7 @@ def test_a_send_in_a_transaction_is_refused_at_once_and_no_commit_is() -> None:
     run.publish("also", transaction="t")
     for number in range(2):
         run.publish(f"q{number}")
-    with pytest.raises(RemoteProtocolError, match="no room"):
+    with pytest.raises(RemoteProtocolError, match="no memory"):
         run.publish("one more", transaction="t")
     run.engine.commit(run.session, Commit("t"))
     run.settle()
@@ -452,7 +452,7 @@ def test_room_for_queues_of_open_transactions_is_reserved_and_commits_stay_withi
         run.publish(name, transaction=name)
     run.publish("the last")
     for transaction in (*names, None):
-        with pytest.raises(RemoteProtocolError, match="no room"):
+        with pytest.raises(RemoteProtocolError, match="no memory"):
             run.publish("one more", transaction=transaction)
     for name in names:
         run.engine.commit(run.session, Commit(name))
@@ -469,7 +469,7 @@ def test_room_reserved_for_a_transaction_is_free_when_that_ends(end: str) -> Non
     run.engine.begin(other, Begin("t"))
     for name in ("a", "b", "a"):
         run.engine.send(other, Send(parse_address(f"/queue/{name}", "other"), SentMessage(4, True, 0, b"", b""), "t"))
-    with pytest.raises(RemoteProtocolError, match="no room"):
+    with pytest.raises(RemoteProtocolError, match="no memory"):
         run.publish("q0")
     if end == "commit":
         run.engine.commit(other, Commit("t"))
@@ -487,7 +487,7 @@ def test_a_send_that_is_refused_for_one_of_several_queues_keeps_room_for_none() 
     run = Passing(capacity=2)
     before = run.engine.memory.queue_bytes
     run.engine.begin(run.session, Begin("t"))
-    with pytest.raises(RemoteProtocolError, match="no room"):
+    with pytest.raises(RemoteProtocolError, match="no memory"):
         run.publish("a,/queue/b,/queue/c", transaction="t")
     assert run.engine.memory.queue_bytes == before
     run.publish("a,/queue/b", transaction="t")
@@ -516,7 +516,7 @@ def test_a_scheduled_send_in_a_transaction_keeps_room_for_where_it_waits_too() -
     )
     run.engine.send(run.session, later)
     run.publish("b")
-    with pytest.raises(RemoteProtocolError, match="no room"):
+    with pytest.raises(RemoteProtocolError, match="no memory"):
         run.publish("c")
     run.engine.commit(run.session, Commit("t"))
     assert run.engine.memory.queue_bytes <= run.engine.memory.queues_limit
@@ -540,7 +540,7 @@ def test_scheduled_send_becomes_a_message_although_there_is_no_room_for_its_queu
     run.settle()
     for number in range(2):
         run.publish(f"q{number}")
-    with pytest.raises(RemoteProtocolError, match="no room"):
+    with pytest.raises(RemoteProtocolError, match="no memory"):
         run.publish("one more")
     run.advance(5)
     assert queue_of(run, "later").waiting_count() == 1

@@ -169,7 +169,10 @@ def receive(
 @json_option
 @url_option
 def browse(queue: str, selector: str | None, count: int | None, follow: bool, as_json: bool, url: str) -> None:
-    """Print the bodies of the messages that wait in QUEUE, the true next first. Messages stay in the queue."""
+    """Print the bodies of the messages that wait in QUEUE.
+
+    The true next comes first. Messages stay in the queue.
+    """
     with connected(url) as connection:
         shown = connection.browse(queue, selector=selector)
         if follow:

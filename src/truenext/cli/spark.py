@@ -35,7 +35,7 @@ def spark() -> None:
 @spark.command("list")
 @url_option
 def list_(url: str) -> None:
-    """Show each query with its source, its batch and its unfinished work."""
+    """Show queries, with source, batch and unfinished work."""
     with _connected(url) as broker:
         from truenext.spark.sink.admin import list_sinks
         from truenext.spark.source.admin import list_queries
@@ -67,7 +67,7 @@ def _time(time_ms: int) -> str:
 @_id_argument
 @url_option
 def publish(query_id: str, url: str) -> None:
-    """Publish the rows that the query ID has decided to publish, and has not published completely.
+    """Publish the rest of the output that the query ID has decided.
 
     The query does the same when it is restarted.
     """
@@ -83,11 +83,11 @@ def publish(query_id: str, url: str) -> None:
 @_id_argument
 @url_option
 def abandon(query_id: str, url: str) -> None:
-    """Close the query ID for good, and return the rows that it has read to their queues.
+    """Close the query ID for good, and return its rows.
 
-    The rows are new arrivals there. If the query writes to queues of the same broker, decided output is published, and
-    the rows of these batches are dropped. Otherwise the rows of its last batch may be processed twice: see
-    docs/spark.md. A query that still runs fails.
+    Rows that it has read return to their queues, as new arrivals. If the query writes to queues of the same broker,
+    decided output is published, and the rows of these batches are dropped. Otherwise the rows of its last batch may be
+    processed twice: see docs/spark.md. A query that still runs fails.
     """
     with _connected(url) as broker:
         from truenext.spark.admin import abandon as abandon_query
@@ -105,9 +105,9 @@ def abandon(query_id: str, url: str) -> None:
 @click.argument("sequence", type=click.IntRange(1, NUMBER_MAX))
 @url_option
 def reject(query_id: str, sequence: int, url: str) -> None:
-    """Move one row of the query ID, which Spark cannot process, to its dead-letter queue.
+    """Move one row of the query ID to its dead-letter queue.
 
-    Stop the query first, and restart it afterwards.
+    This is for a row that Spark cannot process. Stop the query first, and restart it afterwards.
     """
     with _connected(url) as broker:
         from truenext.spark.admin import find_source
@@ -121,9 +121,9 @@ def reject(query_id: str, sequence: int, url: str) -> None:
 @_id_argument
 @url_option
 def forget(query_id: str, url: str) -> None:
-    """Remove all that the broker stores for the query ID, which must never run again.
+    """Remove all that the broker stores for the query ID.
 
-    If it does run again, it reads and writes like a new query.
+    The query must never run again. If it does, it reads and writes like a new query.
     """
     with _connected(url) as broker:
         from truenext.spark.admin import find

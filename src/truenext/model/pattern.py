@@ -13,7 +13,7 @@ def fault_of_pattern(pattern: str) -> str | None:
     """Return why a text is not a pattern; None if it is one.
 
     >>> fault_of_pattern("orders.>"), fault_of_pattern("orders.>.new")
-    (None, '> stands for the rest of a name, and only at its end')
+    (None, '> is allowed only as the last word')
     """
     words = pattern.split(".")
     if "" in words:

@@ -104,6 +104,6 @@ def damage_error(lane: Lane, problem: str) -> StoreError:
     """Return the error of a store that lacks messages of a lane."""
     priority = PRIORITY_MAX - split_lane_key(lane.key)[1]
     return StoreError(
-        f"the store is damaged: of queue {lane.queue.name!r}, priority {priority}, {problem}. "
+        f"the store is damaged: queue {lane.queue.name!r}, priority {priority}: {problem}. "
         "`truenext store check DIR` shows details, `truenext store export DIR NEW` saves all that is readable"
     )
