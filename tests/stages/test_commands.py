@@ -238,12 +238,16 @@ def changed(folder: Path, old: str, new: str) -> Result:
     [
         ("count: int = 1", "count: int", "breaks: order.place: its message: `count` is required now"),
         ("count: int = 1", "count: str = ''", "breaks: order.place: its message: `count` was integer, and is string"),
-        ("    ok: bool", "    ok: bool\n    at: int", "breaks: order.place.stage.reserve: its message: `at` must be"),
+        (
+            "    ok: bool",
+            "    ok: bool\n    at: int",
+            "breaks: order.place.stage.reserve: its message: `at` is required",
+        ),
         ('id: str = ""', "id: int = 0", "breaks: order.place: its state: `id` was string, and is integer now"),
         ("async def reserve", "async def book", "breaks: order.place.stage.reserve: the stage is gone"),
         ('"order.place"', '"order.put"', "breaks: order.place: the endpoint is gone"),
         ("price: int = 0", "price: str = ''", "breaks: order.place: its reply: `price` was integer, and may be string"),
-        ("price: int = 0", "price: str = ''", "breaks: shop.note: what is published to order.news: `price` was"),
+        ("price: int = 0", "price: str = ''", "breaks: shop.note: messages of topic order.news: `price` was"),
     ],
 )
 def test_check_with_breaking_changes_lists_them_and_exits_with_1(

@@ -48,7 +48,7 @@ def test_a_stage_that_is_refused_or_not_answered_tries_again(monkeypatch: pytest
 
     async def run() -> None:
         async with stages(app) as t:
-            why = f"taking.jobs takes no interactive messages yet: {error}"
+            why = f"taking.jobs consumes no interactive messages yet: {error}"
             while why not in (health := assess_health(t._service_run.status(), stalled_after_s=300)).reasons:
                 await asyncio.sleep(0.001)
             assert (health.live, health.ready) == (True, False)
@@ -72,7 +72,7 @@ def test_a_stage_that_takes_nothing_any_more_ends_the_process_and_is_not_live(mo
             health = assess_health(t._service_run.status(), stalled_after_s=300)
             assert not health.live
             assert (
-                "taking.jobs takes no interactive messages any more: ClosedError: the broker does not"
+                "taking.jobs consumes no interactive messages any more: ClosedError: the broker does not"
                 in health.reasons[0]
             )
 

@@ -215,7 +215,7 @@ def test_untyped_message_of_a_later_stage_and_untyped_state_are_refused() -> Non
 
 def test_an_endpoint_that_may_reply_none_is_refused() -> None:
     app = Service("shop")
-    with pytest.raises(DefinitionError, match=r"what chain replies is .*None, but a stage that returns None replies"):
+    with pytest.raises(DefinitionError, match=r"the reply of chain is .*None, but a stage that returns None replies"):
         app.endpoint("chain", Number, Number | None)  # type: ignore[arg-type]
 
 
@@ -280,7 +280,7 @@ def test_parameter_that_nothing_provides_is_refused_before_anything_runs() -> No
     async def work(t: Stages) -> None:
         raise AssertionError("not reached")
 
-    with pytest.raises(ConfigurationError, match=r"take.*'other'.*nothing gives Text"):
+    with pytest.raises(ConfigurationError, match=r"take.*'other'.*no value of type Text is provided"):
         run(app, work)
 
 

@@ -320,7 +320,11 @@ in_circle.__annotations__["value"] = Annotated[None, Depends(around_circle)]
         ),
         (positional, r"^positional, parameter 'flow': it cannot be passed by name"),
         (unreadable, r"^an annotation of unreadable cannot be read: name 'Nowhere' is not defined"),
-        (around_circle, r"in_circle, parameter 'value': a circle: around_circle -> in_circle -> around_circle"),
+        (
+            around_circle,
+            r"in_circle, parameter 'value': the dependencies run in a circle: "
+            r"around_circle -> in_circle -> around_circle",
+        ),
     ],
 )
 def test_factory_with_an_impossible_parameter_is_refused_by_name(factory: Callable[..., Any], pattern: str) -> None:

@@ -61,7 +61,7 @@ def test_a_stage_without_messages_is_live_however_long_none_has_ended() -> None:
 def test_a_stage_that_takes_nothing_any_more_is_not_live() -> None:
     health = judged(stages=[stage(end_reason="ClosedError: refused")])
     assert not health.live
-    assert health.reasons == ["order.place takes no other messages any more: ClosedError: refused"]
+    assert health.reasons == ["order.place consumes no other messages any more: ClosedError: refused"]
 
 
 def test_a_broker_that_has_just_been_lost_is_not_ready_but_live() -> None:
@@ -82,7 +82,7 @@ def test_a_database_that_is_away_is_not_ready_but_live() -> None:
 def test_a_stage_that_cannot_subscribe_is_not_ready_but_live() -> None:
     health = judged(stages=[stage(), stage(broker_wait_reason="no more consumers")])
     assert (health.live, health.ready) == (True, False)
-    assert health.reasons == ["order.place takes no other messages yet: no more consumers"]
+    assert health.reasons == ["order.place consumes no other messages yet: no more consumers"]
 
 
 def test_a_broker_without_room_is_not_ready_but_live() -> None:

@@ -119,7 +119,7 @@ async def unreadable() -> "AsyncIterator[Nowhere]":  # type: ignore[name-defined
     ("make", "pattern"),
     [
         (silent, "the lifespan silent needs an annotation of the type that it yields"),
-        (with_parameters, "the lifespan with_parameters takes parameters"),
+        (with_parameters, "the lifespan with_parameters must have no parameters"),
         (plain, "the lifespan plain needs an annotation of the type that it yields"),
         (of_union, "the lifespan of_union yields .*, and must yield an instance of a class"),
         (unreadable, "the annotation of the lifespan unreadable cannot be read: name 'Nowhere'"),

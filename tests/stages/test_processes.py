@@ -274,7 +274,7 @@ def test_a_stage_that_ends_no_message_is_not_live(broker: BrokerProcess, start: 
     process.await_lines("begun ")
     status, printed = get(port, "/live")
     assert status == 503
-    assert "work.never has 1 other message in hand" in printed
+    assert "work.never has 1 other message in progress" in printed
 
 
 def test_messages_of_a_stage_that_is_no_more_are_told_at_the_start(broker: BrokerProcess, start: Start) -> None:

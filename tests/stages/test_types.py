@@ -621,7 +621,7 @@ def test_a_value_that_would_come_back_as_something_else_is_refused_with_its_path
 def test_a_value_that_contains_itself_is_refused() -> None:
     value: list[Any] = []
     value.append(value)
-    with pytest.raises(FlowError, match=r"is no list\[Any\]"):
+    with pytest.raises(FlowError, match=r"is not of type list\[Any\]"):
         Codec(list[Any], "what is tested").encode(value)
 
 

@@ -32,8 +32,8 @@ def test_the_checkpoint_of_a_query_is_no_option_of_the_sink() -> None:
         ({}, True, r'^option url is missing: \.option\("url", "stomp://127.0.0.1:61613"\)$'),
         ({"url": "http://a"}, True, "^option url: "),
         ({"url": URL, "topic": "a"}, True, "^option topic is unknown; there are url, queue, space, patience"),
-        ({"url": URL, "txnAppId": "a", "txnVersion": "1"}, True, "^option txnAppId: there is none"),
-        ({"url": URL, "checkpointLocation": "x"}, False, "^option checkpointLocation: there is none"),
+        ({"url": URL, "txnAppId": "a", "txnVersion": "1"}, True, "^option txnAppId is unknown"),
+        ({"url": URL, "checkpointLocation": "x"}, False, "^option checkpointLocation is unknown"),
         ({"url": URL, "password": "x"}, True, "^option password: a truenext broker has no users yet"),
         ({"url": URL, "queue": "orders.*"}, True, "^option queue: "),
         (

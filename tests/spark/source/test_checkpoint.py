@@ -88,7 +88,7 @@ def test_an_older_checkpoint_is_refused_before_anything_is_taken(
     if is_forgotten:
         forget_numbers(here, query.end.id)
     older = rewind(query, 1 + batches)
-    first = f"batch {4 - batches} of this query was cleared, like all up to 4: the checkpoint is older than what"
+    first = f"batch {4 - batches} of this query was cleared, like all up to 4: the checkpoint is older than the"
     if older.offsets:
         with pytest.raises(Superseded, match=first):
             older.plan(older.reader())

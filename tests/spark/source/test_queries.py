@@ -107,7 +107,7 @@ def test_two_actions_of_one_batch_see_the_same_rows(spark: SparkSession, broker:
     [
         ({"queue": "/topic/news"}, r"Consumer\.NAME\.VirtualTopic\.news"),
         ({"partitions": "65"}, "partitions is '65', and must be a whole number, 1 to 64"),
-        ({"users": "x"}, "option users: there is none"),
+        ({"users": "x"}, "option users is unknown"),
         ({"password": "x"}, "option password: a truenext broker has no users yet"),
     ],
 )

@@ -41,11 +41,11 @@ class Endpoint(Generic[M, R]):
         """Called by `Service.remote`, `Service.endpoint` and the like. Raises: DefinitionError"""
         self.name = name
         self.destination = f"/queue/{name}"
-        self.takes = Codec(takes, f"what {name} takes")
+        self.takes = Codec(takes, f"the message of {name}")
         self.replies: Codec[R] | None = None
         if replies not in (None, NoneType):
             assert replies is not None, "it is not None"
-            self.replies = Codec(replies, f"what {name} replies")
+            self.replies = Codec(replies, f"the reply of {name}")
 
     def __repr__(self) -> str:
         replied = "" if self.replies is None else f" -> {type_name(self.replies.type)}"
@@ -61,7 +61,7 @@ class Topic(Generic[M]):
             raise DefinitionError(f"{name!r} is not the name of a topic: names are text")
         self.name = name
         self.destination = f"/topic/{name}"
-        self.takes = Codec(takes, f"what is published to {name}")
+        self.takes = Codec(takes, f"the message of topic {name}")
         try:
             parse_stored_address(self.destination)
         except RemoteProtocolError as error:
@@ -142,7 +142,7 @@ class Stage:
         subject = f"stage {name} of {endpoint.name}"
         state = None if endpoint.state is None else endpoint.state.type
         self.signature: Signature = signature_of(function, state, subject)
-        self.takes: Codec[Any] = Codec(self.signature.message, f"what {subject} takes")
+        self.takes: Codec[Any] = Codec(self.signature.message, f"the message of {subject}")
         self.next_stage: Stage | None = None
         """Next stage of the endpoint; None if this is the last."""
 
