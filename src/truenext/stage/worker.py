@@ -250,7 +250,7 @@ class MessageHandler:
         Raises: RolledBack, InDoubt; as `_on_failed`
         """
         exactly_once = self._exactly_once
-        assert exactly_once is not None, "nobody else asks"
+        assert exactly_once is not None, "only an exactly-once stage calls this"
         try:
             await exactly_once.ensure_sent(self._inbox_id, self._pool)
             await self._session.commit(timeout=TIMEOUT_S)

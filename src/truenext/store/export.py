@@ -144,7 +144,7 @@ class _CheckpointWriter:
         for message in self._piece.values():
             if number := referenced_content_number(message.record):
                 has_content = self._references.count_reference(number)
-                assert has_content, "a reference comes behind its content"
+                assert has_content, "a reference follows its content"
 
     def correct_references(self) -> None:
         """Set each content's count to the references that were written, and delete contents without any: damage may

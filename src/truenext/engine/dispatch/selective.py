@@ -315,7 +315,7 @@ class GroupedQueueDispatch(QueueDispatch):
         super().dispatch(consumers, dispatch_entry)
 
     def _owns_groups(self, consumer: BrokerConsumer, scan: QueueScan | None) -> bool:
-        assert scan is not None, "where there are groups everybody has one"
+        assert scan is not None, "with groups each consumer has a scan"
         return any(
             isinstance(cursor, GroupScanCursor) and cursor.heads_by_owner.get(consumer)
             for cursor in scan.cursors.values()
@@ -346,12 +346,12 @@ class GroupedQueueDispatch(QueueDispatch):
         return queried
 
     def _first_of_class(self, consumer_class: ConsumerClass) -> Entry | None:
-        assert consumer_class.scan is not None, "where there are groups everybody has one"
+        assert consumer_class.scan is not None, "with groups each consumer has a scan"
         return self._first_in_groups(consumer_class.scan, consumer_class.group_owner)
 
     def first_for(self, consumer: BrokerConsumer) -> Entry | None:
         scan = self._scans.find_scan(consumer, self._queue)
-        assert scan is not None, "where there are groups everybody has one"
+        assert scan is not None, "with groups each consumer has a scan"
         return self._first_in_groups(scan, consumer)
 
     def _first_in_groups(self, scan: QueueScan, consumer: BrokerConsumer | None) -> Entry | None:
@@ -364,7 +364,7 @@ class GroupedQueueDispatch(QueueDispatch):
 
     def head_for(self, consumer: BrokerConsumer, rank: int) -> Head:
         scan = self._scans.find_scan(consumer, self._queue)
-        assert scan is not None, "where there are groups everybody has one"
+        assert scan is not None, "with groups each consumer has a scan"
         cursor = scan.cursors.get(rank)
         return None if cursor is None else self._group_head(cursor, consumer)
 

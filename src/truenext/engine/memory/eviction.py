@@ -149,7 +149,7 @@ class Eviction:
             self._push_last_evictable(ends, lane)
         while ends and freed < needed:
             message = ends[0][1].arrived[-1].message
-            assert message is not None, "what has arrived stands in memory as a whole"
+            assert message is not None, "arrived messages are in memory as a whole"
             copies: list[Lane] = []
             while ends and ends[0][1].arrived[-1].message is message:
                 copies.append(heappop(ends)[1])
@@ -185,7 +185,7 @@ class Eviction:
         """Evict the last message in a lane's memory, at once or when it is durable."""
         entry = horizon.lower_horizon(lane)
         message = entry.message
-        assert message is not None, "what has arrived stands in memory as a whole"
+        assert message is not None, "arrived messages are in memory as a whole"
         committed = self._commit_state.last_committed
         if entry.batch <= committed and is_stored(entry, committed) and not lane.is_pinned:
             self._resident.unload_to_disk(entry, is_known=False)

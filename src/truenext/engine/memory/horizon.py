@@ -19,7 +19,7 @@ from truenext.engine.state.queue import NO_ENTRIES, UNBOUNDED, Entry, Lane
 def remove_entry(lane: Lane, entry: Entry) -> None:
     """Remove a waiting message from memory, wherever it is in its lane."""
     selected = lane.selected
-    assert selected is not None, "somebody has a selector"
+    assert selected is not None, "a consumer has a selector"
     entry.is_out_of_lane = True
     if entry is lane.head():
         lane.pop()
@@ -37,7 +37,7 @@ def remove_entry(lane: Lane, entry: Entry) -> None:
 
 def load_early(lane: Lane, entry: Entry) -> None:
     """Add a message above the horizon to memory."""
-    assert lane.selected is not None, "somebody has a selector"
+    assert lane.selected is not None, "a consumer has a selector"
     lane.selected.entries[entry.sequence] = lane.selected.loaded_early[entry.sequence] = entry
     entry.is_requeued = True
     lane.unread -= 1
@@ -63,7 +63,7 @@ def update_horizon(lane: Lane) -> None:
 def _move_selected_across(lane: Lane) -> None:
     """Move waiting selected entries to the container of their side of the horizon, after that has moved."""
     selected = lane.selected
-    assert selected is not None, "somebody has a selector"
+    assert selected is not None, "a consumer has a selector"
     if selected.loaded_early and min(selected.loaded_early) <= lane.horizon:
         for sequence in [sequence for sequence in selected.loaded_early if sequence <= lane.horizon]:
             lane.push(sequence, selected.loaded_early.pop(sequence))

@@ -102,7 +102,7 @@ class PageReader:
     def request_body(self, entry: Entry) -> None:
         """Request the body of a message within its lane."""
         lane = entry.lane
-        assert lane.selected is not None, "it was taken out of its turn, or may be"
+        assert lane.selected is not None, "the lane has selected entries"
         if entry.sequence not in lane.selected.body_reads:
             lane.selected.body_reads = add_sequence(lane.selected.body_reads, entry.sequence)
             read = BodyRead(self, entry)

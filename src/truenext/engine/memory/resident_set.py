@@ -233,7 +233,7 @@ class ResidentSet:
         """Forget a selected message that is settled; the gathering batch removes it."""
         lane = entry.lane
         batch = self._commit_state.batch.number
-        assert lane.selected is not None, "somebody had a selector"
+        assert lane.selected is not None, "a consumer had a selector"
         if lane.selected.entries.pop(entry.sequence, None) is not None and entry.store_batch not in (None, batch):
             lane.remember_removed(entry.sequence, batch)
             self._lanes_with_removed[lane] = None

@@ -249,7 +249,7 @@ class QueueSelection:
     ) -> None:
         """Test messages above the horizon, up to `last`: on a page, being written, or loaded early."""
         selected = lane.selected
-        assert selected is not None, "somebody has a selector"
+        assert selected is not None, "a consumer has a selector"
         in_memory = {
             entry.sequence: entry for entry in lane.unread_in_memory if after_sequence < entry.sequence <= last
         }

@@ -32,7 +32,7 @@ class ScanRead(SideRead):
 
     def __init__(self, selections: Selections, lane: Lane, after_sequence: int) -> None:
         super().__init__(lane, after_sequence, min(lane.queue.policy.page_size, SCAN_PAGE_SIZE), SCAN_BYTES)
-        assert lane.selected is not None, "somebody has a selector"
+        assert lane.selected is not None, "a consumer has a selector"
         self._selections = selections
         self.horizon_rise_count = lane.selected.horizon_rise_count
         lane.selected.scan_read_count += 1

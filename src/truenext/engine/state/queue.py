@@ -474,7 +474,7 @@ class Lane:
     def trim_gaps(self) -> None:
         """Remove gaps at the ends of the containers."""
         selected = self.selected
-        assert selected is not None, "somebody has a selector"
+        assert selected is not None, "a consumer has a selector"
         arrived_gaps, requeued_gaps = selected.arrived_gaps, selected.requeued_gaps
         arrived, requeued = self.arrived, self.requeued
         while arrived_gaps and arrived and arrived[0].sequence in arrived_gaps:

@@ -192,7 +192,7 @@ class ProducerRegistry:
 
     def _forget_early(self) -> None:
         name = self._oldest_dispensable()
-        assert name is not None, "`_has_space` was asked"
+        assert name is not None, "`_has_space` was checked"
         self._forget_producer(name)
         self._forgotten_count += 1
         self._last_forgotten = name
