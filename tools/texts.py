@@ -57,9 +57,9 @@ def _texts(node: ast.AST, kind: str) -> Iterator[tuple[str, str]]:
             return
         case ast.JoinedStr(values=values):
             yield from _entry("".join(_part(each) for each in values), kind)
-            values = [each for each in values if isinstance(each, ast.FormattedValue)]
-            for each in values:
-                yield from _texts(each, kind)
+            for part in values:
+                if isinstance(part, ast.FormattedValue):
+                    yield from _texts(part.value, kind)
             return
         case ast.Assert(test=test):
             yield from _texts(test, kind)
