@@ -105,7 +105,7 @@ def test_a_browser_cannot_acknowledge_the_messages_it_is_shown(broker: BrokerPro
     (message,) = shown(client)
     assert "ack" not in message.headers
     client.send_frame("ACK", {"id": f"{message.headers['truenext-sequence']}@b"})
-    assert "browses" in client.error().headers["message"]
+    assert "is a browser" in client.error().headers["message"]
 
 
 def test_an_invalid_selector_is_refused_with_the_place_of_the_fault(broker: BrokerProcess, queue: str) -> None:

@@ -331,7 +331,7 @@ def test_check_reports_a_valid_file_and_the_policy_of_a_queue(file: Path) -> Non
     ended = truenext("config", "check", file, "--queue", "orders.new")
     assert (ended.returncode, ended.stderr) == (0, "")
     first, head, *rows = (line.split() for line in ended.stdout.splitlines())
-    assert first == [str(file), "is", "sound."]
+    assert first == [str(file), "has", "no", "faults."]
     assert head == ["policy", "of", "orders.new", "value", "from"]
     assert ["attempts_max", "3", "[policy]"] in rows
     assert ["page_size", "10", '[policy."orders.>"]'] in rows

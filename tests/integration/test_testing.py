@@ -344,7 +344,7 @@ def test_faults_refuse_an_argument_that_is_no_connection(broker: BlockingBroker,
 def test_a_queue_is_named_without_its_kind(broker: BlockingBroker) -> None:
     """Regression: the contents were those of a queue named "/queue/orders", which is always empty."""
     for name in ("/queue/orders", "/topic/orders", "queue/orders", "queue://orders"):
-        with pytest.raises(ValueError, match="name the queue alone, 'orders'"):
+        with pytest.raises(ValueError, match="use the name of the queue alone, 'orders'"):
             broker.queue(name)
 
 
