@@ -99,7 +99,7 @@ class _QueueInspection:
         """Reasons that hold back all messages of a queue, or all later ones."""
 
     def first_reason(self) -> IdleReason | None:
-        """Return the reason found at the first message in the order of keys; None if none was found."""
+        """Return the first reason in the order of keys, not COMMITTING if NOT_IDLE follows; None if none was found."""
         committing = None
         for _, (_, reason) in sorted(self._first_reasons.items()):
             if reason is not IdleReason.COMMITTING:

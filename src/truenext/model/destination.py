@@ -94,7 +94,7 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
     kind: DestinationKind
     name: str
     session: str = ""
-    """Id of the connection that owns a temporary queue or topic."""
+    """Id of the connection that owns a temporary queue or topic; for a composite destination, of its sender."""
     parts: "tuple[Destination, ...]" = ()
     """Single destinations of a composite destination."""
     topic: str = ""

@@ -32,7 +32,7 @@ CONNECTIONS_MAX = 1000
 """Concurrent connections of one listener; fewer if the system lets the broker open fewer files (cli/files.py)."""
 
 CONTROL_ONLY_CONNECTIONS_MAX = 10
-"""Connections beyond CONNECTIONS_MAX that may only send control requests, so that an operator always can."""
+"""Connections beyond CONNECTIONS_MAX that may only send control requests, so that an operator still can."""
 
 CONTROL_ONLY_IDLE_S = 5.0
 """Seconds that a control-only connection may stay open without a control request."""

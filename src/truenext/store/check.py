@@ -21,7 +21,7 @@ class QueueSummary(msgspec.Struct):
     persistent: int = 0
     transient: int = 0
     size: int = 0
-    """Bytes of the messages' records."""
+    """Bytes of the records of undamaged messages."""
     damaged: int = 0
     """Number of messages that exist in part, or not as written."""
 
@@ -33,7 +33,7 @@ class SalvageSummary(msgspec.Struct):
     names: dict[int, str]
     timers: int = 0
     contents: int = 0
-    """Number of contents, each shared by several messages."""
+    """Number of undamaged contents, each shared by several messages."""
     contents_size: int = 0
     """Bytes of the contents' records."""
     damage_count: int = 0

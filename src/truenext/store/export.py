@@ -171,7 +171,7 @@ def _replacement_names(salvage: Salvage) -> dict[int, str]:
 
 
 def _segment_index(salvage: Salvage, names: dict[int, str]) -> SegmentIndex:
-    """Return a segment index with everything that the salvage has read but the messages."""
+    """Return a segment index with everything that the salvage has read but messages and timers."""
     recovered = salvage.recovered
     index = SegmentIndex(0)
     index.queues = names

@@ -22,7 +22,7 @@ from truenext.stage.introspection.graph import EndpointNode, ServiceGraph, Stage
 
 
 class QueueCounts(msgspec.Struct, frozen=True):
-    """Counts of one queue, as the broker reports them, by which `describe` annotates its stage."""
+    """Counts of one queue, as the broker reports them; `describe` adds them to the stage or endpoint of the queue."""
 
     waiting: int = 0
     unacknowledged: int = 0

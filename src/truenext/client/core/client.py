@@ -156,7 +156,7 @@ class Client:
         self.connection_state_since = context.clock()
         """Time at which the connection came up, or was lost."""
         self._failed_connect_count = 0
-        """Number of failed attempts to connect since a connection was lost."""
+        """Number of failed attempts to connect since the last connection was lost, or since the start."""
         self._reported_at: dict[tuple[str, str], float] = {}
         """Time of the last report, by URL and reason."""
         self.reconnect_count = -1

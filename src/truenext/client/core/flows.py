@@ -128,7 +128,7 @@ def release(session: SessionCore, received: ReceivedMessage, owner: object) -> F
 
 
 def end_message_block(session: SessionCore, received: ReceivedMessage, error: BaseException | None) -> Flow[None]:
-    """Settle a message at the end of its `Message.process` block."""
+    """Settle a message at the end of its `Message.process` block; in a transaction, mark a failed one."""
     if received.state is not ReceivedMessageState.HELD:
         return
     if received.transaction is not None:

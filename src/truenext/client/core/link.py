@@ -285,7 +285,7 @@ class ConnectBackoff:
     def __init__(self, addresses: Sequence[Address], random: Callable[[], float]) -> None:
         self.addresses = addresses
         self.failure_count = 0
-        """Number of failures since the last success."""
+        """Number of failures since the last lasting connection; the loss of a short one is a failure, too."""
         self._random = random
         self._index = 0
 

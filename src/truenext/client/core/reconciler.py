@@ -17,7 +17,7 @@ CHECK_INTERVAL_S = 15.0
 """Seconds between two comparisons with the broker, while both agree."""
 RECHECK_INTERVAL_S = 1.0
 CHECKS_MAX = 3
-"""Comparisons in a row with the same difference after which the connection is closed."""
+"""Comparisons in a row that repeat the difference of the one before, after which the connection is closed."""
 
 
 class Reconciler:

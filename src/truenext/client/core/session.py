@@ -564,7 +564,7 @@ class SessionCore:
         yield from self.require_transactions().flush(deadline)
 
     def commit(self, deadline: float | None, caller_number: CallerNumber | None = None) -> Flow[bool]:
-        """Commit; return True once the transaction is durable, False if its number was used before, without an effect.
+        """Commit; return True once that is durable, False if its number was used before: the transaction has no effect.
 
         Raises: RolledBack if it has no effect; InDoubt if the outcome is not known before the deadline;
         LocalProtocolError if there is a number and nothing to commit

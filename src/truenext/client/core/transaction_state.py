@@ -168,7 +168,7 @@ class TransactionState:
 
 
 class TransactionAnswerHandler:
-    """Answer handler of a frame in a transaction: a refusal or a lost connection makes it rollback-only."""
+    """Answer handler of a frame in a transaction, which a refusal or lost connection makes rollback-only while open."""
 
     __slots__ = ("_transaction",)
 

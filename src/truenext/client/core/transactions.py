@@ -257,7 +257,7 @@ class SessionTransactions:
     def commit(
         self, transaction: TransactionState, deadline: float | None, caller_number: CallerNumber | None
     ) -> Flow[bool]:
-        """Commit; return True once the transaction is durable, False if its number was used before, without an effect.
+        """Commit; return True once that is durable, False if its number was used before: the transaction has no effect.
 
         Raises: RolledBack if it has no effect; InDoubt if the outcome is not known before the deadline
         """

@@ -70,7 +70,7 @@ class ConsumerClass:
 
 
 class QueueDispatch:
-    """Dispatch of the true nexts of one queue in one turn, to consumers that match different messages."""
+    """Dispatch of the true nexts of one queue in one turn, to consumers that may match different messages."""
 
     __slots__ = (
         "_commit_state",

@@ -160,7 +160,7 @@ class SelectedEntries:
         self.requeued_gaps = NO_SEQUENCES
         """Sequences of empty slots in `Lane.requeued`; requeueing the entry fills its slot."""
         self.scan_read_count = 0
-        """Number of pages being read for a selector: nothing leaves `Lane.unread_in_memory`, as these may lack it."""
+        """Number of pages read for a selector now; if any, entries stay in `unread_in_memory`: a page may lack some."""
         self.horizon_rise_count = 0
         """Number of times that the horizon moved up."""
         self.body_reads = NO_SEQUENCES

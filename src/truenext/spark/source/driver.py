@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class SourceDriver:
-    """Plans and clears the batches of one run of a query, in Spark's driver."""
+    """Planner of the batches of one run of a query, in Spark's driver; also clears those that are done."""
 
     def __init__(self, options: SourceOptions, connect: Callable[[], BrokerConnection]) -> None:
         self._options = options

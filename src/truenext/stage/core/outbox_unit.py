@@ -46,7 +46,7 @@ class EncodedMessage(msgspec.Struct, frozen=True, array_like=True):
     expires_ms: int = 0
     """Expiry of the message's flow, in milliseconds since the epoch by the broker's clock; 0 is never."""
     ttl_s: float | None = None
-    """Seconds to live of a flow that starts with this message, from when the broker accepts the message."""
+    """Seconds to live of a flow that starts with this message, from when the broker or the outbox has the message."""
     refused: str = ""
     """Reason why the broker refused the message that this one replaces; empty if it replaces none."""
 

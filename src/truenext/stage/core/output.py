@@ -25,7 +25,7 @@ class OutputMessage(msgspec.Struct, frozen=True):
     expires_ms: int = 0
     """Expiry of the message's flow, in milliseconds since the epoch by the broker's clock; 0 is never."""
     ttl_s: float | None = None
-    """Seconds to live of a flow that starts with this message, from when the broker accepts the message."""
+    """Seconds to live of a flow that starts with this message, from when the broker or the outbox has the message."""
 
     def encode(self, carrier: Mapping[str, str]) -> EncodedMessage:
         """Return the message as it is sent. Raises: FlowError if it is too large"""

@@ -304,7 +304,7 @@ class OutboxRelay:
         return True
 
     async def _number_next(self) -> tuple[OutboxProducer, StoredUnit] | None:
-        """Number a unit; return its producer, in doubt from now on, and the unit. Raises: DatabaseUnavailable"""
+        """Number the next units as one; return producer (now in doubt) and unit or None. Raises: DatabaseUnavailable"""
         while True:
             producer = await self.borrow_producer()
             # If an answer is missing from now on, the producer is not used before the outcome is known.

@@ -30,7 +30,7 @@ class UnsentUnits(msgspec.Struct, frozen=True, kw_only=True):
     producer: str | None
     """Producer of the units' numbers; None if the units have no numbers yet."""
     owner: str | None
-    """Instance of the process that owns the producer; None if that process is dead."""
+    """Instance of the process that owns the producer; None if that process is dead, or if there is no producer."""
     units: int
     messages: int
     oldest_s: float

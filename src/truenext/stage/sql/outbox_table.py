@@ -150,7 +150,7 @@ class Outbox:
             await self._execute(connection, "DELETE FROM truenext_owners WHERE name = :owner", {"owner": self.owner})
 
     async def heartbeat(self) -> PendingWork:
-        """Record once a second that this process is alive, and return the pending work. Raises: DatabaseUnavailable"""
+        """Record that this process is alive, and return the pending work. Raises: DatabaseUnavailable"""
         async with self._transaction() as connection:
             found = await self._execute(
                 connection,

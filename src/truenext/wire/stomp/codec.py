@@ -87,7 +87,7 @@ class Decoder(Generic[Read]):
         self._shapes: tuple[Shape[Read], ...] = ()
         """Shapes of this connection's frames, the last one first."""
         self._misses = 0
-        """Number of frames since the last one with a shape."""
+        """Number of plain frames (`_decode`) since the last frame that was read by its shape."""
 
     def receive(self, data: bytes) -> list[Frame | Read]:
         """Return the frames that `data` completes; before a version is agreed only one, the next by `receive(b"")`.
