@@ -259,7 +259,7 @@ def test_browse_reads_small_pages_while_memory_is_short() -> None:
 def test_a_page_that_is_empty_and_not_the_last_is_damage() -> None:
     driver = BrowseDriver(stored=3)
     driver.browse()
-    with pytest.raises(StoreError, match="'a', priority 4, a page is empty"):
+    with pytest.raises(StoreError, match="'a', priority 4: a page is empty"):
         driver.engine.on_page_read(next_read(driver), page())
 
 

@@ -52,7 +52,8 @@ def shown() -> set[str]:
     """Return all selectors on pages and in helps."""
     text = "".join(page.read_text() for page in PAGES)
     found = set(
-        re.findall(r'--selector "([^"]+)"', text) + re.findall(r'selector (?:wants|matches), such as "([^"]+)"', text)
+        re.findall(r'--selector "([^"]+)"', text)
+        + re.findall(r'selector that messages must match, such as "([^"]+)"', text)
     )
     (table,) = re.findall(
         r"\| selector \| asks for \|\n(.*?)\n\n", (ROOT / "docs" / "headers.md").read_text(), re.DOTALL

@@ -18,7 +18,7 @@ class SlicedWork:
     def __init__(self, monotonic_ns: Callable[[], int]) -> None:
         self._monotonic_ns = monotonic_ns
         self.pending: deque[Steps] = deque()
-        """Work that is not done yet, in the order of its execution."""
+        """Generators that are not finished, in the order in which they run; each `next` does a part of the work."""
 
     def add(self, steps: Steps) -> None:
         """Add work, to be done after all earlier work."""

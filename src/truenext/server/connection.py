@@ -259,7 +259,7 @@ class ServerConnection:
 
     def close_for_takeover(self, *, is_exempt: bool) -> None:
         """Close the connection, as another one of its client takes it over: nothing more is read or sent."""
-        logger.info("connection taken over", extra={"client": self._name})
+        logger.info("the client has connected anew: its old connection was taken over", extra={"client": self._name})
         if self._is_parked:
             self._end_parked(is_exempt=is_exempt)
             return

@@ -204,7 +204,7 @@ class ServiceRun:
         self.context.gate = gate
 
     async def _retry_until_reachable(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Repeat `step` while the outbox cannot be reached (a busy database), if this run waits for its database.
+        """Run `step` again while the database of the outbox is unreachable or busy, if this run waits for its database.
 
         Raises: as `prepare`
         """

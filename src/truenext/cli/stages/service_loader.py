@@ -96,7 +96,7 @@ def _program_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _where(error: BaseException) -> str:
-    """Return the innermost line of the program in an error's traceback, in brackets; empty if there is none."""
+    """Return ` (orders.py:12)`, the innermost line of the user's code in a traceback; empty if there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if _is_program_file(frame.filename):
             return f" ({Path(frame.filename).name}:{frame.lineno})"

@@ -176,7 +176,10 @@ def close_session(session: SessionCore, owner: object) -> Flow[None]:
 
 
 def commit(session: SessionCore, timeout: float, producer: str | None = None, number: int = 0) -> Flow[bool]:
-    """Raises: ValueError, RolledBack, InDoubt"""
+    """Commit. Returns False if the broker says that the number was committed before.
+
+    Raises: ValueError if producer or number is invalid; RolledBack, InDoubt
+    """
     caller_number = None
     if producer is not None or number:
         if not (isinstance(producer, str) and 0 < len(producer) <= NAME_LENGTH_MAX):

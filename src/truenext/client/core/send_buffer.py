@@ -166,7 +166,7 @@ class SendBuffer:
         self._interrupted: list[PendingSend] = []
         """Sends that were in flight when the connection was lost, in order."""
         self._to_resend: list[PendingSend] | None = None
-        """Refused sends that will be repeated, until all sends written after the first refused one are answered."""
+        """Refused sends, kept to be sent again when all sends written after the first of them are answered."""
         self._no_space_error: Refused | None = None
         """Refusal for lack of space, until the broker confirms a repeated send."""
         self._is_backing_off = False

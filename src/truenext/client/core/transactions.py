@@ -383,7 +383,10 @@ class SessionTransactions:
             transaction.mark_rollback_only(RolledBack(reason))
 
     def _abort(self, transaction: TransactionState, counted: CountedAttempts, *, releases: bool = True) -> None:
-        """Send ABORT and the counted attempts; with `releases` release its messages and the buffered ones, too."""
+        """Send ABORT, and a NACK for each message whose attempt counts.
+
+        With `releases`, release the other messages of the transaction, and those that are buffered in the session.
+        """
         client = self._client
         link = client.link
         if link is None or link.number != transaction.link_number:

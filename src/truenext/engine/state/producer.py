@@ -66,8 +66,8 @@ class Producer(msgspec.Struct, gc=False):
     def has_used(self, name: str, number: int, *, is_commit: bool, declares_gapless: bool) -> bool:
         """Return whether a SEND or COMMIT of this number is a repeat.
 
-        Raises: RemoteProtocolError if the producer may not use the number: it has declared otherwise, or the COMMIT
-        is resolved
+        Raises: RemoteProtocolError if the COMMIT was resolved, if a gapless producer leaves out a number, or if a
+        producer changes whether it is gapless
         """
         if is_commit:
             if self.resolved and number in self.resolved:

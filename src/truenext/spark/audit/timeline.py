@@ -69,13 +69,20 @@ RETURN_REASONS = {"released": ReturnReason.RELEASED, "lost": ReturnReason.STARTE
 
 
 def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataFrame) -> DataFrame:
-    """Return `COLUMNS`, without nulls: all rows of a queue in one partition, each partition in order of `event`.
+    """Return the events of all queues, with runs and gaps as rows: `COLUMNS`, without nulls, times in microseconds.
 
-    `number` is the priority of an `accepted`, the window of a `subscribed` (or SELECTOR_WINDOW) and of a `window`,
-    the `count` of a `recovered` and of a `requested`, the `attempts` of a `returned`, the flags of a start, else 0.
-    `detail_code` is the group of an `accepted`, the ConsumerFlags of a `subscribed`, the ReturnReason of a
-    `returned` (plus HAS_CAUSE if it has a cause), HAS_CAUSE for a `dead-lettered` with a cause, else 0. `sequence`
-    is the consumer priority of an exclusive `subscribed`. Times are microseconds.
+    All rows of a queue are in one partition; each partition is sorted by `event`. Three columns depend on the kind:
+
+        kind           number                              detail_code                           sequence
+        accepted       priority                            hash of the group                     of the message
+        subscribed     window, SELECTOR_WINDOW, UNLIMITED  ConsumerFlags                         priority, if exclusive
+        window         window, or AUTO_WINDOW
+        recovered      count
+        requested      count                               0                                     of the message
+        returned       attempts                            ReturnReason, HAS_CAUSE               of the message
+        dead-lettered  0                                   HAS_CAUSE                             of the message
+        start          StartFlag
+        others         0                                   0                                     of the message
     """
     own = events.where("queue is not null")
     marks = _marks(runs, gaps).crossJoin(F.broadcast(own.select("queue").distinct()))
@@ -90,7 +97,7 @@ def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataF
 
 
 def _partitions(events: DataFrame) -> int:
-    """Return an explicit number, since Spark would otherwise join small partitions and leave cores idle."""
+    """Return the session's number of shuffle partitions. Without a number Spark coalesces, and cores stay idle."""
     return int(events.sparkSession.conf.get("spark.sql.shuffle.partitions") or 8)
 
 

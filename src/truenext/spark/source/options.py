@@ -32,7 +32,7 @@ class SourceOptions:
     space: str = DEFAULT_SPACE
     """A word in the names of the source's own queues."""
     patience_s: float = DEFAULT_PATIENCE_S
-    """Longest time without a broker, or without room in it, for a task or the driver."""
+    """Seconds without a broker, or without free disk space in it, after which a task or the driver fails."""
 
     @property
     def destination(self) -> str:

@@ -98,7 +98,7 @@ def decode_envelope(body: bytes) -> Envelope:
     _check_version(envelope.version)
     if not envelope.id:
         # The inbox would take all messages without an id for the same one.
-        raise NotDecoded("it is not a message of stages: its id is empty")
+        raise NotDecoded("it is not a message of stages: the field id of its envelope is empty")
     for each in envelope.waiting:
         if not _is_single_destination(each.to):
             # A sender may name one queue or topic for the reply, not any destination to which this service may send.

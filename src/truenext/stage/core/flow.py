@@ -101,7 +101,7 @@ class Flow:
         if codec is not None:
             self.state = codec.decode(envelope.state) if state is UNSET else state
         self.message: Any = stage.takes.decode(envelope.message) if message is UNSET else message
-        """Message of the stage; the object that the function takes."""
+        """Decoded body of the message that the stage handles, as its function takes it."""
 
     def __repr__(self) -> str:
         return f"<Flow {self.trace} at {self._stage.queue}>"

@@ -120,7 +120,8 @@ def start_flow(
 def check_endpoint(to: object) -> None:
     """Raises: FlowError if `to` is no endpoint"""
     if not isinstance(to, Endpoint):
-        raise FlowError(f"{to!r} is not an endpoint" + (": publish to it" if isinstance(to, Topic) else ""))
+        advice = "publish to a topic" if isinstance(to, Topic) else "pass the Endpoint, not its name"
+        raise FlowError(f"{to!r} is not an endpoint: {advice}")
 
 
 def check_topic(to: object) -> None:

@@ -107,8 +107,10 @@ def split_unit(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def decode_unit(data: bytes, age_ms: int) -> list[EncodedMessage]:
-    """Return the messages of a unit whose first part was written `age_ms` ago. Times to live are reduced by the age;
-    a message that has none left is sent as expired, and the broker removes and counts it.
+    """Return the messages of a unit that was written `age_ms` ago, or whose first part was if it combines several.
+
+    Times to live are reduced by the age. A message with none left is returned as expired: the broker removes and
+    counts it.
 
     Raises: UnreadableUnit
     """

@@ -353,7 +353,7 @@ class OutboxRelay:
             return
         if owner_is_dead:
             self._counters.claimed += 1
-            _logger.info("a producer of a process that has ended was claimed", extra={"producer": name})
+            _logger.info("claimed a producer of a process that has ended, to send its units", extra={"producer": name})
         # In doubt until the outcome of all its units is known.
         self._producers_in_doubt[name] = owner_was_dead
         if await self._send_all(claimed):
@@ -434,11 +434,11 @@ class OutboxRelay:
         return msgspec.json.decode(answer, type=ProducerStatus).outcome
 
     async def _send_after_gap(self, unit: StoredUnit) -> bool:
-        """Send a unit although the broker lacks numbers before it. It was restored: the units of those numbers were
-        sent, and are gone. Once these numbers are resolved, the broker takes this unit under its own number.
+        """Send a unit although the broker lacks numbers before it. Returns False if it lacks too many.
 
-        New numbers would not do. A process that has read those units, and has stood still since, may fill the gap,
-        and another one send this unit under its old number. Returns False if the broker lacks too many numbers.
+        The broker was restored from a copy: the units of those numbers were sent, and deleted. This resolves the
+        numbers, so that the broker takes this unit under its own number. A new number could send it twice: a stalled
+        process may still send the missing units, and then this unit under its old number.
 
         Raises: as `_send_all`
         """

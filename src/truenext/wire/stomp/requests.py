@@ -201,7 +201,7 @@ class FrameInterpreter:
         destination = parse_address(address, self._session_id)
         if destination.kind is DestinationKind.CONTROL:
             raise RemoteProtocolError(
-                f"{address} is for control requests; subscribe to the queue for the answers", Code.DESTINATION
+                f"{address} is for control requests; subscribe to the queue in your reply-to", Code.DESTINATION
             )
         if destination.kind is DestinationKind.COMPOSITE:
             raise RemoteProtocolError(
