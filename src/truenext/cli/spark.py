@@ -123,7 +123,7 @@ def reject(query_id: str, sequence: int, url: str) -> None:
 def forget(query_id: str, url: str) -> None:
     """Remove all that the broker stores for the query ID.
 
-    The query must never run again. If it does, it reads and writes like a new query.
+    End the query for good first: if it runs on, it fails. For 7 days nothing can be written under ID.
     """
     with _connected(url) as broker:
         from truenext.spark.admin import find

@@ -15,6 +15,9 @@ from truenext.spark.sink.admin import SinkStatus, close_sink, forget_sink, list_
 from truenext.spark.source.admin import QueryStatus, close_source, list_queries, outputs_of, return_rows
 from truenext.spark.source.offset import mark_queue
 
+BEGINNING_LENGTH_MIN = 6
+"""Characters of an id that an operator must give at least, so that a slip names no other query."""
+
 T = TypeVar("T")
 
 
@@ -23,7 +26,7 @@ def find_source(broker: BrokerConnection, query_id: str) -> QueryStatus:
 
     Raises: TruenextError if there is no such query, or several
     """
-    return _only(query_id, [each for each in list_queries(broker) if each.id.startswith(query_id)], " that reads")
+    return _only(query_id, [each for each in list_queries(broker) if _is_meant(each.id, query_id)], " that reads")
 
 
 def find_sink(broker: BrokerConnection, query_id: str) -> SinkStatus:
@@ -31,7 +34,7 @@ def find_sink(broker: BrokerConnection, query_id: str) -> SinkStatus:
 
     Raises: TruenextError if there is none, or several
     """
-    return _only(query_id, [each for each in list_sinks(broker) if each.queues.id.startswith(query_id)], " that writes")
+    return _only(query_id, [each for each in list_sinks(broker) if _is_meant(each.queues.id, query_id)], " that writes")
 
 
 def find(broker: BrokerConnection, query_id: str) -> QueryStatus | SinkStatus:
@@ -40,15 +43,22 @@ def find(broker: BrokerConnection, query_id: str) -> QueryStatus | SinkStatus:
     Raises: TruenextError if there is none, or several
     """
     found: list[QueryStatus | SinkStatus] = []
-    found += [each for each in list_queries(broker) if each.id.startswith(query_id)]
-    found += [each for each in list_sinks(broker) if each.queues.id.startswith(query_id)]
+    found += [each for each in list_queries(broker) if _is_meant(each.id, query_id)]
+    found += [each for each in list_sinks(broker) if _is_meant(each.queues.id, query_id)]
     return _only(query_id, found)
+
+
+def _is_meant(full: str, query_id: str) -> bool:
+    return full == query_id or (len(query_id) >= BEGINNING_LENGTH_MIN and full.startswith(query_id))
 
 
 def _only(query_id: str, found: list[T], kind: str = "") -> T:
     if len(found) != 1:
         known = "several match" if found else "there is none"
-        raise TruenextError(f"query {query_id!r}{kind}: {known}; `truenext spark list` shows all")
+        raise TruenextError(
+            f"query {query_id!r}{kind}: {known}; give a whole ID of `truenext spark list`, or its first "
+            f"{BEGINNING_LENGTH_MIN} characters or more"
+        )
     return found[0]
 
 
@@ -73,9 +83,16 @@ def abandon(broker: BrokerConnection, status: QueryStatus | SinkStatus) -> Itera
 def forget(broker: BrokerConnection, status: QueryStatus | SinkStatus) -> None:
     """Remove what the broker keeps of a query that never runs again.
 
-    Raises: TruenextError if it still has rows, Refused, ConnectionLost
+    Raises: TruenextError if it still has rows, or its sink is needed to abandon its source; Refused, ConnectionLost
     """
     if isinstance(status, SinkStatus):
+        # The decision says which rows of the source are published.
+        for source in list_queries(broker):
+            if status.queues.id in outputs_of(broker, source.bundle_queues):
+                raise TruenextError(
+                    f"query {source.id} has rows that {status.queues.id} writes: run `truenext spark abandon "
+                    f"{source.id}` first"
+                )
         forget_sink(broker, status)
         return
     if status.rows:

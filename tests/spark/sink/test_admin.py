@@ -23,7 +23,6 @@ from truenext.spark.datasource import QueueStreamReader
 from truenext.spark.sink.admin import SinkStatus, close_sink, list_sinks, publish_decision
 from truenext.spark.sink.decision import Decision, Draft, decide
 from truenext.spark.sink.driver import OutdatedBatch
-from truenext.spark.sink.publish import HeldByAnother
 from truenext.spark.source import driver
 from truenext.testing import BlockingBroker
 
@@ -80,8 +79,8 @@ def test_a_sink_is_listed_with_what_it_has_not_published(here: BlockingBroker) -
 def test_publish_finishes_the_last_decision(here: BlockingBroker) -> None:
     decide_only(here, 0, draft(here, 0, "a", "b", "c"))
     with connecting(here)() as broker:
-        assert publish_decision(broker, find_sink(broker, "query").queues) == 0
-        assert publish_decision(broker, find_sink(broker, "query").queues) == 0
+        assert publish_decision(broker, find_sink(broker, "query-1").queues) == 0
+        assert publish_decision(broker, find_sink(broker, "query-1").queues) == 0
     assert bodies_in(here) == ["a", "b", "c"]
 
 
@@ -105,16 +104,39 @@ def test_forget_removes_what_is_kept_of_a_query_but_no_row_that_was_decided(here
     assert drafts_waiting(here) == 0
 
 
-def test_a_sink_that_was_forgotten_cannot_be_closed_and_says_so(
-    here: BlockingBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forgotten_sink_can_be_closed_and_decides_no_batch(here: BlockingBroker) -> None:
     """Fixed: the number of its first decision was used already, and the close was retried for ever."""
-    monkeypatch.setattr("truenext.spark.sink.driver.HELD_SECONDS", 0.3)
     write_batch(here, 0, "a")
     with connecting(here)() as broker:
         forget(broker, find(broker, "query-1"))
-        with pytest.raises(HeldByAnother, match=r"^the end of query-1 cannot be decided: .* for 7 days$"):
-            close_sink(broker, QUEUES)
+        with pytest.raises(OutdatedBatch, match=r"^batch 1 of query-1 cannot be decided: the id was forgotten"):
+            write_batch(here, 1, "b")
+        assert close_sink(broker, QUEUES) == -1
+        with pytest.raises(OutdatedBatch, match=r"^this query was abandoned"):
+            write_batch(here, 1, "b")
+        assert close_sink(broker, QUEUES) == -1
+    assert bodies_in(here) == ["a"]
+
+
+def test_forget_of_a_sink_is_refused_while_its_source_has_rows(here: BlockingBroker, query: SmallQuery) -> None:
+    """Fixed: the source could not be abandoned any more."""
+    send(here, *"abc")
+    write_batch(here, 0, *read_batch(query, query.reader(), 0))
+    with (
+        connecting(here)() as broker,
+        pytest.raises(TruenextError, match=rf"run `truenext spark abandon {query.end.id}` first$"),
+    ):
+        forget(broker, find(broker, SPARK_QUERY))
+    assert abandoned(here, query.end.id) == (0, 2)
+
+
+@pytest.mark.parametrize("given", ["q", "query", "other-1"])
+def test_query_is_found_by_six_characters_or_its_whole_id(here: BlockingBroker, given: str) -> None:
+    write_batch(here, 0, "a")
+    with connecting(here)() as broker:
+        assert find_sink(broker, "query-").queues == find_sink(broker, "query-1").queues == QUEUES
+        with pytest.raises(TruenextError, match="there is none; give a whole ID"):
+            find_sink(broker, given)
 
 
 def test_forget_removes_the_mark_of_a_source_without_rows(here: BlockingBroker, query: SmallQuery) -> None:
@@ -163,7 +185,7 @@ def test_a_batch_before_any_decision_returns_and_is_decided_no_more(here: Blocki
     send(here, "a")
     late = draft(here, 0, *read_batch(query, query.reader(), 0))
     assert abandoned(here, query.end.id) == (1, 0)
-    with pytest.raises(OutdatedBatch, match="this query was abandoned, after batch -1"):
+    with pytest.raises(OutdatedBatch, match="this query was abandoned, before its first batch"):
         commit(here, 0, late)
     assert (bodies_in(here), bodies_in(here, "orders")) == ([], ["a"])
 

@@ -56,7 +56,9 @@ def test_a_query_is_listed_with_what_it_has_not_cleared(here: BlockingBroker, ne
     assert (status.batch, status.rows, status.since_ms, status.bundle_queues) == (3, 0, 0, [])
 
 
-def test_a_query_is_found_by_the_beginning_of_its_id(here: BlockingBroker, new_query: NewQuery) -> None:
+def test_a_query_is_found_by_the_beginning_of_its_id(
+    here: BlockingBroker, new_query: NewQuery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     send(here, *"ab")
     first, second = (new_query(maxRowsPerTrigger="1") for _ in range(2))
     for each in (first, second):
@@ -64,10 +66,11 @@ def test_a_query_is_found_by_the_beginning_of_its_id(here: BlockingBroker, new_q
     with connect(here) as broker:
         assert find_source(broker, first.end.id[:12]).id == first.end.id
         with pytest.raises(
-            TruenextError, match=r"^query 'none' that reads: there is none; `truenext spark list` shows"
+            TruenextError, match=r"^query 'none' that reads: there is none; give a whole ID of `truenext spark list`"
         ):
             find_source(broker, "none")
-        with pytest.raises(TruenextError, match=r"^query '' that reads: several match; `truenext spark list` shows"):
+        monkeypatch.setattr("truenext.spark.admin.BEGINNING_LENGTH_MIN", 0)
+        with pytest.raises(TruenextError, match=r"^query '' that reads: several match; give a whole ID"):
             find_source(broker, "")
 
 

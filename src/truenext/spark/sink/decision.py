@@ -79,11 +79,19 @@ def read_decision(broker: BrokerConnection, queues: SinkQueues) -> Decision | No
     return None if latest is None else _parse_decision(latest)
 
 
-def decide(broker: BrokerConnection, queues: SinkQueues, decision: Decision, last: Decision | None) -> bool:
+def decide(
+    broker: BrokerConnection,
+    queues: SinkQueues,
+    decision: Decision,
+    last: Decision | None,
+    *,
+    is_forgotten: bool = False,
+) -> bool:
     """Replace `last`, which is published, by this decision; False if another driver was first.
 
     Of two that take the place of `last` only one acknowledges it. Two first decisions have no such message, but the
-    same number, whatever their batches are.
+    same number, whatever their batches are. If the query was forgotten, that number was used: only an end, which needs
+    no other decision to be kept out, may take a higher one.
     Raises: Refused, ConnectionLost
     """
     latest: Latest = {"batch": decision.batch}
@@ -96,7 +104,7 @@ def decide(broker: BrokerConnection, queues: SinkQueues, decision: Decision, las
         queues.decisions,
         latest,
         queues.producer,
-        _FIRST_NUMBER if last is None else _FIRST_NUMBER + 1 + decision.batch,
+        _FIRST_NUMBER if last is None and not is_forgotten else _FIRST_NUMBER + 1 + decision.batch,
         replaces=lambda batch: batch == (None if last is None else last.batch),
     )
 

@@ -27,7 +27,7 @@ _HELD_LOOK_SECONDS = 0.2
 
 
 class OutdatedBatch(TruenextError):
-    """Batch of an outdated run: another run has published it and later ones, or the query was abandoned."""
+    """Batch of an outdated run: another run has published later ones, or the query was abandoned or forgotten."""
 
 
 def commit_batch(
@@ -81,19 +81,27 @@ def decide_next(
     """Publish the last decision. If its batch is lower than `batch`, replace it by `decision_after` and publish that.
 
     Returns the decision that is the last one then.
-    Raises: HeldByAnother, Refused, ConnectionLost
+    Raises: HeldByAnother, OutdatedBatch, Refused, ConnectionLost
     """
     deadline = monotonic() + HELD_SECONDS
+    is_forgotten = False
     while (last := finish_decision(broker, queues, patience)) is None or last.batch < batch:
         decision = decision_after(last)
-        if decide(broker, queues, decision, last):
+        # Another first decision would be here.
+        is_forgotten = is_forgotten and last is None
+        if is_forgotten and not decision.is_closed:
+            raise OutdatedBatch(
+                f"batch {batch} of {queues.id} cannot be decided: the id was forgotten, and is blocked for 7 days; use "
+                f"a new checkpoint, for a batch write another txnAppId"
+            )
+        if decide(broker, queues, decision, last, is_forgotten=is_forgotten):
             publish(broker, queues, decision, patience)
             return decision
+        is_forgotten = last is None
         if monotonic() >= deadline:
-            subject = "the end" if decision.is_closed else f"batch {batch}"
             raise HeldByAnother(
-                f"{subject} of {queues.id} cannot be decided: end another run of this query; if the id was forgotten, "
-                f"it is blocked for 7 days"
+                f"the decision of {queues.id} cannot be replaced: end another run of this query, and resume the queue "
+                f"{queues.decisions} if it is paused"
             )
         time.sleep(_HELD_LOOK_SECONDS)
     return last
@@ -121,7 +129,8 @@ def finish_decision(broker: BrokerConnection, queues: SinkQueues, patience: Pati
 def _check_not_later(last: Decision, batch: int) -> None:
     """Raises: OutdatedBatch"""
     if last.is_closed:
-        raise OutdatedBatch(f"this query was abandoned, after batch {last.last_batch}: start it with a new checkpoint")
+        when = f"after batch {last.last_batch}" if last.last_batch >= 0 else "before its first batch"
+        raise OutdatedBatch(f"this query was abandoned, {when}: start it with a new checkpoint")
     if last.batch > batch:
         raise OutdatedBatch(
             f"batch {batch} is older than batch {last.batch}, which is published: the checkpoint is older than the "

@@ -118,7 +118,8 @@ def encode_rows(batch: pa.RecordBatch, destination: str | None) -> Iterator[byte
 
 def _encode_row(body: bytes | str | None, row: dict[str, Any], destination: str | None) -> bytes:
     if body is None:
-        raise UnsendableRow(f"column body is null in a row with {row}: use an empty body instead")
+        others = f" in a row with {row}" if row else ""
+        raise UnsendableRow(f"column body is null{others}: use an empty body instead")
     if isinstance(body, str):
         body = body.encode()
     if len(body) > BODY_BYTES_MAX:

@@ -216,8 +216,8 @@ class SourceDriver:
             if monotonic() >= deadline:
                 raise Superseded(
                     f"the broker knows this query up to batch {mark}, and the checkpoint is at batch {offset.batch}: "
-                    f"the broker may have been restored from an older copy, so rows may be lost or come twice; start "
-                    f"the query with a new checkpoint"
+                    f"the query was forgotten, or the broker restored from an older copy, so that rows may be lost or "
+                    f"come twice; start the query with a new checkpoint"
                 )
             time.sleep(0.5)
         return mark
