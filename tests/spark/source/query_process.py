@@ -17,16 +17,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-QUERY_SECONDS = 180
+QUERY_SECONDS = 300
 
 
 class QueryProcess:
     """A query that runs until it is killed or finds nothing more; its context manager kills the rest of it. Its
     output is appended to `query.log`."""
 
-    def __init__(self, folder: Path, module: str, *arguments: str) -> None:
-        """Start `python -m tests.spark.source.MODULE` with these arguments."""
-        command = [sys.executable, "-m", f"tests.spark.source.{module}", *arguments]
+    def __init__(self, folder: Path, module: str, *arguments: str, package: str = "tests.spark.source") -> None:
+        """Start `python -m PACKAGE.MODULE` with these arguments."""
+        command = [sys.executable, "-m", f"{package}.{module}", *arguments]
         self._log = folder / "query.log"
         with self._log.open("ab") as log:
             self._log_start = log.tell()
@@ -41,6 +41,11 @@ class QueryProcess:
     @property
     def is_running(self) -> bool:
         return self._process.poll() is None
+
+    @property
+    def status(self) -> int | None:
+        """Exit status; None while it runs."""
+        return self._process.poll()
 
     @property
     def log(self) -> str:

@@ -8,48 +8,23 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pyspark
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from tests.integration.broker_process import BrokerProcess, dying_with_us
-from tests.integration.raw_client import UnexpectedError
-from tests.spark.queues import queues_with_messages, run_to_end, url, waiting
+from tests.integration.broker_process import BrokerProcess
+from tests.spark.queues import run_to_end, url, waiting
 from tests.spark.source.query_process import QueryProcess, check_each_once, written_rows
-from truenext import blocking
-from truenext.spark.java import find_java
+from tests.spark.trouble import await_that, bundle_queues, cluster, fill, send
 
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("TRUENEXT_KILLS"), reason="takes minutes: make spark"),
     pytest.mark.timeout(600),
 ]
-
-PATIENCE_SECONDS = 120
-
-
-def send(broker: BrokerProcess, numbers: range, size: int) -> None:
-    with blocking.connect(url(broker)) as connection:
-        for number in numbers:
-            connection.send_nowait("/queue/orders", bytes(size), headers={"number": str(number)})
-            if number % 1000 == 999:
-                connection.flush()
-
-
-def await_that(holds: Callable[[], object], query: QueryProcess) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert query.is_running, query.log
-        assert time.monotonic() < deadline, query.log
-        time.sleep(0.05)
-
 
 def running(trouble: str, broker: BrokerProcess, folder: Path, master: str) -> QueryProcess:
     return QueryProcess(folder, "troubled_query", trouble, url(broker), str(folder), master)
@@ -98,59 +73,9 @@ def test_a_driver_that_was_stopped_does_no_harm_when_it_goes_on_behind_a_second_
     assert bundle_queues(broker) == []
 
 
-def bundle_queues(broker: BrokerProcess) -> list[str]:
-    """Return the queues with bundles, `Spark.source.SPACE.ID.PARTITION`."""
-    return [name for name in queues_with_messages(broker) if name.count(".") == 4]
-
-
 def attempts(folder: Path) -> set[str]:
     """Return batch, partition and number of each attempt that has got rows."""
     return {file.name for file in (folder / "attempts").glob("*")}
-
-
-@contextmanager
-def cluster(folder: Path) -> Iterator[str]:
-    """Run a cluster of two hosts, as Spark begins no speculative attempt on the host of the first one."""
-    folder = folder / "cluster"
-    folder.mkdir()
-    home = Path(pyspark.__file__).parent
-    environment = os.environ | {
-        "SPARK_HOME": str(home),
-        "JAVA_HOME": str(find_java()),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_WORKER_DIR": str(folder),
-        "SPARK_DAEMON_MEMORY": "512m",
-    }
-    started: list[subprocess.Popen[bytes]] = []
-
-    def run(*arguments: str) -> Path:
-        log = folder / f"{len(started)}.log"
-        command = dying_with_us([str(home / "bin" / "spark-class"), *arguments])
-        with log.open("wb") as file:
-            started.append(subprocess.Popen(command, stdout=file, stderr=file, env=environment))
-        return log
-
-    try:
-        log = run("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        master = _said(log, "Starting Spark master at ")
-        for host in ("127.0.0.2", "127.0.0.3"):
-            options = ("--host", host, "--webui-port", "0", "--cores", "1", "--memory", "1g")
-            log = run("org.apache.spark.deploy.worker.Worker", *options, master)
-            _said(log, "Successfully registered with master ")
-        yield master
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-
-
-def _said(log: Path, words: str) -> str:
-    """Wait until a log has these words, and return the text after them."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while words not in (text := log.read_text()):
-        assert time.monotonic() < deadline, text
-        time.sleep(0.1)
-    return text.partition(words)[2].split()[0]
 
 
 # ---- The broker has no room ----
@@ -193,18 +118,6 @@ def _read_full_queue(broker: BrokerProcess, size: int, folder: Path) -> None:
         broker.stop()
     finally:
         broker.clean_up()
-
-
-def fill(broker: BrokerProcess, queue: str, size: int) -> int:
-    """Send numbered messages until the broker refuses one for lack of space; return the number of accepted ones."""
-    client = broker.connect()
-    # A client that only sends would wait for room.
-    client.subscribe("nothing")
-    with pytest.raises(UnexpectedError, match="as full as it may be"):
-        for number in range(10_000_000):
-            client.send(queue, bytes(size), persistent=True, headers={"number": str(number)}, confirmed=True)
-    client.close()
-    return broker.queues()[queue].waiting
 
 
 # ---- The checkpoint ----
