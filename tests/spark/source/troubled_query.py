@@ -1,6 +1,6 @@
 """A query in a process of its own, whose tasks are slow or fail.
 
-python -m tests.spark.source.troubled_query TROUBLE URL FOLDER MASTER
+python -m tests.spark.source.troubled_query TROUBLE URL FOLDER MASTER [TARGET]
 """
 
 import os
@@ -76,7 +76,8 @@ def _note_attempt(attempts: Path) -> tuple[str, int, int]:
     return batch, partition, attempt
 
 
-def main(trouble: str, url: str, folder: str, master: str) -> None:
+def main(trouble: str, url: str, folder: str, master: str, target: str = "") -> None:
+    """Without a target the rows go to Parquet."""
     options = " ".join(f"--conf spark.{option}" for option in OPTIONS)
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{options} pyspark-shell"
     spark = start(master)
@@ -94,14 +95,13 @@ def main(trouble: str, url: str, folder: str, master: str) -> None:
         .load()
     )
     troubled = rows.mapInArrow(lambda batches: act(batches, attempts), rows.schema)
-    query = (
-        troubled.writeStream.format("parquet")
-        .option("path", str(Path(folder) / "rows"))
-        .option("checkpointLocation", str(Path(folder) / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    if target:
+        copies = troubled.select("body", "headers")
+        writer = copies.writeStream.format("truenext").options(url=url, queue=target, patience="60")
+    else:
+        writer = troubled.writeStream.format("parquet").option("path", str(Path(folder) / "rows"))
+    writer = writer.option("checkpointLocation", str(Path(folder) / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
 
 
 if __name__ == "__main__":
