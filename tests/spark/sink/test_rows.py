@@ -19,11 +19,15 @@ from pyspark.sql.types import (
 )
 
 from truenext.errors import ConfigurationError
+from truenext.model.commands import Send
+from truenext.model.message import with_ttl
+from truenext.model.record import RECORD_OVERHEAD_BYTES
 from truenext.spark.sink import rows
 from truenext.spark.sink.options import SinkOptions, parse_options
 from truenext.spark.sink.rows import UnsendableRow, bundles, check_columns, encode_rows
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.protocol import Side, StompProtocol
+from truenext.wire.stomp.requests import FRAME_INTERPRETERS
 from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 URL = "stomp://127.0.0.1:61613"
@@ -76,9 +80,34 @@ def test_a_row_with_a_body_alone_is_a_persistent_message_of_priority_4() -> None
     assert frame.headers == {
         "destination": "/queue/out",
         "persistent": "true",
+        "priority": "4",
         "transaction": "publish",
         "content-length": "3",
     }
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},
+        {"priority": [4]},
+        {"priority": [9]},
+        {"persistent": [False]},
+        {"ttl_ms": [1]},
+        {"ttl_ms": [10**11]},
+        {"delay_ms": [1]},
+        {"group": ["g"], "reply_to": ["/queue/answers"]},
+    ],
+    ids=str,
+)
+def test_frame_of_a_row_is_not_shorter_than_what_the_broker_stores(columns: dict[str, Any]) -> None:
+    """Fixed: the broker added a line `priority`, and at a full disk a bundle freed less than its rows needed."""
+    (data,) = encode_rows(pa.RecordBatch.from_pydict({"body": [b"b"], **columns}), "/queue/out")
+    (frame,) = frames_of(data)
+    send = FRAME_INTERPRETERS["SEND"](rows._INTERPRETER, frame)
+    assert isinstance(send, Send)
+    message = with_ttl(send.message, send.ttl_ms, 1_764_000_000_000) if send.ttl_ms else send.message
+    assert len(data) >= len(message.header) + len(message.body) + RECORD_OVERHEAD_BYTES
 
 
 def test_a_row_with_all_columns_has_all_headers() -> None:
@@ -116,7 +145,7 @@ def test_a_row_with_all_columns_has_all_headers() -> None:
 
 
 def test_a_time_to_live_is_counted_from_the_publication() -> None:
-    assert encode(body=[b""], ttl_ms=[250]).headers["truenext-ttl"] == "250"
+    assert encode(body=[b""], ttl_ms=[250]).headers["truenext-ttl"] == "0000000250"
 
 
 def test_columns_that_are_null_are_left_out() -> None:

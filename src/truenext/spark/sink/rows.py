@@ -1,7 +1,8 @@
 """Rows as SEND frames, ready to be published.
 
 A bundle of the sink is a concatenation of such frames. The driver writes them unchanged, in the transaction that
-they name.
+they name. A frame is not shorter than what the broker stores for it in one queue: so publishing a bundle frees what it
+needs, and goes on at a full disk.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from pyspark.sql.types import (
 
 from truenext.client.core.send_options import SendOptions, encode_send
 from truenext.errors import ConfigurationError, RemoteProtocolError, TruenextError
+from truenext.model.order import PRIORITY_DEFAULT
 from truenext.spark.sink.options import SinkOptions, sink_destination
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.protocol import Side, StompProtocol
 from truenext.wire.stomp.replies import ReplyEncoder
-from truenext.wire.stomp.request_shapes import REQUEST_SHAPES
+from truenext.wire.stomp.request_shapes import DEFAULT_PRIORITY_LINE, REQUEST_SHAPES
 from truenext.wire.stomp.requests import FRAME_INTERPRETERS, FrameInterpreter
 from truenext.wire.stomp.shapes import FRAME_SHAPES
 
@@ -44,6 +46,8 @@ BUNDLE_ROWS = 5_000
 BODY_BYTES_MAX = 15 << 20
 """Size limit of a row's body: with its headers, such a row still fits into one message of the broker."""
 
+_TTL_DIGITS_MIN = 10
+"""With these the line is not shorter than `expires`, which the broker stores in its place."""
 _TRANSACTION_LINE = f"transaction:{TRANSACTION}\n".encode()
 _INTERPRETER = FrameInterpreter("", "", ReplyEncoder(StompProtocol(Side.SERVER, REQUEST_SHAPES), ""))
 """Interpreter for connections without subscriptions, like the driver's."""
@@ -148,8 +152,10 @@ def _encode_row(body: bytes | str | None, row: dict[str, Any], destination: str 
         if headers:
             options["headers"] = headers
         head = encode_send(destination, options).head
+        if options.get("priority", PRIORITY_DEFAULT) == PRIORITY_DEFAULT:
+            head += DEFAULT_PRIORITY_LINE
         if row.get("ttl_ms") is not None:
-            head += f"truenext-ttl:{row['ttl_ms']}\n".encode()
+            head += f"truenext-ttl:{row['ttl_ms']:0{_TTL_DIGITS_MIN}}\n".encode()
         head += _TRANSACTION_LINE
         _check_send(head)
     except (ValueError, TypeError, RemoteProtocolError) as error:
