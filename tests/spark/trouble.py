@@ -20,12 +20,15 @@ from truenext.spark.java import find_java
 
 PATIENCE_SECONDS = 240
 
+FLUSH_BYTES = 3_000_000
+"""Bytes of bodies that wait for their confirmation."""
+
 
 def send(broker: BrokerProcess, numbers: range, size: int) -> None:
     with blocking.connect(url(broker)) as connection:
         for number in numbers:
             connection.send_nowait("/queue/orders", bytes(size), headers={"number": str(number)})
-            if number % 1000 == 999:
+            if number % max(1, min(1000, FLUSH_BYTES // max(1, size))) == 0:
                 connection.flush()
 
 

@@ -11,16 +11,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
 from tests.integration.broker_process import BrokerProcess
 from tests.spark.queues import queues_with_messages, run_to_end, url, waiting
+from tests.spark.sink.held_query import Hold, start_query
 from tests.spark.sink.shifted_broker import ShiftedBroker
 from tests.spark.source.query_process import QueryProcess, check_each_once
-from tests.spark.trouble import await_that, cluster, fill, send
+from tests.spark.trouble import PATIENCE_SECONDS, await_that, cluster, fill, send
 from truenext import blocking
 from truenext.model.disk_level import DiskLevel
 
@@ -36,12 +39,28 @@ COMMANDS = {
 }
 """Words in the command of the processes that can be stopped."""
 
+NOT_STARTED = "Python worker failed to connect back"
+"""Error of Spark for a Python process that needed more than 10 seconds to start."""
+
 
 def run(spark: SparkSession, broker: BrokerProcess, folder: Path, target: str = "bills") -> None:
     """Run the query of `running` to its end, in the suite's session: it begins sooner there."""
     rows = spark.readStream.format("truenext").options(url=url(broker), queue="orders", maxRowsPerTrigger=1000)
     writer = rows.load().select("body", "headers").writeStream.format("truenext").options(url=url(broker), queue=target)
-    run_to_end(writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start())
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
+    while not has_run(writer.start()):
+        pass
+
+
+def has_run(query: StreamingQuery) -> bool:
+    """Await the end of a query; False if Spark has not waited for a Python process."""
+    try:
+        run_to_end(query)
+    except PySparkException as error:
+        if NOT_STARTED not in str(error):
+            raise
+        return False
+    return True
 
 
 def run_files(spark: SparkSession, broker: BrokerProcess, folder: Path, number: int) -> None:
@@ -50,24 +69,44 @@ def run_files(spark: SparkSession, broker: BrokerProcess, folder: Path, number: 
     (folder / "lines" / f"{number}.txt").write_text(f"{number}\n")
     lines = spark.readStream.text(str(folder / "lines")).selectExpr("value AS body", "map('number', value) AS headers")
     writer = lines.writeStream.format("truenext").options(url=url(broker), queue="lines")
-    run_to_end(writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start())
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
+    while not has_run(writer.start()):
+        pass
 
 
-def running(
-    broker: BrokerProcess,
-    folder: Path,
-    *,
-    point: str = "",
-    batch: int = 0,
-    target: str = "bills",
-    patience: int = 60,
-) -> QueryProcess:
-    arguments = (point, str(batch), url(broker), str(folder), target, str(patience))
-    return QueryProcess(folder, "held_query", *arguments, package="tests.spark.sink")
+def running(broker: BrokerProcess, folder: Path, point: str, batch: int) -> QueryProcess:
+    """Start the query in a process of its own, to be held."""
+    return QueryProcess(folder, "held_query", point, str(batch), url(broker), str(folder), package="tests.spark.sink")
 
 
 def await_held(folder: Path, query: QueryProcess) -> None:
     await_that((folder / "held").exists, query)
+
+
+@contextmanager
+def held(
+    spark: SparkSession, broker: BrokerProcess, folder: Path, point: str, batch: int = 0, **options: Any
+) -> Iterator[StreamingQuery]:
+    """Start the query in the suite's session, and yield it when it is held."""
+    query = start_query(spark, Hold(point, batch, str(folder)), url(broker), **options)
+    try:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (folder / "held").exists():
+            if NOT_STARTED in str(query.exception()):
+                query = start_query(spark, Hold(point, batch, str(folder)), url(broker), **options)
+            assert query.isActive, query.exception()
+            assert time.monotonic() < deadline, query.status
+            time.sleep(0.05)
+        yield query
+    finally:
+        query.stop()
+
+
+def kill_held_driver(folder: Path, query: StreamingQuery) -> None:
+    """Kill the driver's process that commits."""
+    os.kill(int((folder / "held").read_text()), signal.SIGKILL)
+    with pytest.raises(PySparkException):
+        run_to_end(query)
 
 
 def go_on(folder: Path) -> None:
@@ -106,7 +145,7 @@ def test_driver_that_is_replaced_while_it_is_stopped_publishes_nothing_twice(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path, point: str, batch: int, stopped: str
 ) -> None:
     send(broker, range(3000), 3000)
-    with running(broker, tmp_path, point=point, batch=batch) as old:
+    with running(broker, tmp_path, point, batch) as old:
         await_held(tmp_path, old)
         processes = old.processes(COMMANDS[stopped])
         assert processes
@@ -152,7 +191,7 @@ ROOM_CASES = pytest.mark.parametrize(
     ("point", "target", "size"),
     [
         ("draft", "bills", 3000),
-        # From 1 KiB on the broker stores a body once for both queues, and publishing needs no room.
+        # Each further copy needs room when it is published.
         ("decide", "bills,copies", 500),
     ],
 )
@@ -160,19 +199,18 @@ ROOM_CASES = pytest.mark.parametrize(
 
 @ROOM_CASES
 def test_query_that_finds_no_room_waits_and_publishes_each_row_once(
-    tmp_path: Path, point: str, target: str, size: int
+    spark: SparkSession, tmp_path: Path, point: str, target: str, size: int
 ) -> None:
     with held_broker(tmp_path) as broker:
         send(broker, range(2000), size)
-        with running(broker, tmp_path, point=point, target=target, patience=300) as query:
-            await_held(tmp_path, query)
+        with held(spark, broker, tmp_path, point, target=target) as query:
             broker.set_disk_level(DiskLevel.NONE)
             go_on(tmp_path)
             time.sleep(10.0)
-            assert query.is_running, query.log
+            assert query.isActive, query.exception()
             assert waiting(broker, target.split(",")[0]) == 0
             broker.set_disk_level(DiskLevel.PLENTY)
-            assert query.wait() == 0, query.log
+            run_to_end(query)
         check_published_once(broker, 2000, *target.split(","))
 
 
@@ -183,13 +221,11 @@ def test_query_that_finds_no_room_until_patience_ends_fails_by_name_and_goes_on_
     set_limit(tmp_path, LIMIT_BYTES)
     with held_broker(tmp_path) as broker:
         send(broker, range(2000), size)
-        with running(broker, tmp_path, point=point, target=target, patience=3) as query:
-            await_held(tmp_path, query)
+        with held(spark, broker, tmp_path, point, target=target, patience_s=3) as query:
             fill(broker, "others", 100_000)
             go_on(tmp_path)
-            assert query.wait() != 0
-            assert "as full as it may be" in query.log
-            assert "so it was for 3 s (option patience). Start the query again" in query.log
+            with pytest.raises(PySparkException, match=r"(?s)as full as it may be.*so it was for 3 s \(option p"):
+                run_to_end(query)
         assert waiting(broker, target.split(",")[0]) == 0
         broker.stop()
         set_limit(tmp_path, 4 * LIMIT_BYTES)
@@ -199,22 +235,19 @@ def test_query_that_finds_no_room_until_patience_ends_fails_by_name_and_goes_on_
 
 
 @pytest.mark.parametrize(
-    ("count", "size", "target"),
-    [(1000, 0, "bills"), (4, 3_000_000, "bills"), (1000, 3000, "bills,copies")],
-    ids=["empty bodies", "rows larger than a bundle", "two queues"],
+    ("count", "size"), [(1000, 0), (4, 3_000_000)], ids=["empty bodies", "rows larger than a bundle"]
 )
 def test_batch_whose_drafts_are_in_a_full_broker_is_published_without_further_room(
-    tmp_path: Path, count: int, size: int, target: str
+    spark: SparkSession, tmp_path: Path, count: int, size: int
 ) -> None:
     with held_broker(tmp_path) as broker:
         send(broker, range(count), size)
-        with running(broker, tmp_path, point="decide", target=target) as query:
-            await_held(tmp_path, query)
+        with held(spark, broker, tmp_path, "decide") as query:
             broker.set_disk_level(DiskLevel.NONE)
             go_on(tmp_path)
-            assert query.wait() == 0, query.log
+            run_to_end(query)
         assert broker.status()["disk_level"] == "none"
-        check_published_once(broker, count, *target.split(","))
+        check_published_once(broker, count)
 
 
 # ---- The broker was restored from an older copy ----
@@ -283,8 +316,8 @@ def test_batch_that_was_under_way_when_the_broker_was_copied_is_published_only_a
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path, is_abandoned: bool
 ) -> None:
     send(broker, range(2000), 10)
-    with running(broker, tmp_path, point="decide", batch=1) as query:
-        await_held(tmp_path, query)
+    with held(spark, broker, tmp_path, "decide", 1) as query:
+        kill_held_driver(tmp_path, query)
     copy_data(broker, tmp_path / "copy")
     run(spark, broker, tmp_path)
     check_published_once(broker, 2000)
@@ -351,8 +384,8 @@ def test_decision_that_was_not_published_for_eight_days_is_published_once(
 ) -> None:
     with shifted_broker(tmp_path) as broker:
         send(broker, range(2000), 3000)
-        with running(broker, tmp_path, point="publish", batch=batch) as query:
-            await_held(tmp_path, query)
+        with held(spark, broker, tmp_path, "publish", batch) as query:
+            kill_held_driver(tmp_path, query)
         assert 1000 * batch < waiting(broker, "bills") < 1000 * (batch + 1)
         pass_eight_days(broker)
         run(spark, broker, tmp_path)
@@ -395,7 +428,7 @@ def test_query_that_is_killed_and_loses_its_checkpoint_has_each_effect_once_afte
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path, point: str
 ) -> None:
     send(broker, range(3000), 3000)
-    with running(broker, tmp_path, point=point, batch=1) as query:
+    with running(broker, tmp_path, point, 1) as query:
         await_held(tmp_path, query)
         query.send_signal(signal.SIGKILL)
     shutil.rmtree(tmp_path / "checkpoint")
