@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pytest
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import WriterCommitMessage
@@ -65,16 +66,17 @@ class HeldWriter(QueueStreamWriter):
             yield batch
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        # Spark runs each commit in a process of its own.
-        if batchId == self._hold.batch:
-            if self._hold.point == "decide":
-                _hold_decision(self._hold)
-            elif self._hold.point == "publish":
-                _hold_second_bundle(self._hold)
-        super().commit(messages, batchId)
+        # Spark may use this process for further commits.
+        with pytest.MonkeyPatch.context() as patch:
+            if batchId == self._hold.batch:
+                if self._hold.point == "decide":
+                    _hold_decision(self._hold, patch)
+                elif self._hold.point == "publish":
+                    _hold_second_bundle(self._hold, patch)
+            super().commit(messages, batchId)
 
 
-def _hold_decision(hold: Hold) -> None:
+def _hold_decision(hold: Hold, patch: pytest.MonkeyPatch) -> None:
     call = BrokerConnection.call
 
     def held_call(self: BrokerConnection, command: str, headers: Mapping[str, str], body: bytes = b"") -> Frame:
@@ -83,10 +85,10 @@ def _hold_decision(hold: Hold) -> None:
             hold.wait()
         return call(self, command, headers, body)
 
-    BrokerConnection.call = held_call  # type: ignore[method-assign]
+    patch.setattr(BrokerConnection, "call", held_call)
 
 
-def _hold_second_bundle(hold: Hold) -> None:
+def _hold_second_bundle(hold: Hold, patch: pytest.MonkeyPatch) -> None:
     commit = publish._commit_bundle
     seen = 0
 
@@ -97,7 +99,7 @@ def _hold_second_bundle(hold: Hold) -> None:
             hold.wait()
         return commit(broker, bundle)
 
-    publish._commit_bundle = held_commit
+    patch.setattr(publish, "_commit_bundle", held_commit)
 
 
 class HeldDataSource(TruenextDataSource):

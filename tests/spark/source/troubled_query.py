@@ -16,7 +16,7 @@ from truenext.spark.session import start
 
 Batches = Iterator[pa.RecordBatch]
 
-HANG_SECONDS = 60.0
+HANG_SECONDS = 180.0
 
 
 def hanging_first(batches: Batches, attempts: Path) -> Batches:
