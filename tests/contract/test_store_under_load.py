@@ -6,6 +6,7 @@ import os
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -398,12 +399,43 @@ def test_room_becomes_little_then_none_and_plenty_again_when_messages_have_gone(
         batch = Batch(put + n)
         batch.removes = [key(n)]
         store.apply(batch)
-    for n in range(1, 40):
-        batch = Batch(2 * put + n)
-        batch.puts = {key(put + n): bytes(1500)}
-        batch.removes = [key(put + n - 1)] if n > 1 else []
-        store.apply(batch)
     until(lambda: store.disk_level is DiskLevel.PLENTY)
+    store.close()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_store_at_its_limit_has_space_again_though_the_removals_fill_no_segment(
+    tmp_path: Path, is_stopped: bool
+) -> None:
+    """Fixed: the removals waited for the end of their segment, and senders for them, also after a restart."""
+
+    def opened() -> EmbeddedStore:
+        store = EmbeddedStore(tmp_path, segment_bytes=1 << 20, segments_max=2, disk_limit=8 << 20)
+        store.recover()
+        return store
+
+    def apply(**changes: Any) -> None:
+        batch = Batch(next(numbers))
+        for name, value in changes.items():
+            setattr(batch, name, value)
+        store.apply(batch)
+
+    store, numbers, last = opened(), count(1), 0
+    while store.disk_level is not DiskLevel.NONE:
+        last += 1
+        apply(puts={key(last): bytes(50_000)})
+    if is_stopped:
+        store.close()
+        store, numbers = opened(), count(1)
+    for number in range(1, last):
+        apply(removes=[key(number)])
+    until(lambda: store.disk_level is DiskLevel.PLENTY)
+    apply(puts={key(last + 1): b"one more"})
+    store.close()
+    store, numbers = opened(), count(1)
+    assert sequences(store) == [last, last + 1]
+    apply(removes=[key(last)])
+    assert sequences(store) == [last + 1]
     store.close()
 
 

@@ -19,12 +19,13 @@ from threading import Condition, Thread
 
 from truenext.errors import StoreError
 from truenext.model.batch import NO_CAUSES
+from truenext.model.disk_level import DiskLevel
 from truenext.store.checkpoint import TRANSACTION_BYTES_MAX, Checkpoint
 from truenext.store.checkpoint_format import CheckpointPosition
 from truenext.store.disk_space import DiskSpace
 from truenext.store.journal import Journal
 from truenext.store.message_tables import Marks
-from truenext.store.overlay import Overlay, OverlayView, iter_spans, merge_causes
+from truenext.store.overlay import Overlay, OverlayView, SegmentIndex, iter_spans, merge_causes
 from truenext.store.spans import Span
 from truenext.store.store_errors import STORAGE_ERRORS, store_error
 
@@ -162,7 +163,10 @@ class Checkpointer:
                     is_due = self._is_checkpoint_due()
                 if is_due:
                     self._checkpoint_segment(self._journal.segments[0])
-                elif self._needs_cleanup:
+                    continue
+                if self.is_enabled and self._disk_space.level is not DiskLevel.PLENTY:
+                    self._delete_removed(self._overlay.indexes)
+                if self._needs_cleanup:
                     self._clean_up()
         except _Closing:
             return
@@ -191,10 +195,8 @@ class Checkpointer:
             overlay.last_checkpoint_segment = segment
             copied = overlay.copy_segment(segment)
             indexes = [index for index in overlay.indexes if index.segment <= segment]
+        self._delete_removed(indexes)
         for index in indexes:
-            removed = iter(index.removed.items())
-            while keys := list(islice(removed, TRANSACTION_KEYS_MAX)):
-                self._write(partial(self._checkpoint.delete_messages, keys))
             # In order, because many then share a page.
             timers = iter(sorted(index.timers.items()))
             while piece := list(islice(timers, TRANSACTION_KEYS_MAX)):
@@ -222,6 +224,22 @@ class Checkpointer:
         self._journal.free(segment)
         with self._changed:
             self._changed.notify_all()
+
+    def _delete_removed(self, indexes: Iterable[SegmentIndex]) -> None:
+        """Delete messages that the journal has removed.
+
+        At PLENTY this is done with the checkpoint of a segment. Otherwise it does not wait: acknowledgements may fill
+        no segment, while senders wait for the space of what they acknowledge.
+        """
+        for index in indexes:
+            while keys := self._removed_keys(index):
+                self._write(partial(self._checkpoint.delete_messages, keys))
+                index.deleted_count += len(keys)
+
+    def _removed_keys(self, index: SegmentIndex) -> list[tuple[bytes, bool]]:
+        # A batch may be applied to the newest index meanwhile.
+        with self._changed:
+            return list(islice(index.removed.items(), index.deleted_count, index.deleted_count + TRANSACTION_KEYS_MAX))
 
     def _records(
         self, spans_by_key: Iterable[tuple[bytes, Span]], *, are_transient: bool

@@ -302,6 +302,8 @@ class SegmentIndex:
     """Positions of the messages in the segment, by lane key."""
     removed: dict[bytes, bool] = field(default_factory=dict)
     """Keys of messages that were removed and that the checkpoint may have, and whether they are transient."""
+    deleted_count: int = 0
+    """Number of first keys in `removed` that were already deleted from the checkpoint."""
     marks: dict[bytes, Mark] = field(default_factory=dict)
     causes: dict[bytes, Causes] = field(default_factory=dict)
     """Causes of messages that have a mark here. An empty field is in an older index, or in the checkpoint."""

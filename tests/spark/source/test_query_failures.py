@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
+
 def running(trouble: str, broker: BrokerProcess, folder: Path, master: str) -> QueryProcess:
     return QueryProcess(folder, "troubled_query", trouble, url(broker), str(folder), master)
 
