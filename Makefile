@@ -13,8 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-# Two processes more than there are processors, for many tests wait; Spark takes all of them by itself.
-ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2))) --dist worksteal
+# Four processes more than there are processors, because most tests wait half of their time; Spark takes all of them by itself.
+ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 4))) --dist worksteal
 
 .PHONY: help setup demo generate reference texts check test test-core test-spark simulate search faults load spark freeze broken stages kill crash bench bench-backlog bench-due bench-inbox lock clean
 

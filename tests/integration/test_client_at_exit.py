@@ -127,7 +127,7 @@ def test_call_of_a_finalizer_at_the_end_of_the_program_returns_at_once(
         del connection, session
         """,
     )
-    assert ("ClosedError: the program ends" in stderr) is is_refused
+    assert ("ClosedError: the connection ends with the program" in stderr) is is_refused
     if not is_refused:
         assert stderr == ""
 
