@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-SHARE = 1 / 10
+SHARE = 1 / 20
 """Share of the tests marked `drawn` that a run has."""
 
 

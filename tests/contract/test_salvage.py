@@ -658,7 +658,7 @@ def test_a_mark_whose_message_is_missing_is_named(data: Path) -> None:
     rewrite(data, "marks", lambda txn, db: marks.extend(txn.cursor(db).iternext(values=False)))
     rewrite(data, "messages", lambda txn, db: txn.delete(marks[0], db=db))
     assert any(
-        f"message {sequence_of(marks[0])} of" in line and "has a mark, and is missing" in line for line in check(data)
+        f"message {sequence_of(marks[0])} of" in line and "is missing, but its mark" in line for line in check(data)
     )
 
 

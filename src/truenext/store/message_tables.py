@@ -84,7 +84,7 @@ class MessageTables:
         if record is not None:
             return stored_message(key, record, value)
         if value is not None:
-            raise damage_error("checkpoint", f"message {key.hex()} has a mark, and is missing", self._data)
+            raise damage_error("checkpoint", f"message {key.hex()} is missing, but its mark is there", self._data)
         return None
 
     def record(self, txn: lmdb.Transaction[bytes], key: bytes) -> bytes | None:
@@ -115,7 +115,9 @@ class MessageTables:
                 )
             # A mark belongs to a message: damage to one of the two shows in the other.
             if mark is not None and mark[0] < key:
-                raise damage_error("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
+                raise damage_error(
+                    "checkpoint", f"message {mark[0].hex()} is missing, but its mark is there", self._data
+                )
             if not key.startswith(lane):
                 return
             last = key
@@ -125,7 +127,7 @@ class MessageTables:
                 mark = next(marks, None)
             yield stored_message(key[size:] if size else key, record, own)
         if mark is not None:
-            raise damage_error("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
+            raise damage_error("checkpoint", f"message {mark[0].hex()} is missing, but its mark is there", self._data)
 
     def check_order_around(self, txn: lmdb.Transaction[bytes], key: bytes) -> None:
         """Detect a message that is here but was not found because a key is damaged: the keys where the search ended

@@ -118,7 +118,7 @@ class Link:
         self.started_at = self.read_at = self.written_at = now
 
     def require_truenext(self, feature: str) -> None:
-        """Raises: LocalProtocolError if the broker is not truenext, and lacks `feature`"""
+        """Raises: LocalProtocolError, which names `feature`, if the broker is not truenext"""
         if not self.is_truenext:
             raise LocalProtocolError(
                 f"{feature} needs a truenext broker; this broker is {self.server_name or 'another one'}"

@@ -134,7 +134,7 @@ class BrowseTask(BackgroundTask):
         self._commit_state.active_work[self] = None
 
     def take_slices(self) -> list[BrowseSlice]:
-        """Return the slices shown since the last call."""
+        """Return the slices made since the last call, for their browsers, and forget them."""
         shown, self._slices = self._slices, []
         return shown
 

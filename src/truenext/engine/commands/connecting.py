@@ -55,9 +55,8 @@ class Connecting:
         return session.id in self._clients.sessions
 
     def park(self, session: ConnectionState) -> bool:
-        """Reduce a lost connection to the state that would count an attempt if it ended now: started messages, and
-        transactions that count any. All else ends or is released at once. Returns False if nothing stays: then the
-        connection can end."""
+        """Keep of a lost connection only what would count attempts if it ended now: started messages, and transactions
+        that count any. End or release the rest at once. Returns False if nothing is kept: the connection can end."""
         for browser in session.browsers.values():
             self._subscribing.end_browser(browser)
         session.browsers.clear()

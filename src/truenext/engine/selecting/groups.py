@@ -99,8 +99,8 @@ class GroupOwnership:
             self._on_freed(group)
 
     def suspend_owner(self, consumer: BrokerConsumer, queue: Queue) -> None:
-        """Free the consumer's groups without held messages, now and until `wake_owner`; `queue` is the queue of
-        these groups."""
+        """Free the consumer's groups of which it holds no message; until `wake_owner`, free the others as soon as it
+        holds none of theirs. `queue` is the queue of these groups."""
         self.suspended_owners[consumer] = _NEVER_CHECKED
         self.free_groups_of_suspended(queue)
 

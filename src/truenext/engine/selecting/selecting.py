@@ -247,7 +247,8 @@ class QueueSelection:
         last: int,
         load: Load,
     ) -> None:
-        """Test messages above the horizon, up to `last`: on a page, being written, or loaded early."""
+        """Test messages above the horizon, up to `last`, with the selectors of `cursors`: those of a page, those being
+        written, and those loaded before the horizon reached them."""
         selected = lane.selected
         assert selected is not None, "a consumer has a selector"
         in_memory = {

@@ -95,8 +95,8 @@ class Entry(msgspec.Struct, gc=False):
     persistent: bool
     """The entry must survive a crash; always False in a temporary queue."""
     store_batch: int | None
-    """Batch that stores the message, 0 if an earlier run did: its removal must be stored too. None if the store does
-    not have it."""
+    """Number of the batch that stores the message; 0 if an earlier run of the broker stored it; None if the store does
+    not have it. Unless None, its removal must be stored, too."""
     deliveries: int = 0
     attempts: int = 0
     has_mark: bool = False

@@ -46,7 +46,7 @@ class Wildcard(BrokerConsumer):
         self.queues: dict[Queue, None] = {}
         """Queues that the consumer has joined."""
         self.is_joining = True
-        """Queues that existed at the subscription are still to be checked."""
+        """True until all queues that existed at the subscription were compared with the pattern."""
         self._head_sequences: list[dict[Queue, int]] = [{} for _ in RANKS]
         """Sequence of the consumer's head, by rank and queue: of the first ready message, or where something must be
         read or compared first. Most queues are empty, and have no item."""

@@ -192,7 +192,7 @@ class CommitState:
             self.sequence_limit = batch.sequence_limit
 
     def touch_waiting_queues(self) -> None:
-        """Touch the queues in which messages have become visible."""
+        """Mark for dispatch the queues whose messages were committed by the last batch."""
         self.touched_queues.update(self.waiting_queues.pop(self.last_committed, {}))
 
     def queue_waiting_answers(self) -> None:

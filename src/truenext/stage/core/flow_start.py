@@ -93,7 +93,9 @@ def start_flow(
             raise FlowError(f"reply_to is an endpoint or a topic, not {reply_to!r}")
         replies = to.replies if isinstance(to, Endpoint) else None
         if replies is None:
-            raise FlowError(f"{to.name} replies nothing, so {reply_to.name} would never get a reply")
+            raise FlowError(
+                f"{to.name} replies nothing, so {reply_to.name} would never get a reply: leave out reply_to"
+            )
         if not is_assignable(reply_to.takes.type, replies.type):
             raise FlowError(f"{to} replies another type than {reply_to} takes")
         waiting.append(ReplyTo(reply_to.destination, state_for(reply_to, reply_state)))

@@ -459,7 +459,7 @@ class OutboxRelay:
         """Move units to a new producer, as the broker lacks numbers of the old one. Raises: as `_send_all`"""
         _logger.error(
             "the broker does not know the numbers of a producer: it is another broker, has lost data, or has forgotten "
-            "the producer after a week. Unsent messages are sent under new numbers",
+            "the producer after a week. Messages not known to be sent get new numbers, and may come twice",
             extra={"producer": producer.name, "number": producer.last_number, "units": len(units)},
         )
         new = await self._outbox.renumber(units, producer)

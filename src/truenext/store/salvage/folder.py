@@ -201,7 +201,7 @@ class Salvage:
         for key in self._checkpoint.unmatched_marks():
             if key not in self._removed:
                 self._damage_report.add_damage(
-                    CHECKPOINT, f"{describe_message(key, queues)} has a mark, and is missing"
+                    CHECKPOINT, f"{describe_message(key, queues)} is missing, but its mark is there"
                 )
         for key, span in self._overlay.messages():
             record = self._journal.record(span)

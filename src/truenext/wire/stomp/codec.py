@@ -85,7 +85,7 @@ class Decoder(Generic[Read]):
 
         self._known_shapes = shapes
         self._shapes: tuple[Shape[Read], ...] = ()
-        """Shapes of this connection's frames, the last one first."""
+        """Shapes of this connection's frames, the one learned last first."""
         self._misses = 0
         """Number of plain frames (`_decode`) since the last frame that was read by its shape."""
 
