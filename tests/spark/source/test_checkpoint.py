@@ -117,8 +117,8 @@ def test_a_broker_that_was_restored_is_noticed_before_anything_is_taken(
         query.replan(restored) if is_to_be_repeated else query.plan(restored)
     assert str(raised.value) == (
         "the broker knows this query up to batch 2, and the checkpoint is at batch "
-        "5: the broker may have been restored from an older copy, so rows may be lost or come twice; start the query "
-        "with a new checkpoint"
+        "5: the query was forgotten, or the broker restored from an older copy, so that rows may be lost or come "
+        "twice; start the query with a new checkpoint"
     )
     assert sorted(bodies_in(here)) == ["c", "d", "e", "f"]
 
