@@ -985,7 +985,10 @@ def test_a_mark_that_stands_where_no_message_does_is_not_passed_over(data: Path)
     for name in (marks[-1], marks[0]):
         with checkpoint._env.begin(write=True) as txn:
             txn.delete(name, db=checkpoint._persistent.messages)
-        with checkpoint.snapshot() as snapshot, pytest.raises(StoreError, match=f"{name.hex()} is missing, but its mark"):
+        with (
+            checkpoint.snapshot() as snapshot,
+            pytest.raises(StoreError, match=f"{name.hex()} is missing, but its mark"),
+        ):
             list(checkpoint.page(snapshot, name[:5], 0))
     checkpoint.close()
 

@@ -126,7 +126,10 @@ class Listener:
             is_above_limit = len(self._connections) - len(self._control_only) >= self._connections_max
             if is_above_limit and len(self._control_only) >= CONTROL_ONLY_CONNECTIONS_MAX:
                 extra = {"client": client, "connections": self._connections_max}
-                logger.error("connection refused: too many connections", extra=extra)
+                logger.error(
+                    "connection refused: connections_max is reached, also for control requests",
+                    extra=extra,
+                )
                 reason = (
                     f"{self._limit_reason}, and {CONTROL_ONLY_CONNECTIONS_MAX} more for control requests alone: "
                     "try again later"
@@ -157,7 +160,7 @@ class Listener:
             self._connections.add(connection)
             if is_above_limit:
                 extra = {"client": client, "connections": self._connections_max}
-                logger.warning("connection may only send control requests: too many connections", extra=extra)
+                logger.warning("connection may only send control requests: connections_max is reached", extra=extra)
                 self._control_only.add(connection)
 
     def _resume_accepting(self) -> None:

@@ -94,9 +94,12 @@ def test_an_empty_selector_is_none() -> None:
         ({"queue": "queue://a"}, "option queue: unknown destination 'queue://a'"),
         (
             {"queue": "Spark.source.main.1"},
-            "option queue: Spark.source.main.1 is a queue in which sources store their rows",
+            "option queue: Spark.source.main.1 is reserved for sources and sinks: name a queue of an application",
         ),
-        ({"queue": "Spark.>"}, "option queue: Spark.> is a queue in which sources store their rows"),
+        (
+            {"queue": "Spark.>"},
+            "option queue: Spark.> is reserved for sources and sinks: name a queue of an application",
+        ),
     ],
     ids=str,
 )

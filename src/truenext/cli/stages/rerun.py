@@ -48,7 +48,7 @@ def rerun(queue: str, to: str | None, selector: str | None, count: int | None, f
     effects happen a second time, which `truenext redrive` never does.
     """
     if to == queue:
-        raise click.UsageError(f"the messages are in {queue} already: --to names another queue")
+        raise click.UsageError(f"--to {queue} is the queue in which the messages are already: give another queue")
     to = to or queue.removeprefix(DEAD_LETTER_PREFIX)
     if to == queue:
         raise click.UsageError(f"name the queue of their stage with --to: {queue} is not a dead-letter queue")

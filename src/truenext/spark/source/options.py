@@ -91,5 +91,7 @@ def _queue(text: str) -> str:
     if destination.kind not in (DestinationKind.QUEUE, DestinationKind.QUEUE_PATTERN):
         raise ConfigurationError(f"option queue: {text} is neither a queue nor a pattern of queues")
     if destination.name.startswith(SPARK_PREFIX):
-        raise ConfigurationError(f"option queue: {text} is a queue in which sources store their rows")
+        raise ConfigurationError(
+            f"option queue: {text} is reserved for sources and sinks: name a queue of an application"
+        )
     return destination.name
