@@ -105,10 +105,8 @@ def test_the_eleventh_connection_beyond_the_limit_is_refused_until_others_have_l
     assert f"the listener has {FEW} connections" in text.headers["message"]
     assert f"and {CONTROL_ONLY_CONNECTIONS_MAX} more for control requests alone" in text.headers["message"]
     rejected_client.await_end()
-    assert (
-        f"connection refused: connections_max is reached, also for control requests client='127.0.0.1:{rejected_client.local_port}'"
-        in full_broker.log
-    )
+    logged = "connection refused: connections_max is reached, also for control requests"
+    assert f"{logged} client='127.0.0.1:{rejected_client.local_port}'" in full_broker.log
     full_broker._log_checked = len(full_broker.log)
     beyond[0].disconnect()
     deadline = time.monotonic() + PATIENCE_SECONDS
