@@ -224,7 +224,7 @@ def test_query_that_finds_no_room_until_patience_ends_fails_by_name_and_goes_on_
         with held(spark, broker, tmp_path, point, target=target, patience_s=3) as query:
             fill(broker, "others", 100_000)
             go_on(tmp_path)
-            with pytest.raises(PySparkException, match=r"(?s)as full as it may be.*so it was for 3 s \(option p"):
+            with pytest.raises(PySparkException, match=r"(?s)as full as it may be.*has tried for 3 s \(option p"):
                 run_to_end(query)
         assert waiting(broker, target.split(",")[0]) == 0
         broker.stop()

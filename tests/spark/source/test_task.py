@@ -175,7 +175,7 @@ def test_a_task_without_broker_fails_when_its_patience_ends(
         list(read_task(planned.plan, fail_first, Patience(0, sleep=slept.append)))
     assert str(raised.value) == (
         "nobody is there; the query has tried for 0 s (option patience). Restart it when the broker is "
-        "available: it continues with the same rows"
+        "available and has free space: it continues with the same rows"
     )
 
 

@@ -44,7 +44,7 @@ class Patience:
         if now - self._failing_since >= self._seconds:
             raise TruenextError(
                 f"{error}; the query has tried for {self._seconds:g} s (option patience). Restart it when the broker "
-                f"is available: it continues with the same rows"
+                f"is available and has free space: it continues with the same rows"
             ) from error
         longest = min(_DELAY_FIRST_S * 2 ** min(self._failures, 10), _DELAY_MAX_S)
         self._failures += 1
