@@ -32,7 +32,7 @@ ORDERS_OF_EXAMPLE = 3
 """Orders of two processes in each example; a machine meets the rare ones rarely."""
 
 
-_COMMIT_DECISION = """if decide(broker, queues, decision, last):
+_COMMIT_DECISION = """if decide(broker, queues, decision, last, is_forgotten=is_forgotten):
 """
 _NEWEST = """newest = {}
     with connect() as broker:
@@ -158,7 +158,7 @@ FAULTS = [
         "first decisions have the numbers of their batches",
         decision,
         "decide",
-        "_FIRST_NUMBER if last is None else _FIRST_NUMBER + 1 + decision.batch",
+        "_FIRST_NUMBER if last is None and not is_forgotten else _FIRST_NUMBER + 1 + decision.batch",
         "decision.batch + 1",
     ),
     Fault(
@@ -180,7 +180,7 @@ FAULTS = [
         driver,
         "decide_next",
         _COMMIT_DECISION,
-        "if decide(broker, queues, decision, last) or True:\n",
+        "if decide(broker, queues, decision, last, is_forgotten=is_forgotten) or True:\n",
     ),
     Fault(
         "the last decision is not finished",
@@ -211,6 +211,13 @@ FAULTS = [
         "pass",
     ),
 ]
+
+
+def test_planting_finds_what_each_fault_replaces() -> None:
+    """Plant every fault, also those that are not drawn, and run none."""
+    for fault in FAULTS:
+        with planted(fault):
+            pass
 
 
 @pytest.mark.drawn

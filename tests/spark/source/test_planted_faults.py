@@ -15,8 +15,8 @@ import pytest
 from tests.spark.faults import Fault, planted, to_plant
 from tests.spark.source.machine import Disagreement, Machine
 from truenext.errors import TruenextError
+from truenext.spark.broker import latest
 from truenext.spark.datasource import QueueStreamReader
-from truenext.spark.source import mark
 from truenext.spark.source.bundle import BundleRows
 from truenext.spark.source.driver import SourceDriver
 from truenext.spark.source.offset import Offset
@@ -187,9 +187,9 @@ FAULTS = [
     ),
     Fault(
         "the previous mark is not removed",
-        mark,
-        "replace_mark",
-        "if last is not None:\n",
+        latest,
+        "replace_latest",
+        "if last_ack:\n",
         "if False:\n",
     ),
     Fault(
@@ -242,6 +242,13 @@ FAULTS = [
         "pass",
     ),
 ]
+
+
+def test_planting_finds_what_each_fault_replaces() -> None:
+    """Plant every fault, also those that are not drawn, and run none."""
+    for fault in FAULTS:
+        with planted(fault):
+            pass
 
 
 @pytest.mark.drawn
