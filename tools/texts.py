@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
-_SOURCE = _ROOT / "src" / "truenext"
+SOURCE = _ROOT / "src" / "truenext"
 TABLE = _ROOT / "tests" / "unit" / "texts.txt"
 
 _LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
@@ -38,9 +38,9 @@ _CODE = re.compile(
 def table() -> str:
     """Return the text of the table."""
     lines: list[str] = []
-    for path in sorted(_SOURCE.rglob("*.py")):
+    for path in sorted(SOURCE.rglob("*.py")):
         if texts := texts_of(path.read_text(encoding="utf-8")):
-            lines += ["", path.relative_to(_SOURCE).as_posix()]
+            lines += ["", path.relative_to(SOURCE).as_posix()]
             lines += [f"  {kind:8}{text}" for kind, text in sorted(texts)]
     return "\n".join(lines[1:]) + "\n"
 

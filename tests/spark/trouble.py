@@ -46,7 +46,7 @@ def bundle_queues(broker: BrokerProcess) -> list[str]:
 
 
 def fill(broker: BrokerProcess, queue: str, size: int) -> int:
-    """Send numbered messages until the broker refuses one for lack of room; how many it has taken."""
+    """Send numbered messages until the broker refuses one for lack of space, and return how many wait."""
     client = broker.connect()
     # A client that only sends would wait for room.
     client.subscribe("nothing")
@@ -94,7 +94,7 @@ def cluster(folder: Path) -> Iterator[str]:
 
 
 def _said(log: Path, words: str) -> str:
-    """Wait until a log has these words; what comes behind them."""
+    """Wait until a log has these words, and return the word after them."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while words not in (text := log.read_text()):
         assert time.monotonic() < deadline, text

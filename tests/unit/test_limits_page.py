@@ -1,15 +1,15 @@
 """Tests that docs/limits.md has each limit a user can reach, with its value and the text of its error."""
 
-import ast
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.unit.test_stomp_server import connected, receive
+from tools import texts
 from truenext.broker.settings import BrokerSettings
 from truenext.engine.background.bulk import parse_request
 from truenext.errors import RemoteProtocolError
@@ -102,26 +102,10 @@ CONSTANTS: dict[str, Any] = {name: value for name, value in vars(limits).items()
 SETTINGS = settings_of(Policy) | settings_of(BrokerSettings)
 
 
-def texts_in_code() -> Iterator[str]:
-    """Yield all string literals of the code, with format fields in braces."""
-    for file in (ROOT / "src" / "truenext").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.JoinedStr):
-                yield "".join(map(_text, node.values))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value
-
-
-def _text(part: ast.expr) -> str:
-    if isinstance(part, ast.FormattedValue):
-        return "{" + ast.unparse(part.value) + "}"
-    assert isinstance(part, ast.Constant)
-    return str(part.value)
-
-
 @functools.cache
 def all_texts() -> set[str]:
-    return set(texts_in_code())
+    """Return all texts that a user can see, with the names of their values in braces."""
+    return {text for path in texts.SOURCE.rglob("*.py") for _, text in texts.texts_of(path.read_text(encoding="utf-8"))}
 
 
 def test_limits_page_has_each_limit_that_does_not_only_tune_the_broker() -> None:

@@ -1,4 +1,4 @@
-"""Texts that a user can see: is their table, tests/unit/texts.txt, up to date?"""
+"""Tests that the table of all texts that a user can see, tests/unit/texts.txt, is up to date."""
 
 from tools import texts
 

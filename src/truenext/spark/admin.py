@@ -5,7 +5,7 @@ Each step is one transaction, so an interrupted command can be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from truenext.errors import TruenextError
@@ -26,7 +26,7 @@ def find_source(broker: BrokerConnection, query_id: str) -> QueryStatus:
 
     Raises: TruenextError if there is no such query, or several
     """
-    return _only(query_id, [each for each in list_queries(broker) if _is_meant(each.id, query_id)], " that reads")
+    return _only(query_id, _sources(broker), " that reads")
 
 
 def find_sink(broker: BrokerConnection, query_id: str) -> SinkStatus:
@@ -34,7 +34,7 @@ def find_sink(broker: BrokerConnection, query_id: str) -> SinkStatus:
 
     Raises: TruenextError if there is none, or several
     """
-    return _only(query_id, [each for each in list_sinks(broker) if _is_meant(each.queues.id, query_id)], " that writes")
+    return _only(query_id, _sinks(broker), " that writes")
 
 
 def find(broker: BrokerConnection, query_id: str) -> QueryStatus | SinkStatus:
@@ -42,21 +42,26 @@ def find(broker: BrokerConnection, query_id: str) -> QueryStatus | SinkStatus:
 
     Raises: TruenextError if there is none, or several
     """
-    found: list[QueryStatus | SinkStatus] = []
-    found += [each for each in list_queries(broker) if _is_meant(each.id, query_id)]
-    found += [each for each in list_sinks(broker) if _is_meant(each.queues.id, query_id)]
-    return _only(query_id, found)
+    known: list[tuple[str, QueryStatus | SinkStatus]] = [*_sources(broker), *_sinks(broker)]
+    return _only(query_id, known)
 
 
-def _is_meant(full: str, query_id: str) -> bool:
-    return full == query_id or (len(query_id) >= BEGINNING_LENGTH_MIN and full.startswith(query_id))
+def _sources(broker: BrokerConnection) -> list[tuple[str, QueryStatus]]:
+    return [(each.id, each) for each in list_queries(broker)]
 
 
-def _only(query_id: str, found: list[T], kind: str = "") -> T:
+def _sinks(broker: BrokerConnection) -> list[tuple[str, SinkStatus]]:
+    return [(each.queues.id, each) for each in list_sinks(broker)]
+
+
+def _only(query_id: str, known: Sequence[tuple[str, T]], kind: str = "") -> T:
+    found = [status for id, status in known if id == query_id]
+    if not found and len(query_id) >= BEGINNING_LENGTH_MIN:
+        found = [status for id, status in known if id.startswith(query_id)]
     if len(found) != 1:
-        known = "several match" if found else "there is none"
+        count = "several match" if found else "there is none"
         raise TruenextError(
-            f"query {query_id!r}{kind}: {known}; give a whole ID of `truenext spark list`, or its first "
+            f"query {query_id!r}{kind}: {count}; give a whole ID of `truenext spark list`, or its first "
             f"{BEGINNING_LENGTH_MIN} characters or more"
         )
     return found[0]
@@ -87,7 +92,7 @@ def forget(broker: BrokerConnection, status: QueryStatus | SinkStatus) -> None:
     """
     if isinstance(status, SinkStatus):
         # The decision says which rows of the source are published.
-        for source in list_queries(broker):
+        for source in list_queries(broker, with_rows=False):
             if status.queues.id in outputs_of(broker, source.bundle_queues):
                 raise TruenextError(
                     f"query {source.id} has rows that {status.queues.id} writes: run `truenext spark abandon "

@@ -21,7 +21,7 @@ from truenext.errors import TruenextError
 from truenext.spark.admin import abandon, find, find_sink, find_source, forget
 from truenext.spark.datasource import QueueStreamReader
 from truenext.spark.sink.admin import SinkStatus, close_sink, list_sinks, publish_decision
-from truenext.spark.sink.decision import Decision, Draft, decide
+from truenext.spark.sink.decision import Decision, Draft, SinkQueues, decide
 from truenext.spark.sink.driver import OutdatedBatch
 from truenext.spark.source import driver
 from truenext.testing import BlockingBroker
@@ -137,6 +137,17 @@ def test_query_is_found_by_six_characters_or_its_whole_id(here: BlockingBroker, 
         assert find_sink(broker, "query-").queues == find_sink(broker, "query-1").queues == QUEUES
         with pytest.raises(TruenextError, match="there is none; give a whole ID"):
             find_sink(broker, given)
+
+
+def test_whole_id_that_begins_another_one_is_found(here: BlockingBroker) -> None:
+    """Fixed: several matched, though the error asked for a whole ID."""
+    for name in ("report", "report-2"):
+        decisions = SinkQueues("main", name)
+        with connecting(here)() as broker:
+            assert decide(broker, decisions, Decision(0), None)
+    with connecting(here)() as broker:
+        assert find_sink(broker, "report").queues.id == "report"
+        assert find_sink(broker, "report-").queues.id == "report-2"
 
 
 def test_forget_removes_the_mark_of_a_source_without_rows(here: BlockingBroker, query: SmallQuery) -> None:

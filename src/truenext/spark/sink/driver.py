@@ -59,13 +59,14 @@ def with_broker(
 
 
 def _commit_batch(broker: BrokerConnection, queues: SinkQueues, decision: Decision, patience: Patience) -> None:
+    last: Decision | None
     if decision.drafts:
         last = decide_next(broker, queues, decision.batch, lambda _: decision, patience)
-    elif (found := finish_decision(broker, queues, patience)) is None or found.batch < decision.batch:
-        # A batch without rows needs no decision of its own.
-        return
     else:
-        last = found
+        last = finish_decision(broker, queues, patience)
+        if last is None or last.batch < decision.batch:
+            # A batch without rows needs no decision of its own.
+            return
     if last is not decision:
         _check_not_later(last, decision.batch)
     drop_drafts(broker, queues, decision.batch)
@@ -84,11 +85,11 @@ def decide_next(
     Raises: HeldByAnother, OutdatedBatch, Refused, ConnectionLost
     """
     deadline = monotonic() + HELD_SECONDS
-    is_forgotten = False
+    has_tried_first = False
     while (last := finish_decision(broker, queues, patience)) is None or last.batch < batch:
         decision = decision_after(last)
-        # Another first decision would be here.
-        is_forgotten = is_forgotten and last is None
+        # The number of a first decision was used, and that decision is not here.
+        is_forgotten = has_tried_first and last is None
         if is_forgotten and not decision.is_closed:
             raise OutdatedBatch(
                 f"batch {batch} of {queues.id} cannot be decided: the id was forgotten, and is blocked for 7 days; use "
@@ -97,7 +98,7 @@ def decide_next(
         if decide(broker, queues, decision, last, is_forgotten=is_forgotten):
             publish(broker, queues, decision, patience)
             return decision
-        is_forgotten = last is None
+        has_tried_first = last is None
         if monotonic() >= deadline:
             raise HeldByAnother(
                 f"the decision of {queues.id} cannot be replaced: end another run of this query, and resume the queue "
