@@ -57,11 +57,18 @@ def test_connections_that_stall_within_large_frames_take_no_memory_and_let_other
     own_broker: BrokerProcess, queue: str
 ) -> None:
     honest, modest, first, *others = [own_broker.connect() for _ in range(42)]
+
+    def incomplete_bytes() -> int:
+        return own_broker.status()["memory"]["incomplete"]
+
     with own_broker.watched_memory() as samples, stalled(first):
-        await_true(lambda: own_broker.status()["memory"]["incomplete"] > 14 * MIB, "the first is not read")
+        await_true(lambda: incomplete_bytes() >= len(BODY), "the first is not read")
+        first_bytes = incomplete_bytes()
         started = time.monotonic()
         sending = threading.Thread(target=honest.send, args=(queue, BODY), kwargs={"persistent": True})
         sending.start()
+        # Its turn is the second: each of the others would keep it waiting for as long as the first.
+        await_true(lambda: incomplete_bytes() > first_bytes, "the beginning is not read")
         with stalled(*others):
             # What is small is not kept from anything.
             modest.send(f"{queue}-small", b"modest", persistent=True, confirmed=True)
