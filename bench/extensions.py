@@ -54,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ratios = []
         for number in range(options.runs):
             with_started, without = (
-                _rate(broker.port, f"/queue/started.{number}.{names}", options.messages, names_begun=names)
-                for names in (True, False)
+                _rate(broker.port, f"/queue/started.{number}.{reports}", options.messages, reports_started=reports)
+                for reports in (True, False)
             )
             ratios.append(with_started / without)
             print(f"  started {with_started:,.0f}/s, without {without:,.0f}/s", flush=True)
@@ -73,19 +73,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _connect(port: int, *flags: bytes) -> socket.socket:
+def _connect(port: int, *, is_truenext_client: bool = False) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", port), SILENCE)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.sendall(_CONNECT % b"".join(b"%b:true\n" % name for name in flags))
+    sock.sendall(_CONNECT % (b"truenext-client:1\n" if is_truenext_client else b""))
     await_frame(sock, b"CONNECTED")
     return sock
 
 
-def _rate(port: int, queue: str, messages: int, *, names_begun: bool) -> float:
+def _rate(port: int, queue: str, messages: int, *, reports_started: bool) -> float:
     """Return messages a second, from the first SEND until the receipt after the last acknowledgement."""
     with Crew() as crew:
         producer = crew.hire(_fill, port, queue, messages)
-        consumer = crew.hire(_consume, port, queue, messages, names_begun)
+        consumer = crew.hire(_consume, port, queue, messages, reports_started)
         consumer.await_ready()
         producer.await_ready()
         consumer.start()
@@ -104,10 +104,10 @@ def _fill(gate: Gate, port: int, queue: str, messages: int) -> Timing:
         return Timing(started, time.monotonic())
 
 
-def _consume(gate: Gate, port: int, queue: str, messages: int, names_begun: bool) -> Timing:
+def _consume(gate: Gate, port: int, queue: str, messages: int, reports_started: bool) -> Timing:
     """Receive messages as they come and answer in their order, in the same way with and without reports."""
-    answer: Callable[[list[bytes]], bytes] = _started_and_acknowledged if names_begun else frames.acks
-    with _connect(port, *((b"truenext-started",) if names_begun else ())) as sock:
+    answer: Callable[[list[bytes]], bytes] = _started_and_acknowledged if reports_started else frames.acks
+    with _connect(port, is_truenext_client=reports_started) as sock:
         sock.sendall(frames.subscribe(queue, True, "subscribed"))
         await_frame(sock, b"RECEIPT")
         buffer = bytearray(messages * BUFFER_BYTES_PER_MESSAGE + 2 * CHUNK)
@@ -163,7 +163,7 @@ def _trip(port: int, queue: str, trips: int, *, pulls: bool) -> float:
 
 
 def _release(port: int, queue: str, times: int) -> float:
-    with _connect(port) as producer, _connect(port, b"truenext-rounds") as sock:
+    with _connect(port) as producer, _connect(port, is_truenext_client=True) as sock:
         send_confirmed(producer, frames.send_groups(queue, False, HELD, GROUP, True, 1), 20)
         sock.sendall(frames.subscribe(queue, True, "subscribed", HELD))
         _read_frames(sock, HELD + 1)

@@ -23,10 +23,7 @@ CONFIRMED_TOGETHER = 54
 IN_FLIGHT = 126
 """Number of missing receipts of a bulk send: 8 MiB."""
 
-_CONNECT = (
-    b"CONNECT\naccept-version:1.2\nheart-beat:0,0\nhost:127.0.0.1\n"
-    b"truenext-rounds:true\ntruenext-started:true\ntruenext-keep-open:true\n\n\0"
-)
+_CONNECT = b"CONNECT\naccept-version:1.2\nheart-beat:0,0\nhost:127.0.0.1\ntruenext-client:1\n\n\0"
 _STARTED = b"SEND\ndestination:/control/started\nid:%b\n\n\0"
 _ACK = b"ACK\nid:%b\n\n\0"
 _ACK_AND_START = b"ACK\nid:%b\ntruenext-started:%b\n\n\0"

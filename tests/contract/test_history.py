@@ -428,9 +428,9 @@ def test_end_of_a_subscription_that_ends_with_its_connection_is_not_recorded() -
 
 
 def consumer_of(recorded: RecordedEngine, mode: AckMode = AckMode.INDIVIDUAL, **more: Any) -> BrokerConsumer:
-    """A consumer of the queue, whose connection names what it begins."""
+    """A consumer of the queue, of a truenext client."""
     session = recorded.session()
-    session.names_begun = True
+    session.is_truenext_client = True
     recorded.subscribe(session, mode, **more)
     return session.consumers["s"]
 
@@ -494,21 +494,21 @@ def test_window_changes_and_pull_requests_are_recorded() -> None:
 @pytest.mark.parametrize("mode", AckMode)
 @pytest.mark.parametrize("has_selector", [True, False])
 @pytest.mark.parametrize("has_express", [True, False])
-@pytest.mark.parametrize("names_begun", [True, False])
+@pytest.mark.parametrize("is_truenext_client", [True, False])
 @pytest.mark.parametrize("pulls", [True, False])
 @pytest.mark.parametrize("is_exclusive", [True, False])
 def test_subscribed_event_has_all_options_that_decide_which_messages_it_may_get(
-    *, mode: AckMode, has_selector: bool, has_express: bool, names_begun: bool, pulls: bool, is_exclusive: bool
+    *, mode: AckMode, has_selector: bool, has_express: bool, is_truenext_client: bool, pulls: bool, is_exclusive: bool
 ) -> None:
     recorded = RecordedEngine()
     consumer = consumer_of(recorded, mode)
     assert consumer.queue is not None
-    consumer.session.names_begun = names_begun
+    consumer.session.is_truenext_client = is_truenext_client
     consumer.has_express, consumer.pull_request = has_express, PullRequest() if pulls else None
     consumer.is_exclusive, consumer.priority = is_exclusive, -127
     recorded.log.subscribed(consumer, consumer.queue, has_selector=has_selector)
     found = recorded.events()[-1]
-    words = {" with selector": has_selector, " with express": has_express, " with started": names_begun}
+    words = {" with selector": has_selector, " with express": has_express, " with started": is_truenext_client}
     words |= {" pulling": pulls, " exclusive": is_exclusive}
     assert found["mode"] == mode.value + "".join(word for word, is_so in words.items() if is_so)
     assert found.get("priority") == (-127 if is_exclusive else None)
@@ -518,7 +518,7 @@ def test_subscribed_event_has_all_options_that_decide_which_messages_it_may_get(
 def test_suspended_wildcard_consumer_is_recorded_with_window_0_when_a_queue_is_created() -> None:
     recorded = RecordedEngine()
     session = recorded.session()
-    session.has_rounds = True
+    session.is_truenext_client = True
     recorded.subscribe(session, destination=parse_address("/queue/>", ""))
     recorded.engine.release(session, Release(["s"], [], suspends=True))
     recorded.send(session)

@@ -6,7 +6,6 @@ know how long that part is, so each length is a world of its own. Later answers 
 is left the broker has broken its contract.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -32,28 +31,22 @@ class PossibleState:
     sends: int = 0
     """Highest number of a SEND, and in `commits` of a COMMIT."""
     commits: int = 0
-    unseen_attempts: int = 0
-    """Largest number of letters that the client never saw and that have one attempt more than `waiting` says."""
 
     def copy(self) -> "PossibleState":
-        return PossibleState(dict(self.waiting), self.out, self.sends, self.commits, self.unseen_attempts)
+        return PossibleState(dict(self.waiting), self.out, self.sends, self.commits)
 
     def identity(self) -> object:
-        return frozenset(self.waiting.items()), self.out, self.sends, self.commits, self.unseen_attempts
+        return frozenset(self.waiting.items()), self.out, self.sends, self.commits
 
     def fail(self, letter: str, *, lost: bool = False) -> None:
         self.waiting[letter] = (self.waiting[letter][0] + 1, lost)
 
-    def expects(self, letter: str, attempts: int, *, lost: bool | None, others: int = 0) -> bool:
+    def expects(self, letter: str, attempts: int, *, lost: bool, others: int = 0) -> bool:
         """Return whether the letter may have come with `attempts`, `others` of which were added on this connection."""
         if letter not in self.waiting:
             return False
         known, known_lost = self.waiting[letter]
-        unseen = attempts - others - known
-        if 0 < unseen <= self.unseen_attempts:
-            self.unseen_attempts -= unseen
-            self.waiting[letter] = known, known_lost = known + unseen, True
-        return attempts - others == known and (lost is None or lost == (known_lost and not others))
+        return attempts - others == known and lost == (known_lost and not others)
 
 
 @dataclass
@@ -94,7 +87,7 @@ class Life:
         for letter in transaction.failed() if counted == "all" else transaction.nacked:
             self.state.fail(letter)
 
-    def lose(self, subscriptions: Iterable[str], *, names_begun: bool, is_exempt: bool) -> PossibleState:
+    def lose(self, *, is_exempt: bool) -> PossibleState:
         """Return the state after the loss of the connection."""
         state = self.state
         if is_exempt:
@@ -102,19 +95,9 @@ class Life:
         for transaction in self.transactions.values():
             for letter in transaction.failed():
                 state.fail(letter, lost=True)
-        held = self.held()
-        if names_begun:
-            for seen in held:
-                if seen.ack in self.started:
-                    state.fail(seen.letter, lost=True)
-            return state
-        for subscription in subscriptions:
-            first = next((seen.letter for seen in held if seen.subscription == subscription), None)
-            if first is None:
-                # Something may have been on its way to the client.
-                state.unseen_attempts += 1
-            else:
-                state.fail(first, lost=True)
+        for seen in self.held():
+            if seen.ack in self.started:
+                state.fail(seen.letter, lost=True)
         return state
 
 

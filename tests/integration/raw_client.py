@@ -16,6 +16,9 @@ from truenext.wire.stomp.shapes import FRAME_SHAPES
 RECEIVE_SECONDS = 20.0
 """Longest wait for an expected frame: a loaded machine is slow, not broken."""
 
+TRUENEXT_CLIENT = {"truenext-client": "1"}
+"""Headers of CONNECT that make a client a truenext client."""
+
 
 class UnexpectedError(AssertionError):
     """ERROR frame that the test did not expect."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.integration.broker_process import BrokerProcess
-from tests.integration.raw_client import RawClient, numbered
+from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient, numbered
 from truenext.wire.stomp.frame import Frame
 
 Fail = Callable[[RawClient, Frame, dict[str, str]], None]
@@ -43,7 +43,7 @@ def release_with_a_transaction(client: RawClient, message: Frame, headers: dict[
 
 def holding(broker: BrokerProcess, queue: str) -> tuple[RawClient, Frame]:
     """Return a client that holds the only message of a queue, a persistent one, and hold the broker's disk."""
-    client = broker.connect(headers={"truenext-rounds": "true"})
+    client = broker.connect(headers=TRUENEXT_CLIENT)
     client.begin("first")
     client.commit("first", headers=numbered("p", 1))
     client.send(queue, b"", persistent=True, confirmed=True)
@@ -82,7 +82,9 @@ def test_attempt_survives_a_kill_after_the_receipt_of_the_frame_that_counted_it(
 def test_attempt_of_a_lost_connection_survives_a_kill_after_a_later_receipt(
     held_broker: BrokerProcess, queue: str
 ) -> None:
-    client, _ = holding(held_broker, queue)
+    client, message = holding(held_broker, queue)
+    client.started(message)
+    client.arrived()
     other = held_broker.connect()
     other.subscribe(queue, prefetch=1)
     client.crash()

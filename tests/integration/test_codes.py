@@ -199,9 +199,9 @@ def test_an_outdated_connection_is_refused_with_the_code_stale() -> None:
     codes: list[str] = []
 
     def use(port: int) -> None:
-        second = connected(port, "truenext-connection:2")
+        second = connected(port, "truenext-client:2")
         secret = second.await_connected().headers["truenext-secret"]
-        first = connected(port, "truenext-connection:1", f"truenext-secret:{secret}")
+        first = connected(port, "truenext-client:1", f"truenext-secret:{secret}")
         codes.append(first.error().headers["truenext-code"])
         second.close()
 
@@ -213,7 +213,7 @@ def test_a_transaction_of_which_a_frame_was_refused_is_doomed() -> None:
     codes: list[str] = []
 
     def use(port: int) -> None:
-        client = connected(port, "truenext-keep-open:true")
+        client = connected(port, "truenext-client:1")
         client.await_connected()
         client.write(BEGIN + lines("ACK", "id:1@s", "transaction:t") + lines("COMMIT", "transaction:t"))
         codes.extend(client.next_frame().headers["truenext-code"] for _ in range(2))

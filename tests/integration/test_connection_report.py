@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from tests.integration.broker_process import LIMITS, PATIENCE_SECONDS, BrokerProcess
-from tests.integration.raw_client import RawClient
+from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient
 
 pytestmark = LIMITS
-
-CONNECT_HEADERS = {"truenext-rounds": "true", "truenext-started": "true", "truenext-keep-open": "true"}
 
 
 @pytest.fixture
@@ -23,7 +21,7 @@ def client(broker: BrokerProcess) -> RawClient:
 
 
 def requester(broker: BrokerProcess) -> RawClient:
-    client = broker.connect(headers=CONNECT_HEADERS)
+    client = broker.connect(headers=TRUENEXT_CLIENT)
     client.send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
     return client
 

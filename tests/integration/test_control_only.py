@@ -166,7 +166,7 @@ def test_a_takeover_in_a_full_broker_gives_the_client_its_place_without_restrict
     def use(port: int) -> None:
         def numbered(number: int, secret: str = "") -> RawClient:
             client = RawClient(port)
-            text = {"truenext-connection": str(number)} | ({"truenext-secret": secret} if secret else {})
+            text = {"truenext-client": str(number)} | ({"truenext-secret": secret} if secret else {})
             client.send_connect("1.2", "0,0", headers=text)
             return client
 
@@ -174,7 +174,7 @@ def test_a_takeover_in_a_full_broker_gives_the_client_its_place_without_restrict
         if is_cut:
             ghost.subscribe("q")
             ghost.send("q", b"begun")
-            ghost.message()
+            ghost.started(ghost.message())
             ghost.close()
         back = numbered(2, ghost.connected.headers["truenext-secret"])
         assert back.connected.headers["truenext-taken-over"] == "true"

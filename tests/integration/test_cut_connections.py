@@ -24,9 +24,9 @@ def cut(client: RawClient, *, is_reset: bool = False) -> None:
         client.close()
 
 
-def client_with_one_started(broker: BrokerProcess, queue: str, number: int = 1, **others: str) -> RawClient:
+def client_with_one_started(broker: BrokerProcess, queue: str, number: int = 1) -> RawClient:
     """Return a client that has started one message, and holds another that it has not started."""
-    client = broker.connect(headers=numbered(number, **{"started": "true", "rounds": "true", **others}))
+    client = broker.connect(headers=numbered(number))
     client.subscribe(queue, prefetch=2)
     for body in (b"begun", b"buffered"):
         client.send(queue, body, persistent=True)
@@ -41,7 +41,7 @@ def test_a_client_that_comes_back_at_once_counts_no_attempt(broker: BrokerProces
     for number in range(2, 12):
         cut(client, is_reset=is_reset)
         broker.await_facts(queue, consumers=1, unacknowledged=1)
-        client = broker.connect(headers=numbered(number, secret_of(client), started="true", blameless="true"))
+        client = broker.connect(headers=numbered(number, secret_of(client)))
         assert is_taken_over(client) == "true"
         client.subscribe(queue, prefetch=2)
         started, _ = client.messages(2)
@@ -57,23 +57,13 @@ def test_a_client_that_does_not_come_back_counts_an_attempt_of_its_started_messa
     secret = secret_of(client)
     cut(client)
     broker.await_facts(queue, consumers=0, unacknowledged=0)
-    late = broker.connect(headers=numbered(2, secret, blameless="true", started="true"))
+    late = broker.connect(headers=numbered(2, secret))
     assert is_taken_over(late) == "false"
     remaining = broker.remaining_messages(queue)
     assert [(each.body, each.headers["truenext-attempts"]) for each in remaining] == [
         (b"begun", "1"),
         (b"buffered", "0"),
     ]
-
-
-def test_a_takeover_that_does_not_say_that_its_handlers_go_on_counts_an_attempt(
-    broker: BrokerProcess, queue: str
-) -> None:
-    client = client_with_one_started(broker, queue)
-    cut(client)
-    broker.await_facts(queue, unacknowledged=1)
-    broker.connect(headers=numbered(2, secret_of(client)))
-    assert [each.headers["truenext-attempts"] for each in broker.remaining_messages(queue)] == ["1", "0"]
 
 
 def test_messages_that_a_cut_client_had_not_started_go_to_others_at_once(broker: BrokerProcess, queue: str) -> None:
@@ -92,7 +82,7 @@ def test_messages_that_a_cut_client_had_not_started_go_to_others_at_once(broker:
 def test_messages_of_a_cut_client_without_a_secret_or_a_started_message_go_to_others_at_once(
     broker: BrokerProcess, queue: str, headers: dict[str, str]
 ) -> None:
-    client = broker.connect(headers=headers and {**headers, "truenext-started": "true"})
+    client = broker.connect(headers=headers)
     client.subscribe(queue, prefetch=1, headers={"activemq.exclusive": "true"})
     client.send(queue, b"0")
     client.message()
@@ -107,7 +97,7 @@ def test_messages_of_a_cut_client_without_a_secret_or_a_started_message_go_to_ot
 def test_transactions_of_a_cut_client_count_no_attempt_and_their_sends_never_happen(
     broker: BrokerProcess, queue: str
 ) -> None:
-    client = broker.connect(headers=numbered(1, started="true"))
+    client = broker.connect(headers=numbered(1))
     client.subscribe(queue)
     client.send(queue, b"0", persistent=True)
     client.begin("t")
@@ -115,7 +105,7 @@ def test_transactions_of_a_cut_client_count_no_attempt_and_their_sends_never_hap
     client.send(queue, b"never", transaction="t")
     client.arrived()
     cut(client)
-    client = broker.connect(headers=numbered(2, secret_of(client), blameless="true", started="true"))
+    client = broker.connect(headers=numbered(2, secret_of(client)))
     assert is_taken_over(client) == "true"
     (remaining,) = broker.remaining_messages(queue)
     assert (remaining.body, remaining.headers["truenext-attempts"]) == (b"0", "0")
@@ -124,7 +114,7 @@ def test_transactions_of_a_cut_client_count_no_attempt_and_their_sends_never_hap
 def test_a_group_stays_with_a_cut_client_until_it_is_known_whether_it_comes_back(
     broker: BrokerProcess, queue: str
 ) -> None:
-    client = broker.connect(headers=numbered(1, started="true"))
+    client = broker.connect(headers=numbered(1))
     client.subscribe(queue, prefetch=1)
     for body in (b"0", b"1"):
         client.send(queue, body, headers={"JMSXGroupID": "g"})
@@ -145,7 +135,7 @@ def test_a_durable_subscription_of_a_cut_client_is_free_for_a_new_connection(bro
         client.send_frame("SUBSCRIBE", fields, confirmed=True)
         return client
 
-    client = connect(numbered(1, started="true"))
+    client = connect(numbered(1))
     client.send_frame("SEND", {"destination": f"/topic/{queue}"}, b"0", confirmed=True)
     started = client.message()
     client.send_frame("SEND", {"destination": "/control/started", "id": started.headers["ack"]}, confirmed=True)

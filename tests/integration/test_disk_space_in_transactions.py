@@ -11,14 +11,13 @@ import pytest
 
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.held_disk import SEGMENT_BYTES_OF_SMALL_DISK, SEGMENTS_MAX, used_bytes
-from tests.integration.raw_client import RawClient, bodies
+from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient, bodies
 from truenext.model.disk_level import DiskLevel
 from truenext.store.checkpointer import LAG_SEGMENTS_MAX
 from truenext.store.disk_space import BALLAST_SEGMENTS
 from truenext.store.journal import SPARES_MAX
 from truenext.wire.stomp.frame import Frame
 
-KEEP_OPEN = {"truenext-keep-open": "true"}
 FULL = (
     "the broker's disk is as full as it may be (its reserve of free space, or --disk-limit; of a broker with --memory, "
     "--memory-limit): free disk space, or try again when messages were consumed"
@@ -39,7 +38,7 @@ def sent(broker: BrokerProcess, to: str, *texts: bytes, persistent: bool = True)
 
 def consumer(broker: BrokerProcess, queue: str, count: int) -> tuple[RawClient, list[Frame]]:
     """Return a client that holds `count` messages, and use up the disk space."""
-    client = broker.connect(headers=KEEP_OPEN)
+    client = broker.connect(headers=TRUENEXT_CLIENT)
     client.subscribe(queue, prefetch=count)
     held = client.messages(count)
     broker.set_disk_level(DiskLevel.NONE)
@@ -119,7 +118,7 @@ def test_no_transaction_sends_once_a_write_has_found_no_space(held_broker: Broke
 
 def test_a_content_counts_once_no_other_queue_has_a_copy_of_it(held_broker: BrokerProcess, queue: str) -> None:
     address, names = f"/topic/VirtualTopic.{queue}", [f"Consumer.{each}.VirtualTopic.{queue}" for each in "xy"]
-    first, second = held_broker.connect(headers=KEEP_OPEN), held_broker.connect(headers=KEEP_OPEN)
+    first, second = held_broker.connect(headers=TRUENEXT_CLIENT), held_broker.connect(headers=TRUENEXT_CLIENT)
     for client, name in zip((first, second), names, strict=True):
         client.subscribe(name, prefetch=1)
     producer = held_broker.connect()
@@ -181,7 +180,7 @@ def small_broker(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bro
 
 def fill(broker: BrokerProcess, queue: str) -> int:
     """Fill a queue until the disk has no space, and return the number of its messages."""
-    client = broker.connect(headers=KEEP_OPEN)
+    client = broker.connect(headers=TRUENEXT_CLIENT)
     # It does not only send.
     client.subscribe("other")
     count = 0
@@ -200,7 +199,7 @@ def test_a_queue_that_has_filled_the_disk_is_packed_into_another_and_the_folder_
 ) -> None:
     broker = small_broker
     count = fill(broker, "source")
-    client = broker.connect(headers=KEEP_OPEN)
+    client = broker.connect(headers=TRUENEXT_CLIENT)
     client.subscribe("source", prefetch=2 * PER_BUNDLE, ack="client")
     before = used_bytes(broker.data)
     largest = before

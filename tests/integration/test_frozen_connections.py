@@ -38,7 +38,7 @@ from tests.integration.possible_states import (
     Send,
     Started,
 )
-from tests.integration.raw_client import RECEIVE_SECONDS, RawClient, numbered
+from tests.integration.raw_client import RECEIVE_SECONDS, TRUENEXT_CLIENT, RawClient, numbered
 from truenext.wire.stomp.frame import Frame
 
 FREEZES = int(os.environ.get("TRUENEXT_FREEZES", "40"))
@@ -86,7 +86,6 @@ class Case:
         self.other = other
         self.producer = f"producer of {queue}"
         self.gapless = self.chance.random() < 0.5
-        self.names_begun = False
         self.letters: dict[str, Letter] = {}
         self.states = [PossibleState()]
         self.now = 0
@@ -155,7 +154,7 @@ class Case:
     def connect(self, *, freezes: bool) -> "Connection":
         chance = self.chance
         old, self.connection = self.connection, None
-        exempt: set[bool] = set()
+        exempt = {True}
         was_closed = False
         if old is not None and freezes and chance.random() < 0.15:
             # The client has noticed, and hangs up; the broker may hear of it or not.
@@ -168,17 +167,9 @@ class Case:
             raw = RawClient(self.proxy.port)
             link = self.proxy.newest()
             self.connections += chance.randrange(1, 4)
-            self.names_begun = chance.random() < 0.6
-            headers = {"truenext-rounds": "true", "truenext-keep-open": "true"}
-            headers |= {"truenext-connection": str(self.connections)}
-            if self.names_begun:
-                headers["truenext-started"] = "true"
+            headers = {"truenext-client": str(self.connections)}
             if self.secret:
                 headers["truenext-secret"] = self.secret
-                is_exempt = chance.random() < 0.4
-                exempt.add(is_exempt)
-                if is_exempt:
-                    headers["truenext-blameless"] = "true"
             fields = {"accept-version": "1.2", "host": "test", "heart-beat": "0,0"}
             raw.send_frame("CONNECT", fields | headers)
             if chance.random() < 0.1:
@@ -204,7 +195,7 @@ class Case:
             self.abandoned.append((old.raw, old.link))
             if chance.random() < 0.3:
                 old.link.unfreeze()
-        self.connection = Connection(self, raw, link, names_begun=self.names_begun)
+        self.connection = Connection(self, raw, link)
         return self.connection
 
     def freezing(self) -> tuple[int, int]:
@@ -315,12 +306,11 @@ class Case:
 class Connection:
     """Connection of the client."""
 
-    def __init__(self, case: Case, raw: RawClient, link: Link, *, names_begun: bool) -> None:
+    def __init__(self, case: Case, raw: RawClient, link: Link) -> None:
         self.case = case
         self.chance = case.chance
         self.raw = raw
         self.link = link
-        self.names_begun = names_begun
         self.frames = 1
         self.operations: list[Operation] = []
         self.carried_out = 0
@@ -470,9 +460,7 @@ class Connection:
         if name in self.requeued:
             self.at_least(self.requeued[name])
         attempts = int(headers["truenext-attempts"])
-        lost = "truenext-lost" in headers if self.names_begun else None
-        if not self.names_begun:
-            assert "truenext-lost" not in headers
+        lost = "truenext-lost" in headers
         others = self.failures.get(name, 0)
         frame_number, number = self.sent.get(name, (0, None))
         if frame_number and number is None:
@@ -611,7 +599,7 @@ class Connection:
         choices += [self.send_in, self.send_in, self.end, self.end] if self.transactions else []
         if self.available:
             choices += [self.acknowledge] * 4
-            choices += [self.started] * 3 if self.names_begun else []
+            choices += [self.started] * 3
         choices += [self.change_mind] if any(self.transactions.values()) else []
         choices += [self.pull] * 4 if self.pulls else []
         choices += [self.wake]
@@ -674,7 +662,7 @@ class Connection:
         is_nack = chance.random() < 0.2
         headers = {"id": seen.ack} | ({} if name is None else {"transaction": name})
         started = None
-        if self.names_begun and name is None and not is_nack and self.available and chance.random() < 0.6:
+        if name is None and not is_nack and self.available and chance.random() < 0.6:
             started = headers["truenext-started"] = chance.choice(self.available).ack
         acks = [each.ack for each in covered]
         self.send_frame(Acknowledge(acks, is_nack, name, started), "NACK" if is_nack else "ACK", headers)
@@ -808,7 +796,7 @@ class Connection:
                     life = Life(state.copy(), self.seen)
                     for operation in self.operations[:count]:
                         operation.do(life)
-                    after = life.lose(self.subscriptions, names_begun=self.names_begun, is_exempt=is_exempt)
+                    after = life.lose(is_exempt=is_exempt)
                     states[after.identity()] = after
         self.case.states = list(states.values())
 
@@ -833,7 +821,7 @@ class Other:
 
     def __init__(self, broker: BrokerProcess) -> None:
         self.broker = broker
-        self.client = broker.connect(headers={"truenext-started": "true"})
+        self.client = broker.connect(headers=TRUENEXT_CLIENT)
         self.client.send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
 
     def send(self, case: Case, name: str) -> None:

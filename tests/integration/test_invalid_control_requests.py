@@ -3,7 +3,7 @@
 import pytest
 
 from tests.integration.broker_process import LIMITS, BrokerProcess
-from tests.integration.raw_client import bodies
+from tests.integration.raw_client import TRUENEXT_CLIENT, bodies
 
 pytestmark = LIMITS
 
@@ -34,13 +34,13 @@ def test_a_control_request_with_an_invalid_body_is_refused_and_ends_nothing_else
     """Regression: a text that was no UTF-8 ended the broker."""
     other = broker.connect()
     other.send(queue, b"still there", confirmed=True)
-    client = broker.connect(headers={"truenext-rounds": "true"})
+    client = broker.connect(headers=TRUENEXT_CLIENT)
     client.send_frame("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
     field = FIELDS[verb]
     content = body % field if b"%b" in body else body
     answered = {} if verb == "release" else {"reply-to": ANSWERS}
     client.send_frame("SEND", {"destination": f"/control/{verb}"} | answered, content)
-    assert client.error().headers["truenext-code"] == "control-request"
+    assert client.next_error().headers["truenext-code"] == "control-request"
     other.subscribe(queue)
     assert bodies(other.only(1)) == ["still there"]
 

@@ -59,7 +59,7 @@ def test_connections_that_stall_within_large_frames_take_no_memory_and_let_other
     honest, modest, first, *others = [own_broker.connect() for _ in range(42)]
 
     def incomplete_bytes() -> int:
-        return own_broker.status()["memory"]["incomplete"]
+        return int(own_broker.status()["memory"]["incomplete"])
 
     with own_broker.watched_memory() as samples, stalled(first):
         await_true(lambda: incomplete_bytes() >= len(BODY), "the first is not read")

@@ -6,7 +6,7 @@ Source of what is expected: docs/contract.md, "Pulling"; docs/stomp.md.
 import pytest
 
 from tests.integration.broker_process import LIMITS, BrokerProcess
-from tests.integration.raw_client import RawClient, bodies
+from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient, bodies
 from truenext.wire.stomp.frame import Frame
 
 pytestmark = LIMITS
@@ -166,7 +166,7 @@ def test_a_consumer_of_a_pattern_pulls_from_all_its_queues(queue: str, sender: R
 
 
 def test_a_release_ends_a_pull_request_without_an_answer(broker: BrokerProcess, queue: str, sender: RawClient) -> None:
-    reader = broker.connect(headers={"truenext-rounds": "true"})
+    reader = broker.connect(headers=TRUENEXT_CLIENT)
     pull(reader, queue)
     reader.pull(5)
     fill(sender, queue, 1)

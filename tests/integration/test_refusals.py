@@ -6,18 +6,16 @@ Source of what is expected: docs/contract.md, "Refusals"; docs/stomp.md.
 import pytest
 
 from tests.integration.broker_process import LIMITS, BrokerProcess
-from tests.integration.raw_client import RawClient, bodies, numbered
+from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient, bodies, numbered
 from truenext.model.disk_level import DiskLevel
 from truenext.wire.stomp.frame import Frame
 
 pytestmark = LIMITS
 
-KEEP_OPEN = {"truenext-keep-open": "true"}
-
 
 @pytest.fixture
 def client(broker: BrokerProcess) -> RawClient:
-    return broker.connect(headers=KEEP_OPEN)
+    return broker.connect(headers=TRUENEXT_CLIENT)
 
 
 def of(error: Frame) -> tuple[str, int]:
@@ -108,7 +106,7 @@ def test_an_unsubscribe_that_was_refused_leaves_the_subscription(broker: BrokerP
     user.send_connect("1.2", "0,0", client_id=queue)
     user.send_frame("SUBSCRIBE", {"id": "d", "destination": f"/topic/{queue}", "durable": "true"}, confirmed=True)
     other = broker.connect(sends_connect=False)
-    other.send_connect("1.2", "0,0", client_id=queue, headers=KEEP_OPEN)
+    other.send_connect("1.2", "0,0", client_id=queue, headers=TRUENEXT_CLIENT)
     other.send_frame("SUBSCRIBE", {"id": "d", "destination": f"/topic/{queue}", "ack": "client"}, confirmed=True)
     other.send_frame("UNSUBSCRIBE", {"id": "d", "durable": "true"})
     assert of(other.next_error())[0] == "in-use"
@@ -136,7 +134,7 @@ def test_a_send_that_would_wait_for_space_is_refused_and_later_frames_are_read(
     held_broker: BrokerProcess, queue: str
 ) -> None:
     broker = held_broker
-    client = broker.connect(headers=KEEP_OPEN)
+    client = broker.connect(headers=TRUENEXT_CLIENT)
     client.send_frame("SUBSCRIBE", {"id": "replies", "destination": "/temp-queue/replies"}, confirmed=True)
     client.send(queue, b"before", persistent=True, confirmed=True)
     broker.set_disk_level(DiskLevel.LITTLE)
@@ -166,11 +164,24 @@ def test_frames_are_counted_by_either_way_of_reading(client: RawClient, queue: s
     assert [of(client.next_error())[1] for _ in wrong] == wrong
 
 
-def test_a_connection_without_keep_open_is_ended_by_a_refused_frame(broker: BrokerProcess, queue: str) -> None:
+def test_connection_of_another_client_is_ended_by_a_refused_frame(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
     client.send_frame("SEND", {"destination": "/queue/"}, b"")
     error = client.error()
     assert error.headers["truenext-code"] == "destination" and "truenext-frame" not in error.headers
+
+
+@pytest.mark.parametrize(
+    ("verb", "headers", "body"), [("started", {"id": "1.1@1"}, b""), ("release", {}, b'{"subscriptions":["1"]}')]
+)
+def test_request_of_a_truenext_client_is_refused_of_another_client(
+    broker: BrokerProcess, queue: str, verb: str, headers: dict[str, str], body: bytes
+) -> None:
+    client = broker.connect()
+    client.subscribe(queue)
+    client.send_frame("SEND", {"destination": f"/control/{verb}"} | headers, body)
+    error = client.error()
+    assert error.headers["truenext-code"] == "not-supported" and b"truenext-client" in error.body
 
 
 @pytest.mark.parametrize(
@@ -187,13 +198,11 @@ def test_a_connection_without_keep_open_is_ended_by_a_refused_frame(broker: Brok
         ("wake", {"id": "1", "AMQ_SCHEDULED_DELAY": "1"}, b"", "header"),
         ("status", {"reply-to": "/temp-queue/a", "truenext-ttl": "1"}, b"", "header"),
         ("started", {"id": "1"}, b"", "header"),
-        ("started", {"id": "1.1@1"}, b"", "not-supported"),
         ("credit", {"id": "1", "messages": "1"}, b"", "not-supported"),
         ("credit", {"id": "1", "messages": "32768"}, b"", "header"),
         ("credit", {"id": "1", "messages": "1", "wait": "no"}, b"", "header"),
         ("credit", {"id": "1"}, b"", "header"),
         ("credit", {"id": "1", "messages": "1", "correlation-id": "c" * 256}, b"", "header"),
-        ("release", {}, b'{"subscriptions":["1"]}', "not-supported"),
         ("release", {}, b'{"subscriptions":["1"],"keep":["x"]}', "header"),
         ("release", {}, b"{}", "control-request"),
     ],

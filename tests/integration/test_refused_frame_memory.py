@@ -4,7 +4,7 @@ import asyncio
 import gc
 
 from tests.integration.broker_here import broker_here, port_of
-from tests.integration.raw_client import RawClient
+from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient
 
 REFUSED = [
     b"SEND\ndestination:/control/release\n\n" + b"no JSON" * 1000 + b"\0",
@@ -23,7 +23,7 @@ def test_refused_frames_are_freed_without_garbage_collection() -> None:
 
     def use(port: int) -> None:
         client = RawClient(port)
-        client.send_connect("1.2", "0,0", headers={"truenext-keep-open": "true"})
+        client.send_connect("1.2", "0,0", headers=TRUENEXT_CLIENT)
         for frame in REFUSED:
             client.write(frame)
             client.next_error()

@@ -113,11 +113,7 @@ class Session:
     def connect(self, headers: dict[str, str]) -> None:
         case = self.case
         self.connections += 1
-        self.names_begun = case.chance.random() < 0.5
-        headers = headers | {"truenext-rounds": "true", "truenext-connection": str(self.connections)}
-        if self.names_begun:
-            headers["truenext-started"] = "true"
-        self.client = case.broker.connect(headers=headers)
+        self.client = case.broker.connect(headers=headers | {"truenext-client": str(self.connections)})
         self.secret = self.client.connected.headers["truenext-secret"]
         if "truenext-secret" in headers:
             assert self.client.connected.headers["truenext-taken-over"] == "true"
@@ -209,11 +205,10 @@ class Session:
         case, chance = self.case, self.case.chance
         number = min(self.buffer, key=case.stream.key)
         frame = self.buffer[number]
-        if self.names_begun:
-            self.client.started(frame)
-            self.started.add(number)
-            if chance.random() < 0.1:
-                return
+        self.client.started(frame)
+        self.started.add(number)
+        if chance.random() < 0.1:
+            return
         self.transaction[number] = self.buffer.pop(number)
         self.started.discard(number)
         if chance.random() < 0.1:
@@ -277,24 +272,12 @@ class Session:
         case, chance = self.case, self.case.chance
         self.read()
         case.returns(self)
-        headers = {"truenext-secret": self.secret}
-        how = chance.randrange(3)
-        if how == 0 or not self.buffer:
+        if chance.random() < 0.5:
             self.client.disconnect()
             self.connect({})
             return
-        if how == 1:
-            self.connect_over(headers | {"truenext-blameless": "true"})
-            return
-        for number in self.transaction:
-            case.fails(number)
-        for number in self.started if self.names_begun else [next(iter(self.buffer))]:
-            case.fails(number)
-        self.connect_over(headers)
-
-    def connect_over(self, headers: dict[str, str]) -> None:
         old = self.client
-        self.connect(headers)
+        self.connect({"truenext-secret": self.secret})
         old.close()
 
 

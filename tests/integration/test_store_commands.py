@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.forked import completed_text
-from tests.integration.raw_client import bodies
+from tests.integration.raw_client import TRUENEXT_CLIENT, bodies
 from truenext.model.limits import HISTORY_FLUSH_SECONDS
 from truenext.store.frame import FRAME
 
@@ -24,7 +24,7 @@ def serve(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_broker_hands_out_salvaged_messages_in_their_order(own_broker: BrokerProcess, tmp_path: Path) -> None:
-    client = own_broker.connect(headers={"truenext-rounds": "true"})
+    client = own_broker.connect(headers=TRUENEXT_CLIENT)
     store_name = client.connected.headers["truenext-store"]
     sent = [(priority, b"%d of %d" % (number, priority)) for number in range(20) for priority in (4, 9, 0)]
     for priority, body in sent:
@@ -42,7 +42,7 @@ def test_a_broker_hands_out_salvaged_messages_in_their_order(own_broker: BrokerP
     assert store("export", own_broker.data, saved.data).returncode == 0
     saved.start()
     try:
-        client = saved.connect(headers={"truenext-rounds": "true"})
+        client = saved.connect(headers=TRUENEXT_CLIENT)
         assert client.connected.headers["truenext-store"] != store_name
         client.subscribe("orders")
         messages = client.messages(len(sent) + 1)

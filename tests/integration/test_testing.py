@@ -17,12 +17,11 @@ from types import SimpleNamespace
 import pytest
 import uvloop
 
-from tests.integration.raw_client import RawClient, bodies, numbered
+from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient, bodies, numbered
 from truenext import testing
 from truenext.testing import BlockingBroker
 
 ROOT = Path(__file__).parent.parent.parent
-KEEP_OPEN = {"truenext-keep-open": "true"}
 
 
 class Clients:
@@ -129,7 +128,7 @@ def test_a_name_that_no_queue_can_have_is_an_error(broker: BlockingBroker) -> No
 # ---- COMMIT ----
 
 
-@pytest.mark.parametrize("connect_headers", [{}, KEEP_OPEN], ids=["plain", "keep open"])
+@pytest.mark.parametrize("connect_headers", [{}, TRUENEXT_CLIENT], ids=["plain", "keep open"])
 def test_a_commit_that_is_lost_before_has_not_happened(
     broker: BlockingBroker, clients: Clients, connect_headers: dict[str, str]
 ) -> None:
@@ -213,7 +212,7 @@ def test_a_commit_that_is_lost_after_waits_for_a_slow_disk(broker: BlockingBroke
 
 
 def test_a_commit_that_is_refused_does_not_use_up_the_fault(broker: BlockingBroker, clients: Clients) -> None:
-    client = clients.connect(broker.url, headers=KEEP_OPEN)
+    client = clients.connect(broker.url, headers=TRUENEXT_CLIENT)
     broker.lose_commit("after")
     client.send_frame("COMMIT", {"transaction": "never begun"})
     assert client.next_error().headers["truenext-code"] == "no-transaction"
@@ -446,7 +445,7 @@ def test_a_producer_waits_on_a_full_disk_until_there_is_space(broker: BlockingBr
 
 
 def test_a_producer_that_does_not_wait_is_refused_on_a_full_disk(broker: BlockingBroker, clients: Clients) -> None:
-    client = clients.connect(broker.url, headers=KEEP_OPEN)
+    client = clients.connect(broker.url, headers=TRUENEXT_CLIENT)
     broker.fill_disk()
     client.send("orders", b"1", persistent=True)
     assert client.next_error().headers["truenext-code"] == "no-space"
@@ -679,7 +678,7 @@ def test_a_restart_on_a_slow_and_full_disk_with_frozen_connections_takes_no_time
     hangs_up.join()
     assert broker.queue("orders").bodies == [b"1"]
     # The faults go on.
-    client = clients.connect(broker.url, headers=KEEP_OPEN)
+    client = clients.connect(broker.url, headers=TRUENEXT_CLIENT)
     client.send("orders", b"2")
     assert client.next_error().headers["truenext-code"] == "no-space"
 

@@ -9,9 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.integration.broker_process import LIMITS, BrokerProcess
-from tests.integration.raw_client import RawClient, bodies, numbered
+from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient, bodies, numbered
 from tests.integration.test_takeover import numbered as numbered_connection
-from tests.integration.test_takeover import secret_of
 from truenext.server.connection import TAKEOVER_GRACE_S
 from truenext.wire.stomp.frame import Frame
 
@@ -120,7 +119,7 @@ def test_lost_connection_counts_no_attempt_beside_it_if_no_message_is_started(
     broker: BrokerProcess, queue: str
 ) -> None:
     fill(broker, queue, 5)
-    acknowledging(broker, queue, 2, COUNTS_NACKS, login={"truenext-started": "true"}).crash()
+    acknowledging(broker, queue, 2, COUNTS_NACKS, login=TRUENEXT_CLIENT).crash()
     broker.await_facts(queue, waiting=5, unacknowledged=0)
     assert attempts(broker.remaining_messages(queue)) == [0, 0, 0, 0, 0]
 
@@ -129,7 +128,7 @@ def test_lost_connection_counts_no_attempt_of_messages_started_and_then_acknowle
     broker: BrokerProcess, queue: str
 ) -> None:
     fill(broker, queue, 3)
-    reader = broker.connect(headers={"truenext-started": "true"})
+    reader = broker.connect(headers=TRUENEXT_CLIENT)
     reader.subscribe(queue)
     messages = reader.only(3)
     reader.begin("t", headers=COUNTS_NACKS)
@@ -165,7 +164,7 @@ def test_messages_nacked_in_an_uncounted_transaction_count_however_it_ends(
     broker: BrokerProcess, queue: str, end: Callable[[RawClient], None]
 ) -> None:
     fill(broker, queue, 3)
-    reader = broker.connect(headers={"truenext-rounds": "true"})
+    reader = broker.connect(headers=TRUENEXT_CLIENT)
     reader.subscribe(queue, prefetch=3)
     messages = reader.only(3)
     reader.begin("t", headers=COUNTS_NACKS)
@@ -182,7 +181,7 @@ def test_transaction_with_a_refused_frame_counts_no_attempt_of_acknowledged_mess
     broker: BrokerProcess, queue: str
 ) -> None:
     fill(broker, queue, 1)
-    reader = broker.connect(headers={"truenext-keep-open": "true"})
+    reader = broker.connect(headers=TRUENEXT_CLIENT)
     reader.subscribe(queue, prefetch=1)
     message = reader.message()
     reader.begin("t", headers=COUNTS_NACKS)
@@ -194,27 +193,12 @@ def test_transaction_with_a_refused_frame_counts_no_attempt_of_acknowledged_mess
     assert attempts([reader.message()]) == [0]
 
 
-def test_takeover_that_is_not_exempt_counts_no_attempt_of_acknowledged_messages(
-    broker: BrokerProcess, queue: str
-) -> None:
-    fill(broker, queue, 2)
-    old = broker.connect(headers=numbered_connection(1))
-    old.subscribe(queue, prefetch=2)
-    old.begin("t", headers=COUNTS_NACKS)
-    for message in old.messages(2):
-        old.ack(message, transaction="t")
-    old.arrived()
-    new = broker.connect(headers=numbered_connection(2, secret_of(old)))
-    new.subscribe(queue)
-    assert attempts(new.messages(2)) == [0, 0]
-
-
 @pytest.mark.parametrize(("begin", "waits"), [(COUNTS_NACKS, False), ({}, True)])
 def test_messages_acknowledged_by_a_cut_connection_go_to_others_at_once_if_they_count_nothing(
     broker: BrokerProcess, queue: str, begin: dict[str, str], waits: bool
 ) -> None:
     fill(broker, queue, 1)
-    reader = broker.connect(headers=numbered_connection(1, started="true"))
+    reader = broker.connect(headers=numbered_connection(1))
     reader.subscribe(queue, prefetch=1)
     reader.begin("t", headers=begin)
     reader.ack(reader.message(), transaction="t")
@@ -228,7 +212,7 @@ def test_messages_acknowledged_by_a_cut_connection_go_to_others_at_once_if_they_
 
 
 def test_invalid_value_is_refused_and_begins_nothing(broker: BrokerProcess) -> None:
-    client = broker.connect(headers={"truenext-keep-open": "true"})
+    client = broker.connect(headers=TRUENEXT_CLIENT)
     client.begin("t", headers={"truenext-count-attempts": "some"})
     client.commit("t", confirmed=False)
     first, second = client.next_error(), client.next_error()

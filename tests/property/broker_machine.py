@@ -174,9 +174,7 @@ SUBSCRIBING: dict[str, Draw] = {
 PLAIN = {"priority": 0, "is_exclusive": False, "has_express": False, "is_pulling": False, "selector": None}
 """A subscription like most."""
 LOGIN: dict[str, Draw] = {
-    "has_rounds": OneOf([True, True, False]),
-    "names_begun": YES_OR_NO,
-    "keeps_open": YES_OR_NO,
+    "is_truenext_client": OneOf([True, True, False]),
 }
 PLAIN_LOGIN = dict.fromkeys(LOGIN, False)
 ROLLBACK_ONLY_REQUESTS = [
@@ -204,7 +202,7 @@ INVALID_REQUESTS = [
     "gives back what it took without a word",
     "gives back what it is shown",
     "gives back and aborts nothing",
-    "gives back without rounds",
+    "gives back without being a truenext client",
     *ROLLBACK_ONLY_REQUESTS,
 ]
 """Invalid requests of a client: see BrokerMachine._invalid_request."""
@@ -291,7 +289,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "withdraw": (1, {"which": PICK, "has_correlation": YES_OR_NO, "pulls_again": OneOf([False] * 4 + [True])}),
     "send_invalid_request": (1, {"peer_index": PICK, "which": PICK, "what": OneOf(INVALID_REQUESTS)}),
     "mark_rollback_only": (0, {"which": PICK}),
-    "take_over": (0, {"peer_index": PICK, "is_exempt": YES_OR_NO, "sent_count": OneOf([0, 0, 1, 2])}),
+    "take_over": (0, {"peer_index": PICK, "sent_count": OneOf([0, 0, 1, 2])}),
     "cut": (0, {"peer_index": PICK}),
     "read_for_redrive": (
         2,
@@ -728,6 +726,8 @@ class BrokerMachine(RuleBasedStateMachine):
             "nack_acknowledged": not self._acknowledged_inside(),
             "mark_started": not self._beginnable(),
             "release": not self._can_release(),
+            "take_over": not self._truenext_clients(),
+            "cut": not self._truenext_clients(),
             "wake": not self._wakeable(),
             "pull": not self._pulling(),
             "pull_and_wait": not self._pulling(),
@@ -773,11 +773,11 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # Connections and subscriptions ------------------------------------------------------------------------------------
 
-    def connect(self, has_rounds: bool, names_begun: bool, keeps_open: bool) -> None:
+    def connect(self, is_truenext_client: bool) -> None:
         name = self._fresh("s")
         note(f'{name} = engine.connect("{name}")')
-        login = Login(has_rounds=has_rounds, names_begun=names_begun, keeps_open=keeps_open)
-        peer = self.oracle.connect(name, has_rounds=has_rounds, names_begun=names_begun, keeps_open=keeps_open)
+        login = Login(number=1 if is_truenext_client else 0)
+        peer = self.oracle.connect(name, is_truenext_client=is_truenext_client)
         self.sessions[peer] = self.engine.connect(name)
         note(f"engine.log_in({name}, {login})")
         self.engine.log_in(self.sessions[peer], login)
@@ -883,18 +883,19 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def cut(self, peer_index: int) -> None:
         """The socket of a connection ends; it is taken over or lost at some later time."""
-        peer, session = self._peer(peer_index)
+        peer = _one_of(self._truenext_clients(), peer_index)
+        session = self.sessions[peer]
         note(f"engine.park({peer.name})")
         self.engine.park(session)
         self.oracle.park(peer)
         self.browses = [browse for browse in self.browses if browse.peer is not peer]
 
-    def take_over(self, peer_index: int, is_exempt: bool, sent_count: int) -> None:
+    def take_over(self, peer_index: int, sent_count: int) -> None:
         """The old connection ends, and one with the same subscriptions comes."""
-        peer, _session = self._peer(peer_index)
+        peer = _one_of(self._truenext_clients(), peer_index)
         arguments_of_all = [self.subscribe_arguments[reader] for reader in self.oracle.readers if reader.peer is peer]
-        self.disconnect(peer_index, is_exempt, sent_count)
-        self.connect(peer.has_rounds, peer.names_begun, peer.keeps_open)
+        self.disconnect(list(self.sessions).index(peer), True, sent_count)
+        self.connect(is_truenext_client=True)
         for arguments in arguments_of_all:
             self.subscribe(len(self.sessions) - 1, **arguments)
 
@@ -1164,7 +1165,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def _dispatch_of(letter: Letter) -> int:
         """Return the dispatch as the `ack` header of the MESSAGE names it."""
         assert letter.holder is not None
-        return letter.deliveries if letter.holder.peer.has_rounds else 0
+        return letter.deliveries if letter.holder.peer.is_truenext_client else 0
 
     def _answer_arguments(
         self, letter: Letter, in_transaction: bool, names_subscription: bool
@@ -1173,7 +1174,7 @@ class BrokerMachine(RuleBasedStateMachine):
         assert reader is not None
         transaction = self._transaction(reader.peer) if in_transaction else None
         # STOMP 1.0 need not say it, and knows no rounds.
-        subscription = reader.subscription if names_subscription or reader.peer.has_rounds else None
+        subscription = reader.subscription if names_subscription or reader.peer.is_truenext_client else None
         return reader, self.sessions[reader.peer], subscription, transaction
 
     # Releasing and pulling --------------------------------------------------------------------------------------------
@@ -1310,7 +1311,7 @@ class BrokerMachine(RuleBasedStateMachine):
             pass
         else:
             raise Disagreement(f"{peer.name} {what}, and is not refused: {command}")
-        if not peer.keeps_open:
+        if not peer.is_truenext_client:
             self.disconnect(list(self.sessions).index(peer), False, 0)
         elif transaction is not None:
             self._mark_rollback_only(peer, transaction)
@@ -1399,18 +1400,18 @@ class BrokerMachine(RuleBasedStateMachine):
                 return engine.pull, Credit("nobody", which % 2), None
             case "wakes nobody":
                 return engine.wake, Wake("nobody"), None
-            case "gives back of nobody" if peer.has_rounds:
+            case "gives back of nobody" if peer.is_truenext_client:
                 return engine.release, Release([*named, "nobody"], [], True, transaction), transaction
-            case "gives back what it took without a word" if auto and peer.has_rounds:
+            case "gives back what it took without a word" if auto and peer.is_truenext_client:
                 names = [*named, _one_of(auto, which).subscription]
                 return engine.release, Release(names, [], True, transaction), transaction
-            case "gives back what it is shown" if peer.has_rounds:
+            case "gives back what it is shown" if peer.is_truenext_client:
                 browses = [each.subscription for each in self.browses if each.peer is peer]
                 if browses:
                     return engine.release, Release([*named, *browses], [], True, transaction), transaction
-            case "gives back and aborts nothing" if peer.has_rounds:
+            case "gives back and aborts nothing" if peer.is_truenext_client:
                 return engine.release, Release(named, [], True, "gone"), "gone"
-            case "gives back without rounds" if not peer.has_rounds:
+            case "gives back without being a truenext client" if not peer.is_truenext_client:
                 return engine.release, Release(named, []), None
             case "sends when its transaction is doomed" if works:
                 send = Send(
@@ -1557,7 +1558,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 note(f'engine.send({peer.name}, Send({queue}, {parcel}, "{transaction}"))  # {may=}')
                 self.engine.send(session, send)
         except NoSpaceError:
-            if peer.keeps_open:
+            if peer.is_truenext_client:
                 self._mark_rollback_only(peer, transaction)
             else:
                 self.disconnect(peer_index, True, 0)
@@ -2323,7 +2324,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return [each for each in self._all_transactions() if not each[0].transactions[each[1]].is_rollback_only]
 
     def _doomable(self) -> list[tuple[Peer, str]]:
-        return [each for each in self._all_transactions() if each[0].keeps_open]
+        return [each for each in self._all_transactions() if each[0].is_truenext_client]
 
     def _acknowledged_inside(self) -> list[Letter]:
         """Return the messages of existing subscriptions that are acknowledged in transactions that may go on."""
@@ -2331,11 +2332,14 @@ class BrokerMachine(RuleBasedStateMachine):
         return [each for work in works for each in work.acknowledged if each.holder in self.oracle.readers]
 
     def _beginnable(self) -> list[Letter]:
-        return [each for each in self._answerable() if each.holder is not None and each.holder.peer.names_begun]
+        return [each for each in self._answerable() if each.holder is not None and each.holder.peer.is_truenext_client]
+
+    def _truenext_clients(self) -> list[Peer]:
+        return [peer for peer in self.sessions if peer.is_truenext_client]
 
     def _can_release(self) -> list[Peer]:
         """Return the connections that hold messages, now and then any."""
-        can = [peer for peer in self.sessions if peer.has_rounds]
+        can = self._truenext_clients()
         if self.serial % 4:
             busy = {letter.holder.peer for letter in self._answerable() if letter.holder is not None}
             can = [peer for peer in can if peer.transactions or peer in busy]
@@ -2343,7 +2347,9 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _wakeable(self) -> list[Reader]:
         """Return the suspended consumers, or one that is not."""
-        can_be = [each for each in self.oracle.readers if each.peer.has_rounds and each.mode is not AckMode.AUTO]
+        can_be = [
+            each for each in self.oracle.readers if each.peer.is_truenext_client and each.mode is not AckMode.AUTO
+        ]
         return [each for each in can_be if each.is_suspended] or can_be[:1]
 
     def _pulling(self) -> list[Reader]:
@@ -3002,13 +3008,8 @@ class ReleasingMachine(BrokerMachine):
         "restart": 2,
     }
     ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {
-        "connect": {
-            "has_rounds": OneOf([True] * 4 + [False]),
-            "names_begun": OneOf([True, True, False]),
-            "keeps_open": OneOf([True] * 4 + [False]),
-        },
+        "connect": {"is_truenext_client": OneOf([True] * 4 + [False])},
         "disconnect": {"is_clean": OneOf([False, False, True])},
-        "take_over": {"is_exempt": OneOf([False, False, True])},
         "send_invalid_request": {"what": OneOf(INVALID_REQUESTS + 2 * ROLLBACK_ONLY_REQUESTS)},
         "subscribe": {
             "queue": OneOf(["a"] * 6 + ["b", "DLQ.a"]),

@@ -151,12 +151,8 @@ class Peer:
     """The batch that L1, L3 and L5 make a receipt asked for now wait for."""
     may_wait_for: int = AT_ONCE
     """The last batch that anything of this connection went to: no receipt asked for now has a reason to wait longer."""
-    has_rounds: bool = False
-    """True if the client may release messages (Releasing)."""
-    names_begun: bool = False
-    """Deliveries and attempts."""
-    keeps_open: bool = False
-    """Refusals."""
+    is_truenext_client: bool = False
+    """True if the client said so (Deliveries and attempts)."""
     round: int = 0
     """Releasing: number of releases carried out."""
 
@@ -486,10 +482,8 @@ class Oracle:
 
     # What the world asks ----------------------------------------------------------------------------------------------
 
-    def connect(
-        self, name: str, *, has_rounds: bool = False, names_begun: bool = False, keeps_open: bool = False
-    ) -> Peer:
-        peer = Peer(name, has_rounds=has_rounds, names_begun=names_begun, keeps_open=keeps_open)
+    def connect(self, name: str, *, is_truenext_client: bool = False) -> Peer:
+        peer = Peer(name, is_truenext_client=is_truenext_client)
         self.peers.append(peer)
         return peer
 
@@ -878,8 +872,8 @@ class Oracle:
         for reader in [reader for reader in self.readers if reader.peer is peer]:
             held = self.unacknowledged(reader)
             returned += held
-            if peer.names_begun:
-                # Deliveries and attempts: where the client names what it begins, what it has begun.
+            if peer.is_truenext_client:
+                # Deliveries and attempts: of a truenext client what it has started.
                 failed += [each for each in held if each.is_started]
             elif held and reader.mode is not AckMode.AUTO:
                 failed.append(held[0])
@@ -896,7 +890,7 @@ class Oracle:
         """Taking over: of a connection that was cut stays what would be charged, and the rest is as if it had ended."""
         for reader in [reader for reader in self.readers if reader.peer is peer]:
             held = self.unacknowledged(reader)
-            started = [each for each in held if each.is_started] if peer.names_begun else held[:1]
+            started = [each for each in held if each.is_started]
             if started and reader.mode is not AckMode.AUTO and not _is_temporary(reader.queue):
                 self.release(peer, [reader], [self._name_of(each) for each in started], suspends=True)
                 peer.round -= 1

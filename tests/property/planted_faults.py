@@ -3257,7 +3257,7 @@ def a_refused_release_has_released_some_subscriptions(patch: Patch) -> None:
     def faulty(releasing: Releasing, session: ConnectionState, request: Release) -> None:
         for name in request.subscriptions:
             consumer = session.consumers.get(name)
-            if consumer is not None and consumer.mode is not AckMode.AUTO and session.has_rounds:
+            if consumer is not None and consumer.mode is not AckMode.AUTO and session.is_truenext_client:
                 targets.RELEASE_HELD.of(releasing)(consumer, set(request.kept))
         release(releasing, session, request)
 
@@ -3476,11 +3476,11 @@ def the_started_message_named_by_an_acknowledgement_is_not_started(patch: Patch)
 
 
 @shows_in(ReleasingMachine)
-def a_lost_connection_counts_the_first_message_of_a_client_that_reports_started(patch: Patch) -> None:
+def a_lost_connection_counts_the_first_message_of_a_truenext_client(patch: Patch) -> None:
     def faulty(subscribing: Subscribing, consumer: BrokerConsumer, *, is_lost: bool) -> None:
-        names_begun, consumer.session.names_begun = consumer.session.names_begun, False
+        is_truenext_client, consumer.session.is_truenext_client = consumer.session.is_truenext_client, False
         end_consumer(subscribing, consumer, is_lost=is_lost)
-        consumer.session.names_begun = names_begun
+        consumer.session.is_truenext_client = is_truenext_client
 
     end_consumer = targets.END_CONSUMER.original
     targets.END_CONSUMER.replace(patch, faulty)

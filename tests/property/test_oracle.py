@@ -13,8 +13,8 @@ class ScriptedBroker:
         self.oracle = Oracle(attempts_max)
         self.sequence = 0
 
-    def connect(self, name: str = "s", *, names_begun: bool = False) -> Peer:
-        return self.oracle.connect(name, has_rounds=True, names_begun=names_begun, keeps_open=True)
+    def connect(self, name: str = "s") -> Peer:
+        return self.oracle.connect(name, is_truenext_client=True)
 
     def subscribe(self, peer: Peer, name: str = "c", *, window: int | None = 10, is_pulling: bool = False) -> Reader:
         return self.oracle.subscribe(
@@ -120,7 +120,7 @@ def test_release_of_a_transaction_counts_attempts_of_nacked_messages_only() -> N
 
 def test_lost_connection_counts_attempts_of_messages_started_in_this_dispatch() -> None:
     broker = ScriptedBroker()
-    peer = broker.connect(names_begun=True)
+    peer = broker.connect()
     reader = broker.subscribe(peer)
     broker.send(peer, "m1", "m2", "m3")
     broker.turn((reader, "m1"), (reader, "m2"), (reader, "m3"))

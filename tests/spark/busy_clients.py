@@ -57,8 +57,7 @@ class BusyClients:
     def join(self) -> ConnectionState:
         self.joined += 1
         session = self.recorded.session(str(self.joined))
-        session.has_rounds = True
-        session.names_begun = self.chance(0.7)
+        session.is_truenext_client = self.chance(0.7)
         self.subscribe(session)
         return session
 
@@ -102,7 +101,7 @@ class BusyClients:
     def start_one(self, index: int) -> None:
         consumer = self.consumer(index)
         sequence = self.some_of(consumer)
-        if consumer is not None and sequence is not None and consumer.session.names_begun:
+        if consumer is not None and sequence is not None and consumer.session.is_truenext_client:
             dispatch = consumer.held[sequence].deliveries
             self.engine.mark_started(consumer.session, Started("s", sequence, dispatch))
 
@@ -140,7 +139,7 @@ class BusyClients:
 
     def release(self, index: int) -> None:
         session, consumer = self.sessions[index], self.consumer(index)
-        if consumer is None or consumer.mode is AckMode.AUTO:
+        if consumer is None or consumer.mode is AckMode.AUTO or not session.is_truenext_client:
             return
         kept = [("s", sequence, entry.deliveries) for sequence, entry in consumer.held.items() if self.chance(0.3)]
         transaction = "t" if "t" in session.transactions and self.chance(0.5) else None

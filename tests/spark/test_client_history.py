@@ -128,7 +128,7 @@ def the_first_message_counts_an_attempt_though_not_started(patch: Patch) -> None
     end_consumer = Subscribing.end_consumer
 
     def does_not_ask(subscribing: Subscribing, consumer: BrokerConsumer, *, is_lost: bool) -> None:
-        consumer.session.names_begun = False
+        consumer.session.is_truenext_client = False
         end_consumer(subscribing, consumer, is_lost=is_lost)
 
     patch.setattr(Subscribing, "end_consumer", does_not_ask)

@@ -7,7 +7,7 @@ import pytest
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.model.answers import Receipt
-from truenext.model.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Release, Send, Subscribe
+from truenext.model.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Release, Send, Started, Subscribe
 from truenext.model.destination import parse_address
 from truenext.model.message import SentMessage
 
@@ -19,7 +19,7 @@ class Held:
         self.engine = engine = Engine()
         engine.start()
         self.session = engine.connect("s")
-        self.session.has_rounds = True
+        self.session.is_truenext_client = True
         self.other = engine.connect("other")
         engine.subscribe(self.session, Subscribe("0", parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
         engine.send(
@@ -87,6 +87,7 @@ def release_with_a_transaction(held: Held) -> None:
 
 
 def lost_connection(held: Held) -> None:
+    held.engine.mark_started(held.session, Started("0", held.entry.sequence, 1))
     held.engine.disconnect(held.session, is_clean=False)
 
 

@@ -63,7 +63,7 @@ def test_stomp_page_has_exactly_the_headers_of_broker_frames() -> None:
     assert documented_headers("MESSAGE") > BROKER_HEADERS
     in_replies = in_code("wire/stomp/replies.py") - BROKER_HEADERS
     assert documented - BROKER_HEADERS == in_replies
-    connected = set(first_column("on CONNECTED, if any of these was asked for"))
+    connected = set(first_column("on CONNECTED, to a truenext client"))
     assert connected == in_code("wire/stomp/server.py")
 
 

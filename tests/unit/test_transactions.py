@@ -171,10 +171,10 @@ def error_of(action: Callable[[], object]) -> str:
 class Bundle:
     """Three messages: a transaction that counts its NACKs alone acknowledges two of them, and NACKs one of these."""
 
-    def __init__(self, *, names_begun: bool = False, nacks: bool = True) -> None:
+    def __init__(self, *, is_truenext_client: bool = True, nacks: bool = True) -> None:
         self.engine = engine = started(TransactionLimits())
         self.session = session = connected(engine)
-        session.has_rounds, session.names_begun = True, names_begun
+        session.is_truenext_client = is_truenext_client
         engine.begin(session, Begin("first"))
         engine.commit(session, Commit("first", "p", 1))
         for _ in range(3):
@@ -184,7 +184,7 @@ class Bundle:
         self.entries = entries
         engine.begin(session, Begin("t", counts_all=False))
         for entry in entries[:2]:
-            if names_begun:
+            if is_truenext_client:
                 engine.mark_started(session, Started("0", entry.sequence, 1))
             engine.acknowledge(session, Ack("0", entry.sequence, "t"))
         if nacks:
@@ -224,23 +224,23 @@ def test_abort_of_a_refused_transaction_that_counts_nacks_counts_nothing_else() 
 
 
 def test_lost_connection_counts_messages_nacked_in_such_a_transaction_and_the_first_outside_it() -> None:
-    bundle = Bundle()
+    bundle = Bundle(is_truenext_client=False)
     bundle.engine.disconnect(bundle.session, is_clean=False)
     assert bundle.attempts() == [0, 1, 1]
     assert [entry.was_lost for entry in bundle.entries] == [False, True, True]
 
 
-def test_lost_connection_of_a_client_that_reports_started_counts_no_acknowledged_message() -> None:
-    bundle = Bundle(names_begun=True)
+def test_lost_connection_of_a_truenext_client_counts_no_acknowledged_message() -> None:
+    bundle = Bundle()
     bundle.engine.disconnect(bundle.session, is_clean=False)
     assert bundle.attempts() == [0, 1, 0]
 
 
-@pytest.mark.parametrize("names_begun", [False, True])
+@pytest.mark.parametrize("is_truenext_client", [False, True])
 def test_lost_connection_counts_nothing_of_a_client_that_acknowledges_all_in_such_transactions(
-    names_begun: bool,
+    is_truenext_client: bool,
 ) -> None:
-    bundle = Bundle(names_begun=names_begun, nacks=False)
+    bundle = Bundle(is_truenext_client=is_truenext_client, nacks=False)
     bundle.engine.acknowledge(bundle.session, Ack("0", bundle.entries[2].sequence, "t"))
     bundle.engine.disconnect(bundle.session, is_clean=False)
     assert bundle.attempts() == [0, 0, 0]
@@ -255,14 +255,14 @@ def test_second_begin_of_the_name_does_not_change_what_counts() -> None:
 
 
 def test_cut_connection_has_nothing_left_if_its_transactions_count_nothing() -> None:
-    bundle = Bundle(names_begun=True, nacks=False)
+    bundle = Bundle(nacks=False)
     send(bundle.engine, bundle.session, "t")
     assert not bundle.engine.park(bundle.session)
     assert not bundle.session.transactions and bundle.attempts() == [0, 0, 0]
 
 
 def test_cut_connection_keeps_the_transactions_that_count_something() -> None:
-    bundle = Bundle(names_begun=True)
+    bundle = Bundle()
     bundle.engine.begin(bundle.session, Begin("of sends"))
     send(bundle.engine, bundle.session, "of sends")
     assert bundle.engine.park(bundle.session)
@@ -339,7 +339,7 @@ def test_acknowledgements_and_sends_after_a_transaction_was_counted_count_as_wel
 def test_consumer_may_begin_without_room_and_a_mere_sender_may_not() -> None:
     engine = started(TransactionLimits())
     consumer, producer = connected(engine), engine.connect("p")
-    producer.keeps_open = consumer.keeps_open = True
+    producer.is_truenext_client = consumer.is_truenext_client = True
     send(engine, consumer)
     send(engine, producer)
     engine.commit_state.disk_level = DiskLevel.NONE

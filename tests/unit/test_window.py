@@ -256,7 +256,7 @@ def test_automatic_window_is_unchanged_by_a_release_and_by_a_suspension(suspende
     before = driver.window()
     kept = list(consumer.held.values())[:3]
     assert before > 10 and len(kept) == 3
-    driver.engine.log_in(session, Login(has_rounds=True))
+    driver.engine.log_in(session, Login(number=1))
     names = [("c", entry.sequence, entry.deliveries) for entry in kept]
     driver.engine.release(session, Release(["c"], names, suspends=True))
     for entry in kept:

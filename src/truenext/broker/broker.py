@@ -302,7 +302,7 @@ class Broker:
                     self._count_contents(session, command)
                 actions[type(command)](session, command)
             except RemoteProtocolError as error:
-                if not session.keeps_open or isinstance(command, Login):
+                if not session.is_truenext_client or isinstance(command, Login):
                     raise
                 self._refuse_command(session, command, error)
                 refused += 1
@@ -444,7 +444,7 @@ class Broker:
         return (
             self._store.disk_level is not DiskLevel.PLENTY
             and self._engine.waits_with_send(session)
-            and not session.keeps_open
+            and not session.is_truenext_client
         )
 
     def note_incomplete_frame(self, session: ConnectionState, size: int, received: int) -> None:
@@ -852,7 +852,7 @@ class Broker:
             if former not in self._control_only.idle_since:
                 # The former connection was below the limit, and this one takes its place.
                 self._control_only.remove(session)
-            self._peers[former].close_for_takeover(is_exempt=login.is_blameless)
+            self._peers[former].close_for_takeover(is_exempt=True)
         self._engine.log_in(session, login)
         self._peers[session].send_connected(login, secret, is_takeover=former is not None)
 

@@ -36,7 +36,7 @@ class TakeoverSecrets:
         latest = self._ended.get(secret, 0) if registration is None else registration.number
         if login.number <= latest:
             raise RemoteProtocolError(
-                f"truenext-connection {login.number} is too old: this client has used number {latest}", Code.STALE
+                f"truenext-client {login.number} is too old: this client has used number {latest}", Code.STALE
             )
         if registration is not None:
             del self._secrets[registration.session]

@@ -18,23 +18,10 @@ from truenext.model.selector import Selector
 class Login(msgspec.Struct, gc=False):
     """Options of a connection beyond those of STOMP (docs/stomp.md, "CONNECT and CONNECTED")."""
 
-    has_rounds: bool = False
-    """True if MESSAGEs carry the release count and ACKs name their dispatch: the client may release messages."""
-    names_begun: bool = False
-    """True if the client reports which messages it has started."""
-    keeps_open: bool = False
-    """True if a refused frame does not end the connection."""
     number: int = 0
-    """Number of this connection among those of the client, rising; 0 is none, and excludes a takeover."""
+    """Number of this connection among those of a truenext client, rising; 0 is any other client."""
     secret: str = ""
     """Secret of the connection to take over; "" is none."""
-    is_blameless: bool = False
-    """True if the connection to take over is exempt: its loss counts no attempt."""
-
-    @property
-    def has_extensions(self) -> bool:
-        """Whether the client requested any of truenext's own options."""
-        return self.has_rounds or self.names_begun or self.keeps_open or self.number > 0
 
 
 class AckMode(Enum):

@@ -229,14 +229,9 @@ class Client:
             headers["passcode"] = self.options.password
         if self.options.client_id is not None:
             headers["client-id"] = self.options.client_id
-        headers |= {
-            "truenext-rounds": "true",
-            "truenext-started": "true",
-            "truenext-keep-open": "true",
-            "truenext-connection": str(link.number),
-        }
+        headers["truenext-client"] = str(link.number)
         if self._takeover_secret:
-            headers |= {"truenext-secret": self._takeover_secret, "truenext-blameless": "true"}
+            headers["truenext-secret"] = self._takeover_secret
         link.send_connect(headers)
         self._login_timer = self.delayed_calls.call_at(now + LOGIN_TIMEOUT_S, lambda: self._check_login_time(link))
         self.flush()

@@ -34,7 +34,7 @@ class Acknowledging:
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
         started = ack.started
         if started is not None:
-            is_the_same = started.subscription == ack.subscription and session.names_begun
+            is_the_same = started.subscription == ack.subscription and session.is_truenext_client
             next_one = consumer.held.get(started.sequence) if is_the_same else None
             if next_one is not None and started.dispatch in (0, next_one.deliveries):
                 # The usual case: the same subscription, so the consumer need not be looked up again.
@@ -119,11 +119,9 @@ class Acknowledging:
             self._commit_state.touched_queues.update((entry.lane.queue, None) for entry in consumer.held.values())
 
     def mark_started(self, session: ConnectionState, started: Started) -> None:
-        """Raises: RemoteProtocolError if the dispatch is not held, or CONNECT did not announce `started`."""
-        if not session.names_begun:
-            raise RemoteProtocolError(
-                "started is for connections with truenext-started:true on CONNECT", Code.NOT_SUPPORTED
-            )
+        """Raises: RemoteProtocolError if the dispatch is not held, or CONNECT had no `truenext-client`."""
+        if not session.is_truenext_client:
+            raise RemoteProtocolError("started is for connections with truenext-client on CONNECT", Code.NOT_SUPPORTED)
         consumer = session.consumer_of(started.subscription, started.sequence, started.dispatch)
         entry = consumer.held[started.sequence]
         entry.is_started = True
@@ -134,7 +132,7 @@ class Acknowledging:
     ) -> list[Entry]:
         """Move messages from their consumer to a transaction; they count as started."""
         entries = [consumer.held.pop(sequence) for sequence in covered]
-        if session.names_begun:
+        if session.is_truenext_client:
             for entry in entries:
                 self._events.started(entry, consumer)
         return entries

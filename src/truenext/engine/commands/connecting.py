@@ -46,17 +46,15 @@ class Connecting:
         return session
 
     def log_in(self, session: ConnectionState, login: Login) -> None:
-        """Note the extensions that the client asked for on CONNECT."""
-        session.has_rounds = login.has_rounds
-        session.names_begun = login.names_begun
-        session.keeps_open = login.keeps_open
+        session.is_truenext_client = login.number > 0
 
     def is_connected(self, session: ConnectionState) -> bool:
         return session.id in self._clients.sessions
 
     def park(self, session: ConnectionState) -> bool:
-        """Keep of a lost connection only what would count attempts if it ended now: started messages, and transactions
-        that count any. End or release the rest at once. Returns False if nothing is kept: the connection can end."""
+        """Keep of a truenext client's lost connection only what would count attempts if it ended now: started messages,
+        and transactions that count any. End or release the rest at once. Returns False if nothing is kept: the
+        connection can end."""
         for browser in session.browsers.values():
             self._subscribing.end_browser(browser)
         session.browsers.clear()
@@ -139,9 +137,8 @@ class Connecting:
 
 
 def _started_entries(consumer: BrokerConsumer) -> list[Entry]:
-    """Return the held messages that count an attempt if the connection is lost; none in auto mode or of a temporary
-    queue, which end with it."""
-    if consumer.mode is _AUTO or (consumer.queue is not None and consumer.queue.is_temporary):
+    """Return the held messages that count an attempt if the connection is lost; none of a temporary queue, which ends
+    with it."""
+    if consumer.queue is not None and consumer.queue.is_temporary:
         return []
-    held = list(consumer.held.values())
-    return [entry for entry in held if entry.is_started] if consumer.session.names_begun else held[:1]
+    return [entry for entry in consumer.held.values() if entry.is_started]

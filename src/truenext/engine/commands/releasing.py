@@ -35,10 +35,8 @@ class Releasing:
         """Return the consumers that are to release messages.
         Raises: RemoteProtocolError if the request is invalid.
         """
-        if not session.has_rounds:
-            raise RemoteProtocolError(
-                "release is for connections with truenext-rounds:true on CONNECT", Code.NOT_SUPPORTED
-            )
+        if not session.is_truenext_client:
+            raise RemoteProtocolError("release is for connections with truenext-client on CONNECT", Code.NOT_SUPPORTED)
         consumers = [session.consumer(name) for name in dict.fromkeys(request.subscriptions)]
         if request.transaction is not None:
             session.transaction_to_abort(request.transaction)

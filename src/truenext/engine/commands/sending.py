@@ -155,7 +155,7 @@ class Sending:
                     f"(except {SPARK_SURPLUS_BYTES_MAX} bytes to queues Spark.*)"
                 )
             return
-        does_not_wait = session.keeps_open or self._when_full is WhenFull.REFUSE
+        does_not_wait = session.is_truenext_client or self._when_full is WhenFull.REFUSE
         if level >= DiskLevel.NONE or (session.only_sends and does_not_wait):
             raise _disk_full_error()
 
@@ -183,7 +183,7 @@ class Sending:
         waits = isinstance(command, Begin) or (
             isinstance(command, Send) and command.destination.kind is not DestinationKind.TEMPORARY
         )
-        if waits and session.keeps_open:
+        if waits and session.is_truenext_client:
             raise _disk_full_error()
         return waits
 

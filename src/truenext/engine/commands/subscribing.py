@@ -228,7 +228,7 @@ class Subscribing:
 
     def end_consumer(self, consumer: BrokerConsumer, *, is_lost: bool) -> None:
         """End a consumer and requeue its messages. If its connection `is_lost`, an attempt counts for each started
-        one, or for the first one if the client does not send `started`; none in auto mode, where they never left the
+        one, or for the first one of another client than truenext's; none in auto mode, where they never left the
         broker."""
         self._subtract_memory_use(consumer)
         if consumer.pull_request is not None:
@@ -242,11 +242,11 @@ class Subscribing:
             queue.shrink()
             self._selections.remove_consumer(consumer, queue)
         counts_attempt = is_lost and consumer.mode is not AckMode.AUTO
-        names_begun = consumer.session.names_begun
+        is_truenext_client = consumer.session.is_truenext_client
         for entry in consumer.held.values():
-            is_attempt = counts_attempt and (entry.is_started or not names_begun)
+            is_attempt = counts_attempt and (entry.is_started or not is_truenext_client)
             self._settlement.requeue(entry, RequeueReason.LOST if is_attempt else RequeueReason.RELEASED)
-            counts_attempt &= names_begun
+            counts_attempt &= is_truenext_client
         consumer.held.clear()
         consumer.session.served_consumers.pop(consumer, None)
         for queue in queues:

@@ -266,21 +266,18 @@ class ConnectionState:
     """The connection has sent a message to a queue."""
     unsent_bytes: int = 0
     """Bytes of messages dispatched to this connection that its socket has not taken."""
-    has_rounds: bool = False
-    """Messages carry the release count of their dispatch, so the client may release them."""
     release_count: int = 0
     """Number of releases by this connection so far."""
-    names_begun: bool = False
-    """The client reports which dispatches it has started; no others count as started."""
-    keeps_open: bool = False
-    """An ERROR does not close the connection."""
+    is_truenext_client: bool = False
+    """The client knows of releases, reports which dispatches it has started, so that no others count as started, and
+    is not disconnected by an ERROR."""
 
     @property
     def only_sends(self) -> bool:
         """The connection consumes nothing, so it may have to wait until other connections have made space."""
         if not self.has_sent or self.transactions:
             return False
-        if self.keeps_open:
+        if self.is_truenext_client:
             return all(_uses_own_queue(consumer) for consumer in self.consumers.values())
         return not self.consumers
 

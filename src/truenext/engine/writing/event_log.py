@@ -244,7 +244,7 @@ class EventLog:
                 consumer.mode.value
                 + WITH_SELECTOR * has_selector
                 + WITH_EXPRESS * consumer.has_express
-                + WITH_STARTED * consumer.session.names_begun
+                + WITH_STARTED * consumer.session.is_truenext_client
                 + PULLING * is_pulling
                 + EXCLUSIVE * consumer.is_exclusive
             )

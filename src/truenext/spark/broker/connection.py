@@ -291,7 +291,7 @@ class BrokerConnection:
 
     def _log_in(self) -> None:
         link = self._link
-        link.send_connect({"truenext-rounds": "true", "truenext-started": "true", "truenext-keep-open": "true"})
+        link.send_connect({"truenext-client": "1"})
         self.flush()
         deadline = monotonic() + CONNECT_SECONDS
         while not link.is_up:

@@ -7,11 +7,10 @@ from truenext.model.commands import Login
 from truenext.model.limits import PRODUCER_NUMBER_MAX
 from truenext.wire.stomp.frame import Version
 from truenext.wire.stomp.headers import OWN_PREFIX
-from truenext.wire.stomp.values import read_boolean, read_number
+from truenext.wire.stomp.values import read_number
 
-_ROUNDS, _STARTED, _KEEP_OPEN = "truenext-rounds", "truenext-started", "truenext-keep-open"
-_CONNECTION, _SECRET, _BLAMELESS = "truenext-connection", "truenext-secret", "truenext-blameless"
-CONNECT_HEADERS = (_ROUNDS, _STARTED, _KEEP_OPEN, _CONNECTION, _SECRET, _BLAMELESS)
+_CLIENT, _SECRET = "truenext-client", "truenext-secret"
+CONNECT_HEADERS = (_CLIENT, _SECRET)
 _SECRET_DIGITS = 32
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
@@ -26,7 +25,7 @@ def read_login(headers: Mapping[str, str], version: Version) -> Login:
         login = _login(headers)
     except RemoteProtocolError as error:
         raise RemoteProtocolError(str(error), Code.LOGIN) from error
-    if login.has_extensions and version is not Version.V1_2:
+    if version is not Version.V1_2:
         raise RemoteProtocolError(f"a CONNECT with headers that begin with {OWN_PREFIX} needs STOMP 1.2", Code.LOGIN)
     return login
 
@@ -37,42 +36,22 @@ def _login(headers: Mapping[str, str]) -> Login:
             raise RemoteProtocolError(
                 f"unknown header of CONNECT; those that begin with {OWN_PREFIX} are {_header_list()}"
             )
-    number = 0
-    if _CONNECTION in headers:
-        number = _number(headers[_CONNECTION])
+    if _CLIENT not in headers:
+        raise RemoteProtocolError(f"{_SECRET} needs {_CLIENT}")
+    number = _number(headers[_CLIENT])
     secret = headers.get(_SECRET, "")
-    if _SECRET in headers:
-        if not number:
-            raise RemoteProtocolError(f"{_SECRET} needs {_CONNECTION}")
-        if len(secret) != _SECRET_DIGITS or not _HEXADECIMAL.issuperset(secret):
-            raise RemoteProtocolError(f"{_SECRET} is not {_SECRET_DIGITS} hexadecimal digits, as in CONNECTED")
-    is_blameless = _flag(headers, _BLAMELESS)
-    if is_blameless and not secret:
-        raise RemoteProtocolError(f"{_BLAMELESS} needs {_SECRET}")
-    return Login(
-        has_rounds=_flag(headers, _ROUNDS),
-        names_begun=_flag(headers, _STARTED),
-        keeps_open=_flag(headers, _KEEP_OPEN),
-        number=number,
-        secret=secret,
-        is_blameless=is_blameless,
-    )
-
-
-def _flag(headers: Mapping[str, str], name: str) -> bool:
-    try:
-        return read_boolean(name, headers.get(name, "false"))
-    except RemoteProtocolError as error:
-        raise RemoteProtocolError(f"{name} is not true or false") from error
+    if _SECRET in headers and (len(secret) != _SECRET_DIGITS or not _HEXADECIMAL.issuperset(secret)):
+        raise RemoteProtocolError(f"{_SECRET} is not {_SECRET_DIGITS} hexadecimal digits, as in CONNECTED")
+    return Login(number, secret)
 
 
 def _number(text: str) -> int:
     try:
-        number = read_number(_CONNECTION, text, PRODUCER_NUMBER_MAX)
+        number = read_number(_CLIENT, text, PRODUCER_NUMBER_MAX)
     except RemoteProtocolError as error:
-        raise RemoteProtocolError(f"{_CONNECTION} is not a number from 1 to {PRODUCER_NUMBER_MAX}") from error
+        raise RemoteProtocolError(f"{_CLIENT} is not a number from 1 to {PRODUCER_NUMBER_MAX}") from error
     if not number:
-        raise RemoteProtocolError(f"{_CONNECTION} must be 1 or more")
+        raise RemoteProtocolError(f"{_CLIENT} must be 1 or more")
     return number
 
 

@@ -66,17 +66,15 @@ class ReplyEncoder:
         self._heads: dict[str, tuple[str, str]] = {}
         """Beginning of the MESSAGE frames of each subscription: up to the sequence, and, where an ACK needs an id
         that holds the sequence too, from there to the sequence of the message id."""
-        self._has_rounds = False
-        """True if MESSAGEs state the release count, and their ids the dispatch."""
-        self._names_begun = False
+        self._is_truenext_client = False
+        """True if MESSAGEs state the release count and a lost attempt, and their ids the dispatch."""
         self._pattern_subscriptions: set[str] = set()
         """Subscriptions to patterns of queues: their MESSAGEs name the queue."""
 
     def on_connected(self, version: Version, login: Login) -> None:
-        """Apply the version and the options of a login."""
+        """Apply the version and the kind of client of a login."""
         self._version = version
-        self._has_rounds = login.has_rounds
-        self._names_begun = login.names_begun
+        self._is_truenext_client = login.number > 0
 
     def add_subscription(self, subscription: str, mode: AckMode, *, has_id: bool, has_pattern: bool) -> None:
         """Add a subscription. Without an id (`has_id`) STOMP 1.0 names it by its destination."""
@@ -137,16 +135,16 @@ class ReplyEncoder:
         first_count = 0 if is_browse else 1
         is_newest = self._version is Version.V1_2
         has_pattern = subscription in self._pattern_subscriptions
-        has_rounds = self._has_rounds
-        plain = f"truenext-round:{round_number}\n" if has_rounds else ""
-        marks_lost = self._names_begun and not is_browse
+        is_truenext_client = self._is_truenext_client
+        plain = f"truenext-round:{round_number}\n" if is_truenext_client else ""
+        marks_lost = is_truenext_client and not is_browse
         add = parts.extend
         for delivery in deliveries:
             message = delivery.message
             assert message is not None, "what was just dispatched is in memory"
             sequence = str(delivery.sequence)
             count = delivery.deliveries
-            if has_rounds and middle:
+            if is_truenext_client and middle:
                 identity = f"{sequence}.{count}{middle}{sequence}"
             else:
                 identity = f"{sequence}{middle}{sequence}" if middle else sequence

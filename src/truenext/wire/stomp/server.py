@@ -49,7 +49,7 @@ class StompSession:
         """Agreed heart-beat interval from client to broker, in milliseconds; 0 is none."""
         self.has_unchecked_login = False
         """True if the client sent a login or passcode, which the broker does not check."""
-        self._keeps_open = False
+        self._is_truenext_client = False
         self._frame_count = 0
         """Number of decoded frames."""
         self._remaining: Iterator[Frame | ShapedCommand] = iter(())
@@ -129,7 +129,7 @@ class StompSession:
                                 protocol.check(frame)
                                 stateless = protocol.stateless
                     except RemoteProtocolError as error:
-                        if not self._keeps_open:
+                        if not self._is_truenext_client:
                             raise
                         command = InvalidFrame(str(error), error.code, frame.headers.get("transaction"))
                     yield command
@@ -178,8 +178,8 @@ class StompSession:
         return login
 
     def encode_connected(self, login: Login, secret: str, *, is_takeover: bool) -> bytes:
-        """Encode the answer to an accepted login. `secret` is "" if none was requested."""
-        self._keeps_open = login.keeps_open
+        """Encode the answer to an accepted login. `secret` is "" if the login has no number."""
+        self._is_truenext_client = login.number > 0
         answer = {
             "version": self._protocol.version.value,
             # The agreed intervals, not those that the broker offers: the same result for a client that compares them
@@ -190,9 +190,8 @@ class StompSession:
         }
         if self.has_unchecked_login:
             answer["truenext-login"] = "unchecked"
-        if login.has_extensions:
+        if login.number:
             answer["truenext-store"] = self._identity
-        if secret:
             answer["truenext-secret"] = secret
         if login.secret:
             answer["truenext-taken-over"] = "true" if is_takeover else "false"
