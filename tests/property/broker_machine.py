@@ -56,7 +56,9 @@ from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.background.bulk import BulkRead, ListScheduled, Move, Purge, Redrive, ScheduledRequest, Unschedule
 from truenext.engine.background.bulk import BulkRequest as BulkCommand
 from truenext.engine.background.bulk import ScheduledResult as ShownSends
+from truenext.engine.dispatch.heads import WaitReason
 from truenext.engine.engine import Engine
+from truenext.engine.idle import find_next
 from truenext.engine.selecting.groups import GroupScanCursor
 from truenext.engine.selecting.scan import QueueScan
 from truenext.engine.state.causes import causes_from_store, causes_size
@@ -2148,11 +2150,13 @@ class BrokerMachine(RuleBasedStateMachine):
         """Returns: whether anything came of it."""
         note("engine.turn()")
         waited: dict[BrokerConsumer, int] = {}
+        asked = {} if self.engine.commit_state.active_work else self._ask_all()
         with _record_waiting(self.engine, waited):
             effects = self.engine.turn()
             for queue in self.engine.queues():
                 if queue.has_groups:
                     _query_waiting(self.engine, queue)
+        self._check_asked(asked, effects.deliveries)
         self._learn_windows()
         self._learn_joins()
         names = {(reader.peer.name, reader.subscription): reader for reader in self.oracle.readers}
@@ -2197,6 +2201,32 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.check_turn(dispatched, answered, reading, ended)
         self._check_browses(effects.browse_slices)
         return any(effects)
+
+    def _ask_all(self) -> dict[BrokerConsumer, Entry | WaitReason]:
+        """Ask what is next for each consumer."""
+        consumers = (consumer for session in self.sessions.values() for consumer in session.consumers.values())
+        return {consumer: _ask(self.engine, consumer) for consumer in consumers}
+
+    def _check_asked(
+        self, asked: dict[BrokerConsumer, Entry | WaitReason], deliveries: dict[BrokerConsumer, list[Entry]]
+    ) -> None:
+        """Compare the answers from before a turn, if background tasks had no work, with the first dispatch of each
+        plain queue, and check that nothing can be dispatched now, unless the engine goes on with another turn."""
+        first: dict[Queue, tuple[tuple[int, int], Entry, BrokerConsumer]] = {}
+        for consumer, entries in deliveries.items():
+            queue = consumer.queue
+            if queue is not None and queue.observer is None and not queue.has_wildcards:
+                found = (entries[0].lane.rank, entries[0].sequence), entries[0], consumer
+                first[queue] = min(found, first.get(queue, found), key=lambda one: one[0])
+        for _, entry, consumer in first.values():
+            answer = asked.get(consumer, entry)
+            has_expired = isinstance(answer, Entry) and answer.message is None
+            # The turn itself may have adjusted the window.
+            if answer is not entry and answer is not WaitReason.NO_CREDIT and not has_expired:
+                raise Disagreement(f"{consumer.subscription} is given {entry.sequence}, and {answer} was said before")
+        for consumer, answer in self._ask_all().items() if not self.engine.has_work else ():
+            if isinstance(answer, Entry):
+                raise Disagreement(f"{answer.sequence} is next for {consumer.subscription}, and was not dispatched")
 
     def _learn_windows(self) -> None:
         """The size of an automatic window is the broker's own affair, within limits."""
@@ -3295,3 +3325,13 @@ def _size(message: SentMessage) -> int:
 def _sketch(page: PageResult) -> str:
     found = ", ".join("damaged" if each.message is None else _label(each.message) for each in page.messages)
     return f"[{found}] as of {page.as_of}{', the end' if page.is_end else ''}"
+
+
+def _ask(engine: Engine, consumer: BrokerConsumer) -> Entry | WaitReason:
+    answer = find_next(engine, consumer)
+    while True:
+        try:
+            next(answer)
+        except StopIteration as end:
+            found: Entry | WaitReason = end.value
+            return found

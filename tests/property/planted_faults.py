@@ -61,10 +61,12 @@ from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
+from truenext.engine.dispatch.heads import COMMITTING, Head, Wait
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher, RankedConsumer
-from truenext.engine.dispatch.selective import BLOCKED_BY_RETRY, ConsumerClass, GroupedQueueDispatch, QueueDispatch
+from truenext.engine.dispatch.selective import ConsumerClass, GroupedQueueDispatch, QueueDispatch
 from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.engine import Engine
+from truenext.engine.idle import _QueueInspection
 from truenext.engine.lifecycle.arrivals import SENT_ALONE, Arrivals
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
 from truenext.engine.lifecycle.settlement import Settlement
@@ -2792,32 +2794,92 @@ def the_last_match_is_dispatched_first(patch: Patch) -> None:
 
 
 @shows_in(SelectingMachine)
+def a_less_urgent_match_is_dispatched_though_more_urgent_messages_must_be_compared(patch: Patch) -> None:
+    def faulty(heads: Iterable[Head]) -> Head:
+        return next((head for head in heads if isinstance(head, Entry)), None)
+
+    targets.FIRST_HEAD.replace(patch, faulty)
+
+
+@shows_in(SelectingMachine)
+def a_match_being_committed_holds_back_lower_priorities(patch: Patch) -> None:
+    def faulty(heads: Iterable[Head]) -> Head:
+        return next((head for head in heads if head is not None), None)
+
+    targets.FIRST_HEAD.replace(patch, faulty)
+
+
+@shows_in(SelectingMachine)
+def messages_about_to_leave_memory_are_not_loaded_where_there_are_selectors(patch: Patch) -> None:
+    """Found by the machine when it was made once (seed 1200215556 of that time): they were ready, and lay for ever."""
+
+    def faulty(queue_dispatch: QueueDispatch, lane: Lane) -> Head:
+        if lane.head() is None and lane.unread and not lane.needs_page:
+            return None
+        return lane_head(queue_dispatch, lane)
+
+    lane_head = targets.LANE_HEAD_OF_SELECTIVE.original
+    targets.LANE_HEAD_OF_SELECTIVE.replace(patch, faulty)
+
+
+@shows_in(BrokerMachine)
+def the_question_what_is_next_takes_the_message_from_its_lane(patch: Patch) -> None:
+    def faulty(inspection: _QueueInspection, lane: Lane) -> Head:
+        head = lane_head(inspection, lane)
+        if isinstance(head, Entry):
+            lane.pop()
+        return head
+
+    lane_head = targets.LANE_HEAD_ASKED_FOR.original
+    targets.LANE_HEAD_ASKED_FOR.replace(patch, faulty)
+
+
+@shows_in(BrokerMachine)
+def the_answer_is_that_a_ready_message_is_being_committed(patch: Patch) -> None:
+    def faulty(inspection: _QueueInspection, lane: Lane) -> Head:
+        head = lane_head(inspection, lane)
+        return Wait(COMMITTING, head.sequence) if isinstance(head, Entry) else head
+
+    lane_head = targets.LANE_HEAD_ASKED_FOR.original
+    targets.LANE_HEAD_ASKED_FOR.replace(patch, faulty)
+
+
+@shows_in(BrokerMachine)
+def the_answer_is_a_message_that_is_being_committed(patch: Patch) -> None:
+    def faulty(inspection: _QueueInspection, lane: Lane) -> Head:
+        return lane.head() or lane_head(inspection, lane)
+
+    lane_head = targets.LANE_HEAD_ASKED_FOR.original
+    targets.LANE_HEAD_ASKED_FOR.replace(patch, faulty)
+
+
+@shows_in(SelectingMachine)
 def a_match_is_dispatched_before_all_earlier_messages_are_compared(patch: Patch) -> None:
-    first_wanted = targets.FIRST_FOUND.original
+    head_of_queue = targets.HEAD_OF_QUEUE.original
 
-    def faulty(queue_dispatch: QueueDispatch, scan: QueueScan) -> Entry | None:
+    def faulty(queue_dispatch: QueueDispatch, scan: QueueScan | None) -> Head:
         targets.IS_CURSOR_UNFINISHED.replace(patch, False)
-        entry = first_wanted(queue_dispatch, scan)
+        head = head_of_queue(queue_dispatch, scan)
         targets.IS_CURSOR_UNFINISHED.replace(patch, property(lambda cursor: cursor.position < UNBOUNDED))
-        return entry
+        return head
 
-    targets.FIRST_FOUND.replace(patch, faulty)
+    targets.HEAD_OF_QUEUE.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def a_commit_in_flight_that_a_consumer_could_not_take_holds_it_back(patch: Patch) -> None:
-    first_wanted = targets.FIRST_FOUND.original
+    head_of_queue = targets.HEAD_OF_QUEUE.original
 
-    def faulty(queue_dispatch: QueueDispatch, scan: QueueScan) -> Entry | None:
-        entry = first_wanted(queue_dispatch, scan)
-        if entry is not None and any(
-            one.batch > targets.commit_state_of(queue_dispatch).last_committed and one.sequence < entry.sequence
-            for one in entry.lane
+    def faulty(queue_dispatch: QueueDispatch, scan: QueueScan | None) -> Head:
+        head = head_of_queue(queue_dispatch, scan)
+        if isinstance(head, Entry) and any(
+            one.batch > targets.commit_state_of(queue_dispatch).last_committed and one.sequence < head.sequence
+            for one in head.lane
         ):
             return None
-        return entry
+        return head
 
-    targets.FIRST_FOUND.replace(patch, faulty)
+    targets.HEAD_OF_QUEUE.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
@@ -3073,12 +3135,9 @@ def a_wildcard_is_served_queue_by_queue(patch: Patch) -> None:
             return None
         for queue in wildcard.queues:
             if not queue.is_paused and targets.receivers_of(dispatch, queue).exclusive in (None, wildcard):
-                for rank in range(10):
-                    head = targets.DISPATCH_OF_QUEUE.of(dispatch)(queue).head_for(wildcard, rank)
-                    if isinstance(head, Entry):
-                        return head
-                    if head is not None:
-                        break
+                head = targets.DISPATCH_OF_QUEUE.of(dispatch)(queue).head_for(wildcard)
+                if isinstance(head, Entry):
+                    return head
         return None
 
     true_next = targets.TRUE_NEXT.original
@@ -3117,15 +3176,15 @@ def messages_held_by_an_ended_wildcard_return_to_another_queue(patch: Patch) -> 
 
 @shows_in(WildcardMachine)
 def a_wildcard_overtakes_unread_messages_in_another_queue(patch: Patch) -> None:
-    def faulty(way: QueueDispatch, consumer: BrokerConsumer, rank: int) -> Entry | int | None:
+    def faulty(way: QueueDispatch, consumer: BrokerConsumer, rank: int) -> Head:
         head = head_for(way, consumer, rank)
-        if isinstance(head, int) and head != BLOCKED_BY_RETRY:
+        if isinstance(head, Wait) and head.is_undecided:
             targets.REQUEST_PAGE.of(way)(targets.queue_of(way).lane(rank))
             return None
         return head
 
-    head_for = targets.HEAD_FOR.original
-    targets.HEAD_FOR.replace(patch, faulty)
+    head_for = targets.LANE_HEAD_FOR.original
+    targets.LANE_HEAD_FOR.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
@@ -3637,8 +3696,7 @@ def _say_that_nothing_is_ready(patch: Patch, is_faulty: Callable[[BrokerConsumer
         if is_nothing_ready(nothing_ready, consumer, queue):
             return True
         queue_dispatch = targets.queue_dispatch_of(nothing_ready, queue)
-        heads = (queue_dispatch.head_for(consumer, lane.rank) for lane in queue.lanes)
-        return is_faulty(consumer, queue) and not isinstance(next(filter(None, heads), None), Entry)
+        return is_faulty(consumer, queue) and not isinstance(queue_dispatch.head_for(consumer), Entry)
 
     is_nothing_ready = targets.IS_NOTHING_READY.original
     targets.IS_NOTHING_READY.replace(patch, faulty)

@@ -43,10 +43,13 @@ from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
+from truenext.engine.dispatch import selective as selective_module
+from truenext.engine.dispatch.heads import first_head
 from truenext.engine.dispatch.plain import Dispatcher
 from truenext.engine.dispatch.selective import GroupedQueueDispatch, QueueDispatch
 from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.engine import Engine
+from truenext.engine.idle import _QueueInspection
 from truenext.engine.lifecycle import settlement as outcomes_module
 from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.pull_requests import PullRequests
@@ -464,8 +467,11 @@ ACTIVATE_SELECTION = Target(Selections.activate_selection, Selections)
 FIRST_OF_CURSOR = Target(ScanCursor.first, ScanCursor)
 IS_CURSOR_UNFINISHED = Attribute("is_unfinished", ScanCursor)
 IS_MATCH = Target(ScanCursor._is_match, ScanCursor)
-FIRST_FOUND = Target(QueueDispatch._first_in_scan, QueueDispatch)
-HEAD_FOR = Target(QueueDispatch.head_for, QueueDispatch)
+HEAD_OF_QUEUE = Target(QueueDispatch._head_of_queue, QueueDispatch)
+LANE_HEAD_OF_SELECTIVE = Target(QueueDispatch._lane_head, QueueDispatch)
+FIRST_HEAD = Target(first_head, selective_module)
+LANE_HEAD_ASKED_FOR = Target(_QueueInspection._lane_head, _QueueInspection)
+LANE_HEAD_FOR = Target(QueueDispatch.lane_head_for, QueueDispatch)
 
 # Groups ---------------------------------------------------------------------------------------------------------------
 HAS_EARLIER_DELAYED = Target(GroupOwnership.has_earlier_delayed, GroupOwnership)

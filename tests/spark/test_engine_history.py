@@ -17,6 +17,7 @@ from tests.property.disk import found_of
 from tests.spark.histories import Event
 from tests.spark.judge import Judge
 from tests.spark.plain import counted, outcomes_of
+from truenext.engine.dispatch.heads import Head
 from truenext.engine.dispatch.selective import QueueDispatch
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.pages import PageResult
@@ -93,11 +94,11 @@ def test_wildcard_consumers_cause_no_finding_in_their_queues() -> None:
 
 
 def test_wrong_order_is_found_beside_wildcard_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lowest_first(way: QueueDispatch, consumer: BrokerConsumer) -> Entry | None:
-        heads = [way.head_for(consumer, rank) for rank in reversed(RANKS)]
+    def lowest_first(way: QueueDispatch, consumer: BrokerConsumer) -> Head:
+        heads = [way.lane_head_for(consumer, rank) for rank in reversed(RANKS)]
         return next((head for head in heads if isinstance(head, Entry)), None)
 
-    monkeypatch.setattr(QueueDispatch, "first_for", lowest_first)
+    monkeypatch.setattr(QueueDispatch, "head_for", lowest_first)
     assert any(findings(seed, **OF_MANY)["inversion"] for seed in range(20))
 
 

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from truenext.broker import connection_request
+from truenext.engine.dispatch.heads import WaitReason
 from truenext.engine.engine import Engine
-from truenext.engine.idle import ITEMS_PER_STEP, IdleReason, idle_reason
+from truenext.engine.idle import ITEMS_PER_STEP, find_next
 from truenext.engine.state.consumer import BrokerConsumer
+from truenext.engine.state.queue import Entry
 from truenext.model.commands import Ack, AckMode, Credit, Nack, Send, Subscribe
 from truenext.model.destination import parse_address
 from truenext.model.limits import JOIN_QUEUES_PER_TURN, SCAN_MESSAGES_PER_TURN, UNSENT_BYTES_MAX
@@ -51,10 +53,10 @@ class IdleDriver:
         while self.engine.has_work:
             self.engine.turn()
 
-    def why(self, consumer: BrokerConsumer) -> IdleReason:
-        why, _ = finished(idle_reason(self.engine, consumer))
-        assert isinstance(why, IdleReason)
-        return why
+    def find_next(self, consumer: BrokerConsumer) -> Entry | WaitReason:
+        found, _ = finished(find_next(self.engine, consumer))
+        assert isinstance(found, Entry | WaitReason)
+        return found
 
     def answer(self) -> tuple[dict[str, Any], int]:
         body, steps = finished(connection_request.make_connection_report(self.engine, self.session))
@@ -78,20 +80,20 @@ def test_consumer_is_not_idle_if_the_next_turn_will_dispatch_to_it(queue: str, s
     driver = IdleDriver()
     consumer = driver.subscribe(queue, selector=selector)
     driver.turn()
-    assert driver.why(consumer) is IdleReason.EMPTY
+    assert driver.find_next(consumer) is WaitReason.EMPTY
     driver.send("a")
-    assert driver.why(consumer) is IdleReason.NOT_IDLE
+    assert isinstance(driver.find_next(consumer), Entry)
     assert not consumer.held
     driver.turn()
     assert len(consumer.held) == 1
-    assert driver.why(consumer) is IdleReason.EMPTY
+    assert driver.find_next(consumer) is WaitReason.EMPTY
 
 
 def test_a_full_socket() -> None:
     driver = IdleDriver()
     consumer = driver.subscribe("a")
     driver.session.unsent_bytes = UNSENT_BYTES_MAX
-    assert driver.why(consumer) is IdleReason.UNREAD
+    assert driver.find_next(consumer) is WaitReason.UNREAD
 
 
 def test_a_pattern_that_has_not_joined_all_its_queues() -> None:
@@ -101,9 +103,9 @@ def test_a_pattern_that_has_not_joined_all_its_queues() -> None:
     driver.turn()
     consumer = driver.subscribe("q.*", window=1)
     driver.engine.turn()
-    assert driver.why(consumer) is IdleReason.JOINING
+    assert driver.find_next(consumer) is WaitReason.JOINING
     driver.turn()
-    assert driver.why(consumer) is IdleReason.NO_CREDIT
+    assert driver.find_next(consumer) is WaitReason.NO_CREDIT
 
 
 def test_idle_reason_of_a_wildcard_is_that_of_the_queue_whose_message_is_next() -> None:
@@ -112,19 +114,19 @@ def test_idle_reason_of_a_wildcard_is_that_of_the_queue_whose_message_is_next() 
     driver.turn()
     driver.send("q.a", persistent=True)
     driver.turn()
-    assert driver.why(consumer) is IdleReason.COMMITTING
+    assert driver.find_next(consumer) is WaitReason.COMMITTING
     driver.send("q.b")
     driver.turn()
     # It must not overtake its equal, and so nothing comes.
-    assert driver.why(consumer) is IdleReason.COMMITTING and not consumer.held
+    assert driver.find_next(consumer) is WaitReason.COMMITTING and not consumer.held
     driver.send("q.c", priority=3)
-    assert driver.why(consumer) is IdleReason.NOT_IDLE
+    assert isinstance(driver.find_next(consumer), Entry)
     driver.turn()
     assert len(consumer.held) == 1
     driver.engine.pause("q.a")
     driver.turn()
     # A paused queue is none of its queues.
-    assert len(consumer.held) == 2 and driver.why(consumer) is IdleReason.PAUSED
+    assert len(consumer.held) == 2 and driver.find_next(consumer) is WaitReason.PAUSED
 
 
 def test_idle_reason_of_a_delayed_group_is_delayed_for_its_owner_and_group_for_others() -> None:
@@ -136,7 +138,7 @@ def test_idle_reason_of_a_delayed_group_is_delayed_for_its_owner_and_group_for_o
     (sequence,) = list(first.held)[:1]
     driver.engine.nack(driver.session, Nack(first.subscription, sequence, delay_ms=60_000))
     driver.turn()
-    assert (driver.why(first), driver.why(second)) == (IdleReason.DELAYED, IdleReason.GROUP)
+    assert (driver.find_next(first), driver.find_next(second)) == (WaitReason.DELAYED, WaitReason.GROUP)
 
 
 def test_pulling_consumer_that_acknowledged_all_it_requested_has_no_credit() -> None:
@@ -147,7 +149,7 @@ def test_pulling_consumer_that_acknowledged_all_it_requested_has_no_credit() -> 
     driver.turn()
     (sequence,) = consumer.held
     driver.engine.acknowledge(driver.session, Ack(consumer.subscription, sequence))
-    assert not consumer.held and driver.why(consumer) is IdleReason.NO_CREDIT
+    assert not consumer.held and driver.find_next(consumer) is WaitReason.NO_CREDIT
 
 
 def test_idle_reason_is_committing_although_less_urgent_messages_are_not_compared_yet() -> None:
@@ -155,9 +157,9 @@ def test_idle_reason_is_committing_although_less_urgent_messages_are_not_compare
     for _ in range(2 * SCAN_MESSAGES_PER_TURN):
         driver.send("a")
     consumer = driver.subscribe("a", selector="JMSPriority = 9 OR colour = 'red'")
-    assert driver.why(consumer) is IdleReason.SCANNING
+    assert driver.find_next(consumer) is WaitReason.SCANNING
     driver.send("a", priority=9, persistent=True)
-    assert driver.why(consumer) is IdleReason.COMMITTING
+    assert driver.find_next(consumer) is WaitReason.COMMITTING
 
 
 def test_idle_reason_of_a_blocked_lane_needs_no_body_of_the_blocking_message() -> None:
@@ -171,7 +173,7 @@ def test_idle_reason_of_a_blocked_lane_needs_no_body_of_the_blocking_message() -
     head = consumer.all_queues()[0].lanes[0].head()
     assert head is not None
     head.message = None
-    assert driver.why(consumer) is IdleReason.DELAYED
+    assert driver.find_next(consumer) is WaitReason.DELAYED
 
 
 def test_finding_the_idle_reason_starts_no_scan() -> None:
@@ -188,7 +190,7 @@ def test_finding_the_idle_reason_starts_no_scan() -> None:
             entry = cursor.found[sequence]
             entry.is_out_of_lane = True
     consumer.window = 2
-    assert driver.why(consumer) is IdleReason.SCANNING
+    assert driver.find_next(consumer) is WaitReason.SCANNING
     assert not any(cursor.needs_refill for cursor in cursors) and not selecting.unfinished_cursors
 
 

@@ -457,3 +457,24 @@ def test_unselected_messages_are_not_stuck_and_an_undispatched_match_is() -> Non
     assert audit.stuck_queues(driver.engine.commit_state.now_ms)[0][1] > STUCK_MS
     driver.settle()
     assert stuck_queues() == []
+
+
+def test_found_messages_leave_memory_at_the_limit_of_their_queue_though_a_page_was_being_read() -> None:
+    """Regression: they stayed until the next batch was durable."""
+    limit = 1000
+    driver = SelectingDriver(Policy(memory_limit=limit))
+    driver.send(*"1234")
+    driver.evict()
+    driver.send(*"5678", colour="red")
+    driver.engine.evict()
+    driver.subscribe("c", RED, window=1)
+    driver.turn()
+    driver.commit()
+    # The page being read pins what could leave.
+    driver.engine.evict()
+    driver.read_pages()
+    driver.turn()
+    (queue,) = driver.engine.queues()
+    assert queue.resident_bytes > limit
+    driver.engine.evict()
+    assert queue.resident_bytes <= limit

@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec.structs import fields
 
 from truenext.broker import connection_request, producer_request
-from truenext.engine.idle import IdleReason
+from truenext.engine.dispatch.heads import WaitReason
 from truenext.engine.state.producer import CommitOutcome
 from truenext.wire.stomp.actions import ACTION_PARSERS, _ReleaseBody
 from truenext.wire.stomp.headers import BROKER_HEADERS, OWN_HEADERS, OWN_PREFIX
@@ -85,4 +85,4 @@ def test_stomp_page_has_exactly_the_fields() -> None:
 
 
 def test_stomp_page_has_the_idle_reasons_in_order() -> None:
-    assert first_column("`idle` | means") == [why.value for why in IdleReason if why is not IdleReason.NOT_IDLE]
+    assert first_column("`idle` | means") == [reason.value for reason in WaitReason]

@@ -231,7 +231,7 @@ def test_an_exclusive_one_of_a_pattern_is_exclusive_in_each_queue() -> None:
 
 def test_a_message_costs_its_own_queue_and_not_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
-    head_for = QueueDispatch.head_for
+    head_for = QueueDispatch.lane_head_for
 
     def counting(way: QueueDispatch, *arguments: object) -> object:
         nonlocal calls
@@ -243,7 +243,7 @@ def test_a_message_costs_its_own_queue_and_not_the_others(monkeypatch: pytest.Mo
         driver.send(f"q.{number}", number % 10)
     driver.subscribe("q.*", window=1)
     driver.join_all()
-    monkeypatch.setattr(QueueDispatch, "head_for", counting)
+    monkeypatch.setattr(QueueDispatch, "lane_head_for", counting)
     for _ in range(499):
         (sequence,) = driver.session.consumers["w"].held
         driver.engine.acknowledge(driver.session, Ack("w", sequence))

@@ -8,8 +8,9 @@ connection may ask"
 import msgspec
 
 from truenext.broker.control_requests import AnswerGenerator
+from truenext.engine.dispatch.heads import WaitReason
 from truenext.engine.engine import Engine
-from truenext.engine.idle import IdleReason, idle_reason
+from truenext.engine.idle import find_next
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import AckMode
@@ -39,7 +40,8 @@ class SubscriptionReport(msgspec.Struct):
     """Messages that the consumer may hold unless it is suspended; None in auto mode, of a browser, and if it pulls."""
     requested: int | None
     """Number of messages still to come for a pull request; None if the subscription does not pull."""
-    idle: IdleReason
+    idle: str
+    """Value of a WaitReason; "" if a message could be dispatched."""
 
 
 class ConnectionReport(msgspec.Struct):
@@ -71,8 +73,9 @@ def make_connection_report(engine: Engine, session: ConnectionState) -> AnswerGe
         if number % _ITEMS_PER_STEP == 0:
             yield
     for consumer in list(session.consumers.values()):
-        idle = yield from idle_reason(engine, consumer)
+        found = yield from find_next(engine, consumer)
         if consumer.is_subscribed:
+            idle = found.value if isinstance(found, WaitReason) else ""
             report.subscriptions.append(_report_consumer(consumer, idle))
         yield
     for number, browser in enumerate(list(session.browsers.values()), 1):
@@ -82,7 +85,7 @@ def make_connection_report(engine: Engine, session: ConnectionState) -> AnswerGe
     return msgspec.json.encode(report)
 
 
-def _report_consumer(consumer: BrokerConsumer, idle: IdleReason) -> SubscriptionReport:
+def _report_consumer(consumer: BrokerConsumer, idle: str) -> SubscriptionReport:
     window = consumer.window if consumer.awake_window is None else consumer.awake_window
     has_window = consumer.mode is not AckMode.AUTO and consumer.pull_request is None
     return SubscriptionReport(
@@ -104,7 +107,7 @@ def _report_browser(browser: Browser) -> SubscriptionReport:
         started=0,
         window=None,
         requested=None,
-        idle=IdleReason.BROWSES,
+        idle=WaitReason.BROWSES.value,
     )
 
 

@@ -1,4 +1,4 @@
-"""Idle reasons: why a subscription gets no messages.
+"""Idle reasons: what is next for a subscription, or why nothing comes.
 
 The consumer's next message is searched for as dispatch does it, but nothing is changed: nothing expires, is
 dispatched or requested. In a queue the lanes are inspected in order of rank, until one has a message that could be
@@ -11,8 +11,18 @@ docs/stomp.md, "What a connection may ask"
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from enum import Enum
 
+from truenext.engine.dispatch.heads import (
+    DELAYED,
+    READING,
+    Head,
+    Wait,
+    WaitReason,
+    cursor_head,
+    entry_head,
+    first_head,
+    group_cursor_head,
+)
 from truenext.engine.engine import Engine
 from truenext.engine.selecting.groups import GroupScanCursor
 from truenext.engine.selecting.scan import QueueScan, ScanCursor
@@ -23,36 +33,11 @@ from truenext.engine.state.wildcard import Wildcard
 ITEMS_PER_STEP = 50
 """Queues, groups or messages inspected in one step."""
 
-
-class IdleReason(Enum):
-    """Reason for no messages. The first one that is true is reported, of several queues that of the next message."""
-
-    BROWSES = "browses"
-    SUSPENDED = "suspended"
-    NO_CREDIT = "no credit"
-    UNREAD = "unread"
-    JOINING = "joining"
-    PAUSED = "paused"
-    EXCLUSIVE = "exclusive"
-    SCANNING = "scanning"
-    READING = "reading"
-    COMMITTING = "committing"
-    GROUP = "group"
-    DELAYED = "delayed"
-    EMPTY = "empty"
-    NOT_IDLE = ""
-    """A message could be dispatched."""
+_REASON_ORDER = {reason: index for index, reason in enumerate(WaitReason)}
 
 
-_REASON_ORDER = {reason: index for index, reason in enumerate(IdleReason)}
-_UNDECIDED_REASONS = (IdleReason.SCANNING, IdleReason.READING)
-
-LaneIdleReason = tuple[int, IdleReason]
-"""Sequence from which the reason holds in a lane, and the reason."""
-
-
-def idle_reason(engine: Engine, consumer: BrokerConsumer) -> Generator[None, None, IdleReason]:
-    """Return why a consumer gets no messages now, found in steps. The consumer may end meanwhile."""
+def find_next(engine: Engine, consumer: BrokerConsumer) -> Generator[None, None, Entry | WaitReason]:
+    """Return the next message of a consumer, or why none comes, found in steps. The consumer may end meanwhile."""
     own_reason = _consumer_reason(consumer)
     if own_reason is not None:
         return own_reason
@@ -62,27 +47,32 @@ def idle_reason(engine: Engine, consumer: BrokerConsumer) -> Generator[None, Non
         inspection.inspect_queue(queue)
         if number % ITEMS_PER_STEP == 0:
             yield
-    first = inspection.first_reason()
-    if first is not None:
-        return first
+    head = inspection.first_head()
+    if head is not None:
+        return head.reason if isinstance(head, Wait) else head
     for number, queue in enumerate(queues, 1):
         yield from inspection.inspect_entries_not_ready(queue)
         if number % ITEMS_PER_STEP == 0:
             yield
-    return min(inspection.queue_reasons, key=_REASON_ORDER.__getitem__, default=IdleReason.EMPTY)
+    return min(inspection.queue_reasons, key=_REASON_ORDER.__getitem__, default=WaitReason.EMPTY)
 
 
-def _consumer_reason(consumer: BrokerConsumer) -> IdleReason | None:
+def _dispatch_order(head: Entry | Wait) -> tuple[int, bool]:
+    """Return the key by which the heads of equal lanes compete: an entry waits for scans and reads from its sequence."""
+    return head.sequence, isinstance(head, Entry)
+
+
+def _consumer_reason(consumer: BrokerConsumer) -> WaitReason | None:
     """Return the reason that holds whatever is in the queues, if there is one."""
     if consumer.is_suspended:
-        return IdleReason.SUSPENDED
+        return WaitReason.SUSPENDED
     pull_request = consumer.pull_request
     if not pull_request.remaining if pull_request is not None else len(consumer.held) >= consumer.window:
-        return IdleReason.NO_CREDIT
+        return WaitReason.NO_CREDIT
     if consumer.session.unsent_bytes >= consumer.memory.unsent_bytes_max:
-        return IdleReason.UNREAD
+        return WaitReason.UNREAD
     if isinstance(consumer, Wildcard) and consumer.is_joining:
-        return IdleReason.JOINING
+        return WaitReason.JOINING
     return None
 
 
@@ -93,84 +83,67 @@ class _QueueInspection:
         self._engine = engine
         self._consumer = consumer
         self._is_wildcard = isinstance(consumer, Wildcard)
-        self._first_reasons: dict[int, LaneIdleReason] = {}
-        """Reason with the lowest sequence of all queues, by rank."""
-        self.queue_reasons: set[IdleReason] = set()
+        self._committed = engine.commit_state.last_committed
+        self._heads: dict[int, Entry | Wait] = {}
+        """Head with the lowest sequence of all queues, by rank."""
+        self.queue_reasons: set[WaitReason] = set()
         """Reasons that hold back all messages of a queue, or all later ones."""
 
-    def first_reason(self) -> IdleReason | None:
-        """Return the first reason in the order of keys, not COMMITTING if NOT_IDLE follows; None if none was found."""
-        committing = None
-        for _, (_, reason) in sorted(self._first_reasons.items()):
-            if reason is not IdleReason.COMMITTING:
-                # A message being committed holds back only its equals.
-                return reason if reason is IdleReason.NOT_IDLE or committing is None else committing
-            committing = reason
-        return committing
+    def first_head(self) -> Head:
+        return first_head(self._heads[rank] for rank in sorted(self._heads))
 
     def inspect_queue(self, queue: Queue) -> None:
         if self._is_wildcard and not queue.waiting_count():
             return
         if queue.is_paused:
-            self.queue_reasons.add(IdleReason.PAUSED)
+            self.queue_reasons.add(WaitReason.PAUSED)
             return
         if self._engine.clients.receivers_of(queue).exclusive not in (None, self._consumer):
-            self.queue_reasons.add(IdleReason.EXCLUSIVE)
+            self.queue_reasons.add(WaitReason.EXCLUSIVE)
             return
         scan = self._engine.selections.scan_of(self._consumer, queue)
-        for rank, reason in self._reasons_by_rank(queue, scan):
-            if reason is None:
+        for rank, head in self._heads_by_rank(queue, scan):
+            if head is None:
                 continue
-            if reason[1] is IdleReason.DELAYED:
+            if isinstance(head, Wait) and head.reason is DELAYED:
                 # It blocks all later messages.
-                self.queue_reasons.add(IdleReason.DELAYED)
+                self.queue_reasons.add(DELAYED)
                 return
-            self._first_reasons[rank] = min(reason, self._first_reasons.get(rank, reason), key=lambda one: one[0])
-            if reason[1] in _UNDECIDED_REASONS:
+            self._heads[rank] = min(head, self._heads.get(rank, head), key=_dispatch_order)
+            if isinstance(head, Wait) and head.is_undecided:
                 return
 
-    def _reasons_by_rank(self, queue: Queue, scan: QueueScan | None) -> Iterator[tuple[int, LaneIdleReason | None]]:
+    def _heads_by_rank(self, queue: Queue, scan: QueueScan | None) -> Iterator[tuple[int, Head]]:
         if scan is None:
             for lane in queue.lanes:
-                yield lane.rank, self._lane_reason(lane)
+                yield lane.rank, self._lane_head(lane)
         else:
             for rank, cursor in scan.cursors.items():
-                yield rank, self._cursor_reason(cursor)
+                yield rank, self._cursor_head(cursor)
 
-    def _lane_reason(self, lane: Lane) -> LaneIdleReason | None:
+    def _lane_head(self, lane: Lane) -> Head:
         entry = lane.head()
         if entry is None:
             if lane.needs_page:
-                return lane.horizon + 1, IdleReason.READING
+                return Wait(READING, lane.horizon + 1)
             if not lane.unread:
                 return None
             entry = lane.unread_in_memory[0]
             if lane.selected is not None and lane.selected.loaded_early:
                 entry = min(entry, *lane.selected.loaded_early.values(), key=lambda one: one.sequence)
-        if entry.due_us and entry.batch <= self._engine.commit_state.last_committed:
-            return entry.sequence, IdleReason.DELAYED
-        return self._entry_reason(entry)
+        if entry.due_us and entry.batch <= self._committed:
+            # Whatever its body is: none is needed to know that it blocks the queue.
+            return Wait(DELAYED, entry.sequence)
+        return entry_head(entry, self._committed)
 
-    def _cursor_reason(self, cursor: ScanCursor) -> LaneIdleReason | None:
-        if isinstance(cursor, GroupScanCursor):
-            needs_refill = cursor.needs_refill
-            entry, must_wait = cursor.first_for(self._consumer)
-            # Only dispatch requests a refill.
-            cursor.needs_refill = needs_refill
-            if entry is None:
-                return (0, IdleReason.SCANNING) if must_wait else None
-        else:
-            entry = cursor.first()
-            if entry is None:
-                return (cursor.position + 1, IdleReason.SCANNING) if cursor.is_unfinished else None
-        return self._entry_reason(entry)
-
-    def _entry_reason(self, entry: Entry) -> LaneIdleReason:
-        if entry.batch > self._engine.commit_state.last_committed:
-            return entry.sequence, IdleReason.COMMITTING
-        if entry.message is None:
-            return entry.sequence, IdleReason.READING
-        return entry.sequence, IdleReason.DELAYED if entry.due_us else IdleReason.NOT_IDLE
+    def _cursor_head(self, cursor: ScanCursor) -> Head:
+        if not isinstance(cursor, GroupScanCursor):
+            return cursor_head(cursor, self._committed)
+        needs_refill = cursor.needs_refill
+        head = group_cursor_head(cursor, self._consumer, self._committed)
+        # Only dispatch requests a refill.
+        cursor.needs_refill = needs_refill
+        return head
 
     def inspect_entries_not_ready(self, queue: Queue) -> Generator[None, None, None]:
         """Inspect, in steps, the waiting messages of a queue without a next one: of others' groups, and delayed
@@ -181,7 +154,7 @@ class _QueueInspection:
             if isinstance(cursor, GroupScanCursor):
                 for number, group in enumerate(cursor.groups_with_heads(), 1):
                     if cursor.is_owned_by_another(group, self._consumer):
-                        self.queue_reasons.add(IdleReason.GROUP)
+                        self.queue_reasons.add(WaitReason.GROUP)
                         return
                     if number % ITEMS_PER_STEP == 0:
                         yield
@@ -189,7 +162,7 @@ class _QueueInspection:
             for number, entry in enumerate(list(lane.delayed.values()), 1):
                 if self._may_match(scan, entry):
                     is_open = not entry.group or self._is_group_open(queue, entry.group)
-                    self.queue_reasons.add(IdleReason.DELAYED if is_open else IdleReason.GROUP)
+                    self.queue_reasons.add(WaitReason.DELAYED if is_open else WaitReason.GROUP)
                     if not (is_open and queue.has_groups):
                         return
                 if number % ITEMS_PER_STEP == 0:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from truenext.engine.background.browsing import BrowseSlice, BrowseTask
 from truenext.engine.background.bulk_work import BulkTask, FinishedPiece
+from truenext.engine.dispatch.heads import COMMITTING, DELAYED, Wait
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher
-from truenext.engine.dispatch.selective import BLOCKED_BY_RETRY
 from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
 from truenext.engine.lifecycle.settlement import Settlement
@@ -321,7 +321,8 @@ class NoWaitPullEnder:
             return True
         queue_dispatch = self._dispatcher.new_queue_dispatch(queue)
         for lane in queue.lanes:
-            head = queue_dispatch.head_for(consumer, lane.rank)
-            if head is not None:
-                return head == BLOCKED_BY_RETRY
+            head = queue_dispatch.lane_head_for(consumer, lane.rank)
+            if head is None or (isinstance(head, Wait) and head.reason is COMMITTING):
+                continue
+            return isinstance(head, Wait) and head.reason is DELAYED
         return True

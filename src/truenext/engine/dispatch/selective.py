@@ -12,6 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from heapq import heappop, heappush
 
+from truenext.engine.dispatch.heads import (
+    COMMITTING,
+    DELAYED,
+    READING,
+    Head,
+    Wait,
+    cursor_head,
+    first_head,
+    group_cursor_head,
+)
 from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.memory import horizon
 from truenext.engine.memory.reading import PageReader
@@ -28,17 +38,6 @@ RankedConsumer = tuple[int, int, int, int, BrokerConsumer]
 
 Offer = tuple[int, int, int, Entry, "ConsumerClass"]
 """Rank and sequence of a message, number of the class that it is offered to, the message, and that class."""
-
-Head = Entry | int | None
-"""First ready message of a lane for a consumer; None if none is ready, or it is being committed. A number if
-something must be read or compared first: from this sequence on, from POSITION_UNKNOWN on, or, with BLOCKED_BY_RETRY,
-nowhere in the queue."""
-
-BLOCKED_BY_RETRY = -1
-"""A message blocks all after it until it is due."""
-
-POSITION_UNKNOWN = 0
-"""Stands for a position that is not known; less than every sequence."""
 
 
 class ConsumerClass:
@@ -119,9 +118,8 @@ class QueueDispatch:
         while True:
             for consumer_class in to_query:
                 self._has_skipped_uncommitted = False
-                consumer_class.offered_entry = entry = (
-                    self._first_of_class(consumer_class) if consumer_class.has_receiver_with_credit() else None
-                )
+                head = self._head_of_class(consumer_class) if consumer_class.has_receiver_with_credit() else None
+                consumer_class.offered_entry = entry = head if isinstance(head, Entry) else None
                 consumer_class.may_get_better_offer = entry is None or self._has_skipped_uncommitted
                 if entry is not None:
                     heappush(offers, (entry.lane.rank, entry.sequence, consumer_class.number, entry, consumer_class))
@@ -186,35 +184,28 @@ class QueueDispatch:
         while not any(consumer.has_credit() for consumer in consumers):
             offers = []
             for consumer in consumers:
-                entry = self.first_for(consumer) if consumer.has_express else None
-                if entry is not None and consumer.has_express_credit(entry.lane.rank):
-                    offers.append(
-                        (entry.lane.rank, entry.sequence, -consumer.last_ack_number, consumer.number, consumer)
-                    )
+                head = self.head_for(consumer) if consumer.has_express else None
+                if isinstance(head, Entry) and consumer.has_express_credit(head.lane.rank):
+                    offers.append((head.lane.rank, head.sequence, -consumer.last_ack_number, consumer.number, consumer))
             if not offers:
                 return
             receiver = min(offers)[4]
-            entry = self.first_for(receiver)
-            assert entry is not None, "it was there"
-            remove_from_lane(entry)
-            dispatch_entry(entry, receiver)
+            head = self.head_for(receiver)
+            assert isinstance(head, Entry), "it was there"
+            remove_from_lane(head)
+            dispatch_entry(head, receiver)
 
-    def first_for(self, consumer: BrokerConsumer) -> Entry | None:
-        """Return the first ready message for a consumer; None also if something must be read or compared first."""
-        return self._first_of_scan(None if self._selection is None else self._scans.find_scan(consumer, self._queue))
+    def head_for(self, consumer: BrokerConsumer) -> Head:
+        """Return the head of the queue for a consumer."""
+        return self._head_of_queue(None if self._selection is None else self._scans.find_scan(consumer, self._queue))
 
-    def _first_of_class(self, consumer_class: ConsumerClass) -> Entry | None:
-        return self._first_of_scan(consumer_class.scan)
+    def _head_of_class(self, consumer_class: ConsumerClass) -> Head:
+        return self._head_of_queue(consumer_class.scan)
 
-    def _first_of_scan(self, scan: QueueScan | None) -> Entry | None:
-        return self._first_of_queue() if scan is None else self._first_in_scan(scan)
-
-    def _first_of_queue(self) -> Entry | None:
-        for lane in self._queue.lanes:
-            head = self._lane_head(lane)
-            if head is not None:
-                return None if isinstance(head, int) else head
-        return None
+    def _head_of_queue(self, scan: QueueScan | None) -> Head:
+        if scan is None:
+            return first_head(map(self._lane_head, self._queue.lanes))
+        return first_head(map(self._cursor_head, scan.cursors.values()))
 
     def _lane_head(self, lane: Lane) -> Head:
         if not (lane.arrived or lane.requeued or lane.unread):
@@ -226,61 +217,48 @@ class QueueDispatch:
             entry = lane.head()
             if entry is None:
                 if lane.needs_page:
-                    return lane.horizon + 1
+                    return Wait(READING, lane.horizon + 1)
                 if not lane.unread or horizon.is_first_uncommitted(lane, self._commit_state.last_committed):
                     return None
                 self._resident.load_unread_in_memory(lane)
                 continue
             if entry.batch > self._commit_state.last_committed:
-                return None
+                return Wait(COMMITTING, entry.sequence)
             if entry.due_us:
-                return BLOCKED_BY_RETRY
+                return Wait(DELAYED, entry.sequence)
             if entry.message is None:
-                return entry.sequence
+                return Wait(READING, entry.sequence)
             if not self._expire_if_expired(entry):
                 return entry
 
-    def _first_in_scan(self, scan: QueueScan) -> Entry | None:
-        for cursor in scan.cursors.values():
-            head = self._scan_head(cursor)
-            if head is not None:
-                return None if isinstance(head, int) else head
-        return None
+    def _cursor_head(self, cursor: ScanCursor) -> Head:
+        head = cursor_head(cursor, self._commit_state.last_committed)
+        while isinstance(head, Entry) and self._expire_if_expired(head):
+            head = cursor_head(cursor, self._commit_state.last_committed)
+        if isinstance(head, Wait):
+            self._prepare(head, cursor)
+        return head
 
-    def _scan_head(self, cursor: ScanCursor) -> Head:
-        while True:
-            entry = cursor.first()
-            if entry is None:
-                return cursor.position + 1 if cursor.is_unfinished else None
-            if not self._expire_if_expired(entry):
-                return self._head_from_entry(entry)
-
-    def _head_from_entry(self, entry: Entry) -> Head:
-        """Return the head of a lane whose first matching entry is this one."""
-        if entry.batch > self._commit_state.last_committed:
+    def _prepare(self, wait: Wait, cursor: ScanCursor) -> None:
+        if wait.reason is COMMITTING:
             self._has_skipped_uncommitted = True
-            return None
-        if entry.message is None:
+        elif wait.reason is READING:
             # Whether it matches, and so blocks later messages, is known when it is read.
-            self._page_reader.request_body(entry)
-            return entry.sequence
-        return BLOCKED_BY_RETRY if entry.due_us else entry
+            self._page_reader.request_body(cursor.found[wait.sequence])
 
-    def head_for(self, consumer: BrokerConsumer, rank: int) -> Head:
+    def lane_head_for(self, consumer: BrokerConsumer, rank: int) -> Head:
         """Return the head of one lane for a consumer."""
         scan = None if self._selection is None else self._scans.find_scan(consumer, self._queue)
         if scan is None:
             lane = self._queue.find_lane(rank)
             return None if lane is None else self._lane_head(lane)
         cursor = scan.cursors.get(rank)
-        return None if cursor is None else self._scan_head(cursor)
+        return None if cursor is None else self._cursor_head(cursor)
 
     def _expire_if_expired(self, entry: Entry) -> bool:
         """Expire a ready message whose time has come. True if it was expired."""
         message = entry.message
         if message is None or not 0 < message.expires_ms <= self._commit_state.now_ms:
-            return False
-        if entry.batch > self._commit_state.last_committed or entry.due_us:
             return False
         remove_from_lane(entry)
         self._settlement.expire(entry)
@@ -345,24 +323,18 @@ class GroupedQueueDispatch(QueueDispatch):
             ]
         return queried
 
-    def _first_of_class(self, consumer_class: ConsumerClass) -> Entry | None:
-        assert consumer_class.scan is not None, "with groups each consumer has a scan"
-        return self._first_in_groups(consumer_class.scan, consumer_class.group_owner)
+    def _head_of_class(self, consumer_class: ConsumerClass) -> Head:
+        return self._head_in_groups(consumer_class.scan, consumer_class.group_owner)
 
-    def first_for(self, consumer: BrokerConsumer) -> Entry | None:
-        scan = self._scans.find_scan(consumer, self._queue)
+    def head_for(self, consumer: BrokerConsumer) -> Head:
+        return self._head_in_groups(self._scans.find_scan(consumer, self._queue), consumer)
+
+    def _head_in_groups(self, scan: QueueScan | None, consumer: BrokerConsumer | None) -> Head:
+        """Return the head of the queue for a consumer; `consumer` is None for all that own no group."""
         assert scan is not None, "with groups each consumer has a scan"
-        return self._first_in_groups(scan, consumer)
+        return first_head(self._group_head(cursor, consumer) for cursor in scan.cursors.values())
 
-    def _first_in_groups(self, scan: QueueScan, consumer: BrokerConsumer | None) -> Entry | None:
-        """Return the first ready message for a consumer; `consumer` is None for all that own no group."""
-        for cursor in scan.cursors.values():
-            head = self._group_head(cursor, consumer)
-            if head is not None:
-                return None if isinstance(head, int) else head
-        return None
-
-    def head_for(self, consumer: BrokerConsumer, rank: int) -> Head:
+    def lane_head_for(self, consumer: BrokerConsumer, rank: int) -> Head:
         scan = self._scans.find_scan(consumer, self._queue)
         assert scan is not None, "with groups each consumer has a scan"
         cursor = scan.cursors.get(rank)
@@ -370,16 +342,16 @@ class GroupedQueueDispatch(QueueDispatch):
 
     def _group_head(self, cursor: ScanCursor, consumer: BrokerConsumer | None) -> Head:
         assert isinstance(cursor, GroupScanCursor), "there are groups"
-        while True:
-            entry, must_wait = cursor.first_for(consumer)
-            if entry is None:
-                if cursor.needs_refill:
-                    cursor.refill()
-                    assert self._selection is not None, "there are groups"
-                    self._selection.unfinished_cursors[cursor] = None
-                return POSITION_UNKNOWN if must_wait else None
-            if not self._expire_if_expired(entry):
-                return self._head_from_entry(entry)
+        head = group_cursor_head(cursor, consumer, self._commit_state.last_committed)
+        while isinstance(head, Entry) and self._expire_if_expired(head):
+            head = group_cursor_head(cursor, consumer, self._commit_state.last_committed)
+        if isinstance(head, Wait):
+            self._prepare(head, cursor)
+            if cursor.needs_refill:
+                cursor.refill()
+                assert self._selection is not None, "there are groups"
+                self._selection.unfinished_cursors[cursor] = None
+        return head
 
 
 def service_preference(consumer: BrokerConsumer, index: int) -> tuple[int, int, int, int]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
+from truenext.engine.dispatch.heads import DELAYED, Head, Wait
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher
 from truenext.engine.dispatch.selective import (
-    BLOCKED_BY_RETRY,
     GroupedQueueDispatch,
     QueueDispatch,
     remove_from_lane,
@@ -197,9 +197,9 @@ class WildcardDispatch:
         queue_dispatch.awaited_lane = _NO_LANE
         for consumer in receivers.consumers:
             if consumer.has_credit() and receivers.exclusive in (None, consumer):
-                entry = queue_dispatch.first_for(consumer)
-                if entry is not None:
-                    firsts[consumer] = entry
+                head = queue_dispatch.head_for(consumer)
+                if isinstance(head, Entry):
+                    firsts[consumer] = head
         if queue_dispatch.awaited_lane is not None:
             self._awaited_lanes[queue_dispatch.awaited_lane] = None
         if firsts:
@@ -234,15 +234,9 @@ class WildcardDispatch:
             queue_dispatch = self._queue_dispatch(queue)
             for lane in queue.lanes:
                 rank = lane.rank
-                head = None if has_nothing else queue_dispatch.head_for(wildcard, rank)
-                if head is None:
-                    sequence = NO_HEAD
-                elif isinstance(head, int):
-                    has_nothing = head == BLOCKED_BY_RETRY
-                    sequence = NO_HEAD if has_nothing else head
-                else:
-                    sequence = head.sequence
-                wildcard.set_head(queue, rank, sequence)
+                head = None if has_nothing else queue_dispatch.lane_head_for(wildcard, rank)
+                wildcard.set_head(queue, rank, _position(head))
+                has_nothing |= isinstance(head, Wait) and head.reason is DELAYED
 
     def _true_next(self, wildcard: Wildcard) -> Entry | None:
         """Return the true next; None also if something must be read or compared first."""
@@ -257,18 +251,15 @@ class WildcardDispatch:
                 if self._first_uncommitted(wildcard, rank) < sequence:
                     # All messages of this rank wait too.
                     break
-                head = self._queue_dispatch(queue).head_for(wildcard, rank)
-                if head is None or head == BLOCKED_BY_RETRY:
-                    wildcard.set_head(queue, rank, NO_HEAD)
-                elif isinstance(head, int):
-                    if head == sequence:
-                        self._request_pages(wildcard, rank)
-                        return None
-                    wildcard.set_head(queue, rank, head)
-                elif head.sequence == sequence:
+                head = self._queue_dispatch(queue).lane_head_for(wildcard, rank)
+                position = _position(head)
+                if position != sequence:
+                    wildcard.set_head(queue, rank, position)
+                elif isinstance(head, Entry):
                     return head
                 else:
-                    wildcard.set_head(queue, rank, head.sequence)
+                    self._request_pages(wildcard, rank)
+                    return None
         return None
 
     def _request_pages(self, wildcard: Wildcard, rank: int) -> None:
@@ -305,3 +296,11 @@ class WildcardDispatch:
         return groups.is_open_to(wildcard, entry.group) and not groups.has_earlier_delayed(
             entry.group, lane.rank, entry.sequence
         )
+
+
+def _position(head: Head) -> int:
+    """Return the sequence at which a lane can compete with the same lanes of other queues. What is being committed
+    there is in `Wildcards.uncommitted`, and a delayed message blocks its queue."""
+    if head is None or (isinstance(head, Wait) and not head.is_undecided):
+        return NO_HEAD
+    return head.sequence

@@ -34,7 +34,7 @@ class ResidentSet:
         self.queues_over_limit: dict[Queue, None] = {}
         """Queues that may be above their own limits."""
         self.queues_still_over_limit: dict[Queue, None] = {}
-        """Queues that are above their own limits until a write in flight is durable, and more can leave."""
+        """Queues that are above their own limits until a write is durable or a page was read, and more can leave."""
         self.limited_subscriptions: dict[Queue, None] = {}
         """Subscriptions that end with their connections, have a limit of their own, and have messages on disk."""
         self._lanes_awaiting_page: dict[Lane, None] = {}
@@ -131,9 +131,9 @@ class ResidentSet:
         return True
 
     def on_page_applied(self, lane: Lane) -> None:
-        """Note that a page of the lane was applied: causes kept for it may leave."""
-        if lane in self._lanes_awaiting_page:
-            del self._lanes_awaiting_page[lane]
+        """Note that a page of the lane was applied: messages and causes kept for it may leave."""
+        if lane in self._lanes_awaiting_page or lane.queue in self.queues_still_over_limit:
+            self._lanes_awaiting_page.pop(lane, None)
             self.queues_over_limit[lane.queue] = None
             self.nothing_evictable_at = NEVER_EXHAUSTED
 

@@ -1,0 +1,99 @@
+"""Heads: what is next for a consumer in a lane, or why nothing comes from there.
+
+    Entry    a message that is ready
+    Wait     something that is not ready, or may not be for this consumer, and from which sequence on
+    None     nothing
+
+Finding a head changes nothing: dispatch does what a head needs (selective.py), and idle.py reports it to the client.
+Source: docs/contract.md, "True next"; docs/stomp.md, "What a connection may ask"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import NamedTuple
+
+from truenext.engine.selecting.groups import GroupScanCursor
+from truenext.engine.selecting.scan import ScanCursor
+from truenext.engine.state.consumer import BrokerConsumer
+from truenext.engine.state.queue import Entry
+
+
+class WaitReason(Enum):
+    """Reason for no messages. The first one that is true is reported, of several queues that of the next message."""
+
+    BROWSES = "browses"
+    SUSPENDED = "suspended"
+    NO_CREDIT = "no credit"
+    UNREAD = "unread"
+    JOINING = "joining"
+    PAUSED = "paused"
+    EXCLUSIVE = "exclusive"
+    SCANNING = "scanning"
+    READING = "reading"
+    COMMITTING = "committing"
+    GROUP = "group"
+    DELAYED = "delayed"
+    EMPTY = "empty"
+
+
+SCANNING, READING = WaitReason.SCANNING, WaitReason.READING
+COMMITTING, DELAYED = WaitReason.COMMITTING, WaitReason.DELAYED
+
+
+class Wait(NamedTuple):
+    reason: WaitReason
+    """SCANNING, READING, COMMITTING or DELAYED."""
+    sequence: int
+    """Sequence of the first message that may wait for this reason; 0 if that is not known."""
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether a scan or a read will show what is next."""
+        return self.reason is SCANNING or self.reason is READING
+
+
+Head = Entry | Wait | None
+
+
+def entry_head(entry: Entry, committed: int) -> Entry | Wait:
+    """Return the head of a lane in which this entry is first. Batches up to `committed` are durable."""
+    if entry.batch > committed:
+        return Wait(COMMITTING, entry.sequence)
+    if entry.message is None:
+        return Wait(READING, entry.sequence)
+    return Wait(DELAYED, entry.sequence) if entry.due_us else entry
+
+
+def cursor_head(cursor: ScanCursor, committed: int) -> Head:
+    """Return the head of the lane of a cursor, for all consumers with its selector."""
+    entry = cursor.first()
+    if entry is None:
+        return Wait(SCANNING, cursor.position + 1) if cursor.is_unfinished else None
+    return entry_head(entry, committed)
+
+
+def group_cursor_head(cursor: GroupScanCursor, consumer: BrokerConsumer | None, committed: int) -> Head:
+    """Return the head of the lane of a cursor for a consumer, or for all that own no group. Sets `needs_refill`."""
+    entry, must_wait = cursor.first_for(consumer)
+    if entry is None:
+        return Wait(SCANNING, 0) if must_wait else None
+    return entry_head(entry, committed)
+
+
+def first_head(heads: Iterable[Head]) -> Head:
+    """Return what is next of several lanes, whose heads are in order of rank.
+
+    A message that is being committed holds back only its equals; any other reason holds back lower lanes, too.
+    """
+    first = None
+    for head in heads:
+        if head is None:
+            continue
+        if isinstance(head, Entry):
+            return head
+        first = first or head
+        if head.reason is not COMMITTING:
+            break
+    return first
