@@ -18,7 +18,9 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from bench.brokers import Truenext
 from bench.options import positive
@@ -52,6 +54,8 @@ def main() -> None:
     with Truenext(options.dir) as broker, tempfile.TemporaryDirectory(dir=options.dir) as folder:
         bench = _Bench(broker, start("local[2]"), Path(folder))
         bench.queue_to_queue(1000)
+        # Before the rounds: this is the growth of a peak.
+        memory_mib = bench.memory_mib(rows)
         copies, queries, sends, drafts, published = [], [], [], [], []
         for number in range(1, options.rounds + 1):
             sends.append(bench.fill(rows))
@@ -91,15 +95,35 @@ def main() -> None:
         ):
             print(f"  {statistics.median(ratios):.2f} {text} ({aim})")
         for partitions in (1, _MANY_PARTITIONS):
-            ratio = bench.one_row(partitions)
-            print(f"  {ratio:.2f} of Parquet's time for a batch of one row, {partitions} partitions (at most 1.3)")
-        print(f"  {bench.memory_mib(rows):,.0f} MiB more in the driver for a large batch (at most 64)")
+            of_parquet, of_empty = bench.one_row(partitions)
+            print(
+                f"  {of_empty:.2f} of an empty Python sink's time for a batch of one row, {partitions} partitions "
+                f"(at most 1.3), {of_parquet:.2f} of Parquet's"
+            )
+        print(f"  {memory_mib:,.0f} MiB more in the driver for a large batch (at most 64)")
         bench.stop()
+
+
+class _EmptyWriter(DataSourceWriter):
+    def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+
+class _EmptySink(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "empty"
+
+    def writer(self, _schema: StructType, _overwrite: bool) -> _EmptyWriter:
+        return _EmptyWriter()
 
 
 class _Bench:
     def __init__(self, broker: Truenext, spark: SparkSession, folder: Path) -> None:
         self._broker, self._spark, self._folder = broker, spark, folder
+        spark.dataSource.register(_EmptySink)
         self._url = f"stomp://127.0.0.1:{broker.port}"
         self._connect = partial(BrokerConnection, [parse_url(self._url)])
         self._count = 0
@@ -182,20 +206,27 @@ class _Bench:
         self.draft_and_publish(rows)
         return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
-    def one_row(self, partitions: int) -> float:
-        """Return the ratio of a batch write of one row to one into Parquet; medians of five."""
+    def one_row(self, partitions: int) -> tuple[float, float]:
+        """Return the ratios of a batch write of one row to one into Parquet, and to one into an empty Python sink.
+
+        Spark starts Python in every task of such a sink. Medians of five.
+        """
         frame = self._spark.range(1).selectExpr("string(id) AS body").repartition(partitions)
-        queue, parquet = [], []
+        queue, parquet, empty = [], [], []
         for number in range(6):
             began = time.perf_counter()
             writer = frame.write.format("truenext").option("url", self._url).option("queue", "single")
             writer.option("txnAppId", f"single-{partitions}").option("txnVersion", number).mode("append").save()
             middle = time.perf_counter()
             frame.write.parquet(str(self._folder / f"single {partitions} {number}"))
+            end = time.perf_counter()
+            frame.write.format("empty").mode("append").save()
             queue.append(middle - began)
-            parquet.append(time.perf_counter() - middle)
+            parquet.append(end - middle)
+            empty.append(time.perf_counter() - end)
         # The first write of each includes initialisation.
-        return statistics.median(queue[1:]) / statistics.median(parquet[1:])
+        of_queue = statistics.median(queue[1:])
+        return of_queue / statistics.median(parquet[1:]), of_queue / statistics.median(empty[1:])
 
     def _empty(self, queue: str) -> int:
         """Purge a queue, and return how many messages it had."""

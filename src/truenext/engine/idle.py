@@ -58,7 +58,7 @@ def find_next(engine: Engine, consumer: BrokerConsumer) -> Generator[None, None,
 
 
 def _dispatch_order(head: Entry | Wait) -> tuple[int, bool]:
-    """Return the key by which the heads of equal lanes compete: an entry waits for scans and reads from its sequence."""
+    """Return the key by which heads of equal lanes compete: an entry comes after a scan or read from its sequence."""
     return head.sequence, isinstance(head, Entry)
 
 
