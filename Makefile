@@ -16,6 +16,9 @@ PYTEST := $(BIN)/python -m pytest
 # Four processes more than there are processors, because most tests wait half of their time; Spark takes all of them by itself.
 ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 4))) --dist worksteal
 
+# Print how long a part took, and its processor time, which says more on a busy machine.
+timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
+
 .PHONY: help setup demo generate reference texts check test test-core test-spark simulate search faults load spark freeze broken stages kill crash bench bench-backlog bench-due bench-inbox lock clean
 
 help: ## Say what can be made
@@ -75,12 +78,12 @@ test-core: .venv-core/test
 	.venv-core/bin/ruff format --check .
 	.venv-core/bin/ruff check .
 	.venv-core/bin/lint-imports
-	.venv-core/bin/python -m pytest $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages tests/integration
+	$(call timed,tests without Spark) .venv-core/bin/python -m pytest $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages tests/integration
 
 # Types are those of Spark, too. With Parquet the history of a broker is elsewhere.
 test-spark: .venv/spark
-	$(BIN)/mypy --num-workers auto
-	$(PYTEST) --numprocesses 2 --dist worksteal tests/spark tests/spark_report tests/integration/test_history.py
+	$(call timed,types) $(BIN)/mypy --num-workers auto
+	$(call timed,tests with Spark) $(PYTEST) --numprocesses 2 --dist worksteal tests/spark tests/spark_report tests/integration/test_history.py
 
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
 	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py tests/stages/outbox/test_schedules.py

@@ -3,15 +3,25 @@ that a run prints has the same again. What is named on the command line always r
 
 - `drawn`: one in twenty. They plant faults, so they test tests; or they try benchmarks. They change seldom.
 - `one_of`: of the tests that differ in nothing but this parameter, one.
+
+At its end a run prints how long the tests of each folder took, and how much processor time: that of the test processes
+and of the child processes that they have waited for.
 """
 
 import gc
 import os
+from collections import defaultdict
+from collections.abc import Generator
+from pathlib import PurePosixPath
 from random import Random, SystemRandom
 
 import pytest
 
 from tests.drawing import not_drawn
+
+PROCESSOR_SECONDS = "processor seconds"
+PROCESSOR_SECONDS_BEFORE = pytest.StashKey[float]()
+"""Processor seconds of this process up to the end of the last test."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,3 +50,35 @@ def pytest_collection_finish() -> None:
     # Thousands of tests stay to the end: many collections need not look at them again and again.
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[PROCESSOR_SECONDS_BEFORE] = sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "teardown":
+        now = sum(os.times()[:4])
+        report.user_properties.append((PROCESSOR_SECONDS, now - item.config.stash[PROCESSOR_SECONDS_BEFORE]))
+        item.config.stash[PROCESSOR_SECONDS_BEFORE] = now
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    seconds: defaultdict[str, float] = defaultdict(float)
+    processor_seconds: defaultdict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                folder = "/".join(PurePosixPath(report.location[0]).parts[:2])
+                seconds[folder] += report.duration
+                if report.when == "teardown":
+                    processor_seconds[folder] += sum(
+                        value for name, value in report.user_properties if name == PROCESSOR_SECONDS and isinstance(value, float)
+                    )
+    for folder in sorted(seconds):
+        terminalreporter.write_line(
+            f"{folder}: {seconds[folder]:.0f} s of tests, {processor_seconds[folder]:.0f} s of processor time"
+        )

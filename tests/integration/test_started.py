@@ -6,7 +6,7 @@ Source of what is expected: docs/contract.md, "Deliveries and attempts"; docs/st
 import pytest
 
 from tests.integration.broker_process import LIMITS, BrokerProcess
-from tests.integration.raw_client import TRUENEXT_CLIENT, bodies
+from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient, bodies
 from truenext.wire.stomp.frame import Frame
 
 pytestmark = LIMITS
@@ -28,8 +28,13 @@ def were_lost(messages: list[Frame]) -> list[bool]:
     return ["truenext-lost" in message.headers for message in messages]
 
 
+def lose(reader: RawClient) -> None:
+    """Let the broker count the connection as lost at once: one that is cut can be taken over for a second."""
+    reader.write(b"SEND\nno header\n\n\0")
+    reader.error()
+
+
 def again(broker: BrokerProcess, queue: str, count: int) -> list[Frame]:
-    # A lost connection may still be taken over for a second.
     broker.await_facts(queue, consumers=0)
     reader = broker.connect(headers=TRUENEXT_CLIENT)
     reader.subscribe(queue)
@@ -54,8 +59,7 @@ def test_only_started_messages_count_an_attempt_when_the_connection_is_lost(
         reader.hang_up()
         reader.await_end()
     else:
-        reader.write(b"SEND\nno header\n\n\0")
-        reader.error()
+        lose(reader)
     back = again(broker, queue, 4)
     assert bodies(back) == ["0", "1", "2", "4"]
     assert attempts(back) == [0, 1, 0, 0]
@@ -69,7 +73,7 @@ def test_messages_that_were_not_started_count_no_attempt_when_the_connection_is_
     reader = broker.connect(headers=TRUENEXT_CLIENT)
     reader.subscribe(queue)
     reader.only(2)
-    reader.crash()
+    lose(reader)
     assert attempts(again(broker, queue, 2)) == [0, 0]
 
 
@@ -81,7 +85,7 @@ def test_a_message_acknowledged_in_a_transaction_counts_as_started(broker: Broke
     reader.begin("t")
     reader.ack(messages[2], transaction="t")
     reader.arrived()
-    reader.crash()
+    lose(reader)
     back = again(broker, queue, 3)
     assert attempts(back) == [0, 0, 1] and were_lost(back) == [False, False, True]
 
@@ -95,7 +99,7 @@ def test_started_ends_with_the_dispatch(broker: BrokerProcess, queue: str) -> No
         reader.started(message)
     reader.release("1", keep=[first[1]])
     reader.only(1)
-    reader.crash()
+    lose(reader)
     assert attempts(again(broker, queue, 2)) == [0, 1]
 
 
@@ -113,8 +117,7 @@ def test_header_of_a_last_attempt_by_lost_connection_survives_restarts(
     reader.started(messages[0])
     reader.nack(messages[1])
     reader.arrived()
-    reader.crash()
-    broker.await_facts(queue, consumers=0)
+    lose(reader)
     # Durable with whatever is confirmed after it.
     sender.send(queue, b"3", persistent=True, confirmed=True)
     broker.restart(is_clean=not unclean)
@@ -130,8 +133,7 @@ def test_a_later_failure_of_another_kind_is_no_lost_connection(broker: BrokerPro
     reader.subscribe(queue)
     (message,) = reader.only(1)
     reader.started(message)
-    reader.crash()
-    broker.await_facts(queue, consumers=0)
+    lose(reader)
     reader = broker.connect(headers=TRUENEXT_CLIENT)
     reader.subscribe(queue)
     (message,) = reader.only(1)
@@ -148,7 +150,7 @@ def test_a_connection_of_another_client_counts_the_first_message_and_gets_no_hea
     reader = broker.connect()
     reader.subscribe(queue)
     reader.only(2)
-    reader.crash()
+    lose(reader)
     other = broker.connect()
     other.subscribe(queue)
     back = other.only(2)
@@ -162,7 +164,7 @@ def test_an_ack_may_name_the_message_that_is_started_next(broker: BrokerProcess,
     messages = reader.only(3)
     reader.send_frame("ACK", {"id": messages[0].headers["ack"], "truenext-started": messages[2].headers["ack"]})
     reader.arrived()
-    reader.crash()
+    lose(reader)
     back = again(broker, queue, 2)
     assert bodies(back) == ["1", "2"] and attempts(back) == [0, 1]
 
