@@ -76,7 +76,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 seconds[folder] += report.duration
                 if report.when == "teardown":
                     processor_seconds[folder] += sum(
-                        value for name, value in report.user_properties if name == PROCESSOR_SECONDS and isinstance(value, float)
+                        value
+                        for name, value in report.user_properties
+                        if name == PROCESSOR_SECONDS and isinstance(value, float)
                     )
     for folder in sorted(seconds):
         terminalreporter.write_line(
