@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.integration.client_here import on_a_connection
+from tests.integration.test_client_handlers import until
 from truenext import testing
 from truenext.client.core import send_buffer
 from truenext.client.core.send_options import SendOptions
@@ -188,18 +189,21 @@ def test_senders_wait_for_a_full_disk_and_their_messages_arrive_in_order() -> No
 
 def test_a_send_is_confirmed_though_the_next_one_was_cancelled_before_both_were_written() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
+        buffer = connection._driver.client.send_buffer
         async with connection.consumer("/queue/other"):
             broker.fill_disk()
             first = asyncio.create_task(connection.send("/queue/q", "1", timeout=PATIENCE_S))
             second = asyncio.create_task(connection.send("/queue/q", "2", timeout=PATIENCE_S))
-            await asyncio.sleep(0.1)
+            # Both were refused, and wait to be written again.
+            await until(lambda: buffer._is_backing_off and not buffer._in_flight_count)
             second.cancel()
             broker.free_disk()
             await first
         assert second.cancelled()
         assert await bodies(broker, "q") == ["1"]
 
-    on_a_connection(work)
+    with patch.object(send_buffer, "NO_SPACE_RETRY_S", 1.0):
+        on_a_connection(work)
 
 
 def test_a_transaction_on_a_full_disk_is_rolled_back_and_counts_no_attempt() -> None:
