@@ -291,7 +291,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "withdraw": (1, {"which": PICK, "has_correlation": YES_OR_NO, "pulls_again": OneOf([False] * 4 + [True])}),
     "send_invalid_request": (1, {"peer_index": PICK, "which": PICK, "what": OneOf(INVALID_REQUESTS)}),
     "mark_rollback_only": (0, {"which": PICK}),
-    "take_over": (0, {"peer_index": PICK, "sent_count": OneOf([0, 0, 1, 2])}),
+    "reconnect": (0, {"peer_index": PICK, "is_in_time": YES_OR_NO, "sent_count": OneOf([0, 0, 1, 2])}),
     "cut": (0, {"peer_index": PICK}),
     "read_for_redrive": (
         2,
@@ -728,7 +728,6 @@ class BrokerMachine(RuleBasedStateMachine):
             "nack_acknowledged": not self._acknowledged_inside(),
             "mark_started": not self._beginnable(),
             "release": not self._can_release(),
-            "take_over": not self._truenext_clients(),
             "cut": not self._truenext_clients(),
             "wake": not self._wakeable(),
             "pull": not self._pulling(),
@@ -892,12 +891,13 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.park(peer)
         self.browses = [browse for browse in self.browses if browse.peer is not peer]
 
-    def take_over(self, peer_index: int, sent_count: int) -> None:
-        """The old connection ends, and one with the same subscriptions comes."""
-        peer = _one_of(self._truenext_clients(), peer_index)
+    def reconnect(self, peer_index: int, is_in_time: bool, sent_count: int) -> None:
+        """A connection ends, and its client comes back with the same subscriptions. If that is in time, a truenext
+        client takes the connection over."""
+        peer, _session = self._peer(peer_index)
         arguments_of_all = [self.subscribe_arguments[reader] for reader in self.oracle.readers if reader.peer is peer]
-        self.disconnect(list(self.sessions).index(peer), True, sent_count)
-        self.connect(is_truenext_client=True)
+        self.disconnect(peer_index, is_in_time and peer.is_truenext_client, sent_count)
+        self.connect(peer.is_truenext_client)
         for arguments in arguments_of_all:
             self.subscribe(len(self.sessions) - 1, **arguments)
 
@@ -2996,7 +2996,7 @@ class ReleasingMachine(BrokerMachine):
         "subscribe": 3,
         "unsubscribe": 1,
         "disconnect": 2,
-        "take_over": 6,
+        "reconnect": 6,
         "cut": 3,
         "browse": 1,
         "send": 20,
@@ -3040,6 +3040,7 @@ class ReleasingMachine(BrokerMachine):
     ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {
         "connect": {"is_truenext_client": OneOf([True] * 4 + [False])},
         "disconnect": {"is_clean": OneOf([False, False, True])},
+        "reconnect": {"is_in_time": OneOf([False, False, True])},
         "send_invalid_request": {"what": OneOf(INVALID_REQUESTS + 2 * ROLLBACK_ONLY_REQUESTS)},
         "subscribe": {
             "queue": OneOf(["a"] * 6 + ["b", "DLQ.a"]),
