@@ -378,7 +378,7 @@ def a_commit_in_flight_is_overtaken_by_its_equals(patch: Patch) -> None:
     Fault().install(patch)
 
 
-@shows_in(BrokerMachine, first=2)
+@shows_in(BrokerMachine)
 def a_commit_in_flight_holds_back_lower_priorities(patch: Patch) -> None:
     class Fault(Choice):
         def candidates(self, waiting: list[Waiting], dispatches: int) -> list[Entry]:
@@ -402,7 +402,7 @@ def a_commit_in_flight_holds_back_all_priorities(patch: Patch) -> None:
     Fault().install(patch)
 
 
-@shows_in(BrokerMachine, first=1)
+@shows_in(BrokerMachine)
 def an_expired_message_is_dispatched(patch: Patch) -> None:
     class Fault(Choice):
         def is_expired(self, entry: Entry, now_ms: int) -> bool:
@@ -430,7 +430,7 @@ def the_first_subscription_is_preferred(patch: Patch) -> None:
     Fault().install(patch)
 
 
-@shows_in(BrokerMachine, first=2)
+@shows_in(BrokerMachine)
 def the_longest_waiting_is_preferred_even_if_it_holds_more(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
@@ -439,7 +439,7 @@ def the_longest_waiting_is_preferred_even_if_it_holds_more(patch: Patch) -> None
     Fault().install(patch)
 
 
-@shows_in(BrokerMachine, first=4)
+@shows_in(BrokerMachine)
 def a_new_subscription_is_served_before_all_that_wait(patch: Patch) -> None:
     subscribe = targets.SUBSCRIBE.original
 
@@ -468,7 +468,7 @@ def consumer_priority_matters_only_among_those_that_hold_as_much(patch: Patch) -
     Fault().install(patch)
 
 
-@shows_in(WindowsMachine)
+@shows_in(WindowsMachine, first=3)
 def a_window_that_was_stretched_is_preferred_like_any_other(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
@@ -519,12 +519,12 @@ def express_dispatch_never_happens(patch: Patch) -> None:
     targets.HAS_EXPRESS_CREDIT.replace(patch, lambda consumer, rank: False)
 
 
-@shows_in(WindowsMachine, first=1)
+@shows_in(WindowsMachine)
 def express_dispatch_has_no_limit(patch: Patch) -> None:
     targets.EXPRESS_MAX.replace(patch, maxsize)
 
 
-@shows_in(WindowsMachine, first=4)
+@shows_in(WindowsMachine, first=3)
 def express_dispatch_goes_to_the_stalled_consumer(patch: Patch) -> None:
     express = targets.EXPRESS.original
 
@@ -573,7 +573,7 @@ def express_dispatch_brings_messages_that_are_not_more_urgent(patch: Patch) -> N
     )
 
 
-@shows_in(WindowsMachine, first=4)
+@shows_in(WindowsMachine, first=1)
 def express_dispatch_ignores_the_unsent_bytes_of_the_connection(patch: Patch) -> None:
     _change_express(
         patch,
@@ -649,7 +649,7 @@ def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) ->
     targets.DISCONNECT.replace(patch, faulty_disconnect)
 
 
-@shows_in(BrokerMachine, first=2)
+@shows_in(BrokerMachine, first=1)
 def an_abort_returns_messages_acknowledged_outside_it(patch: Patch) -> None:
     acknowledge, abort = targets.ACKNOWLEDGE.original, targets.ABORT.original
 
@@ -672,6 +672,7 @@ def an_abort_returns_messages_acknowledged_outside_it(patch: Patch) -> None:
     targets.ABORT.replace(patch, faulty_abort)
 
 
+@shows_in(BrokerMachine, first=1)
 def a_turn_sees_half_of_the_messages_that_an_unsubscribe_requeues(patch: Patch) -> None:
     unsubscribe, take_turn = targets.UNSUBSCRIBE.original, targets.TURN.original
     late: WeakKeyDictionary[Queues, list[Entry]] = WeakKeyDictionary()
@@ -706,7 +707,7 @@ def an_attempt_is_written_only_when_an_answer_waits_for_it(patch: Patch) -> None
     targets.REQUEUE.replace(patch, faulty)
 
 
-@shows_in(ReleasingMachine, first=3)
+@shows_in(ReleasingMachine, first=9)
 def the_receipt_of_an_abort_does_not_wait_for_its_attempts(patch: Patch) -> None:
     abort = targets.ABORT_TRANSACTION.original
 
@@ -732,6 +733,7 @@ def a_lost_connection_counts_an_attempt_of_each_prefetched_message(patch: Patch)
     targets.END_CONSUMER.replace(patch, faulty)
 
 
+@shows_in(BrokerMachine, first=2)
 def a_lost_connection_counts_messages_that_an_auto_consumer_never_got(patch: Patch) -> None:
     disconnect = targets.DISCONNECT.original
 
@@ -757,7 +759,7 @@ def _abort_without_an_attempt(transactions: Transactions, session: ConnectionSta
         session.last_batch = targets.commit_state_of(transactions).latest_batch
 
 
-@shows_in(BrokerMachine, first=1)
+@shows_in(BrokerMachine)
 def an_abort_counts_no_attempt(patch: Patch) -> None:
     targets.ABORT.replace(
         patch,
@@ -838,7 +840,7 @@ def a_repeated_commit_counts_no_attempt_of_the_messages_it_requeues(patch: Patch
     _change_repeated_commit(patch, _abort_without_an_attempt)
 
 
-@shows_in(BrokerMachine, first=25)
+@shows_in(BrokerMachine, first=16)
 def messages_acknowledged_in_a_repeated_commit_stay_acknowledged(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: ConnectionState, name: str) -> None:
         transaction = session.transactions[name]
@@ -860,7 +862,7 @@ def a_repeated_send_is_not_said_to_be_one(patch: Patch) -> None:
     targets.SEND.replace(patch, faulty)
 
 
-@shows_in(BrokerMachine, first=2)
+@shows_in(BrokerMachine, first=1)
 def a_repeated_commit_is_not_said_to_be_one(patch: Patch) -> None:
     commit = targets.COMMIT.original
 
@@ -884,7 +886,7 @@ def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:
     targets.IS_REPEAT.replace(patch, faulty)
 
 
-@shows_in(ProducersMachine, first=1)
+@shows_in(ProducersMachine)
 def a_producer_of_a_commit_is_forgotten_early(patch: Patch) -> None:
     record = targets.RECORD_PRODUCER.original
 
@@ -984,7 +986,7 @@ def a_number_that_is_too_far_on_is_accepted(patch: Patch) -> None:
     targets.CHECK_GAP.replace(patch, lambda name, number, highest: None)
 
 
-@shows_in(ProducersMachine, first=1)
+@shows_in(ProducersMachine)
 def a_gapless_producer_may_leave_numbers_out_unless_it_repeats_that_it_is_gapless(patch: Patch) -> None:
     has_used = targets.HAS_USED.original
 
@@ -1000,7 +1002,7 @@ def a_gapless_producer_may_leave_numbers_out_unless_it_repeats_that_it_is_gaples
     targets.HAS_USED.replace(patch, faulty)
 
 
-@shows_in(ProducersMachine, first=1)
+@shows_in(ProducersMachine)
 def a_commit_that_was_resolved_is_taken_for_a_repeat(patch: Patch) -> None:
     has_used = targets.HAS_USED.original
 
@@ -1017,7 +1019,7 @@ def a_repeat_of_a_number_that_may_have_been_left_out_is_said_to_have_happened(pa
     targets.IS_USE_UNKNOWN.replace(patch, lambda producer, number, *, is_commit: False)
 
 
-@shows_in(ProducersMachine, first=3)
+@shows_in(ProducersMachine)
 def a_resolved_commit_leaves_a_gap(patch: Patch) -> None:
     resolve = targets.RESOLVE.original
 
@@ -1032,7 +1034,7 @@ def a_resolved_commit_leaves_a_gap(patch: Patch) -> None:
     targets.RESOLVE.replace(patch, faulty)
 
 
-@shows_in(ProducersMachine, first=3)
+@shows_in(ProducersMachine, first=20)
 def commits_below_forgotten_resolved_ones_count_as_committed(patch: Patch) -> None:
     resolve = targets.RESOLVE.original
 
@@ -1123,7 +1125,7 @@ def a_receipt_leaves_before_the_batch_is_durable(patch: Patch) -> None:
     targets.ANSWER.replace(patch, faulty)
 
 
-@shows_in(BrokerMachine, first=2)
+@shows_in(BrokerMachine)
 def a_receipt_leaves_when_the_batch_is_handed_over(patch: Patch) -> None:
     answer = targets.ANSWER.original
 
@@ -1284,7 +1286,7 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
     targets.READ_FROM_DISK.replace(patch, faulty_read)
 
 
-@shows_in(PagingMachine, first=11)
+@shows_in(PagingMachine, first=2)
 def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> None:
     def faulty(results: StoreResults, read: StoreRead, page: PageResult) -> None:
         read.on_page(page)
@@ -1296,7 +1298,7 @@ def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> 
     targets.PAGE_READ.replace(patch, faulty)
 
 
-@shows_in(PagingMachine, first=1)
+@shows_in(PagingMachine)
 def a_page_brings_back_messages_held_or_acknowledged_meanwhile(patch: Patch) -> None:
     page_read = targets.APPLY_PAGE.original
 
@@ -1313,7 +1315,7 @@ def a_page_brings_back_messages_held_or_acknowledged_meanwhile(patch: Patch) -> 
     targets.APPLY_PAGE.replace(patch, faulty)
 
 
-@shows_in(PagingMachine, first=25)
+@shows_in(PagingMachine, first=9)
 def a_page_moves_the_horizon_past_a_commit_in_flight(patch: Patch) -> None:
     _lose_what_a_page_does_not_show(patch, at_the_end=False)
 
@@ -1345,7 +1347,7 @@ def a_lane_that_must_be_read_is_overtaken_by_lower_ones(patch: Patch) -> None:
     _change_give_out(patch, lambda lane, receivers, goes_on: goes_on or bool(receivers))
 
 
-@shows_in(PagingMachine, first=13)
+@shows_in(PagingMachine, first=1)
 def a_commit_in_flight_holds_back_lower_priorities_above_a_horizon(patch: Patch) -> None:
     _change_give_out(patch, lambda lane, receivers, goes_on: goes_on and not lane.unread)
 
@@ -1685,7 +1687,7 @@ def a_piece_takes_messages_that_are_not_visible_yet(patch: Patch) -> None:
     targets.PLAN_BULK_PIECE.replace(patch, faulty)
 
 
-@shows_rarely_in(BulkMachine, first=45)
+@shows_rarely_in(BulkMachine, first=10)
 def a_move_takes_messages_without_attempts_left(patch: Patch) -> None:
     targets.IS_UNDELIVERABLE_IN_BULK.replace(patch, lambda queue, attempts, due_ms: False)
 
@@ -1747,7 +1749,7 @@ def a_scheduled_send_not_durable_yet_is_overtaken_by_a_later_one(patch: Patch) -
     targets.UNWRITTEN_SCHEDULED.replace(patch, property(lambda scheduler: {}, lambda scheduler, value: None))
 
 
-@shows_in(ExpiringMachine, first=11)
+@shows_in(ExpiringMachine, first=8)
 def the_time_to_live_of_a_send_in_a_transaction_begins_before_the_commit(patch: Patch) -> None:
     send_in = targets.SEND.original
 
@@ -1842,7 +1844,7 @@ def a_cancelled_send_becomes_a_message_if_its_page_was_read(patch: Patch) -> Non
     targets.LIST_OR_CANCEL_SCHEDULED.replace(patch, faulty)
 
 
-@shows_in(ScheduledMachine, first=1)
+@shows_in(ScheduledMachine)
 def a_piece_cancels_a_send_that_has_become_a_message(patch: Patch) -> None:
     look_at = targets.LIST_OR_CANCEL_SCHEDULED.original
 
@@ -1978,6 +1980,7 @@ def a_browser_misses_messages_being_written(patch: Patch) -> None:
     targets.READ_FOR_BROWSER.replace(patch, faulty)
 
 
+@shows_in(BrokerMachine, first=1)
 def a_browser_misses_messages_evicted_while_its_page_was_read(patch: Patch) -> None:
     show_page = targets.SHOW_PAGE.original
 
@@ -2006,7 +2009,7 @@ def a_browser_is_shown_invisible_messages(patch: Patch) -> None:
     _change_show(patch, last_committed=maxsize)
 
 
-@shows_in(BrokerMachine, first=1)
+@shows_in(BrokerMachine)
 def a_browser_is_shown_expired_messages(patch: Patch) -> None:
     _change_show(patch, now_ms=0)
 
@@ -2044,7 +2047,7 @@ def a_browser_is_shown_messages_that_consumers_hold(patch: Patch) -> None:
     targets.IN_MEMORY_OF_BROWSER.replace(patch, faulty)
 
 
-@shows_in(BrokerMachine, first=3)
+@shows_in(BrokerMachine)
 def a_browse_never_ends(patch: Patch) -> None:
     targets.IS_BROWSER_OPEN.replace(patch, lambda browser: True)
 
@@ -2065,7 +2068,7 @@ def waiting_messages_are_not_given_up_when_the_policy_changes(patch: Patch) -> N
     targets.DEAD_LETTER_EXHAUSTED.replace(patch, lambda outcomes, lane: None)
 
 
-@shows_rarely_in(FailingMachine)
+@shows_rarely_in(FailingMachine, first=9)
 def a_message_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
     give_up = targets.DEAD_LETTER_EXHAUSTED.original
 
@@ -2077,7 +2080,7 @@ def a_message_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
     targets.DEAD_LETTER_EXHAUSTED.replace(patch, faulty)
 
 
-@shows_in(FailingMachine, first=1)
+@shows_in(FailingMachine)
 def a_message_requeued_without_a_failure_is_not_given_up(patch: Patch) -> None:
     requeue = targets.REQUEUE.original
 
@@ -2094,7 +2097,7 @@ def a_message_requeued_without_a_failure_is_not_given_up(patch: Patch) -> None:
     targets.REQUEUE.replace(patch, faulty)
 
 
-@shows_in(PagingMachine, first=5)
+@shows_in(PagingMachine, first=16)
 def a_smaller_limit_of_a_queue_is_kept_only_by_new_messages(patch: Patch) -> None:
     targets.MEMORY_LIMIT_CHANGED.replace(patch, lambda paging, queue: None)
 
@@ -2131,7 +2134,7 @@ def messages_above_the_horizon_do_not_expire(patch: Patch) -> None:
     targets.UNLOADED_ENTRIES.replace(patch, faulty)
 
 
-@shows_rarely_in(FailingMachine)
+@shows_rarely_in(FailingMachine, first=5)
 def a_removal_out_of_turn_is_forgotten_at_its_commit_although_a_page_is_being_read(patch: Patch) -> None:
     def faulty(lane: Lane, committed: int) -> None:
         lane.removed = {sequence: batch for sequence, batch in lane.removed.items() if batch > committed}
@@ -2139,7 +2142,7 @@ def a_removal_out_of_turn_is_forgotten_at_its_commit_although_a_page_is_being_re
     targets.FORGET_REMOVED.replace(patch, faulty)
 
 
-@shows_in(ExpiringMachine)
+@shows_in(ExpiringMachine, first=7)
 def delayed_messages_do_not_expire_before_their_retry(patch: Patch) -> None:
     step, page_read = targets.EXPIRE_STEP.original, targets.EXPIRE_IN_PAGE.original
 
@@ -2163,7 +2166,7 @@ def delayed_messages_do_not_expire_before_their_retry(patch: Patch) -> None:
     targets.TURN.replace(patch, faulty)
 
 
-@shows_in(ExpiringMachine, first=2)
+@shows_in(ExpiringMachine)
 def a_message_not_visible_when_its_expiry_was_due_never_expires(patch: Patch) -> None:
     committed = targets.EXPIRE_WHAT_IS_COMMITTED.original
 
@@ -2174,12 +2177,12 @@ def a_message_not_visible_when_its_expiry_was_due_never_expires(patch: Patch) ->
     targets.EXPIRE_WHAT_IS_COMMITTED.replace(patch, faulty)
 
 
-@shows_in(ExpiringMachine, first=4)
+@shows_in(ExpiringMachine, first=5)
 def a_message_held_when_its_expiry_was_due_never_expires(patch: Patch) -> None:
     targets.IS_HELD.replace(patch, lambda *_: False)
 
 
-@shows_in(ExpiringMachine, first=1)
+@shows_in(ExpiringMachine)
 def a_page_of_timers_loses_timers_that_are_being_written(patch: Patch) -> None:
     page_read = targets.TIMERS_PAGE_READ.original
 
@@ -2245,7 +2248,7 @@ def a_copy_that_was_read_from_the_store_is_not_known_to_be_shared(patch: Patch) 
     targets.NEW_ENTRY_OF_PAGE.replace(patch, _of_no_content)
 
 
-@shows_in(BusyTopicsMachine)
+@shows_in(BusyTopicsMachine, first=3)
 def a_copy_that_bulk_work_takes_from_the_store_is_not_known_to_be_shared(patch: Patch) -> None:
     targets.NEW_ENTRY_OF_BULK.replace(patch, _of_no_content)
 
@@ -2254,7 +2257,7 @@ def _of_no_content(content_number: int, **fields: Any) -> Entry:
     return Entry(**fields)
 
 
-@shows_in(TopicsMachine)
+@shows_in(TopicsMachine, first=1)
 def an_ended_subscription_does_not_dereference_its_contents(patch: Patch) -> None:
     targets.DEREFERENCE_CONTENT_OF_ENDED.replace(patch, lambda batch, content, persistent: None)
 
@@ -2296,7 +2299,7 @@ def the_number_of_a_subscription_is_free_before_its_messages_are_removed(patch: 
     targets.END_SPILLING.replace(patch, faulty)
 
 
-@shows_in(SpillingMachine, first=9)
+@shows_in(SpillingMachine)
 def spilled_messages_do_not_count_towards_the_limit_of_their_subscription(patch: Patch) -> None:
     targets.UNLOAD_TO_DISK.replace(patch, lambda paging, entry, is_known: paging.unload(entry))
     targets.COUNT_LOADED_FROM_DISK.replace(patch, targets.COUNT_LOADED.original)
@@ -2468,7 +2471,7 @@ def a_send_that_creates_a_virtual_topic_queue_is_answered_before_it_is_durable(p
     targets.SEND.replace(patch, _without_awaiting_introductions(targets.SEND.original))
 
 
-@shows_in(TopicsMachine, first=17)
+@shows_in(TopicsMachine)
 def a_commit_that_creates_a_virtual_topic_queue_is_answered_before_it_is_durable(patch: Patch) -> None:
     targets.COMMIT.replace(patch, _without_awaiting_introductions(targets.COMMIT.original))
 
@@ -2496,7 +2499,7 @@ def a_subscribe_to_a_queue_another_client_created_is_answered_before_it_is_durab
     targets.SUBSCRIBE.replace(patch, faulty)
 
 
-@shows_rarely_in(TopicsMachine)
+@shows_rarely_in(TopicsMachine, first=23)
 def a_repeat_of_the_command_that_created_a_queue_is_answered_before_it_is_durable(patch: Patch) -> None:
     is_repeat = targets.IS_REPEAT.original
 
@@ -2522,12 +2525,12 @@ def messages_of_an_ended_subscription_come_back_after_a_restart(patch: Patch) ->
     targets.END_SUBSCRIPTION.replace(patch, faulty)
 
 
-@shows_in(TopicsMachine, first=22)
+@shows_in(TopicsMachine, first=2)
 def a_transaction_keeps_messages_of_an_ended_subscription(patch: Patch) -> None:
     targets.DROP_QUEUE_OF_HOLDER.replace(patch, lambda transaction, queue: [])
 
 
-@shows_in(TopicsMachine, first=1)
+@shows_in(TopicsMachine)
 def messages_of_an_ended_subscription_being_written_count_as_pending_free_for_ever(patch: Patch) -> None:
     forget = targets.FORGET_LANE.original
 
@@ -2540,13 +2543,13 @@ def messages_of_an_ended_subscription_being_written_count_as_pending_free_for_ev
     targets.FORGET_LANE.replace(patch, faulty)
 
 
-@shows_in(TopicsMachine, first=4)
+@shows_in(TopicsMachine, first=23)
 def an_ended_subscription_is_read_before_its_last_messages_are_durable(patch: Patch) -> None:
     add = targets.ADD_ENDED_QUEUE.original
     targets.ADD_ENDED_QUEUE.replace(patch, lambda endings, queue, batch: add(endings, queue, 0))
 
 
-@shows_in(TopicsMachine, first=10)
+@shows_in(TopicsMachine, first=38)
 def a_page_of_an_ended_subscription_is_expired_once_more(patch: Patch) -> None:
     lane_of = targets.LANE_OF.original
 
@@ -2614,7 +2617,7 @@ def _change_what_stays(patch: Patch, asked: targets.Target[..., Any], answer: Ca
     targets.IS_QUEUE_REMOVABLE.replace(patch, faulty)
 
 
-@shows_in(WildcardMachine, first=1)
+@shows_in(WildcardMachine)
 def a_queue_goes_and_a_wildcard_keeps_it(patch: Patch) -> None:
     targets.QUEUE_REMOVED.replace(patch, lambda wildcards, queue: None)
 
@@ -2630,7 +2633,7 @@ def the_name_of_a_queue_that_has_gone_stays_in_the_store(patch: Patch) -> None:
     targets.FREE_NUMBER.replace(patch, faulty)
 
 
-@shows_in(WildcardMachine)
+@shows_in(WildcardMachine, first=1)
 def a_number_is_given_again_before_all_of_its_queue_is_durably_gone(patch: Patch) -> None:
     free_number = targets.FREE_NUMBER.original
 
@@ -2684,7 +2687,7 @@ def a_durable_subscription_wants_everything_after_a_restart(patch: Patch) -> Non
     targets.STORED_QUEUE.replace(patch, lambda name: structs.replace(targets.STORED_QUEUE.original(name), selector=""))
 
 
-@shows_in(BusyTopicsMachine, first=36)
+@shows_in(BusyTopicsMachine)
 def a_piece_takes_messages_of_an_ended_subscription(patch: Patch) -> None:
     do_bulk = targets.EXECUTE_BULK.original
 
@@ -2733,7 +2736,7 @@ def a_selector_sees_one_page(patch: Patch) -> None:
     targets.TEST_PAGE.replace(patch, faulty)
 
 
-@shows_in(SelectingMachine, first=9)
+@shows_in(SelectingMachine, first=2)
 def messages_being_written_leave_memory_while_a_page_is_compared(patch: Patch) -> None:
     let_go = targets.POP_DURABLE.original
 
@@ -2748,7 +2751,7 @@ def messages_being_written_leave_memory_while_a_page_is_compared(patch: Patch) -
     targets.POP_DURABLE.replace(patch, faulty)
 
 
-@shows_in(SelectingMachine, first=1)
+@shows_in(SelectingMachine)
 def messages_being_written_are_not_compared(patch: Patch) -> None:
     test_above = targets.TEST_ABOVE.original
 
@@ -2809,7 +2812,7 @@ def a_match_being_committed_holds_back_lower_priorities(patch: Patch) -> None:
     targets.FIRST_HEAD.replace(patch, faulty)
 
 
-@shows_in(SelectingMachine)
+@shows_in(SelectingMachine, first=1)
 def messages_about_to_leave_memory_are_not_loaded_where_there_are_selectors(patch: Patch) -> None:
     """Found by the machine when it was made once (seed 1200215556 of that time): they were ready, and lay for ever."""
 
@@ -2964,12 +2967,12 @@ def due_sends_are_sent_in_the_order_of_their_records(patch: Patch) -> None:
 # Groups
 
 
-@shows_in(GroupsMachine, first=2)
+@shows_in(GroupsMachine)
 def a_group_is_overtaken_while_a_message_of_it_is_delayed(patch: Patch) -> None:
     targets.HAS_EARLIER_DELAYED.replace(patch, lambda groups, group, rank, sequence: False)
 
 
-@shows_in(GroupsMachine, first=8)
+@shows_in(GroupsMachine, first=3)
 def a_group_that_waited_is_forgotten(patch: Patch) -> None:
     freed = targets.GROUP_FREED.original
 
@@ -2982,7 +2985,7 @@ def a_group_that_waited_is_forgotten(patch: Patch) -> None:
     targets.ENDED_DELAY_IN_GROUP.replace(patch, faulty)
 
 
-@shows_in(GroupsMachine, first=3)
+@shows_in(GroupsMachine)
 def a_group_that_waits_holds_back_the_whole_queue(patch: Patch) -> None:
     targets.DELAY.replace(patch, _with_wait(targets.DELAY.original))
 
@@ -3019,12 +3022,12 @@ def a_group_owner_is_offered_messages_for_all(patch: Patch) -> None:
     targets.HAS_OWN_GROUPS.replace(patch, lambda queue_dispatch, consumer, scan: False)
 
 
-@shows_in(GroupsMachine, first=8)
+@shows_in(GroupsMachine)
 def a_consumer_held_back_by_a_group_stays_so_when_its_owner_changes(patch: Patch) -> None:
     targets.CLASSES_TO_QUERY.replace(patch, _without(targets.CLASSES_TO_QUERY.original, "times_owned"))
 
 
-@shows_in(GroupsMachine, first=5)
+@shows_in(GroupsMachine)
 def messages_of_a_closed_group_are_offered_too_late(patch: Patch) -> None:
     targets.CLASSES_TO_QUERY.replace(patch, _without(targets.CLASSES_TO_QUERY.original, "times_freed"))
 
@@ -3088,7 +3091,7 @@ def skipped_messages_of_a_group_are_overtaken(patch: Patch) -> None:
     targets.SKIPS.replace(patch, faulty)
 
 
-@shows_in(GroupsMachine, first=4)
+@shows_in(GroupsMachine, first=6)
 def a_delayed_message_of_a_group_read_from_a_page_is_overtaken(patch: Patch) -> None:
     def faulty(reading: PageReader, entry: Entry) -> None:
         delay_stray(reading, entry)
@@ -3192,7 +3195,7 @@ def a_wildcard_overtakes_a_commit_in_flight_in_another_queue(patch: Patch) -> No
     targets.LIMIT_OF_RANK.replace(patch, lambda dispatch, wildcard, rank: UNBOUNDED)
 
 
-@shows_in(WildcardMachine, first=2)
+@shows_in(WildcardMachine)
 def a_commit_in_flight_holds_back_wildcards_in_all_priorities(patch: Patch) -> None:
     def faulty(dispatch: WildcardDispatch, wildcard: Wildcard, rank: int) -> int:
         return min(limit(dispatch, wildcard, each) for each in range(rank + 1))
@@ -3201,7 +3204,7 @@ def a_commit_in_flight_holds_back_wildcards_in_all_priorities(patch: Patch) -> N
     targets.LIMIT_OF_RANK.replace(patch, faulty)
 
 
-@shows_rarely_in(WildcardMachine)
+@shows_rarely_in(WildcardMachine, first=15)
 def a_commit_in_flight_when_a_wildcard_subscribed_is_overtaken(patch: Patch) -> None:
     targets.ADD_UNCOMMITTED.replace(patch, lambda wildcards, queues: None)
 
@@ -3215,7 +3218,7 @@ def a_wildcard_takes_dead_letters_that_it_does_not_name(patch: Patch) -> None:
     targets.MATCHES_QUEUE.replace(patch, faulty)
 
 
-@shows_in(WildcardMachine, first=2)
+@shows_in(WildcardMachine)
 def an_acknowledgement_frees_a_wildcard_for_that_queue_alone(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence)
@@ -3246,7 +3249,7 @@ def kept_messages_are_released_and_dispatched_again(patch: Patch) -> None:
     targets.RELEASE_HELD.replace(patch, lambda releasing, consumer, kept: release_held(releasing, consumer, set()))
 
 
-@shows_in(ReleasingMachine, first=2)
+@shows_in(ReleasingMachine)
 def messages_are_kept_whichever_dispatch_is_named(patch: Patch) -> None:
     def faulty(releasing: Releasing, consumer: BrokerConsumer, kept: Kept) -> None:
         sequences = {sequence for name, sequence, _ in kept if name == consumer.subscription}
@@ -3362,7 +3365,7 @@ def a_group_stays_with_a_suspended_consumer(patch: Patch) -> None:
     targets.FREE_GROUPS_OF_SUSPENDED.replace(patch, lambda groups, queue: None)
 
 
-@shows_in(ReleasingGroupsMachine, first=2)
+@shows_in(ReleasingGroupsMachine)
 def a_group_leaves_a_suspended_consumer_although_a_transaction_has_a_message_of_it(patch: Patch) -> None:
     def faulty(groups: GroupOwnership, queue: Queue) -> None:
         sessions = {consumer.session: consumer.session.transactions for consumer in groups.suspended_owners}
@@ -3391,7 +3394,7 @@ def a_group_leaves_a_suspended_consumer_that_kept_a_message_of_it(patch: Patch) 
     targets.FREE_GROUPS_OF_SUSPENDED.replace(patch, faulty)
 
 
-@shows_in(ReleasingMachine, first=5)
+@shows_in(ReleasingMachine, first=2)
 def an_earlier_dispatch_is_acknowledged_and_refused(patch: Patch) -> None:
     consumer_of = targets.CONSUMER_OF.original
     targets.CONSUMER_OF.replace(
@@ -3430,7 +3433,7 @@ def _count_all(session: ConnectionState, names: Iterable[str | None]) -> None:
             transaction.counts_all = True
 
 
-@shows_in(ReleasingMachine, first=1)
+@shows_in(ReleasingMachine, first=2)
 def an_abort_counts_all_although_its_transaction_counts_nacks(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: ConnectionState, command: Abort) -> None:
         _count_all(session, [command.transaction])
@@ -3440,7 +3443,7 @@ def an_abort_counts_all_although_its_transaction_counts_nacks(patch: Patch) -> N
     targets.ABORT.replace(patch, faulty)
 
 
-@shows_in(BrokerMachine, first=8)
+@shows_in(BrokerMachine, first=4)
 def a_repeated_commit_counts_all_although_its_transaction_counts_nacks(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: ConnectionState, command: Commit) -> None:
         _count_all(session, [command.transaction])
@@ -3460,7 +3463,7 @@ def a_release_counts_all_although_its_transaction_counts_nacks(patch: Patch) -> 
     targets.RELEASE.replace(patch, faulty)
 
 
-@shows_in(ReleasingMachine, first=4)
+@shows_in(ReleasingMachine, first=1)
 def a_lost_connection_counts_all_although_its_transaction_counts_nacks(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: ConnectionState, reason: RequeueReason) -> None:
         _count_all(session, session.transactions)
@@ -3470,7 +3473,7 @@ def a_lost_connection_counts_all_although_its_transaction_counts_nacks(patch: Pa
     targets.ABORT_ALL.replace(patch, faulty)
 
 
-@shows_in(ReleasingMachine)
+@shows_in(ReleasingMachine, first=2)
 def a_lost_connection_counts_nothing_of_a_transaction_that_counts_nacks(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: ConnectionState, reason: RequeueReason) -> None:
         for name in [name for name, transaction in session.transactions.items() if not transaction.counts_all]:
@@ -3481,7 +3484,7 @@ def a_lost_connection_counts_nothing_of_a_transaction_that_counts_nacks(patch: P
     targets.ABORT_ALL.replace(patch, faulty)
 
 
-@shows_in(ReleasingMachine, first=4)
+@shows_in(ReleasingMachine, first=5)
 def a_parked_connection_keeps_a_transaction_that_would_count_nothing(patch: Patch) -> None:
     targets.ABORT_UNCOUNTED.replace(patch, lambda transactions, session: None)
 
@@ -3499,7 +3502,7 @@ def a_transaction_ignores_a_nack_of_a_message_it_acknowledged(patch: Patch) -> N
     targets.NACK.replace(patch, faulty)
 
 
-@shows_in(ReleasingMachine, first=3)
+@shows_in(ReleasingMachine, first=1)
 def a_started_message_counts_as_started_in_its_next_dispatch(patch: Patch) -> None:
     def faulty(
         outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
@@ -3522,7 +3525,7 @@ def a_lost_connection_counts_no_attempt_of_a_started_message(patch: Patch) -> No
     targets.MARK_STARTED.replace(patch, faulty)
 
 
-@shows_in(ReleasingMachine, first=2)
+@shows_in(ReleasingMachine, first=3)
 def the_started_message_named_by_an_acknowledgement_is_not_started(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         if ack.started is not None:
@@ -3556,7 +3559,7 @@ def a_restart_forgets_that_an_attempt_was_a_lost_connection(patch: Patch) -> Non
     targets.LOAD_ENTRY.replace(patch, faulty)
 
 
-@shows_in(ReleasingMachine, first=10)
+@shows_in(ReleasingMachine, first=19)
 def a_nacked_message_is_still_reported_as_lost(patch: Patch) -> None:
     def faulty(
         outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
@@ -3569,12 +3572,12 @@ def a_nacked_message_is_still_reported_as_lost(patch: Patch) -> None:
     targets.REQUEUE.replace(patch, faulty)
 
 
-@shows_in(BrokerMachine, first=4)
+@shows_in(BrokerMachine, first=1)
 def a_queue_to_which_an_open_transaction_sends_goes(patch: Patch) -> None:
     targets.IS_RESERVED.replace(patch, lambda queues, queue: False)
 
 
-@shows_in(BrokerMachine, first=3)
+@shows_in(BrokerMachine)
 def room_reserved_for_a_transaction_is_never_freed(patch: Patch) -> None:
     targets.FREE_RESERVATIONS.replace(patch, lambda queues, promised: None)
 
@@ -3586,13 +3589,13 @@ def _say(patch: Patch, faulty: Callable[[KnownCauses | None, str], KnownCauses])
     targets.APPEND_CAUSE.replace(patch, faulty)
 
 
-@shows_in(FailingMachine, first=8)
+@shows_in(FailingMachine)
 def the_last_cause_is_not_updated(patch: Patch) -> None:
     with_cause = targets.APPEND_CAUSE.original
     _say(patch, lambda before, cause: with_cause(before, cause) if before is None else before)
 
 
-@shows_in(FailingMachine, first=8)
+@shows_in(FailingMachine, first=2)
 def the_first_cause_is_overwritten(patch: Patch) -> None:
     with_cause = targets.APPEND_CAUSE.original
     _say(patch, lambda before, cause: with_cause(None, cause))
@@ -3613,17 +3616,17 @@ def causes_are_lost_over_a_restart(patch: Patch) -> None:
     targets.LOAD_ENTRY.replace(patch, faulty)
 
 
-@shows_in(PagingMachine, first=1)
+@shows_in(PagingMachine)
 def causes_that_left_memory_do_not_come_back(patch: Patch) -> None:
     targets.LOAD_CAUSES.replace(patch, lambda resident, entry, causes: None)
 
 
-@shows_in(PagingMachine, first=17)
+@shows_in(PagingMachine, first=13)
 def causes_leave_memory_before_the_store_has_them(patch: Patch) -> None:
     targets.CAN_UNLOAD_CAUSES.replace(patch, lambda resident, entry: True)
 
 
-@shows_in(FailingMachine, first=1)
+@shows_in(FailingMachine)
 def an_abort_keeps_the_cause_of_a_nack(patch: Patch) -> None:
     def faulty(
         outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
@@ -3651,7 +3654,7 @@ def only_the_message_that_a_nack_names_gets_its_cause(patch: Patch) -> None:
     targets.FAIL.replace(patch, faulty)
 
 
-@shows_in(FailingMachine)
+@shows_in(FailingMachine, first=2)
 def an_attempt_without_a_cause_forgets_the_last_one(patch: Patch) -> None:
     def faulty(
         outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
@@ -3722,7 +3725,7 @@ def a_no_wait_pull_request_of_a_wildcard_ends_while_a_page_is_read(patch: Patch)
     targets.IS_NOTHING_READY_ANYWHERE.replace(patch, faulty)
 
 
-@shows_in(ReleasingMachine, first=1)
+@shows_in(ReleasingMachine)
 def an_acknowledgement_gives_credit_to_a_pulling_consumer(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)

@@ -301,7 +301,7 @@ def test_query_whose_broker_has_lost_two_batches_since_its_copy_fails_by_name(
     copy_data(broker, tmp_path / "copy")
     run(spark, broker, tmp_path)
     restore_data(broker, tmp_path / "copy")
-    with pytest.raises(PySparkException, match=r"was the broker restored from an older copy\?"):
+    with pytest.raises(PySparkException, match="the broker restored from an older copy"):
         run(spark, broker, tmp_path)
     check_published_once(broker, 1000)
     assert waiting(broker, "orders") == 2000
