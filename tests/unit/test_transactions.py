@@ -142,14 +142,14 @@ def test_limits_are_those_of_the_settings_and_the_refusal_names_them_and_counts_
     )
     send(engine, session, "t", bytes(50))
     assert error_of(lambda: send(engine, session, "u", bytes(50))) == (
-        "more than 100 bytes in open transactions (transaction_bytes_max); commit more often"
+        "more than 100 bytes in open transactions of one connection (transaction_bytes_max); commit more often"
     )
     send(engine, session, "t")
     engine.abort(session, Abort("u"))
     send(engine, session)
     (sequence,) = dispatched(engine)
     engine.acknowledge(session, Ack("0", sequence, "t"))
-    why = "more than 3 sends and acknowledgements in open transactions (transaction_messages_max); commit more often"
+    why = "more than 3 sends and acknowledgements in open transactions of one connection (transaction_messages_max); commit more often"
     assert error_of(lambda: send(engine, session, "t")) == why
     assert session.transactions.message_count == 3
     engine.commit(session, Commit("t"))

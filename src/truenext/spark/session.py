@@ -60,7 +60,7 @@ def start(master: str | None = None, *, log: Path | None = None) -> SparkSession
         raise ConfigurationError(
             f"Spark did not start with Java of {os.environ.get('JAVA_HOME')}: {error}; its output is "
             f"{'above' if log is None else f'in {log}'}. "
-            f"Try --master local[1], less memory (TRUENEXT_SPARK_MEMORY=1g), or another JAVA_HOME"
+            "JAVA_HOME must be Java 17 or later. If memory is short, try --master local[1], or TRUENEXT_SPARK_MEMORY=1g"
         ) from error
 
 

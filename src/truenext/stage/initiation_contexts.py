@@ -173,7 +173,10 @@ class OutboxInitiationContext:
         output.is_closed = True
         self._transaction.close_block()
         if output.after_commit:
-            raise FlowError("after_commit is not available for flows that begin in a transaction of the program")
+            raise FlowError(
+                "after_commit is not available here: this flow begins in a transaction of your program, which commits it. "
+                "Call the function after your own commit"
+            )
         return output.outgoing
 
     def _unit(self, outgoing: Sequence[OutputMessage]) -> OutboxUnit:

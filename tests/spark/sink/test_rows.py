@@ -241,7 +241,7 @@ def test_a_body_that_no_message_has_room_for_is_refused(monkeypatch: pytest.Monk
     ("columns", "given", "message"),
     [
         ("body string, colour string", {"queue": "q"}, "column colour is unknown; .*to_json"),
-        ("priority int", {"queue": "q"}, "there is no column body"),
+        ("priority int", {"queue": "q"}, "the column 'body' is missing"),
         ("body string", {}, r'the queue is missing: set \.option\("queue"'),
         ("body string, queue string", {"queue": "q"}, "both an option queue and a column queue"),
         ("body int", {"queue": "q"}, "column body is int, and must be string or binary"),

@@ -36,11 +36,13 @@ def test_a_checkpoint_of_another_store_is_refused_by_name(here: BlockingBroker, 
         for step in steps:
             with pytest.raises(Superseded) as raised:
                 step(elsewhere.reader())
-            assert str(raised.value).startswith(f"the checkpoint belongs to the store {store}, and this broker has ")
-            assert str(raised.value).endswith(": check option url, or use another checkpoint for another broker")
+            assert str(raised.value).startswith(
+                f"the checkpoint was made with a broker whose data has the name {store}, "
+            )
+            assert str(raised.value).endswith(": correct the option url, or start the query with a new checkpoint")
         options = replace(planned[0].plan.options, addresses=(parse_url(other.url),))
         planned[0].plan = replace(planned[0].plan, options=options)
-        with pytest.raises(Superseded, match=f"^the checkpoint belongs to the store {store}"):
+        with pytest.raises(Superseded, match=f"^the checkpoint was made with a broker whose data has the name {store}"):
             elsewhere.finish(elsewhere.reader(), planned)
         elsewhere.stop()
         assert bodies_in(other) == ["b"]

@@ -48,7 +48,9 @@ def rerun(queue: str, to: str | None, selector: str | None, count: int | None, f
     effects happen a second time, which `truenext redrive` never does.
     """
     if to == queue:
-        raise click.UsageError(f"--to {queue} is the queue in which the messages are already: give another queue")
+        raise click.UsageError(
+            f"the messages are in {queue} already: give --to the queue of the stage that is to get them"
+        )
     to = to or queue.removeprefix(DEAD_LETTER_PREFIX)
     if to == queue:
         raise click.UsageError(f"name the queue of their stage with --to: {queue} is not a dead-letter queue")

@@ -218,8 +218,10 @@ class QueueDispatch:
             if entry is None:
                 if lane.needs_page:
                     return Wait(READING, lane.horizon + 1)
-                if not lane.unread or horizon.is_first_uncommitted(lane, self._commit_state.last_committed):
+                if not lane.unread:
                     return None
+                if horizon.is_first_uncommitted(lane, self._commit_state.last_committed):
+                    return Wait(COMMITTING, lane.horizon + 1)
                 self._resident.load_unread_in_memory(lane)
                 continue
             if entry.batch > self._commit_state.last_committed:

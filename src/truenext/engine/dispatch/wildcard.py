@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from truenext.engine.dispatch.heads import DELAYED, Head, Wait
+from truenext.engine.dispatch.heads import DELAYED
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher
 from truenext.engine.dispatch.selective import (
     GroupedQueueDispatch,
@@ -235,8 +235,15 @@ class WildcardDispatch:
             for lane in queue.lanes:
                 rank = lane.rank
                 head = None if has_nothing else queue_dispatch.lane_head_for(wildcard, rank)
-                wildcard.set_head(queue, rank, _position(head))
-                has_nothing |= isinstance(head, Wait) and head.reason is DELAYED
+                if head is None:
+                    sequence = NO_HEAD
+                elif isinstance(head, Entry):
+                    sequence = head.sequence
+                else:
+                    # What is being committed is in `Wildcards.uncommitted`; a delayed message blocks its queue.
+                    has_nothing = head.reason is DELAYED
+                    sequence = head.sequence if head.is_undecided else NO_HEAD
+                wildcard.set_head(queue, rank, sequence)
 
     def _true_next(self, wildcard: Wildcard) -> Entry | None:
         """Return the true next; None also if something must be read or compared first."""
@@ -252,14 +259,17 @@ class WildcardDispatch:
                     # All messages of this rank wait too.
                     break
                 head = self._queue_dispatch(queue).lane_head_for(wildcard, rank)
-                position = _position(head)
-                if position != sequence:
-                    wildcard.set_head(queue, rank, position)
-                elif isinstance(head, Entry):
-                    return head
-                else:
+                if isinstance(head, Entry):
+                    if head.sequence == sequence:
+                        return head
+                    wildcard.set_head(queue, rank, head.sequence)
+                elif head is None or not head.is_undecided:
+                    wildcard.set_head(queue, rank, NO_HEAD)
+                elif head.sequence == sequence:
                     self._request_pages(wildcard, rank)
                     return None
+                else:
+                    wildcard.set_head(queue, rank, head.sequence)
         return None
 
     def _request_pages(self, wildcard: Wildcard, rank: int) -> None:
@@ -296,11 +306,3 @@ class WildcardDispatch:
         return groups.is_open_to(wildcard, entry.group) and not groups.has_earlier_delayed(
             entry.group, lane.rank, entry.sequence
         )
-
-
-def _position(head: Head) -> int:
-    """Return the sequence at which a lane can compete with the same lanes of other queues. What is being committed
-    there is in `Wildcards.uncommitted`, and a delayed message blocks its queue."""
-    if head is None or (isinstance(head, Wait) and not head.is_undecided):
-        return NO_HEAD
-    return head.sequence

@@ -172,13 +172,14 @@ class OpenTransactions(dict[str, BrokerTransaction]):
         """
         if self.message_count + count > limits.messages:
             raise RemoteProtocolError(
-                f"more than {limits.messages} sends and acknowledgements in open transactions "
+                f"more than {limits.messages} sends and acknowledgements in open transactions of one connection "
                 "(transaction_messages_max); commit more often",
                 Code.LIMIT,
             )
         if self.total_bytes and self.total_bytes + size > limits.size:
             raise RemoteProtocolError(
-                f"more than {limits.size} bytes in open transactions (transaction_bytes_max); commit more often",
+                f"more than {limits.size} bytes in open transactions of one connection (transaction_bytes_max); "
+                "commit more often",
                 Code.LIMIT,
             )
 

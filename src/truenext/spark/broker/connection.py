@@ -296,7 +296,11 @@ class BrokerConnection:
         deadline = monotonic() + CONNECT_SECONDS
         while not link.is_up:
             if not self._read(deadline):
-                raise NoBroker(f"the server has not answered CONNECT within {CONNECT_SECONDS:g} seconds")
+                host, port, *_ = self._socket.getpeername()
+                raise NoBroker(
+                    f"{host}:{port} accepts connections, but has not answered CONNECT within {CONNECT_SECONDS:g} "
+                    "seconds: check that the option url names a truenext broker"
+                )
         link.require_truenext("Spark")
 
 

@@ -95,7 +95,7 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
             allowed = _HEADERS if name == "headers" else " or ".join(t().simpleString() for t in _TYPES[name])
             raise ConfigurationError(f"column {name} is {field.dataType.simpleString()}, and must be {allowed}")
     if "body" not in names:
-        raise ConfigurationError("there is no column body: for example to_json(struct(*)) AS body")
+        raise ConfigurationError("the column 'body' is missing: add it, for example with to_json(struct(*)) AS body")
     if "queue" not in names and options.destination is None:
         raise ConfigurationError('the queue is missing: set .option("queue", "billed"), or add a column queue')
     if "queue" in names and options.destination is not None:

@@ -60,8 +60,8 @@ def check_store(broker: BrokerConnection, offset: Offset) -> None:
     """Raises: Superseded if the offset belongs to another broker"""
     if broker.store_id != offset.store:
         raise Superseded(
-            f"the checkpoint belongs to the store {offset.store}, and this broker has {broker.store_id}: check option "
-            f"url, or use another checkpoint for another broker"
+            f"the checkpoint was made with a broker whose data has the name {offset.store}, and the broker at this url "
+            f"has {broker.store_id}: correct the option url, or start the query with a new checkpoint"
         )
 
 
