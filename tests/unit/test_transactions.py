@@ -149,7 +149,10 @@ def test_limits_are_those_of_the_settings_and_the_refusal_names_them_and_counts_
     send(engine, session)
     (sequence,) = dispatched(engine)
     engine.acknowledge(session, Ack("0", sequence, "t"))
-    why = "more than 3 sends and acknowledgements in open transactions of one connection (transaction_messages_max); commit more often"
+    why = (
+        "more than 3 sends and acknowledgements in open transactions of one connection (transaction_messages_max); "
+        "commit more often"
+    )
     assert error_of(lambda: send(engine, session, "t")) == why
     assert session.transactions.message_count == 3
     engine.commit(session, Commit("t"))

@@ -174,8 +174,8 @@ class OutboxInitiationContext:
         self._transaction.close_block()
         if output.after_commit:
             raise FlowError(
-                "after_commit is not available here: this flow begins in a transaction of your program, which commits it. "
-                "Call the function after your own commit"
+                "after_commit is not available here: this flow begins in a transaction that your program commits. Call "
+                "the function after that"
             )
         return output.outgoing
 
