@@ -835,7 +835,7 @@ def _change_repeated_commit(patch: Patch, end: Callable[[Transactions, Connectio
     targets.COMMIT.replace(patch, faulty)
 
 
-@shows_in(BrokerMachine, first=11)
+@shows_rarely_in(BrokerMachine, first=11)
 def a_repeated_commit_counts_no_attempt_of_the_messages_it_requeues(patch: Patch) -> None:
     _change_repeated_commit(patch, _abort_without_an_attempt)
 
@@ -2142,7 +2142,7 @@ def a_removal_out_of_turn_is_forgotten_at_its_commit_although_a_page_is_being_re
     targets.FORGET_REMOVED.replace(patch, faulty)
 
 
-@shows_in(ExpiringMachine, first=7)
+@shows_rarely_in(ExpiringMachine, first=7)
 def delayed_messages_do_not_expire_before_their_retry(patch: Patch) -> None:
     step, page_read = targets.EXPIRE_STEP.original, targets.EXPIRE_IN_PAGE.original
 
@@ -3443,7 +3443,7 @@ def an_abort_counts_all_although_its_transaction_counts_nacks(patch: Patch) -> N
     targets.ABORT.replace(patch, faulty)
 
 
-@shows_in(BrokerMachine, first=4)
+@shows_rarely_in(BrokerMachine, first=4)
 def a_repeated_commit_counts_all_although_its_transaction_counts_nacks(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: ConnectionState, command: Commit) -> None:
         _count_all(session, [command.transaction])
@@ -3559,7 +3559,7 @@ def a_restart_forgets_that_an_attempt_was_a_lost_connection(patch: Patch) -> Non
     targets.LOAD_ENTRY.replace(patch, faulty)
 
 
-@shows_in(ReleasingMachine, first=19)
+@shows_rarely_in(ReleasingMachine, first=19)
 def a_nacked_message_is_still_reported_as_lost(patch: Patch) -> None:
     def faulty(
         outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
