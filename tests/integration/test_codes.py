@@ -42,7 +42,7 @@ AFTER_CONNECT: dict[str, tuple[Code, bytes]] = {
     "too many headers": (Code.MALFORMED_FRAME, lines("SEND", *(f"a{number}:" for number in range(HEADERS_MAX + 1)))),
     "a body that no frame may have": (Code.MALFORMED_FRAME, b"ACK\nid:1@s\n\nbody\0"),
     "an unknown command": (Code.COMMAND, lines("PUBLISH")),
-    "an unknown command with a body": (Code.COMMAND, b"PUBLISH\n\nbody\0"),
+    "an unknown command with a body": (Code.MALFORMED_FRAME, b"PUBLISH\n\nbody\0"),
     "CONNECT once more": (Code.COMMAND, lines("CONNECT", "accept-version:1.2")),
     "a SEND without a destination": (Code.HEADER, lines("SEND")),
     "a number that is none": (Code.HEADER, lines("SEND", "destination:/queue/q", "expires:soon")),

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.model.header_lines import encode_header_lines
 from truenext.model.limits import ANSWER_BYTES_MAX, BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LOGIN_BYTES_MAX
 from truenext.wire.stomp import shapes
@@ -337,8 +337,10 @@ def test_malformed_frame_is_refused_however_it_is_cut(versions: list[Version | N
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_unknown_command_is_not_blamed_for_its_body(version: Version) -> None:
     for data in (b"send\n\nx\0", b"send\ncontent-length:1\n\nx\0"):
-        with pytest.raises(RemoteProtocolError, match=r"^unknown command 'send'; is SEND meant\?$"):
+        with pytest.raises(RemoteProtocolError, match=r"^unknown command 'send'; is SEND meant\?$") as raised:
             decoder(version).receive(data)
+        # It ends any connection, so it has a code that says so.
+        assert raised.value.code is Code.MALFORMED_FRAME
     with pytest.raises(RemoteProtocolError, match=r"^unknown command 'PUBLISH'$"):
         decoder(version).receive(b"PUBLISH\n\nx\0")
 

@@ -294,7 +294,7 @@ class Decoder(Generic[Read]):
     def _refuse_body(self, command: str) -> None:
         """Raises: RemoteProtocolError unless a body is ignored: STOMP 1.0 states that for SUBSCRIBE alone."""
         if command not in COMMANDS_WITHOUT_BODY:
-            raise RemoteProtocolError(unknown_command(command, self.version), Code.COMMAND)
+            raise RemoteProtocolError(unknown_command(command, self.version), Code.MALFORMED_FRAME)
         if not (command == "SUBSCRIBE" and self.version is Version.V1_0):
             raise RemoteProtocolError(
                 f"{command} must have no body, and no content-length above 0", Code.MALFORMED_FRAME
