@@ -2798,18 +2798,17 @@ def the_last_match_is_dispatched_first(patch: Patch) -> None:
 
 @shows_in(SelectingMachine)
 def a_less_urgent_match_is_dispatched_though_more_urgent_messages_must_be_compared(patch: Patch) -> None:
-    def faulty(heads: Iterable[Head]) -> Head:
-        return next((head for head in heads if isinstance(head, Entry)), None)
-
-    targets.FIRST_HEAD.replace(patch, faulty)
+    _find_first_head(patch, lambda head: isinstance(head, Entry))
 
 
 @shows_in(SelectingMachine)
 def a_match_being_committed_holds_back_lower_priorities(patch: Patch) -> None:
-    def faulty(heads: Iterable[Head]) -> Head:
-        return next((head for head in heads if head is not None), None)
+    _find_first_head(patch, lambda head: head is not None)
 
-    targets.FIRST_HEAD.replace(patch, faulty)
+
+def _find_first_head(patch: Patch, is_it: Callable[[Head], bool]) -> None:
+    """Let the first of these heads be next, whatever the lanes before it wait for."""
+    targets.FIRST_HEAD.replace(patch, lambda heads: next(filter(is_it, heads), None))
 
 
 @shows_in(SelectingMachine, first=1)

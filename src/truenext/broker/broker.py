@@ -847,7 +847,7 @@ class Broker:
             self._engine.forget_producers(session, disconnect.forgotten_producers)
 
     def _log_in(self, session: ConnectionState, login: Login) -> None:
-        secret, former = self._takeovers.take_over(session, login) if login.number else ("", None)
+        secret, former = self._takeovers.take_over(session, login) if login.is_truenext_client else ("", None)
         if former is not None:
             if former not in self._control_only.idle_since:
                 # The former connection was below the limit, and this one takes its place.

@@ -23,6 +23,11 @@ class Login(msgspec.Struct, gc=False):
     secret: str = ""
     """Secret of the connection to take over; "" is none."""
 
+    @property
+    def is_truenext_client(self) -> bool:
+        """Whether the client gets all that truenext adds to STOMP on CONNECT, and reports what it has started."""
+        return self.number > 0
+
 
 class AckMode(Enum):
     AUTO = "auto"

@@ -46,7 +46,7 @@ class Connecting:
         return session
 
     def log_in(self, session: ConnectionState, login: Login) -> None:
-        session.is_truenext_client = login.number > 0
+        session.is_truenext_client = login.is_truenext_client
 
     def is_connected(self, session: ConnectionState) -> bool:
         return session.id in self._clients.sessions

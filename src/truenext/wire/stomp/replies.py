@@ -74,7 +74,7 @@ class ReplyEncoder:
     def on_connected(self, version: Version, login: Login) -> None:
         """Apply the version and the kind of client of a login."""
         self._version = version
-        self._is_truenext_client = login.number > 0
+        self._is_truenext_client = login.is_truenext_client
 
     def add_subscription(self, subscription: str, mode: AckMode, *, has_id: bool, has_pattern: bool) -> None:
         """Add a subscription. Without an id (`has_id`) STOMP 1.0 names it by its destination."""

@@ -179,7 +179,7 @@ class StompSession:
 
     def encode_connected(self, login: Login, secret: str, *, is_takeover: bool) -> bytes:
         """Encode the answer to an accepted login. `secret` is "" if the login has no number."""
-        self._is_truenext_client = login.number > 0
+        self._is_truenext_client = login.is_truenext_client
         answer = {
             "version": self._protocol.version.value,
             # The agreed intervals, not those that the broker offers: the same result for a client that compares them
@@ -190,7 +190,7 @@ class StompSession:
         }
         if self.has_unchecked_login:
             answer["truenext-login"] = "unchecked"
-        if login.number:
+        if login.is_truenext_client:
             answer["truenext-store"] = self._identity
             answer["truenext-secret"] = secret
         if login.secret:
