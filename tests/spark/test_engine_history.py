@@ -17,6 +17,7 @@ from tests.property.disk import found_of
 from tests.spark.histories import Event
 from tests.spark.judge import Judge
 from tests.spark.plain import counted, outcomes_of
+from truenext.engine.background.bulk import Move
 from truenext.engine.dispatch.heads import Head
 from truenext.engine.dispatch.selective import QueueDispatch
 from truenext.engine.state.consumer import BrokerConsumer
@@ -91,6 +92,24 @@ def test_skipping_a_message_of_a_busy_group_is_no_finding() -> None:
 def test_wildcard_consumers_cause_no_finding_in_their_queues() -> None:
     for seed in range(60):
         assert not findings(seed, **OF_MANY), seed
+
+
+def test_message_moved_while_nothing_is_stored_and_dispatched_at_once_is_no_finding() -> None:
+    """A moved message waits for a batch, also if that has nothing to store: the history says when it is visible."""
+    recorded = RecordedEngine()
+    session = recorded.session()
+    recorded.send(session, persistent=False)
+    recorded.subscribe(session, destination=parse_address("/queue/elsewhere", "x"))
+    recorded.commit()
+    pieces = recorded.engine.bulk_pieces
+    move = Move("orders", limit=1, to="elsewhere")
+    page_request = pieces.next_read(move)
+    assert page_request is not None
+    pieces.execute(move, page_request, PageResult([], 0, is_end=True))
+    recorded.commit()
+    events = events_of(recorded)
+    assert [event["queue"] for event in events if event["kind"] == "dispatched"] == ["elsewhere"]
+    assert not judged(events)
 
 
 def test_wrong_order_is_found_beside_wildcard_consumers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,9 +184,9 @@ class CommitState:
         it, and calls `queue_waiting_answers`."""
         assert batch.number > self.last_committed
         self.last_committed = batch.number
-        if not batch.is_empty():
-            # A batch of events alone makes nothing visible, and an event for it would cause another such batch, for
-            # ever.
+        if not batch.is_empty() or batch.number in self.waiting_queues:
+            # A batch that changes nothing, and for which no message waits, has no event: that would cause another such
+            # batch, for ever.
             self.events.on_committed(batch.number)
         if batch.sequence_limit:
             self.sequence_limit = batch.sequence_limit
