@@ -27,6 +27,7 @@ COMMAND_MODULES = {
     "status": "status",
     "store": "store",
     "unschedule": "schedule",
+    "user": "user",
 }
 
 

@@ -1,0 +1,67 @@
+"""Passwords: hashes them, and checks the passcode of a login.
+
+Each wrong login takes the time of HASHES_MAX hashes, whether its user exists or not and however its password is kept,
+so that the time does not tell which users exist.
+"""
+
+from __future__ import annotations
+
+import hmac
+
+import argon2
+
+from truenext.broker.users import HASHES_MAX, PASSWORD_BYTES_MAX, UserEntry, fault_of_password
+
+PASSWORD_HASHER = argon2.PasswordHasher(
+    time_cost=2, memory_cost=19456, parallelism=1, hash_len=32, salt_len=16, type=argon2.Type.ID
+)
+"""Hasher with the minimum that OWASP recommends: 19 MiB and 2 passes, about 30 ms."""
+
+_DUMMY_HASH = (
+    f"$argon2id$v=19$m={PASSWORD_HASHER.memory_cost},t={PASSWORD_HASHER.time_cost},p={PASSWORD_HASHER.parallelism}"
+    # A salt of 16 bytes and a hash of 32 bytes, all zero: no password is known that has this hash.
+    f"${'A' * 22}${'A' * 43}"
+)
+
+
+def hash_password(text: str) -> str:
+    """Return a new Argon2id hash of a password. Raises: ValueError if the text cannot be a password"""
+    fault = fault_of_password(text)
+    if fault is not None:
+        raise ValueError(fault)
+    return PASSWORD_HASHER.hash(text)
+
+
+def find_credential(entry: UserEntry, passcode: str) -> str:
+    """Return the one of the user's credentials that the passcode proves; "" if it is wrong."""
+    given = _to_bytes(passcode)
+    proved = ""
+    if entry.password is not None and hmac.compare_digest(entry.password.encode(), given):
+        proved = entry.password
+    hashes = [*entry.hashes, *[_DUMMY_HASH] * (HASHES_MAX - len(entry.hashes))]
+    for each in hashes:
+        if _is_hash_of(each, given):
+            proved = each
+        if proved:
+            break
+    return proved
+
+
+def spend_time(passcode: str) -> None:
+    """Take as much time as `find_credential` takes for a wrong passcode: for logins of unknown users."""
+    given = _to_bytes(passcode)
+    for _ in range(HASHES_MAX):
+        _is_hash_of(_DUMMY_HASH, given)
+
+
+def _to_bytes(passcode: str) -> bytes:
+    """Return the passcode in bytes; b"", which is no password, if it is too long for one."""
+    encoded = passcode.encode(errors="surrogatepass")
+    return encoded if len(encoded) <= PASSWORD_BYTES_MAX else b""
+
+
+def _is_hash_of(encoded: str, password: bytes) -> bool:
+    try:
+        return PASSWORD_HASHER.verify(encoded, password)
+    except (argon2.exceptions.Argon2Error, argon2.exceptions.InvalidHashError):
+        return False

@@ -1,0 +1,406 @@
+"""Users file: reads and checks users, their passwords and grants. Source: docs/security.md, "The users file"
+
+    [role.NAME]     grants that several users have
+    [user.NAME]     a user: its password, roles, client ids, and grants of its own
+
+A file is taken as a whole or not at all, and all of its faults are reported at once. Faults never repeat the value of
+`passwords`, which may be a password by mistake.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shlex
+import stat
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import argon2
+
+from truenext.broker.regular_file import read_regular_file
+from truenext.errors import ConfigurationError, FaultyFileError
+from truenext.model.grants import Pattern, Right, User, parse_pattern
+from truenext.model.limits import CONFIGURATION_BYTES_MAX
+
+USER, ROLE = "user", "role"
+PASSWORDS, PASSWORD_FILE = "passwords", "password_file"
+ROLES, CLIENT_IDS = "roles", "client_ids"
+MONITOR, ADMIN = "monitor", "admin"
+
+_KEYS_OF_ROLES = (*(right.value for right in Right), MONITOR, ADMIN)
+_KEYS_OF_USERS = (PASSWORDS, PASSWORD_FILE, ROLES, CLIENT_IDS, *_KEYS_OF_ROLES)
+
+PASSWORD_BYTES_MAX = 1024
+"""Bytes of a password: hashing takes longer for longer ones."""
+
+HASHES_MAX = 2
+"""Hashes of a user: of the new password, and of the old one until all clients have the new one."""
+
+HASH_MEMORY_KIB_MAX = 1024 * 1024
+HASH_PASSES_MAX = 100
+HASH_THREADS_MAX = 16
+
+_NAME = re.compile(r"[0-9A-Za-z_.-]{1,64}")
+_BARE_KEY = re.compile(r"[0-9A-Za-z_-]+")
+_HASH = re.compile(
+    r"\$argon2id\$v=(?:16|19)\$m=[1-9][0-9]{0,9},t=[1-9][0-9]{0,9},p=[1-9][0-9]{0,9}"
+    # A salt of 8 bytes and a hash of 16 bytes, or more.
+    r"\$(?P<salt>[0-9A-Za-z+/]{11,128})\$(?P<hash>[0-9A-Za-z+/]{22,128})"
+)
+
+
+class UserEntry(NamedTuple):
+    user: User
+    hashes: tuple[str, ...]
+    """Argon2 hashes of the passwords; empty if the user has a password file."""
+    password: str | None
+    """First line of the password file; None if the user has hashes."""
+
+    @property
+    def credentials(self) -> tuple[str, ...]:
+        """Credentials that a login may prove, never empty texts: the hashes, or the password of the file."""
+        return self.hashes if self.password is None else (self.password,)
+
+
+class Users(dict[str, UserEntry]):
+    """Users of a users file, by name."""
+
+    def __init__(
+        self,
+        entries: Mapping[str, UserEntry] | None = None,
+        *,
+        warnings: Iterable[str] = (),
+        files: Iterable[Path] = (),
+    ) -> None:
+        super().__init__(entries or {})
+        self.warnings = list(warnings)
+        """Sentences about what is unsafe in the files, and yet no fault."""
+        self.files = tuple(files)
+        """The users file, and the password files."""
+
+
+def read_users(file: Path) -> Users:
+    """Read a users file and the password files that it names.
+
+    Raises: FaultyFileError, ConfigurationError if the file cannot be read
+    """
+    reader = _UsersFileReader(file)
+    try:
+        content = read_regular_file(file)
+        reader.check_permissions(file, "")
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {file}: {error.strerror or error}") from error
+    return reader.read(content)
+
+
+def check_users(file: Path, content: bytes) -> Users:
+    """Return the users that a file would have with this content.
+
+    Raises: FaultyFileError
+    """
+    return _UsersFileReader(file).read(content)
+
+
+# ---- Values ----
+
+
+def fault_of_name(name: str) -> str | None:
+    """Return why a text is not the name of a user or role; None if it is one.
+
+    >>> fault_of_name("till-1"), fault_of_name("a b")
+    (None, "a name is 1 to 64 letters (a to z, A to Z), digits, '-', '_' or '.'")
+    """
+    if _NAME.fullmatch(name):
+        return None
+    return "a name is 1 to 64 letters (a to z, A to Z), digits, '-', '_' or '.'"
+
+
+def fault_of_password(password: str) -> str | None:
+    """Return why a text cannot be a password, without the text; None if it can."""
+    if not password:
+        return "a password must not be empty"
+    try:
+        size = len(password.encode())
+    except UnicodeEncodeError:
+        return "a password must be UTF-8"
+    return None if size <= PASSWORD_BYTES_MAX else f"a password has at most {PASSWORD_BYTES_MAX} bytes, not {size:,}"
+
+
+def fault_of_client_id(client_id: str) -> str | None:
+    """Return why a text cannot be in `client_ids`; None if it can."""
+    if not client_id or not client_id.isprintable() or set(client_id) & set(",*>"):
+        return "a client id is a printable text, not empty, without ',', '*' and '>'"
+    return None
+
+
+def fault_of_hash(text: str) -> str | None:
+    """Return why a text is not a hash that a login can be checked with, without the text; None if it is one."""
+    found = _HASH.fullmatch(text)
+    if found is None or not (_is_base64(found["salt"]) and _is_base64(found["hash"])):
+        return "is not an Argon2id hash: make one with `truenext user hash`"
+    costs = argon2.extract_parameters(text)
+    if costs.memory_cost < 8 * costs.parallelism:
+        return "is a hash with too little memory for its threads: make one with `truenext user hash`"
+    for cost, most, what in (
+        (costs.memory_cost, HASH_MEMORY_KIB_MAX, "KiB of memory"),
+        (costs.time_cost, HASH_PASSES_MAX, "passes"),
+        (costs.parallelism, HASH_THREADS_MAX, "threads"),
+    ):
+        if cost > most:
+            return f"is a hash with {cost:,} {what}, at most {most:,}: make one with `truenext user hash`"
+    return None
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        decoded = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except ValueError:
+        return False
+    # Argon2 accepts only the one text that stands for the bytes.
+    return base64.b64encode(decoded).decode().rstrip("=") == text
+
+
+def _toml_key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)
+
+
+def table_header(section: str, name: str) -> str:
+    """Return the header of a user's or role's table as the file has it.
+
+    >>> table_header("user", "shop"), table_header("user", "shop.eu")
+    ('[user.shop]', '[user."shop.eu"]')
+    """
+    return f"[{section}.{_toml_key(name)}]"
+
+
+def suggest_name(name: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence about an unknown name: what is probably meant, or what there is.
+
+    >>> suggest_name("shpo", ["shop", "till"]), suggest_name("x", ["shop", "till"]), suggest_name("x", [])
+    ("; is 'shop' meant?", '; there are shop, till', '; there are none')
+    """
+    names = list(known)
+    close = get_close_matches(name, names, n=1)
+    return f"; is {close[0]!r} meant?" if close else f"; there are {', '.join(names) or 'none'}"
+
+
+# ---- File ----
+
+
+class _Grants(NamedTuple):
+    """Grants of one table."""
+
+    patterns: dict[Right, list[Pattern]]
+    is_monitor: bool
+    is_admin: bool
+
+
+class _UsersFileReader:
+    """Reader of one users file, used once, which raises all faults of the file together."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._faults: list[str] = []
+        self._warnings: list[str] = []
+        self._password_files: list[Path] = []
+        self._roles: dict[str, _Grants] = {}
+        self._hash_owners: dict[str, str] = {}
+        """Header of the first table that has a hash, by the hash."""
+
+    def check_permissions(self, file: Path, where: str) -> None:
+        """Add the fault or warning of a file that users other than its owner can change or read.
+
+        `where` is the table and key of a password file. Raises: OSError
+        """
+        if sys.platform == "win32":
+            # The mode says nothing there.
+            return
+        mode = file.stat().st_mode
+        quoted = shlex.quote(str(file))
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            named = str(file) if where else "it"
+            self._fault(where, f"users other than its owner can write to {named}: run `chmod go-w {quoted}`")
+        if mode & stat.S_IROTH:
+            self._warnings.append(f"{file}: all users of this machine can read it: run `chmod o-r {quoted}`")
+
+    def read(self, content: bytes) -> Users:
+        """Return the users of a file with this content. Raises: FaultyFileError"""
+        document = self._parse(content)
+        tables: dict[str, dict[str, dict[str, Any]]] = {USER: {}, ROLE: {}}
+        for section, value in document.items():
+            if section not in tables:
+                self._fault("", f"there is no section [{_toml_key(section)}]{suggest_name(section, tables)}")
+            elif not isinstance(value, dict):
+                self._fault("", f"{section} must be tables: write [{section}.NAME]")
+            else:
+                tables[section] = self._named_tables(section, value)
+        for name, table in tables[ROLE].items():
+            self._roles[name] = self._grants(table_header(ROLE, name), table, _KEYS_OF_ROLES)
+        entries = {name: self._user(name, table) for name, table in tables[USER].items()}
+        if self._faults:
+            raise self._faulty_file()
+        files = dict.fromkeys([self._file, *self._password_files])
+        return Users(entries, warnings=self._warnings, files=files)
+
+    def _fault(self, where: str, reason: str) -> None:
+        self._faults.append(f"{where}: {reason}" if where else reason)
+
+    def _faulty_file(self) -> FaultyFileError:
+        return FaultyFileError(tuple(f"{self._file}: {fault}" for fault in self._faults))
+
+    def _parse(self, content: bytes) -> dict[str, Any]:
+        try:
+            if len(content) > CONFIGURATION_BYTES_MAX:
+                raise ValueError(f"a users file has at most {CONFIGURATION_BYTES_MAX} bytes: remove users or comments")
+            return tomllib.loads(content.decode())
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            self._fault("", f"byte {content[error.start]:#04x} is not UTF-8 (at line {line})")
+            raise self._faulty_file() from error
+        except RecursionError as error:
+            self._fault("", "tables or arrays are nested too deeply")
+            raise self._faulty_file() from error
+        except ValueError as error:
+            # Not TOML, or a number of thousands of digits.
+            self._fault("", str(error))
+            raise self._faulty_file() from error
+
+    # ---- Tables ----
+
+    def _named_tables(self, section: str, tables: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return the tables of a section that can be checked further, by name."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, table in tables.items():
+            header = table_header(section, name)
+            if not isinstance(table, dict):
+                self._fault(header, "it must be a table with keys, not a single value")
+                continue
+            fault = fault_of_name(name)
+            if fault is not None:
+                self._fault(header, fault)
+            nested = [key for key, value in table.items() if isinstance(value, dict) and key not in _KEYS_OF_USERS]
+            for key in nested:
+                whole = table_header(section, f"{name}.{key}")
+                self._fault(header, f"{key!r} cannot be a table: write a name with dots in quotes, as in {whole}")
+            if not nested or len(nested) < len(table):
+                found[name] = {key: value for key, value in table.items() if key not in nested}
+        return found
+
+    def _user(self, name: str, table: dict[str, Any]) -> UserEntry:
+        header = table_header(USER, name)
+        own = self._grants(header, table, _KEYS_OF_USERS)
+        roles = self._texts(header, ROLES, table, '["operators"]')
+        for role in roles:
+            if role not in self._roles:
+                self._fault(f"{header} {ROLES}", f"there is no role {role!r}{suggest_name(role, self._roles)}")
+        client_ids = self._texts(header, CLIENT_IDS, table, '["till-1"]')
+        for client_id in client_ids:
+            fault = fault_of_client_id(client_id)
+            if fault is not None:
+                self._fault(f"{header} {CLIENT_IDS}", f"{_shortened(client_id)} cannot be a client id: {fault}")
+        all_grants = [own, *(self._roles[role] for role in roles if role in self._roles)]
+        user = User(
+            name,
+            {right: [pattern for each in all_grants for pattern in each.patterns[right]] for right in Right},
+            client_ids,
+            is_monitor=any(each.is_monitor for each in all_grants),
+            is_admin=any(each.is_admin for each in all_grants),
+        )
+        if PASSWORDS in table and PASSWORD_FILE in table:
+            self._fault(header, f"{PASSWORDS} and {PASSWORD_FILE} exclude each other: remove one of them")
+        elif PASSWORDS in table:
+            return UserEntry(user, self._hashes(header, table[PASSWORDS]), None)
+        elif PASSWORD_FILE in table:
+            return UserEntry(user, (), self._password(header, table[PASSWORD_FILE]))
+        else:
+            self._fault(header, f"it has no password: add {PASSWORDS} (see `truenext user hash`) or {PASSWORD_FILE}")
+        return UserEntry(user, (), None)
+
+    def _grants(self, header: str, table: dict[str, Any], keys: Iterable[str]) -> _Grants:
+        for key in table:
+            if key in keys:
+                continue
+            if key in _KEYS_OF_USERS:
+                self._fault(f"{header} {key}", "a role has only grants: move the key to the users of the role")
+            else:
+                self._fault(header, f"there is no key {key!r}{suggest_name(key, keys)}")
+        patterns: dict[Right, list[Pattern]] = {right: [] for right in Right}
+        for right in Right:
+            for text in self._texts(header, right.value, table, '["orders.>"]'):
+                try:
+                    patterns[right].append(parse_pattern(text))
+                except ValueError as error:
+                    self._fault(f"{header} {right.value}", f"{_shortened(text)} {error}")
+        return _Grants(patterns, self._flag(header, MONITOR, table), self._flag(header, ADMIN, table))
+
+    def _texts(self, header: str, key: str, table: dict[str, Any], example: str) -> list[str]:
+        value = table.get(key, [])
+        if isinstance(value, list) and all(isinstance(text, str) for text in value):
+            return value
+        self._fault(f"{header} {key}", f"it must be a list of texts, such as {example}")
+        return []
+
+    def _flag(self, header: str, key: str, table: dict[str, Any]) -> bool:
+        value = table.get(key, False)
+        if not isinstance(value, bool):
+            self._fault(f"{header} {key}", "it must be true or false")
+        return value is True
+
+    # ---- Passwords ----
+
+    def _hashes(self, header: str, value: Any) -> tuple[str, ...]:
+        where = f"{header} {PASSWORDS}"
+        is_list = isinstance(value, list) and all(isinstance(text, str) for text in value)
+        if not is_list or not 1 <= len(value) <= HASHES_MAX:
+            self._fault(where, "it must be a list of one or two hashes, as `truenext user hash` prints it")
+            return ()
+        for number, text in enumerate(value, start=1):
+            fault = fault_of_hash(text)
+            if fault is not None:
+                self._fault(where, f"text {number} of the list {fault}")
+                continue
+            owner = self._hash_owners.setdefault(text, header)
+            if owner != header:
+                self._fault(where, f"{owner} has the same hash: give each user a password of its own")
+            elif text in value[: number - 1]:
+                self._fault(where, "it has the same hash twice: remove one of them")
+        return tuple(value)
+
+    def _password(self, header: str, value: Any) -> str | None:
+        where = f"{header} {PASSWORD_FILE}"
+        if not isinstance(value, str) or not value or not value.isprintable():
+            self._fault(where, "it must be the path of a file with the password")
+            return None
+        file = self._file.parent / value
+        try:
+            content = read_regular_file(file)
+            self.check_permissions(file, where)
+        except OSError as error:
+            self._fault(where, f"cannot read {file}: {error.strerror or error}; the file must have the password")
+            return None
+        except ConfigurationError as error:
+            self._fault(where, str(error))
+            return None
+        self._password_files.append(file)
+        line = content.partition(b"\n")[0].removesuffix(b"\r")
+        try:
+            password = line.decode()
+        except UnicodeDecodeError:
+            self._fault(where, f"the first line of {file} is not UTF-8, and a password must be")
+            return None
+        fault = fault_of_password(password)
+        if fault is not None:
+            self._fault(where, f"the first line of {file} cannot be a password: {fault}")
+            return None
+        return password
+
+
+def _shortened(text: str) -> str:
+    found = repr(text)
+    return found if len(found) <= 100 else f"{found[:100]}..."

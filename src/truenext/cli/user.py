@@ -1,0 +1,467 @@
+"""`truenext user`: edits the users file of a broker, and tells what a user may do. Source: docs/security.md
+
+An edit is checked as a broker checks the file, and replaces the file at once or not at all. Passwords come from the
+terminal or from standard input; no argument, error or log has one.
+"""
+
+import os
+import secrets
+import stat
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import tomlkit
+from rich.table import Table
+from tomlkit.exceptions import TOMLKitError
+
+from truenext.broker.passwords import hash_password
+from truenext.broker.regular_file import read_regular_file
+from truenext.broker.users import (
+    ADMIN,
+    CLIENT_IDS,
+    HASHES_MAX,
+    MONITOR,
+    PASSWORD_BYTES_MAX,
+    PASSWORD_FILE,
+    PASSWORDS,
+    ROLE,
+    ROLES,
+    USER,
+    UserEntry,
+    Users,
+    check_users,
+    fault_of_client_id,
+    fault_of_name,
+    fault_of_password,
+    read_users,
+    suggest_name,
+    table_header,
+)
+from truenext.cli import terminal
+from truenext.cli.exit_status import CommandFailure
+from truenext.cli.values import PathParam
+from truenext.errors import ConfigurationError, TruenextError
+from truenext.model.grants import QUEUE_PREFIX, Right, parse_pattern
+
+
+class UserNameParam(click.ParamType[str]):
+    """Name of a user or role."""
+
+    name = "name"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if fault := fault_of_name(value):
+            self.fail(f"{value[:100]!r}: {fault}", param, ctx)
+        return value
+
+
+class PatternParam(click.ParamType[str]):
+    """Pattern of queues or topics, or the name of one."""
+
+    name = "pattern"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parse_pattern(value)
+        except ValueError as error:
+            self.fail(f"{value[:100]!r} {error}", param, ctx)
+        return value
+
+
+class RightParam(click.Choice[str]):
+    """Right that has patterns."""
+
+    def __init__(self) -> None:
+        super().__init__([right.value for right in Right])
+
+
+class ClientIdParam(click.ParamType[str]):
+    """Client id of durable subscriptions."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if fault := fault_of_client_id(value):
+            self.fail(f"{value[:100]!r}: {fault}", param, ctx)
+        return value
+
+
+users_option = click.option(
+    "--users",
+    "file",
+    type=PathParam(dir_okay=False),
+    required=True,
+    envvar="TRUENEXT_USERS",
+    show_envvar=True,
+    help="The users file.",
+)
+name_argument = click.argument("name", metavar="NAME", type=UserNameParam())
+generate_option = click.option(
+    "--generate", is_flag=True, help="Generate the password, and print it once, on standard output."
+)
+
+
+def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for each right; the command gets them as --send PATTERN and so on."""
+    helps = {
+        Right.SEND: "Allow sending to these queues or topics.",
+        Right.TAKE: "Allow consuming these queues, and subscribing to these topics.",
+        Right.BROWSE: "Allow reading messages there without consuming them.",
+        Right.MANAGE: "Allow pause, resume, purge, move, redrive and unschedule there.",
+    }
+    for right in reversed(Right):
+        option = click.option(
+            f"--{right.value}", type=PatternParam(), multiple=True, metavar="PATTERN", help=helps[right]
+        )
+        command = option(command)
+    return command
+
+
+@click.group()
+def user() -> None:
+    """Add, change and check the users of a broker.
+
+    For `truenext serve --users`; see docs/security.md. A running broker uses a changed file after `truenext reload`.
+    """
+
+
+@user.command()
+@name_argument
+@users_option
+@_grant_options
+@click.option("--role", "roles", type=UserNameParam(), multiple=True, help="Give the user the grants of this role.")
+@click.option(
+    "--client-id", "client_ids", type=ClientIdParam(), multiple=True, help="Allow durable subscriptions of this id."
+)
+@click.option("--monitor", is_flag=True, help="Allow `status`, and `queues` with all queues.")
+@click.option("--admin", is_flag=True, help="Allow `reload`.")
+@generate_option
+def add(
+    name: str,
+    file: Path,
+    roles: tuple[str, ...],
+    client_ids: tuple[str, ...],
+    monitor: bool,
+    admin: bool,
+    generate: bool,
+    **grants: tuple[str, ...],
+) -> None:
+    """Add a user.
+
+    Makes the users file if there is none. Options for grants can be repeated. The password is asked for on a terminal;
+    otherwise it is the line on standard input.
+    """
+    edited = _UsersFile(file, may_be_missing=True)
+    if name in edited.users:
+        raise _failure(f"{file} has a user {name!r} already; `truenext user password` changes the password")
+    password = _new_password(generate)
+    entry: dict[str, Any] = {PASSWORDS: [hash_password(password)]}
+    for key, values in ((ROLES, roles), (CLIENT_IDS, client_ids), *grants.items()):
+        if values:
+            entry[key] = list(dict.fromkeys(values))
+    entry |= {key: True for key, is_set in ((MONITOR, monitor), (ADMIN, admin)) if is_set}
+    edited.add(name, entry)
+    _finish(f"user {name!r} was added to {file}", password if generate else None)
+
+
+@user.command()
+@name_argument
+@users_option
+@click.option("--keep-old", is_flag=True, help="Accept the old password, too, until the next change without this.")
+@generate_option
+def password(name: str, file: Path, keep_old: bool, generate: bool) -> None:
+    """Replace the password of a user.
+
+    It is asked for on a terminal; otherwise it is the line on standard input.
+    """
+    edited = _UsersFile(file)
+    old = edited.entry(name)
+    if old.password is not None:
+        raise _failure(f"user {name!r} has its password in a {PASSWORD_FILE}: change it there")
+    if keep_old and len(old.hashes) >= HASHES_MAX:
+        raise _failure(
+            f"user {name!r} has two passwords already: remove one of them from {PASSWORDS} in {file}, "
+            "or leave --keep-old out, which replaces both"
+        )
+    new = _new_password(generate)
+    edited.set_passwords(name, [hash_password(new), *(old.hashes if keep_old else ())])
+    _finish(f"the password of user {name!r} was changed in {file}", new if generate else None)
+
+
+@user.command()
+@name_argument
+@users_option
+def remove(name: str, file: Path) -> None:
+    """Remove a user."""
+    edited = _UsersFile(file)
+    edited.entry(name)
+    edited.remove(name)
+    _finish(f"user {name!r} was removed from {file}")
+
+
+@user.command("list")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+@users_option
+def list_users(as_json: bool, file: Path) -> None:
+    """List the users and what they may do, their roles included."""
+    facts = [_facts(entry) for entry in _UsersFile(file).users.values()]
+    if as_json:
+        terminal.write_json(facts)
+        return
+    table = Table("user", "password", *(right.value for right in Right), "more", "client ids", box=None)
+    for each in facts:
+        more = [flag for flag in (MONITOR, ADMIN) if each[flag]]
+        patterns = [[text.removeprefix(QUEUE_PREFIX) for text in each[right.value]] for right in Right]
+        cells = [", ".join(texts) for texts in (*patterns, more, each[CLIENT_IDS])]
+        kept = ("file", "1 hash", "2 hashes")[each[PASSWORDS]]
+        table.add_row(*map(terminal.table_cell, (each["name"], kept, *cells)))
+    terminal.print_drawn(table)
+
+
+def _facts(entry: UserEntry) -> dict[str, Any]:
+    user = entry.user
+    patterns = {right.value: sorted(map(str, user.grants[right])) for right in Right}
+    return {
+        "name": user.name,
+        # Their number only: a hash can be attacked.
+        PASSWORDS: len(entry.hashes),
+        **patterns,
+        MONITOR: user.is_monitor,
+        ADMIN: user.is_admin,
+        CLIENT_IDS: sorted(user.client_ids),
+    }
+
+
+@user.command("hash")
+def print_hash() -> None:
+    """Print the `passwords` of a user, to be put into a users file.
+
+    The password is asked for on a terminal; otherwise it is the line on standard input.
+    """
+    terminal.echo(tomlkit.dumps({PASSWORDS: [hash_password(_new_password(False))]}).rstrip("\n"))
+
+
+@user.command()
+@name_argument
+@click.argument("right", metavar="RIGHT", type=RightParam())
+@click.argument("destination", metavar="DESTINATION", type=PatternParam())
+@users_option
+def check(name: str, right: str, destination: str, file: Path) -> None:
+    """Print which grant allows a user to send, take, browse or manage.
+
+    RIGHT is send, take, browse or manage. DESTINATION is a queue, topic or pattern: orders, /topic/news, 'orders.>'.
+
+    Exits 0 if a grant allows it, 1 if none does, 2 if the users file cannot be read or has faults.
+    """
+    user = _UsersFile(file).entry(name).user
+    wanted = parse_pattern(destination)
+    allowing = sorted(str(pattern) for pattern in user.grants[Right(right)] if pattern.covers(wanted))
+    if allowing:
+        terminal.echo(f"user {name!r} may {right} {wanted}: granted by {', '.join(allowing)}")
+        return
+    missing = str(wanted).removeprefix(QUEUE_PREFIX)
+    terminal.echo(
+        f"user {name!r} may not {right} {wanted}: add {missing!r} to `{right}` of {table_header(USER, name)} "
+        "or of one of its roles"
+    )
+    raise SystemExit(1)
+
+
+# ---- Passwords ----
+
+
+def _new_password(generate: bool) -> str:
+    """Return a generated password, or one that is asked for on the terminal or read from standard input.
+
+    Raises: click.UsageError if it cannot be a password
+    """
+    if generate:
+        return secrets.token_urlsafe(24)
+    if sys.stdin is None:
+        raise click.UsageError("standard input is closed: give it a line with the password")
+    if sys.stdin.isatty():
+        given: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        line = sys.stdin.buffer.readline(PASSWORD_BYTES_MAX + 3)
+        given = line.removesuffix(b"\n").removesuffix(b"\r").decode(errors="surrogateescape")
+    if fault := fault_of_password(given):
+        raise click.UsageError(f"standard input: {fault}")
+    return given
+
+
+def _finish(done: str, generated: str | None = None) -> None:
+    if generated is not None:
+        click.echo(generated)
+    terminal.echo(f"{done}; a running broker uses the file after `truenext reload`", err=True)
+
+
+# ---- The file ----
+
+
+def _failure(reason: str) -> CommandFailure:
+    return CommandFailure(TruenextError(reason))
+
+
+class _UsersFile:
+    """Users file that is shown or edited. Each edit replaces the file, or fails and changes nothing."""
+
+    def __init__(self, file: Path, *, may_be_missing: bool = False) -> None:
+        """Read and check the file. Raises: CommandFailure"""
+        self._file = file
+        self._before: bytes | None = None
+        """Content of the file; None if there is none."""
+        self.users = Users()
+        try:
+            if not may_be_missing or file.exists():
+                self.users = read_users(file)
+                self._before = read_regular_file(file)
+        except (ConfigurationError, OSError) as error:
+            raise CommandFailure(error) from error
+        for warning in self.users.warnings:
+            terminal.echo(f"warning: {warning}", err=True)
+
+    def entry(self, name: str) -> UserEntry:
+        """Raises: CommandFailure"""
+        if name not in self.users:
+            raise _failure(f"{self._file} has no user {name!r}{suggest_name(name, self.users)}")
+        return self.users[name]
+
+    def add(self, name: str, entry: dict[str, Any]) -> None:
+        """Add a table at the end of the file. Raises: CommandFailure"""
+        text = self._text()
+        if text:
+            text += "\n" if text.endswith("\n") else "\n\n"
+
+        def edit(document: Any) -> None:
+            document[USER][name] = entry
+
+        self._replace(text + tomlkit.dumps({USER: {name: entry}}), self._content(edit))
+
+    def set_passwords(self, name: str, hashes: list[str]) -> None:
+        """Raises: CommandFailure"""
+
+        def edit(document: Any) -> None:
+            document[USER][name][PASSWORDS] = hashes
+
+        self._replace(self._edited(edit), self._content(edit))
+
+    def remove(self, name: str) -> None:
+        """Remove a user's table, without the comments between it and the next table. Raises: CommandFailure"""
+
+        def edit(document: Any) -> None:
+            del document[USER][name]
+
+        self._replace(_with_comments_after(self._text(), self._edited(edit)), self._content(edit))
+
+    def _text(self) -> str:
+        return "" if self._before is None else self._before.decode()
+
+    def _edited(self, edit: Callable[[Any], None]) -> str:
+        """Return the file's text after an edit. Raises: CommandFailure"""
+        try:
+            document = tomlkit.parse(self._text())
+            edit(document)
+            return tomlkit.dumps(document)
+        except (TOMLKitError, LookupError, TypeError) as error:
+            # tomlkit does not know all of TOML.
+            self._raise_by_hand(error)
+
+    def _content(self, edit: Callable[[Any], None]) -> dict[str, Any]:
+        """Return what the file is to say after an edit."""
+        content = _content(self._text())
+        edit(content)
+        return content
+
+    def _raise_by_hand(self, cause: Exception | None = None) -> NoReturn:
+        raise _failure(f"cannot change {self._file} without changing other parts of it: edit it by hand") from cause
+
+    def _replace(self, text: str, expected: dict[str, Any]) -> None:
+        """Replace the file by a text that has the `expected` content. Raises: CommandFailure"""
+        try:
+            # tomlkit loses parts of some files.
+            if _content(text) != expected:
+                self._raise_by_hand()
+        except ValueError as error:
+            self._raise_by_hand(error)
+        try:
+            check_users(self._file, text.encode())
+            self._write(text.encode())
+        except ConfigurationError as error:
+            raise CommandFailure(error) from error
+        except OSError as error:
+            raise _failure(f"cannot write {self._file}: {error.strerror or error}") from error
+
+    def _write(self, content: bytes) -> None:
+        # A link to the file stays one.
+        target = Path(os.path.realpath(self._file))
+        # The new file can be read by its owner only until it has the mode of the old one.
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        new = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as opened:
+                opened.write(content)
+                opened.flush()
+                if self._before is not None:
+                    _copy_owner_and_mode(target, new)
+                os.fsync(descriptor)
+            if self._before != (read_regular_file(target) if target.exists() else None):
+                raise _failure(f"{self._file} was changed by another program meanwhile: try again")
+            new.replace(target)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+        _sync_folder(target.parent)
+
+
+def _content(text: str) -> dict[str, Any]:
+    """Return what a file says, with both sections. Raises: ValueError if it is no TOML"""
+    return {USER: {}, ROLE: {}} | tomllib.loads(text)
+
+
+def _with_comments_after(before: str, after: str) -> str:
+    """Put the comments back that tomlkit removes with a table because they are between it and the next one.
+
+    >>> _with_comments_after("[a]\\nx = 1\\n\\n# Second.\\n[b]\\n", "[b]\\n")
+    '# Second.\\n[b]\\n'
+    """
+    size = len(before) - len(after)
+    equal = next((at for at, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), len(after))
+    start = before.rfind("\n", 0, equal) + 1
+    if size <= 0 or before[:start] + before[start + size :] != after:
+        return after
+    removed = before[start : start + size].splitlines(keepends=True)
+    comments: list[str] = []
+    while removed and (not removed[-1].strip() or removed[-1].lstrip().startswith("#")):
+        comments.insert(0, removed.pop())
+    kept = "".join(comments)
+    if not before[:start] or before[:start].endswith(("\n\n", "\n\r\n")):
+        kept = kept.lstrip("\r\n")
+    return before[:start] + kept + before[start + size :]
+
+
+def _copy_owner_and_mode(old: Path, new: Path) -> None:
+    """Raises: OSError, CommandFailure if the owner cannot be kept: the broker could not read the file any more"""
+    wanted = old.stat()
+    if sys.platform != "win32":
+        made = new.stat()
+        if (made.st_uid, made.st_gid) != (wanted.st_uid, wanted.st_gid):
+            try:
+                os.chown(new, wanted.st_uid, wanted.st_gid)
+            except PermissionError as error:
+                raise _failure(f"cannot keep the owner and group of {old}: run the command as its owner") from error
+    new.chmod(stat.S_IMODE(wanted.st_mode))
+
+
+def _sync_folder(folder: Path) -> None:
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,129 @@
+"""Grants: which rights a user has on which queues and topics. Source: docs/security.md, "Rights", "Patterns"
+
+A grant is a pattern. It allows a request if it covers all names that the request may reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from truenext.model.pattern import fault_of_pattern, is_pattern
+
+QUEUE_PREFIX, TOPIC_PREFIX = "/queue/", "/topic/"
+
+_RESERVED_WORDS = frozenset({"DLQ", "Spark"})
+"""First words of queues, with more words behind, that a first word * or > of a pattern does not stand for."""
+
+
+class Right(Enum):
+    SEND = "send"
+    TAKE = "take"
+    BROWSE = "browse"
+    MANAGE = "manage"
+
+
+class Pattern(NamedTuple):
+    """Pattern of names, or a single name, which is a pattern without * and >."""
+
+    is_topic: bool
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (TOPIC_PREFIX if self.is_topic else QUEUE_PREFIX) + ".".join(self.words)
+
+    @property
+    def may_be_special(self) -> bool:
+        """Whether a name of this pattern may be that of a queue of dead letters, of Spark, or of a virtual topic
+        (`Consumer.NAME.VirtualTopic.TOPIC`), and is not meant by a first word * or >."""
+        words = self.words
+        if self.is_topic or len(words) < 2:
+            return False
+        if words[0] != "Consumer":
+            return words[0] in _RESERVED_WORDS
+        is_open = words[-1] == ">"
+        fixed = words[:-1] if is_open else words
+        return (is_open or len(fixed) > 3) and (len(fixed) < 3 or fixed[2] in ("VirtualTopic", "*"))
+
+    def covers(self, wanted: Pattern) -> bool:
+        """Return whether this pattern matches every name that `wanted` matches.
+
+        >>> parse_pattern("orders.>").covers(parse_pattern("orders.*.new"))
+        True
+        >>> parse_pattern("*").covers(parse_pattern(">"))
+        False
+        """
+        if self.is_topic is not wanted.is_topic:
+            return False
+        own, other = self.words, wanted.words
+        if own[0] in ("*", ">") and wanted.may_be_special:
+            return False
+        if own[-1] == ">":
+            own = own[:-1]
+            # > stands for one word or more, and so does a > of the other.
+            if len(other) <= len(own):
+                return False
+            other = other[: len(own)]
+        return len(own) == len(other) and all(
+            one == another or (one == "*" and another != ">") for one, another in zip(own, other, strict=True)
+        )
+
+
+def parse_pattern(text: str) -> Pattern:
+    """Return the pattern of a grant: /queue/PATTERN, /topic/PATTERN, or a pattern of queues.
+
+    Raises: ValueError with what is wrong; the text goes before that.
+    """
+    is_topic = text.startswith(TOPIC_PREFIX)
+    words = text.removeprefix(TOPIC_PREFIX if is_topic else QUEUE_PREFIX)
+    if words.startswith("/") or "," in words or "?" in words or not words.isprintable():
+        raise ValueError("is not a pattern of queues or topics: write /queue/PATTERN, /topic/PATTERN or PATTERN")
+    if is_pattern(words):
+        fault = fault_of_pattern(words)
+        if fault is not None:
+            raise ValueError(f"is not a pattern: {fault}")
+    elif not words:
+        raise ValueError("is not a pattern: it has no name")
+    return Pattern(is_topic, tuple(words.split(".")))
+
+
+class User:
+    """A user and what it may do; never changed, a reload makes new ones."""
+
+    __slots__ = ("client_ids", "grants", "is_admin", "is_monitor", "name")
+
+    def __init__(
+        self,
+        name: str,
+        grants: Mapping[Right, Iterable[Pattern]],
+        client_ids: Iterable[str] = (),
+        *,
+        is_monitor: bool = False,
+        is_admin: bool = False,
+    ) -> None:
+        self.name = name
+        self.grants = {right: frozenset(grants.get(right, ())) for right in Right}
+        self.client_ids = frozenset(client_ids)
+        self.is_monitor = is_monitor
+        self.is_admin = is_admin
+
+    def find_grant(self, right: Right, wanted: Pattern) -> Pattern | None:
+        """Return a grant that allows all that `wanted` names; None if there is none."""
+        return next((pattern for pattern in self.grants[right] if pattern.covers(wanted)), None)
+
+    def may(self, right: Right, wanted: Pattern) -> bool:
+        return self.find_grant(right, wanted) is not None
+
+    def owns_client_id(self, client_id: str) -> bool:
+        """Return whether durable subscriptions of this client id are the user's."""
+        return client_id == self.name or client_id.startswith(f"{self.name}.") or client_id in self.client_ids
+
+    def has_all_of(self, other: User) -> bool:
+        """Return whether this user may do all that `other` may."""
+        return (
+            all(self.may(right, pattern) for right, patterns in other.grants.items() for pattern in patterns)
+            and self.client_ids >= other.client_ids
+            and self.is_monitor >= other.is_monitor
+            and self.is_admin >= other.is_admin
+        )

@@ -1,0 +1,459 @@
+"""Tests that `truenext user` edits a users file without losing anything of it, and shows no password."""
+
+import contextlib
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, dying_with_us
+from tests.integration.forked import completed
+from truenext.broker.passwords import find_credential
+from truenext.broker.users import Users, read_users
+
+HASH = "$argon2id$v=19$m=19456,t=2,p=1$" + "A" * 22 + "$" + "A" * 43
+OTHER_HASH = "$argon2id$v=19$m=19456,t=2,p=1$" + "A" * 22 + "$" + "B" * 42 + "A"
+RELOAD = "; a running broker uses the file after `truenext reload`\n"
+
+EXAMPLE = f"""# Users of the shop, all of them
+
+[role.operators]  # both of us
+manage = [">", "DLQ.>"]
+monitor = true
+
+# The shop
+[user.shop]  # behind the counter
+passwords = ["{HASH}"]  # since May
+send = [
+    "orders.>",  # new ones
+]
+
+# The till
+[user.till]
+passwords = ["{OTHER_HASH}"]
+take = ["orders.*"]
+
+[role.readers]
+browse = [">"]
+
+# Anna works here, too
+[user."anna.b"]
+password_file = "anna"
+roles = ["operators", "readers"]
+
+# The end
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "users.toml"
+    path.touch(0o600)
+    path.write_text(EXAMPLE)
+    secret = tmp_path / "anna"
+    secret.touch(0o600)
+    secret.write_text("secret of anna\n")
+    return path
+
+
+def user(file: Path, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+    """Run a command on the file, and return its exit status, standard output and standard error."""
+    done = completed("user", *arguments, "--users", str(file), stdin_bytes=stdin)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def done(*arguments: str) -> tuple[int, str, str]:
+    """Return the result of a command that has done what these words say, and printed nothing else."""
+    return 0, "", "".join(arguments) + RELOAD
+
+
+def mode(file: Path) -> int:
+    return stat.S_IMODE(file.stat().st_mode)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def proves(users: Users, name: str, passcode: str) -> bool:
+    return bool(find_credential(users[name], passcode))
+
+
+# ---- add ----
+
+
+def test_add_makes_a_file_that_only_its_owner_can_read_and_prints_the_generated_password(tmp_path: Path) -> None:
+    file = tmp_path / "users.toml"
+    options = ["--send", "orders.>", "--send", "/topic/news", "--client-id", "till 1", "--monitor", "--admin"]
+    status, out, err = user(
+        file, "add", "shop", *options, "--take", "a", "--browse", "b", "--manage", "c", "--generate"
+    )
+    assert (status, err) == (0, f"user 'shop' was added to {file}{RELOAD}")
+    password = out.removesuffix("\n")
+    assert len(password) == 32 and password.isprintable()
+    assert (mode(file), files(tmp_path)) == (0o600, ["users.toml"])
+    text = file.read_text()
+    assert password not in text
+    entry = tomllib.loads(text)["user"]["shop"]
+    assert proves(read_users(file), "shop", password)
+    assert entry | {"passwords": []} == {
+        "passwords": [],
+        "client_ids": ["till 1"],
+        "send": ["orders.>", "/topic/news"],
+        "take": ["a"],
+        "browse": ["b"],
+        "manage": ["c"],
+        "monitor": True,
+        "admin": True,
+    }
+
+
+def test_add_appends_a_user_with_the_password_of_standard_input(file: Path) -> None:
+    file.chmod(0o640)
+    command = ["add", "eu.shop", "--role", "readers", "--role", "readers"]
+    assert user(file, *command, stdin="pä ss\r\nmore\n".encode()) == done(f"user 'eu.shop' was added to {file}")
+    text = file.read_text()
+    assert text.startswith(EXAMPLE + '\n[user."eu.shop"]\npasswords = ["$argon2id$')
+    assert text.endswith('\nroles = ["readers"]\n')
+    assert (mode(file), files(file.parent)) == (0o640, ["anna", "users.toml"])
+    assert proves(read_users(file), "eu.shop", "pä ss")
+
+
+def test_add_refuses_a_user_that_exists_and_a_role_that_does_not(file: Path) -> None:
+    assert user(file, "add", "shop", "--generate") == (
+        1,
+        "",
+        f"truenext: {file} has a user 'shop' already; `truenext user password` changes the password\n",
+    )
+    assert user(file, "add", "new", "--role", "reader", "--generate") == (
+        2,
+        "",
+        f"truenext: {file}: [user.new] roles: there is no role 'reader'; is 'readers' meant?\n",
+    )
+    assert file.read_text() == EXAMPLE
+
+
+@pytest.mark.parametrize(
+    ("stdin", "fault"),
+    [
+        (b"", "a password must not be empty"),
+        (b"\nsecret", "a password must not be empty"),
+        (b"secret\xff", "a password must be UTF-8"),
+        (b"secret" * 1000, "a password has at most 1024 bytes"),
+    ],
+)
+def test_add_refuses_a_bad_password_without_repeating_it(file: Path, stdin: bytes, fault: str) -> None:
+    status, out, err = user(file, "add", "new", stdin=stdin)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"truenext: standard input: {fault}")
+    assert "secret" not in err
+    assert file.read_text() == EXAMPLE
+
+
+def test_add_keeps_a_link_to_the_file(file: Path) -> None:
+    link = file.parent / "link"
+    link.symlink_to(file.name)
+    assert user(link, "add", "new", "--generate")[0] == 0
+    assert link.is_symlink()
+    assert "new" in read_users(file)
+
+
+def test_add_into_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "missing" / "users.toml"
+    assert user(file, "add", "new", "--generate") == (
+        1,
+        "",
+        f"truenext: cannot write {file}: No such file or directory\n",
+    )
+
+
+# ---- password ----
+
+
+def test_password_replaces_the_hash_and_nothing_else(file: Path) -> None:
+    assert user(file, "password", "shop", stdin=b"new") == done(f"the password of user 'shop' was changed in {file}")
+    users = read_users(file)
+    (hashed,) = users["shop"].hashes
+    assert file.read_text() == EXAMPLE.replace(HASH, hashed)
+    assert proves(users, "shop", "new")
+
+
+def test_password_with_keep_old_has_the_old_hash_as_the_second_one(file: Path) -> None:
+    status, out, _ = user(file, "password", "shop", "--keep-old", "--generate")
+    assert status == 0
+    users = read_users(file)
+    new, old = users["shop"].hashes
+    assert old == HASH
+    assert file.read_text() == EXAMPLE.replace(f'"{HASH}"', f'"{new}", "{HASH}"')
+    assert proves(users, "shop", out.removesuffix("\n"))
+
+    before = file.read_text()
+    status, out, err = user(file, "password", "shop", "--keep-old", "--generate")
+    assert (status, out, file.read_text()) == (1, "", before)
+    assert err.startswith("truenext: user 'shop' has two passwords already: remove one of them")
+
+    assert user(file, "password", "shop", "--generate")[0] == 0
+    assert len(read_users(file)["shop"].hashes) == 1
+
+
+def test_password_of_a_user_with_a_password_file_is_refused(file: Path) -> None:
+    assert user(file, "password", "anna.b", "--generate") == (
+        1,
+        "",
+        "truenext: user 'anna.b' has its password in a password_file: change it there\n",
+    )
+
+
+# ---- remove ----
+
+
+def test_remove_keeps_the_comments_and_order_of_the_file(file: Path) -> None:
+    for name, first, after in (
+        ("shop", "[user.shop]", "\n# The till"),
+        ("anna.b", '[user."anna.b"]', "\n# The end"),
+    ):
+        before = file.read_text()
+        assert user(file, "remove", name) == done(f"user {name!r} was removed from {file}")
+        assert file.read_text() == before[: before.index(first)] + before[before.index(after) :]
+    assert list(read_users(file)) == ["till"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (f'[user.a]\npasswords = ["{HASH}"]\n', ""),
+        (f'[user]\n[user.a]\npasswords = ["{HASH}"]\n', "[user]\n"),
+        (f'[user]\na = {{passwords = ["{HASH}"]}}\nb = {{passwords = ["{OTHER_HASH}"]}}\n', None),
+        (f'user.a.passwords = ["{HASH}"]\nuser.b.passwords = ["{OTHER_HASH}"]\n', None),
+        (f'[user.a]\r\npasswords = ["{HASH}"]\r\n\r\n# x\r\n[role.r]\r\n', "# x\r\n[role.r]\r\n"),
+    ],
+)
+def test_remove_from_a_file_of_any_form_removes_only_the_user(tmp_path: Path, before: str, after: str | None) -> None:
+    file = tmp_path / "users.toml"
+    file.touch(0o600)
+    file.write_bytes(before.encode())
+    status, _, err = user(file, "remove", "a")
+    if after is None:
+        expected = tomllib.loads(before)
+        del expected["user"]["a"]
+        assert tomllib.loads(file.read_text()) == expected
+    else:
+        assert file.read_bytes() == after.encode()
+    assert status == 0, err
+
+
+# ---- list ----
+
+
+def test_list_shows_users_with_the_grants_of_their_roles(file: Path) -> None:
+    status, out, err = user(file, "list")
+    assert (status, err) == (0, "")
+    assert [line.split() for line in out.splitlines()] == [
+        ["user", "password", "send", "take", "browse", "manage", "more", "client", "ids"],
+        ["shop", "1", "hash", "orders.>"],
+        ["till", "1", "hash", "orders.*"],
+        ["anna.b", "file", ">", ">,", "DLQ.>", "monitor"],
+    ]
+    facts = json.loads(user(file, "list", "--json")[1])
+    assert facts[2] == {
+        "name": "anna.b",
+        "passwords": 0,
+        "send": [],
+        "take": [],
+        "browse": ["/queue/>"],
+        "manage": ["/queue/>", "/queue/DLQ.>"],
+        "monitor": True,
+        "admin": False,
+        "client_ids": [],
+    }
+
+
+def test_list_warns_of_a_file_that_others_can_read(file: Path) -> None:
+    file.chmod(0o644)
+    status, _, err = user(file, "list")
+    assert (status, err) == (0, f"warning: {file}: all users of this machine can read it: run `chmod o-r {file}`\n")
+
+
+# ---- hash ----
+
+
+def test_hash_prints_an_entry_of_a_users_file(tmp_path: Path) -> None:
+    done = completed("user", "hash", stdin_bytes=b"secret\n")
+    assert (done.returncode, done.stderr) == (0, b"")
+    file = tmp_path / "users.toml"
+    file.touch(0o600)
+    file.write_text(f"[user.shop]\n{done.stdout.decode()}")
+    assert proves(read_users(file), "shop", "secret")
+
+
+# ---- check ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "expected"),
+    [
+        (
+            ("shop", "send", "/queue/orders.new"),
+            0,
+            "user 'shop' may send /queue/orders.new: granted by /queue/orders.>",
+        ),
+        (
+            ("anna.b", "manage", "DLQ.a"),
+            0,
+            "user 'anna.b' may manage /queue/DLQ.a: granted by /queue/DLQ.>",
+        ),
+        (
+            ("shop", "take", "orders.new"),
+            1,
+            "user 'shop' may not take /queue/orders.new: add 'orders.new' to `take` of [user.shop] or of one of its "
+            "roles",
+        ),
+        (
+            ("till", "take", "orders.>"),
+            1,
+            "user 'till' may not take /queue/orders.>: add 'orders.>' to `take` of [user.till] or of one of its roles",
+        ),
+        (
+            ("anna.b", "browse", "/topic/a"),
+            1,
+            "user 'anna.b' may not browse /topic/a: add '/topic/a' to `browse` of [user.\"anna.b\"] or of one of its "
+            "roles",
+        ),
+    ],
+)
+def test_check_names_the_grant_or_what_is_missing(
+    file: Path, arguments: tuple[str, ...], status: int, expected: str
+) -> None:
+    assert user(file, "check", *arguments) == (status, f"{expected}\n", "")
+
+
+# ---- All of them ----
+
+COMMANDS = [["password", "nobody"], ["remove", "nobody"], ["check", "nobody", "send", "a"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_command_for_an_unknown_user_is_refused(file: Path, command: list[str]) -> None:
+    assert user(file, *command) == (
+        1,
+        "",
+        f"truenext: {file} has no user 'nobody'; there are shop, till, anna.b\n",
+    )
+
+
+@pytest.mark.parametrize("command", [["list"], *COMMANDS], ids=lambda command: command[0])
+def test_command_without_a_users_file_cannot_be_answered(tmp_path: Path, command: list[str]) -> None:
+    file = tmp_path / "none"
+    assert user(file, *command) == (2, "", f"truenext: cannot read {file}: No such file or directory\n")
+
+
+@pytest.mark.parametrize("command", [["list"], ["add", "new"], *COMMANDS], ids=lambda command: command[0])
+def test_command_on_a_faulty_file_prints_its_faults(file: Path, command: list[str]) -> None:
+    faulty = EXAMPLE.replace("take", "tkae").replace(HASH, "secret")
+    file.write_text(faulty)
+    assert user(file, *command, stdin=b"x\n") == (
+        2,
+        "",
+        f"truenext: {file}: [user.shop] passwords: text 1 of the list is not an Argon2id hash: make one with "
+        f"`truenext user hash`\n{file}: [user.till]: there is no key 'tkae'; is 'take' meant?\n",
+    )
+    assert (file.read_text(), files(file.parent)) == (faulty, ["anna", "users.toml"])
+
+
+def test_file_whose_form_does_not_allow_the_edit_is_left_to_an_editor(file: Path) -> None:
+    text = f'user = {{a = {{passwords = ["{HASH}"]}}}}\n'
+    file.write_text(text)
+    assert user(file, "add", "b", "--generate") == (
+        1,
+        "",
+        f"truenext: cannot change {file} without changing other parts of it: edit it by hand\n",
+    )
+    assert file.read_text() == text
+
+
+# ---- On a terminal ----
+
+
+class Terminal:
+    """Command on a terminal."""
+
+    def __init__(self, *command: str) -> None:
+        spawn = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+        self._process = subprocess.Popen(
+            dying_with_us([sys.executable, "-c", spawn, TRUENEXT, *command]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self.output = b""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        while chunk := os.read(self._process.stdout.fileno(), 1000):
+            self.output += chunk
+
+    def answer(self, prompt: bytes, line: bytes) -> None:
+        """Wait until the output ends with a prompt, and type a line."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self.output.endswith(prompt):
+            assert time.monotonic() < deadline, self.output
+            time.sleep(0.01)
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + b"\n")
+        self._process.stdin.flush()
+
+    def end(self) -> int:
+        status = self._process.wait(PATIENCE_SECONDS)
+        self._reader.join()
+        return status
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+@contextlib.contextmanager
+def on_terminal(*command: str) -> Iterator[Terminal]:
+    opened = Terminal(*command)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def test_password_is_asked_for_twice_on_a_terminal_and_not_shown(file: Path) -> None:
+    with on_terminal("user", "password", "shop", "--users", str(file)) as terminal:
+        for prompt, line in (
+            (b"Password: ", b"hunter1"),
+            (b"Repeat for confirmation: ", b"hunter2"),
+            (b"Password: ", b"hunter2"),
+            (b"Repeat for confirmation: ", b"hunter2"),
+        ):
+            terminal.answer(prompt, line)
+        assert terminal.end() == 0
+    assert b"hunter" not in terminal.output
+    assert proves(read_users(file), "shop", "hunter2")
+
+
+def test_file_that_changes_while_the_password_is_asked_for_is_kept(file: Path) -> None:
+    with on_terminal("user", "password", "shop", "--users", str(file)) as terminal:
+        terminal.answer(b"Password: ", b"hunter2")
+        changed = EXAMPLE + "# More\n"
+        file.write_text(changed)
+        terminal.answer(b"Repeat for confirmation: ", b"hunter2")
+        assert terminal.end() == 1
+    assert b"was changed by another program meanwhile: try again" in terminal.output
+    assert (file.read_text(), files(file.parent)) == (changed, ["anna", "users.toml"])
