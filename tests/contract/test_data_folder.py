@@ -61,3 +61,14 @@ def test_folder_of_a_broker_is_used_in_spite_of_foreign_files(tmp_path: Path) ->
     use(tmp_path)
     (tmp_path / "README").touch()
     use(tmp_path)
+
+
+def test_lock_that_is_a_symbolic_link_is_refused_and_its_target_left_as_it_is(tmp_path: Path) -> None:
+    target = tmp_path / "letter.txt"
+    target.write_text("mine")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "lock").symlink_to(target)
+    with pytest.raises(ConfigurationError, match=r"data/lock is a symbolic link: remove it"):
+        use(folder)
+    assert target.read_text() == "mine"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable
@@ -52,9 +53,15 @@ def check_no_foreign_files(path: Path) -> None:
 def lock(path: Path) -> int:
     """Lock the folder and return the open lock file. Closing it, or any end of the process, unlocks.
 
-    Raises: StoreInUseError if another process holds it, OSError
+    Raises: StoreInUseError if another process holds it, ConfigurationError if it is a symbolic link, OSError
     """
-    file = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        file = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        # The file that it leads to would be emptied.
+        raise ConfigurationError(f"{path / 'lock'} is a symbolic link: remove it") from error
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,6 +76,11 @@ def lock(path: Path) -> int:
         os.close(file)
         raise
     return file
+
+
+def is_writable_by_others(path: Path) -> bool:
+    """Return whether other users of this machine may make or remove files in the folder."""
+    return bool(path.stat().st_mode & 0o022)
 
 
 def has_journal(data: Path) -> bool:
