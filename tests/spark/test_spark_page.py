@@ -10,6 +10,7 @@ from bench.brokers import free_port
 from tests.integration.environments import make_environment, requirements_of_page
 from tests.integration.pages import Folder, follow
 from tests.unit.test_limits_page import ANYTHING, all_texts
+from truenext.client.core.credentials import NO_CREDENTIALS
 from truenext.errors import ConfigurationError
 from truenext.spark.sink.options import parse_options as sink_options
 from truenext.spark.sink.rows import check_columns
@@ -88,8 +89,9 @@ def test_default_of_an_option_is_what_it_is_without_being_said(name: str) -> Non
 
 def test_option_without_a_default_changes_what_is_read() -> None:
     nothing = [name for name, (default, _) in OPTIONS.items() if default == "none"]
-    assert nothing == ["selector"]
+    assert nothing == ["user", "passwordFile", "selector"]
     assert parse_options(REQUIRED).selector is None
+    assert parse_options(REQUIRED).credentials == NO_CREDENTIALS
 
 
 def test_partitions_have_the_range_that_the_page_says() -> None:

@@ -390,6 +390,15 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[Service], object], str]] = {
     "a database": (lambda app: Service("s", database=5), "database of service s is a URL"),  # type: ignore[arg-type]
     "a user": (lambda app: Service("s", user=5), "user of service s is text"),  # type: ignore[arg-type]
     "a password": (lambda app: Service("s", password=5), "password of service s is text"),  # type: ignore[arg-type]
+    "a password file": (
+        lambda app: Service("s", password_file=5),  # type: ignore[arg-type]
+        "password_file of service s is a path",
+    ),
+    "a password and a file with it": (
+        lambda app: Service("s", password="p", password_file="f"),
+        "^service s: password and password_file exclude each other: use one of them$",
+    ),
+    "a user with a line feed": (lambda app: Service("s", user="a\n"), "^service s: user has a line feed"),
     "events": (lambda app: Service("s", events=5), "events of service s is a folder"),  # type: ignore[arg-type]
     "a lifespan": (lambda app: Service("s", lifespan=5), "lifespan of service s is a function"),  # type: ignore[arg-type]
     "interceptors": (

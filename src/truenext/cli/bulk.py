@@ -3,7 +3,7 @@
 import click
 
 from truenext.cli.bulk_work import BulkWork, dead_letter_selector_option, id_option, json_option, selector_option
-from truenext.cli.connection import url_option
+from truenext.cli.connection import BrokerOptions, broker_options
 from truenext.cli.values import COUNT, QueueNameParam
 
 HELD = "consumers hold them, or they are still being committed"
@@ -19,7 +19,7 @@ count_option = click.option("--count", type=COUNT, help="Messages to move at mos
 @count_option
 @click.option("--dry-run", is_flag=True, help="Print the number of messages, and move none.")
 @json_option
-@url_option
+@broker_options
 def redrive(
     queue: str,
     numbers: tuple[int, ...],
@@ -27,7 +27,7 @@ def redrive(
     count: int | None,
     dry_run: bool,
     as_json: bool,
-    url: str,
+    broker: BrokerOptions,
 ) -> None:
     """Move dead letters back to the queues that they came from.
 
@@ -39,7 +39,7 @@ def redrive(
     """
     remaining_reason = "consumers hold them, they are still being committed, or their original queue is not known"
     work = BulkWork("redrive", "moved", {"queue": queue}, remaining_reason, numbers, selector, count, is_dry=dry_run)
-    work.run(url, as_json=as_json)
+    work.run(broker, as_json=as_json)
 
 
 @click.command()
@@ -50,7 +50,7 @@ def redrive(
 @count_option
 @click.option("--dry-run", is_flag=True, help="Print the number of messages, and move none.")
 @json_option
-@url_option
+@broker_options
 def move(
     queue: str,
     to: str,
@@ -59,7 +59,7 @@ def move(
     count: int | None,
     dry_run: bool,
     as_json: bool,
-    url: str,
+    broker: BrokerOptions,
 ) -> None:
     """Move the messages that wait in QUEUE to the queue TO.
 
@@ -70,7 +70,7 @@ def move(
     """
     work = BulkWork("move", "moved", {"queue": queue}, HELD, numbers, selector, count, is_dry=dry_run)
     work.request["to"] = to
-    work.run(url, as_json=as_json)
+    work.run(broker, as_json=as_json)
 
 
 @click.command()
@@ -78,10 +78,12 @@ def move(
 @selector_option
 @click.option("--dry-run", is_flag=True, help="Print the number of messages, and remove none.")
 @json_option
-@url_option
-def purge(queue: str, selector: str | None, dry_run: bool, as_json: bool, url: str) -> None:
+@broker_options
+def purge(queue: str, selector: str | None, dry_run: bool, as_json: bool, broker: BrokerOptions) -> None:
     """Remove the messages that wait in QUEUE.
 
     Messages that consumers hold stay, and their number is printed; messages that are sent meanwhile may stay, too.
     """
-    BulkWork("purge", "removed", {"queue": queue}, HELD, (), selector, None, is_dry=dry_run).run(url, as_json=as_json)
+    BulkWork("purge", "removed", {"queue": queue}, HELD, (), selector, None, is_dry=dry_run).run(
+        broker, as_json=as_json
+    )

@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from truenext.blocking import Connection
 from truenext.cli import terminal
-from truenext.cli.connection import connected, send_control_request
+from truenext.cli.connection import BrokerOptions, connected, send_control_request
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.totals import ProgressReporter
 from truenext.cli.values import COUNT, SELECTOR
@@ -123,10 +123,10 @@ class BulkWork:
         self._left_of_ended = Counter[str]()
         self._error = ""
 
-    def run(self, url: str, *, as_json: bool) -> None:
+    def run(self, broker: BrokerOptions, *, as_json: bool) -> None:
         """Do the work and print the result; exit with 1 if one of `numbers` was not moved, or the queue is gone."""
         try:
-            with connected(url) as connection:
+            with connected(broker) as connection:
                 self._run_all_pieces(connection)
         except CommandFailure:
             if self._count and not self._is_dry:

@@ -1,25 +1,39 @@
 """Connection of a command to a broker: made at once or not at all, with its errors for the user."""
 
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from truenext.blocking import Connection, connect
 from truenext.cli import terminal
 from truenext.cli.exit_status import CommandFailure
-from truenext.cli.values import URL, UrlOption
+from truenext.cli.values import URL, PathParam, TextParam, UrlOption, VariableOption
 from truenext.client.core.context import NO_SPACE_TEXT
-from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
+from truenext.client.core.credentials import Credentials
+from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
 from truenext.model.url import DEFAULT_URL
 
 URL_VARIABLE = "TRUENEXT_URL"
 """Environment variable with the address of the broker. The option overrides it; a blank value counts as unset."""
 
-url_option = click.option(
+USER_VARIABLE, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE = (
+    "TRUENEXT_USER",
+    "TRUENEXT_PASSWORD",
+    "TRUENEXT_PASSWORD_FILE",
+)
+"""Environment variables with user and password. Blank values count as unset. There is no option for a password: other
+users of the machine could read it in the list of processes."""
+LOGIN_HINT = f"set {USER_VARIABLE} and {PASSWORD_FILE_VARIABLE}, or --user and --password-file"
+
+_url_option = click.option(
     "--url",
     cls=UrlOption,
     type=URL,
@@ -29,11 +43,90 @@ url_option = click.option(
     show_default=True,
     help="Address of the broker.",
 )
+_user_option = click.option(
+    "--user",
+    cls=VariableOption,
+    type=TextParam(),
+    envvar=USER_VARIABLE,
+    show_envvar=True,
+    help="User of the broker.",
+)
+_password_file_option = click.option(
+    "--password-file",
+    cls=VariableOption,
+    type=PathParam(dir_okay=False),
+    envvar=PASSWORD_FILE_VARIABLE,
+    show_envvar=True,
+    help=f"File with the user's password in its first line. {PASSWORD_VARIABLE} may have the password itself.",
+)
+
+
+class BrokerOptions(NamedTuple):
+    """Address of a broker, and the credentials for it, as the command line and the environment have them."""
+
+    url: str
+    credentials: Credentials
+
+    def connect(self, *, reconnect: bool) -> Connection:
+        """Raises: ConfigurationError for an unusable password file; as `truenext.blocking.connect`"""
+        credentials = self.credentials
+        return connect(
+            self.url,
+            user=credentials.user,
+            password=credentials.password,
+            password_file=credentials.password_file,
+            reconnect=reconnect,
+        )
+
+
+def broker_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add `--url` and the options of `credentials_options` to a command, which gets them as `broker`."""
+
+    @wraps(command)
+    def with_broker(*, url: str, credentials: Credentials, **values: Any) -> None:
+        command(broker=BrokerOptions(url, credentials), **values)
+
+    return _url_option(credentials_options(with_broker))
+
+
+def credentials_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add `--user` and `--password-file` to a command, which gets them as `credentials`."""
+
+    @wraps(command)
+    def with_credentials(*, user: str | None, password_file: Path | None, **values: Any) -> None:
+        command(credentials=_credentials(user, password_file), **values)
+
+    return _user_option(_password_file_option(with_credentials))
+
+
+def _credentials(user: str | None, password_file: Path | None) -> Credentials:
+    """Raises: click.UsageError"""
+    context = click.get_current_context()
+    password = os.environ.get(PASSWORD_VARIABLE, "")
+    if not password.strip() or context.get_parameter_source("password_file") is ParameterSource.COMMANDLINE:
+        password = ""
+    elif password_file is not None:
+        raise click.UsageError(f"{PASSWORD_VARIABLE} excludes {PASSWORD_FILE_VARIABLE}: unset one of them")
+    try:
+        return Credentials(
+            user=user,
+            password=password or None,
+            password_file=None if password_file is None else str(password_file),
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def with_login_hint(error: TruenextError, credentials: Credentials) -> TruenextError:
+    """Return the error; that of a refused login without a user says in addition how to name one."""
+    if isinstance(error, Refused) and error.code == Code.LOGIN and credentials.user is None:
+        return Refused(f"{error}; {LOGIN_HINT}", error.code)
+    return error
 
 
 @contextmanager
 def connected(
-    url: str, *, reconnect: bool = False, failure: type[CommandFailure] = CommandFailure
+    broker: BrokerOptions, *, reconnect: bool = False, failure: type[CommandFailure] = CommandFailure
 ) -> Iterator[Connection]:
     """Connect to a broker, which must answer at once. Only with `reconnect` does the connection outlive a loss.
 
@@ -47,21 +140,21 @@ def connected(
     logger.addHandler(report)
     try:
         if reconnect:
-            with connect(url, reconnect=False):
+            with broker.connect(reconnect=False):
                 report.is_lasting = True
                 logger.setLevel(logging.INFO)
-        with connect(url, reconnect=reconnect) as connection:
+        with broker.connect(reconnect=reconnect) as connection:
             yield connection
     except TimeoutError as error:
         if isinstance(error.__cause__, Refused):
             # The broker did answer, but refused each attempt.
             raise failure(TruenextError(str(error))) from error
-        raise failure(ConnectionLost(f"{url} does not answer in time: {error}")) from error
+        raise failure(ConnectionLost(f"{broker.url} does not answer in time: {error}")) from error
     except LocalProtocolError as error:
         # The request was right, so the peer is not a truenext broker.
         raise failure(RemoteProtocolError(str(error))) from error
     except TruenextError as error:
-        raise failure(error) from error
+        raise failure(with_login_hint(error, broker.credentials)) from error
     finally:
         logger.removeHandler(report)
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import click
 
-from truenext.blocking import Connection, Content, connect
+from truenext.blocking import Connection, Content
 from truenext.cli import terminal
-from truenext.cli.connection import connected, url_option
+from truenext.cli.connection import BrokerOptions, broker_options, connected
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.totals import ProgressReporter
 from truenext.cli.values import COUNT, SELECTOR, BodyParam, DestinationParam, HeaderParam, PathParam, SecondsParam
 from truenext.client.core.subscriptions import ConsumerOptions
-from truenext.errors import ConnectionLost, TruenextError
+from truenext.errors import ConfigurationError, ConnectionLost, TruenextError
 
 _CONNECTION_HEADERS = frozenset({"subscription", "ack", "truenext-round"})
 """Headers without a meaning once the command has ended."""
@@ -55,7 +55,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
     metavar="NAME=VALUE",
     help="Header of your own. May be repeated.",
 )
-@url_option
+@broker_options
 def send(
     queue: str,
     body: bytes | None,
@@ -64,7 +64,7 @@ def send(
     priority: int,
     transient: bool,
     headers: tuple[tuple[str, str], ...],
-    url: str,
+    broker: BrokerOptions,
 ) -> None:
     """Send messages to QUEUE.
 
@@ -78,7 +78,7 @@ def send(
     progress = ProgressCounter("sent")
     is_whole = False
     try:
-        with connected(url) as connection:
+        with connected(broker) as connection:
             try:
                 connection.send_many(
                     queue,
@@ -121,7 +121,7 @@ def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
 @click.option("--timeout", type=SecondsParam(), default=2.0, show_default=True, help="Seconds to wait for a message.")
 @selector_option
 @json_option
-@url_option
+@broker_options
 def receive(
     queue: str,
     count: int | None,
@@ -130,7 +130,7 @@ def receive(
     timeout: float,
     selector: str | None,
     as_json: bool,
-    url: str,
+    broker: BrokerOptions,
 ) -> None:
     """Receive messages from QUEUE and print their bodies.
 
@@ -142,7 +142,7 @@ def receive(
         raise click.UsageError("--count, --all and --follow exclude each other: use one of them")
     limit = None if receive_all or follow else count or 1
     received = 0
-    with connected(url, reconnect=follow) as connection:
+    with connected(broker, reconnect=follow) as connection:
         # Without prefetch: a message that was prefetched and not printed would be redelivered to its next consumer.
         options: ConsumerOptions = {"prefetch": 0}
         if selector is not None:
@@ -167,23 +167,27 @@ def receive(
 @click.option("--count", type=COUNT, help="Messages to show at most.")
 @click.option("--follow", is_flag=True, help="Then show new messages until Ctrl-C; reconnect if necessary.")
 @json_option
-@url_option
-def browse(queue: str, selector: str | None, count: int | None, follow: bool, as_json: bool, url: str) -> None:
+@broker_options
+def browse(
+    queue: str, selector: str | None, count: int | None, follow: bool, as_json: bool, broker: BrokerOptions
+) -> None:
     """Print the bodies of the messages that wait in QUEUE.
 
     The true next comes first. Messages stay in the queue.
     """
-    with connected(url) as connection:
+    with connected(broker) as connection:
         shown = connection.browse(queue, selector=selector)
         if follow:
-            shown = _browse_repeatedly(connection, url, queue, selector)
+            shown = _browse_repeatedly(connection, broker, queue, selector)
         for message in islice(shown, count):
             _print(message, as_json=as_json)
             if follow:
                 sys.stdout.buffer.flush()
 
 
-def _browse_repeatedly(connection: Connection, url: str, queue: str, selector: str | None) -> Iterator[Content]:
+def _browse_repeatedly(
+    connection: Connection, broker: BrokerOptions, queue: str, selector: str | None
+) -> Iterator[Content]:
     """Yield the waiting messages, then new ones for ever; each poll reads the whole queue.
 
     Raises: Refused; TruenextError if the broker does not number its messages
@@ -202,19 +206,20 @@ def _browse_repeatedly(connection: Connection, url: str, queue: str, selector: s
                         yield message
             except ConnectionLost as error:
                 terminal.echo(f"truenext: connection lost ({error})", err=True)
-                connection = connections.enter_context(_reconnect(url))
+                connection = connections.enter_context(_reconnect(broker))
                 terminal.echo("truenext: connected again", err=True)
                 continue
             # The longer the queue takes to read, the less often it is polled.
             time.sleep(max(POLL_S, 4 * (time.monotonic() - started)))
 
 
-def _reconnect(url: str) -> Connection:
+def _reconnect(broker: BrokerOptions) -> Connection:
     """Raises: Refused, which ends the wait for the broker"""
     while True:
         try:
-            return connect(url, reconnect=False)
-        except ConnectionLost:
+            return broker.connect(reconnect=False)
+        except (ConnectionLost, ConfigurationError):
+            # The password file was usable before.
             time.sleep(POLL_S)
 
 

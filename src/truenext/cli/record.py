@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from truenext.cli import terminal
-from truenext.cli.connection import url_option
+from truenext.cli.connection import BrokerOptions, broker_options, with_login_hint
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.values import PathParam, TextParam
 from truenext.errors import TruenextError
@@ -45,16 +45,8 @@ from truenext.spark.recording import check_folder, write_recording
 @click.option("--seed", type=int, help="For --case mix: the seed that an earlier recording printed.")
 @click.option("--queue", type=TextParam(), help="An empty queue that no other client uses; by default a new queue.")
 @click.option("--out", "folder", type=PathParam(file_okay=False), required=True, help="A new folder for the recording.")
-@click.option("--login", type=TextParam(), help="User name, if the broker needs one.")
-@click.option(
-    "--passcode",
-    type=TextParam(),
-    envvar="TRUENEXT_PASSCODE",
-    show_envvar=True,
-    help="Passcode of the user; safer in the environment, where other users do not see it.",
-)
 @click.option("--remote", is_flag=True, help="Allow a broker on another machine, which gets this load.")
-@url_option
+@broker_options
 def record(
     case: str,
     count: int,
@@ -62,10 +54,8 @@ def record(
     seed: int | None,
     queue: str | None,
     folder: Path,
-    login: str | None,
-    passcode: str | None,
     remote: bool,
-    url: str,
+    broker: BrokerOptions,
 ) -> None:
     """Record a workload on any STOMP broker, for `audit`.
 
@@ -81,7 +71,7 @@ def record(
     workload = WORKLOADS[case](count, random.Random(seed))
     console = Console(stderr=True)
     try:
-        recorder = Recorder(url, login=login, passcode=passcode, may_be_remote=remote)
+        recorder = Recorder(broker.url, credentials=broker.credentials, may_be_remote=remote)
         check_folder(folder)
         terminal.echo(f"{case}, {count} messages, prefetch {prefetch}, queue {queue}, seed {seed}", err=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -95,6 +85,6 @@ def record(
         for path in write_recording(events, folder):
             terminal.echo(str(path))
     except TruenextError as error:
-        raise CommandFailure(error) from error
+        raise CommandFailure(with_login_hint(error, broker.credentials)) from error
     arrived = len({event.sequence for event in events if event.kind == "dispatched"})
     terminal.echo(f"{len(events)} events; {arrived} of {count} messages came", err=True)

@@ -11,7 +11,7 @@ from rich.table import Table
 from truenext.blocking import Connection
 from truenext.cli import terminal
 from truenext.cli.bulk_work import BulkWork, id_option, json_option, run_in_pieces, selector_option
-from truenext.cli.connection import connected, send_control_request, url_option
+from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
 from truenext.cli.values import COUNT, DestinationParam
 from truenext.model.destination import DestinationKind, parse_stored_address
 from truenext.model.schedule import FOR_EVER
@@ -27,8 +27,8 @@ WIDTH = 40
 @selector_option
 @click.option("--count", type=COUNT, default=100, show_default=True, help="Sends to show at most.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs; times in milliseconds.")
-@url_option
-def scheduled(destination: str | None, selector: str | None, count: int, as_json: bool, url: str) -> None:
+@broker_options
+def scheduled(destination: str | None, selector: str | None, count: int, as_json: bool, broker: BrokerOptions) -> None:
     """Show scheduled sends, soonest first.
 
     Shows those to DESTINATION, or all. Changes nothing.
@@ -39,7 +39,7 @@ def scheduled(destination: str | None, selector: str | None, count: int, as_json
     """
     shown: list[dict[str, Any]] = []
     total = damaged = 0
-    with connected(url) as connection:
+    with connected(broker) as connection:
         for piece in _pieces(connection, destination, selector):
             total += piece["moved"]
             damaged += piece["left"]
@@ -64,9 +64,14 @@ def scheduled(destination: str | None, selector: str | None, count: int, as_json
 @selector_option
 @click.option("--dry-run", is_flag=True, help="Print the number of sends, and cancel none.")
 @json_option
-@url_option
+@broker_options
 def unschedule(
-    destination: str, numbers: tuple[int, ...], selector: str | None, dry_run: bool, as_json: bool, url: str
+    destination: str,
+    numbers: tuple[int, ...],
+    selector: str | None,
+    dry_run: bool,
+    as_json: bool,
+    broker: BrokerOptions,
 ) -> None:
     """Cancel scheduled sends to DESTINATION.
 
@@ -85,7 +90,7 @@ def unschedule(
         is_dry=dry_run,
         counted="scheduled",
     )
-    work.run(url, as_json=as_json)
+    work.run(broker, as_json=as_json)
 
 
 def _request_target(destination: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ import click
 from rich.table import Table
 
 from truenext.cli import terminal
-from truenext.cli.connection import url_option
+from truenext.cli.connection import BrokerOptions, broker_options, with_login_hint
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.values import NUMBER_MAX, QueryIdParam
 from truenext.errors import ConfigurationError, TruenextError
@@ -33,15 +33,15 @@ def spark() -> None:
 
 
 @spark.command("list")
-@url_option
-def list_(url: str) -> None:
+@broker_options
+def list_(broker: BrokerOptions) -> None:
     """Show queries, with source, batch and unfinished work."""
-    with _connected(url) as broker:
+    with _connected(broker) as connection:
         from truenext.spark.sink.admin import list_sinks
         from truenext.spark.source.admin import list_queries
 
-        sources = list_queries(broker)
-        sinks = list_sinks(broker)
+        sources = list_queries(connection)
+        sinks = list_sinks(connection)
     table = Table("space", "id", "reads", "batch", "rows", "bytes", "since", box=None)
     for source in sources:
         batch = "abandoned" if source.is_abandoned else f"{source.batch:,}"
@@ -65,36 +65,36 @@ def _time(time_ms: int) -> str:
 
 @spark.command()
 @_id_argument
-@url_option
-def publish(query_id: str, url: str) -> None:
+@broker_options
+def publish(query_id: str, broker: BrokerOptions) -> None:
     """Publish the rest of the output that the query ID has decided.
 
     The query does the same when it is restarted.
     """
-    with _connected(url) as broker:
+    with _connected(broker) as connection:
         from truenext.spark.admin import find_sink
         from truenext.spark.sink.admin import publish_decision
 
-        batch = publish_decision(broker, find_sink(broker, query_id).queues)
+        batch = publish_decision(connection, find_sink(connection, query_id).queues)
     terminal.echo(f"batch {batch} is published")
 
 
 @spark.command()
 @_id_argument
-@url_option
-def abandon(query_id: str, url: str) -> None:
+@broker_options
+def abandon(query_id: str, broker: BrokerOptions) -> None:
     """Close the query ID for good, and return its rows.
 
     Rows that it has read return to their queues, as new arrivals. If the query writes to queues of the same broker,
     decided output is published, and the rows of these batches are dropped. Otherwise the rows of its last batch may be
     processed twice: see docs/spark.md. A query that still runs fails.
     """
-    with _connected(url) as broker:
+    with _connected(broker) as connection:
         from truenext.spark.admin import abandon as abandon_query
         from truenext.spark.admin import find
 
         returned = dropped = 0
-        for returned_now, dropped_now in abandon_query(broker, find(broker, query_id)):
+        for returned_now, dropped_now in abandon_query(connection, find(connection, query_id)):
             returned, dropped = returned + returned_now, dropped + dropped_now
             terminal.echo(f"{returned:,} rows returned", err=True)
     terminal.echo(f"closed; {returned:,} rows returned, {dropped:,} dropped, as their output is published")
@@ -103,38 +103,38 @@ def abandon(query_id: str, url: str) -> None:
 @spark.command()
 @_id_argument
 @click.argument("sequence", type=click.IntRange(1, NUMBER_MAX))
-@url_option
-def reject(query_id: str, sequence: int, url: str) -> None:
+@broker_options
+def reject(query_id: str, sequence: int, broker: BrokerOptions) -> None:
     """Move one row of the query ID to its dead-letter queue.
 
     This is for a row that Spark cannot process. Stop the query first, and restart it afterwards.
     """
-    with _connected(url) as broker:
+    with _connected(broker) as connection:
         from truenext.spark.admin import find_source
         from truenext.spark.source.admin import reject as reject_row
 
-        target = reject_row(broker, find_source(broker, query_id), sequence)
+        target = reject_row(connection, find_source(connection, query_id), sequence)
     terminal.echo(f"message {sequence} is in {target}")
 
 
 @spark.command()
 @_id_argument
-@url_option
-def forget(query_id: str, url: str) -> None:
+@broker_options
+def forget(query_id: str, broker: BrokerOptions) -> None:
     """Remove all that the broker stores for the query ID.
 
     End the query for good first: if it runs on, it fails. For 7 days nothing can be written under ID.
     """
-    with _connected(url) as broker:
+    with _connected(broker) as connection:
         from truenext.spark.admin import find
         from truenext.spark.admin import forget as forget_query
 
-        forget_query(broker, find(broker, query_id))
+        forget_query(connection, find(connection, query_id))
     terminal.echo("forgotten")
 
 
 @contextmanager
-def _connected(url: str) -> Iterator[BrokerConnection]:
+def _connected(broker: BrokerOptions) -> Iterator[BrokerConnection]:
     """Raises: CommandFailure"""
     try:
         from truenext.spark import admin  # noqa: F401
@@ -143,7 +143,7 @@ def _connected(url: str) -> Iterator[BrokerConnection]:
         reason = f"this command needs {error.name}: pip install 'truenext[spark]'"
         raise CommandFailure(ConfigurationError(reason)) from error
     try:
-        with BrokerConnection([parse_url(url)]) as broker:
-            yield broker
+        with BrokerConnection([parse_url(broker.url)], broker.credentials) as connection:
+            yield connection
     except TruenextError as error:
-        raise CommandFailure(error) from error
+        raise CommandFailure(with_login_hint(error, broker.credentials)) from error

@@ -7,7 +7,7 @@ import msgspec
 from rich.table import Table
 
 from truenext.cli import terminal
-from truenext.cli.connection import connected, send_control_request, url_option
+from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
 from truenext.cli.exit_status import NoAnswerFailure
 from truenext.cli.terminal import count_noun
 
@@ -16,15 +16,15 @@ COUNTS = ("waiting", "unacknowledged", "consumers", "scheduled")
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-@url_option
-def queues(as_json: bool, url: str) -> None:
+@broker_options
+def queues(as_json: bool, broker: BrokerOptions) -> None:
     """List the queues.
 
     Shows for each queue the messages that wait, the messages that consumers hold, consumers, and scheduled messages.
 
     Temporary queues and subscriptions to topics that are not durable are in `truenext status`.
     """
-    with connected(url) as connection:
+    with connected(broker) as connection:
         answer = connection.control_request("queues")
     if as_json:
         terminal.write_json_text(answer)
@@ -60,8 +60,8 @@ def _counts_text(facts: dict[str, Any]) -> str:
 
 
 @click.command()
-@url_option
-def status(url: str) -> None:
+@broker_options
+def status(broker: BrokerOptions) -> None:
     """Show the state of the broker.
 
     Shows the number of messages, subscriptions and scheduled sends, the clients that have most in temporary queues and
@@ -70,7 +70,7 @@ def status(url: str) -> None:
 
     Exits 0 if no queue is stuck, 1 if one is, 2 if the broker could not be asked.
     """
-    with connected(url, failure=NoAnswerFailure) as connection:
+    with connected(broker, failure=NoAnswerFailure) as connection:
         facts = send_control_request(connection, "status")
     memory = facts["memory"]
     usage = ", ".join(f"{memory[name]:,} {name}" for name in ("leaving", "unsent", "open", "incomplete"))

@@ -150,7 +150,25 @@ class UrlParam(click.ParamType[str]):
         return value
 
 
-class UrlOption(click.Option):
+class VariableOption(click.Option):
+    """Option with an environment variable, whose blank value counts as unset."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Return the variable's value; None if there is none, or only blanks."""
+        value = super().resolve_envvar_value(ctx)
+        return None if value is None or not value.strip() else value
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Return the names by which an error calls the option: the variable only if the value comes from there."""
+        if self.is_from_environment(ctx):
+            return super().get_error_hint(ctx)
+        return click.Parameter.get_error_hint(self, ctx)
+
+    def is_from_environment(self, ctx: click.Context | None) -> bool:
+        return ctx is not None and ctx.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT
+
+
+class UrlOption(VariableOption):
     """Option `--url` with its environment variable. It rejects several addresses, lest a broker is used that was not
     meant; a command that `takes_several` uses the first broker that answers."""
 
@@ -161,30 +179,16 @@ class UrlOption(click.Option):
         super().__init__(declared, multiple=True, callback=None if takes_several else _single_url, **options)
         self._takes_several = takes_several
 
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Return the variable's value; None if there is none, or only blanks."""
-        value = super().resolve_envvar_value(ctx)
-        return None if value is None or not value.strip() else value
-
     def type_cast_value(self, ctx: click.Context, value: Any) -> tuple[str, ...]:
         """Raises: BadParameter"""
         has_several_in_one = any(self._BETWEEN.search(each.strip()) for each in value)
         if not self._takes_several and (has_several_in_one or len(value) > 1):
             raise click.BadParameter("only one address is allowed", ctx, self)
         if has_several_in_one:
-            instead = "put spaces between them" if self._is_from_environment(ctx) else "repeat --url for each"
+            instead = "put spaces between them" if self.is_from_environment(ctx) else "repeat --url for each"
             raise click.BadParameter(f"several addresses in one; {instead}", ctx, self)
         urls: tuple[str, ...] = super().type_cast_value(ctx, value)
         return urls
-
-    def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Return the names by which an error calls the option: the variable only if the value comes from there."""
-        if self._is_from_environment(ctx):
-            return super().get_error_hint(ctx)
-        return click.Parameter.get_error_hint(self, ctx)
-
-    def _is_from_environment(self, ctx: click.Context | None) -> bool:
-        return ctx is not None and ctx.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT
 
 
 def _single_url(_: click.Context, __: click.Parameter, urls: tuple[str, ...]) -> str | None:

@@ -105,7 +105,7 @@ class BrowsingReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         options = self._options
-        with BrokerConnection(options.addresses) as broker:
+        with BrokerConnection(options.addresses, options.credentials) as broker:
             for batch in browse(broker, options):
                 yield apply_options(batch, options)
 
@@ -184,7 +184,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 context.getLocalProperty("sql.streaming.queryId") or "",
                 context.getLocalProperty("streaming.sql.batchId") or "",
             )
-        connect = partial(BrokerConnection, options.addresses)
+        connect = partial(BrokerConnection, options.addresses, options.credentials)
         for batch in read_task(plan, connect, Patience(options.patience_s)):
             yield apply_options(batch, options)
 
@@ -197,7 +197,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _source_driver(self) -> SourceDriver:
         if self._driver is None:
-            self._driver = SourceDriver(self._options, partial(BrokerConnection, self._options.addresses))
+            options = self._options
+            self._driver = SourceDriver(options, partial(BrokerConnection, options.addresses, options.credentials))
         return self._driver
 
 
@@ -241,7 +242,7 @@ class QueueWriter(DataSourceArrowWriter):
             # No later write has this id.
             with_broker(
                 lambda broker: purge(broker, queues.decisions),
-                partial(BrokerConnection, options.addresses),
+                partial(BrokerConnection, options.addresses, options.credentials),
                 Patience(options.patience_s),
             )
 
@@ -256,7 +257,7 @@ def _write(options: SinkOptions, queues: SinkQueues, batch: int, batches: Iterat
         queues,
         batch,
         0 if context is None else context.partitionId(),
-        partial(BrokerConnection, options.addresses),
+        partial(BrokerConnection, options.addresses, options.credentials),
         Patience(options.patience_s),
     )
 
@@ -266,6 +267,6 @@ def _commit(options: SinkOptions, queues: SinkQueues, batch: int, written: list[
         queues,
         batch,
         tuple(draft for each in written for draft in each.drafts),
-        partial(BrokerConnection, options.addresses),
+        partial(BrokerConnection, options.addresses, options.credentials),
         Patience(options.patience_s),
     )

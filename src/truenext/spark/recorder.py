@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.client.core.send_options import Outgoing
 from truenext.client.threads.connection import Connection, Message, connect
 from truenext.errors import ConfigurationError, RemoteProtocolError
@@ -104,8 +105,7 @@ class Recorder:
         self,
         url: str,
         *,
-        login: str | None = None,
-        passcode: str | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
         may_be_remote: bool = False,
     ) -> None:
         """Record at `url`; a broker on another machine needs `may_be_remote`.
@@ -117,8 +117,7 @@ class Recorder:
                 f"{address.host} is another machine, and a recording loads its broker: allow that with --remote"
             )
         self._url = url
-        self._login = login
-        self._passcode = passcode
+        self._credentials = credentials
         self._name = secrets.token_hex(4)
         self._events: list[HistoryRow] = []
 
@@ -143,7 +142,14 @@ class Recorder:
         return self._events
 
     def _connect(self) -> Connection:
-        return connect(self._url, user=self._login, password=self._passcode, reconnect=False)
+        credentials = self._credentials
+        return connect(
+            self._url,
+            user=credentials.user,
+            password=credentials.password,
+            password_file=credentials.password_file,
+            reconnect=False,
+        )
 
     def _send(self, messages: Sequence[WorkloadMessage], queue: str, report: ReportProgress) -> None:
         with self._connect() as connection:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
+from truenext.client.core.credentials import Credentials
 from truenext.errors import ConfigurationError
 from truenext.model.url import DEFAULT_URL, parse_url
 from truenext.stage.core.definitions import (
@@ -45,6 +46,7 @@ class Definition:
         database: str | None = None,
         user: str | None = None,
         password: str | None = None,
+        password_file: Path | str | None = None,
         concurrency: int = CONCURRENCY,
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
@@ -53,8 +55,9 @@ class Definition:
         interceptors: Sequence[Interceptor] = (),
         events: Path | str | None = None,
     ) -> None:
-        """`broker` is a URL, or several, of which the first available one is used. `database` is a URL of
-        SQLAlchemy, for stages that take a Session or an AsyncSession.
+        """`broker` is a URL, or several, of which the first available one is used. `user` logs in there, with
+        `password`, or with the first line of the file `password_file`, which is read for each login. `database` is a
+        URL of SQLAlchemy, for stages that take a Session or an AsyncSession.
 
         `concurrency`, `attempts` and `retry` are defaults for all stages. A stage handles `concurrency` messages at
         once, and as many interactive ones. After `attempts` failures a message is a dead letter, unless the queue's
@@ -77,6 +80,7 @@ class Definition:
             ("database", database, str | None, "a URL of SQLAlchemy, as text"),
             ("user", user, str | None, "text"),
             ("password", password, str | None, "text"),
+            ("password_file", password_file, Path | str | None, "a path"),
             ("interceptors", interceptors, Sequence, "a list of Interceptors"),
             ("events", events, Path | str | None, "a folder"),
         ):
@@ -99,8 +103,12 @@ class Definition:
                 raise DefinitionError(f"{each!r} of service {name} is not an instance of Interceptor")
         self.broker: tuple[str, ...] = tuple(brokers)
         self.database = database
-        self.broker_user = user
-        self.broker_password = password
+        try:
+            self.credentials = Credentials(
+                user=user, password=password, password_file=None if password_file is None else str(password_file)
+            )
+        except ValueError as error:
+            raise DefinitionError(f"service {name}: {error}") from error
         self.lifespan = lifespan
         self.interceptors = list(interceptors)
         self.events = None if events is None else Path(events)

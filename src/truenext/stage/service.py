@@ -75,7 +75,14 @@ class Service(Definition):
 
     @asynccontextmanager
     async def _while_running(self, *, with_stages: bool) -> AsyncIterator[None]:
-        running = ServiceRun(self, self.plans(), broker=self.broker, database=self.database, events=self.events)
+        running = ServiceRun(
+            self,
+            self.plans(),
+            broker=self.broker,
+            credentials=self.credentials,
+            database=self.database,
+            events=self.events,
+        )
         async with self.bound_to(running):
             if with_stages:
                 await running.prepare()

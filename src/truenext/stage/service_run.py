@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, NoReturn
 
+from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.client.tasks.connection import connect
 from truenext.errors import ConfigurationError, LocalProtocolError
 from truenext.stage.consumption import StageConsumer
@@ -55,6 +56,7 @@ class ServiceRun:
         plans: DependencyPlans,
         *,
         broker: Sequence[str],
+        credentials: Credentials = NO_CREDENTIALS,
         database: str | None,
         events: Path | None = None,
         waits: bool = False,
@@ -69,6 +71,7 @@ class ServiceRun:
         self._definition = definition
         self._plans = plans
         self._broker = broker
+        self._credentials = credentials
         self._database_url = database
         self._events = events
         self._waits_until_available = waits
@@ -107,14 +110,15 @@ class ServiceRun:
 
     async def connect(self) -> None:
         """Connect both pools. Raises: ConfigurationError; ConnectionLost if no broker is available; Refused"""
-        definition = self._definition
-        plain = [stage for stage in definition.stages.values() if not stage.signature.is_async]
+        credentials = self._credentials
+        plain = [stage for stage in self._definition.stages.values() if not stage.signature.is_async]
         threads = sum(stage.settings.concurrency or 1 for stage in plain)
         for is_interactive in (True, False):
             connection = await connect(
                 *self._broker,
-                user=definition.broker_user,
-                password=definition.broker_password,
+                user=credentials.user,
+                password=credentials.password,
+                password_file=credentials.password_file,
                 heartbeat_thread=True,
                 timeout=FOR_EVER_S if self._waits_until_available else CONNECT_TIMEOUT_S,
             )

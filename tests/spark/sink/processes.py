@@ -17,6 +17,7 @@ from greenlet import getcurrent, greenlet
 
 from tests.spark.breakable_connection import BreakableConnection
 from tests.spark.sink.oracle import Attempt, Disagreement
+from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.model.url import Address
 from truenext.spark import datasource
 from truenext.spark.broker import patience
@@ -73,13 +74,13 @@ class Process:
 class Connection(BreakableConnection):
     """Connection that lets other processes continue before each write."""
 
-    def __init__(self, world: World, addresses: Sequence[Address]) -> None:
+    def __init__(self, world: World, addresses: Sequence[Address], credentials: Credentials = NO_CREDENTIALS) -> None:
         self._world = world
         self._is_up = False
         world.connections_made += 1
         if world.connections_made > CONNECTIONS_MAX:
             raise Disagreement("something connects again and again")
-        super().__init__(addresses)
+        super().__init__(addresses, credentials)
         self._is_up = True
         if world.current is not None:
             world.current.connections.append(self)

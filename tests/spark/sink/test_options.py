@@ -2,6 +2,7 @@
 
 import pytest
 
+from truenext.client.core.credentials import Credentials
 from truenext.errors import ConfigurationError
 from truenext.spark.sink.options import parse_options
 
@@ -15,9 +16,19 @@ def test_options_that_are_not_said_have_their_defaults() -> None:
 
 def test_options_are_read_with_names_in_any_case() -> None:
     options = parse_options(
-        {"URL": URL, "Queue": "out", "SPACE": "team-1", "patience": "5", "txnappid": "nightly", "TXNVERSION": "42"},
+        {
+            "URL": URL,
+            "USER": "archive",
+            "passwordFILE": "/file",
+            "Queue": "out",
+            "SPACE": "team-1",
+            "patience": "5",
+            "txnappid": "nightly",
+            "TXNVERSION": "42",
+        },
         is_streaming=False,
     )
+    assert options.credentials == Credentials(user="archive", password_file="/file")
     assert (options.destination, options.space, options.patience_s) == ("/queue/out", "team-1", 5.0)
     assert (options.app, options.version) == ("nightly", 42)
 
@@ -31,10 +42,11 @@ def test_the_checkpoint_of_a_query_is_no_option_of_the_sink() -> None:
     [
         ({}, True, r'^option url is missing: \.option\("url", "stomp://127.0.0.1:61613"\)$'),
         ({"url": "http://a"}, True, "^option url: "),
-        ({"url": URL, "topic": "a"}, True, "^option topic is unknown; there are url, queue, space, patience"),
+        ({"url": URL, "topic": "a"}, True, "^option topic is unknown; there are url, user, passwordFile, queue, space"),
         ({"url": URL, "txnAppId": "a", "txnVersion": "1"}, True, "^option txnAppId is unknown"),
         ({"url": URL, "checkpointLocation": "x"}, False, "^option checkpointLocation is unknown"),
-        ({"url": URL, "password": "x"}, True, "^option password: a truenext broker has no users yet"),
+        ({"url": URL, "password": "x"}, True, "^option password: Spark shows options in its plans"),
+        ({"url": URL, "user": "x"}, True, "^options user and passwordFile must be set together"),
         ({"url": URL, "queue": "orders.*"}, True, "^option queue: "),
         (
             {"url": URL, "queue": "Spark.sink.a"},

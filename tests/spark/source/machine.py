@@ -160,14 +160,14 @@ Row = dict[str, Any]
 class Connection(BreakableConnection):
     """A connection to which the machine may do something before any call."""
 
-    def __init__(self, machine: Machine, addresses: Any) -> None:
+    def __init__(self, machine: Machine, addresses: Any, credentials: Any) -> None:
         self._machine = machine
         self.owner = machine.stack[-1]
         self._calls_left = -1
         machine.connections_made += 1
         if machine.connections_made > CONNECTIONS_MAX:
             raise Disagreement(f"{self.owner.name} connects again and again")
-        super().__init__(addresses)
+        super().__init__(addresses, credentials)
         self.owner.connections.append(self)
         self._calls_left = machine.draw_calls()
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.errors import ConfigurationError
 from truenext.spark.source.options import SourceOptions, parse_options
 
@@ -15,6 +16,7 @@ def parsed(**options: str) -> SourceOptions:
 def test_omitted_options_have_their_defaults() -> None:
     options = parsed()
     assert [each.url for each in options.addresses] == [URL]
+    assert options.credentials == NO_CREDENTIALS
     assert options.destination == "/queue/orders"
     assert (options.selector, options.partitions, options.space, options.patience_s) == (None, 2, "main", 600.0)
     assert (options.rows_max, options.bytes_max) == (100_000, 256 << 20)
@@ -25,6 +27,8 @@ def test_options_are_read_with_names_in_any_case() -> None:
     options = parse_options(
         {
             "URL": f"{URL}, stomp://localhost:1",
+            "USER": " archive ",
+            "passwordfile": " /run/secrets/archive ",
             "Queue": " /queue/orders.> ",
             "SELECTOR": " colour = 'red' ",
             "partitions": " 64",
@@ -37,6 +41,7 @@ def test_options_are_read_with_names_in_any_case() -> None:
         }
     )
     assert [each.url for each in options.addresses] == [URL, "stomp://localhost:1"]
+    assert options.credentials == Credentials(user="archive", password_file="/run/secrets/archive")
     assert options.queue == "orders.>"
     assert options.selector == "colour = 'red'"
     assert (options.partitions, options.rows_max, options.bytes_max) == (64, 7, 8)
@@ -54,12 +59,19 @@ def test_an_empty_selector_is_none() -> None:
         ({"url": ""}, 'option url is missing: .option("url", "stomp://127.0.0.1:61613")'),
         ({"url": " , "}, 'option url is missing: .option("url", "stomp://127.0.0.1:61613")'),
         ({"queue": " "}, 'option queue is missing: .option("queue", "orders")'),
-        ({"user": "me"}, "option user: a truenext broker has no users yet; leave it out"),
-        ({"password": "secret"}, "option password: a truenext broker has no users yet; leave it out"),
+        ({"user": "me"}, "options user and passwordFile must be set together"),
+        ({"passwordFile": "/file"}, "options user and passwordFile must be set together"),
+        ({"user": "me", "passwordFile": " "}, "options user and passwordFile must be set together"),
+        ({"user": "a\nb", "passwordFile": "/file"}, "option user: user has a line feed"),
+        (
+            {"user": "me", "password": "secret"},
+            "option password: Spark shows options in its plans of queries; put the password into the first line of a "
+            "file, and set the option passwordFile",
+        ),
         (
             {"maxRows": "7"},
-            "option maxRows is unknown; there are url, queue, selector, partitions, maxRowsPerTrigger, "
-            "maxBytesPerTrigger, body, headers, space, patience",
+            "option maxRows is unknown; there are url, user, passwordFile, queue, selector, partitions, "
+            "maxRowsPerTrigger, maxBytesPerTrigger, body, headers, space, patience",
         ),
         ({"partitions": "0"}, "option partitions is '0', and must be a whole number, 1 to 64"),
         ({"partitions": "65"}, "option partitions is '65', and must be a whole number, 1 to 64"),

@@ -108,7 +108,7 @@ def test_two_actions_of_one_batch_see_the_same_rows(spark: SparkSession, broker:
         ({"queue": "/topic/news"}, r"Consumer\.NAME\.VirtualTopic\.news"),
         ({"partitions": "65"}, "partitions is '65', and must be a whole number, 1 to 64"),
         ({"users": "x"}, "option users is unknown"),
-        ({"password": "x"}, "option password: a truenext broker has no users yet"),
+        ({"password": "x"}, "option password: Spark shows options in its plans of queries"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused_by_name(

@@ -10,12 +10,19 @@ import msgspec
 from rich.tree import Tree
 
 from truenext.cli import terminal
-from truenext.cli.connection import URL_VARIABLE, connected, send_control_request
+from truenext.cli.connection import (
+    URL_VARIABLE,
+    BrokerOptions,
+    connected,
+    credentials_options,
+    send_control_request,
+)
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.stages.drawing import draw_dot, draw_mermaid, signature_text
 from truenext.cli.stages.service_loader import load_service, service_argument
 from truenext.cli.terminal import count_noun
 from truenext.cli.values import URL, UrlOption
+from truenext.client.core.credentials import Credentials
 from truenext.errors import ConfigurationError
 from truenext.model.destination import DEAD_LETTER_PREFIX
 from truenext.stage.introspection.graph import EndpointNode, ServiceGraph, StageNode, graph_of
@@ -50,10 +57,13 @@ class QueueCounts(msgspec.Struct, frozen=True):
     help="Address of a broker: show how many messages wait in each queue there. Without this option no broker is "
     f"needed, and {URL_VARIABLE} is ignored.",
 )
+@credentials_options
 @click.option("--mermaid", "as_mermaid", is_flag=True, help="Print a drawing in Mermaid's language.")
 @click.option("--dot", "as_dot", is_flag=True, help="Print a drawing in Graphviz's language.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-def describe(target: str, url: str | None, as_mermaid: bool, as_dot: bool, as_json: bool) -> None:
+def describe(
+    target: str, url: str | None, credentials: Credentials, as_mermaid: bool, as_dot: bool, as_json: bool
+) -> None:
     """Show the endpoints and stages of a service.
 
     Shows the stages in order, their queues, the types that each takes and replies, and the endpoints that each sends
@@ -66,7 +76,7 @@ def describe(target: str, url: str | None, as_mermaid: bool, as_dot: bool, as_js
     except ConfigurationError as error:
         raise CommandFailure(error) from error
     graph = graph_of(service.name, service.endpoints.values(), service.remotes.values(), service.topics.values())
-    counts = None if url is None else _counts(url)
+    counts = None if url is None else _counts(BrokerOptions(url, credentials))
     notes = _queue_notes(graph, counts)
     if as_mermaid:
         terminal.echo(draw_mermaid(graph, notes))
@@ -78,8 +88,8 @@ def describe(target: str, url: str | None, as_mermaid: bool, as_dot: bool, as_js
         terminal.print_drawn(_tree(graph, notes))
 
 
-def _counts(url: str) -> dict[str, QueueCounts]:
-    with connected(url) as connection:
+def _counts(broker: BrokerOptions) -> dict[str, QueueCounts]:
+    with connected(broker) as connection:
         queues = {each["name"]: each for each in send_control_request(connection, "queues")}
     return {
         name: QueueCounts(

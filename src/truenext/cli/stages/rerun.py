@@ -8,7 +8,7 @@ import msgspec
 from truenext.blocking import Connection, Consumer, Message, Session
 from truenext.cli import terminal
 from truenext.cli.bulk_work import dead_letter_selector_option, queue_exists
-from truenext.cli.connection import connected, url_option
+from truenext.cli.connection import BrokerOptions, broker_options, connected
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.terminal import count_noun
 from truenext.cli.totals import ProgressReporter
@@ -37,8 +37,10 @@ WAIT_S = 2.0
 @dead_letter_selector_option
 @click.option("--count", type=COUNT, help="Messages to send at most, the true next first.")
 @click.option("--force", is_flag=True, help="Send the messages. Without this option only their number is printed.")
-@url_option
-def rerun(queue: str, to: str | None, selector: str | None, count: int | None, force: bool, url: str) -> None:
+@broker_options
+def rerun(
+    queue: str, to: str | None, selector: str | None, count: int | None, force: bool, broker: BrokerOptions
+) -> None:
     """Send messages to their stage once more, under new ids.
 
     Sends the messages that wait in QUEUE, and removes them there.
@@ -54,7 +56,7 @@ def rerun(queue: str, to: str | None, selector: str | None, count: int | None, f
     to = to or queue.removeprefix(DEAD_LETTER_PREFIX)
     if to == queue:
         raise click.UsageError(f"name the queue of their stage with --to: {queue} is not a dead-letter queue")
-    with connected(url) as connection:
+    with connected(broker) as connection:
         if not queue_exists(connection, queue):
             raise CommandFailure(TruenextError(f"there is no queue {queue!r}"))
         is_new = not queue_exists(connection, to)

@@ -14,6 +14,7 @@ import logging
 import signal
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -21,7 +22,7 @@ import msgspec
 
 from truenext.broker.settings import LogLevel
 from truenext.cli import logs, terminal
-from truenext.cli.connection import URL_VARIABLE
+from truenext.cli.connection import URL_VARIABLE, credentials_options, with_login_hint
 from truenext.cli.exit_status import BROKEN_PIPE, NO_ANSWER, CommandFailure
 from truenext.cli.loops import new_event_loop
 from truenext.cli.stages.health_server import serve_health
@@ -29,6 +30,7 @@ from truenext.cli.stages.process_exit import THREADS_TIMEOUT_S, ExitDeadline, ex
 from truenext.cli.stages.service_loader import load_service, service_argument
 from truenext.cli.terminal import count_noun
 from truenext.cli.values import URL, DatabaseUrlParam, HostAndPortParam, PathParam, SecondsParam, UrlOption
+from truenext.client.core.credentials import Credentials
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.stage.core.health import ServiceHealth, assess_health
 from truenext.stage.core.names import endpoint_of
@@ -58,6 +60,7 @@ CLOSE_TIMEOUT_S = 10.0
     show_envvar=True,
     help="Address of the broker, instead of the service's own. May be repeated: the first broker that answers is used.",
 )
+@credentials_options
 @click.option("--database", type=DatabaseUrlParam(), help="Database instead of the service's own, a URL of SQLAlchemy.")
 @click.option(
     "--events",
@@ -88,6 +91,7 @@ CLOSE_TIMEOUT_S = 10.0
 def run(
     target: str,
     urls: tuple[str, ...],
+    credentials: Credentials,
     database: str | None,
     events: Path | None,
     health_at: tuple[str, int] | None,
@@ -103,11 +107,13 @@ def run(
     logs.configure_logging(log_level)
     deadline, status = ExitDeadline(), 1
     output_error: OSError | None = None
+    service: Service | None = None
     try:
         with logs.warn_of_basic_config():
             service = load_service(target)
         if urls:
             service.broker = urls
+        service.credentials = merge_credentials(credentials, service.credentials)
         if database is not None:
             service.database = database
         if events is not None:
@@ -134,7 +140,7 @@ def run(
                 # The loop's end waits for stages that swallow their cancellation.
                 deadline.bring_forward(THREADS_TIMEOUT_S, status)
     except TruenextError as error:
-        failure = CommandFailure(error)
+        failure = CommandFailure(error if service is None else with_login_hint(error, service.credentials))
         failure.show()
         status = failure.exit_code
     except _OutputError as error:
@@ -149,6 +155,16 @@ def run(
         # The main group prints the reason and exits with that status, as for any command.
         raise output_error
     raise SystemExit(status)
+
+
+def merge_credentials(given: Credentials, own: Credentials) -> Credentials:
+    """Return the credentials of the command line and the environment, which replace those of the service. Without a
+    user they replace its password only."""
+    if given.user is not None:
+        return given
+    if given.password is None and given.password_file is None:
+        return own
+    return replace(given, user=own.user)
 
 
 class _OutputError(Exception):
@@ -180,6 +196,7 @@ class _ServiceProcess:
             service,
             service.plans(),
             broker=service.broker,
+            credentials=service.credentials,
             database=service.database,
             events=service.events,
             waits=True,

@@ -17,6 +17,7 @@ import msgspec
 from truenext.client.core import frames
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription, SubscriptionOptions
 from truenext.client.core.context import CONNECTED_TEXT, NO_SPACE_TEXT, NOT_CONFIRMED_TEXT, ClientContext
+from truenext.client.core.credentials import NO_CREDENTIALS, Credentials, check_login_text
 from truenext.client.core.link import ConnectBackoff, Link
 from truenext.client.core.pending_requests import PendingRequests, ProducerStatus
 from truenext.client.core.reconciler import Reconciler
@@ -47,18 +48,11 @@ PROMPT_REFUSAL_MAX_S = 4.0
 """Seconds within which a refusal of a login is final; a later one may be due to slowness."""
 
 
-_FORBIDDEN_IN_LOGIN = frozenset("\r\n\0")
-"""Characters that CONNECT cannot contain, because its headers are not escaped."""
-LOGIN_BYTES_EACH_MAX = 2048
-"""Longest user, password and client id, in bytes; a CONNECT may have 8 KiB."""
-
-
 class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of `connect`."""
 
     addresses: Sequence[Address]
-    user: str | None = None
-    password: str | None = None
+    credentials: Credentials = NO_CREDENTIALS
     client_id: str | None = None
     """Name of the client for durable subscriptions."""
     heart_beat_s: float = 10.0
@@ -69,11 +63,8 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Heart-beats do not depend on the event loop that runs the client."""
 
     def __post_init__(self) -> None:
-        """Raises: ValueError without the value, which may be a password"""
-        for name in ("user", "password", "client_id"):
-            value = getattr(self, name) or ""
-            if not _FORBIDDEN_IN_LOGIN.isdisjoint(value) or len(value.encode()) > LOGIN_BYTES_EACH_MAX:
-                raise ValueError(f"{name} has a line feed, a carriage return or a NUL, or is too long")
+        """Raises: ValueError"""
+        check_login_text("client_id", self.client_id)
 
 
 def connect_options(
@@ -81,6 +72,7 @@ def connect_options(
     *,
     user: str | None,
     password: str | None,
+    password_file: str | None,
     client_id: str | None,
     heart_beat_s: float,
     reconnects: bool,
@@ -93,15 +85,15 @@ def connect_options(
     for url in urls:
         if not isinstance(url, str):
             raise TypeError(f"a URL is text, such as {DEFAULT_URL}, not {url!r}")
-    for name, value in (("user", user), ("password", password), ("client_id", client_id)):
+    texts = {"user": user, "password": password, "password_file": password_file, "client_id": client_id}
+    for name, value in texts.items():
         if value is not None and not isinstance(value, str):
             raise TypeError(f"{name} is text, not {type(value).__name__}")
     if not isinstance(heart_beat_s, int | float) or not 0 <= heart_beat_s <= HEART_BEAT_S_MAX:
         raise ValueError(f"heart_beat is 0 to {HEART_BEAT_S_MAX} seconds, not {heart_beat_s!r}")
     return ConnectOptions(
         addresses=[parse_url(url) for url in urls or (DEFAULT_URL,)],
-        user=user,
-        password=password,
+        credentials=Credentials(user=user, password=password, password_file=password_file),
         client_id=client_id,
         heart_beat_s=heart_beat_s,
         reconnects=bool(reconnects),
@@ -157,6 +149,8 @@ class Client:
         """Time at which the connection came up, or was lost."""
         self._failed_connect_count = 0
         """Number of failed attempts to connect since the last connection was lost, or since the start."""
+        self._unavailable_count = 0
+        """Number of failed attempts to connect since a broker was busy, or since the start."""
         self._reported_at: dict[tuple[str, str], float] = {}
         """Time of the last report, by URL and reason."""
         self.reconnect_count = -1
@@ -188,7 +182,9 @@ class Client:
         self.connect_backoff.on_connect_failed()
         self.last_error = error
         self._failed_connect_count += 1
-        if not self.options.reconnects and self.connect_backoff.failure_count >= len(self.options.addresses):
+        is_busy = isinstance(error, Refused) and error.code == Code.BUSY
+        self._unavailable_count = 0 if is_busy else self._unavailable_count + 1
+        if not self.options.reconnects and self._unavailable_count >= len(self.options.addresses):
             self.fail_permanently(self.no_broker_error())
         else:
             self._report_seldom(
@@ -217,16 +213,12 @@ class Client:
             reason = "it has not answered in time"
         return NoBroker(f"no broker at {urls}: {reason}")
 
-    def on_socket_connected(self, address: Address) -> None:
-        """Send CONNECT on a new socket."""
+    def on_socket_connected(self, address: Address, password: str | None = None) -> None:
+        """Send CONNECT on a new socket, with a `password` that the driver may have read from a file."""
         self._last_link_number += 1
         now = self.clock()
         self.context.link = link = Link(self._last_link_number, self.options.heart_beat_s, now, on_frame=self._on_frame)
-        headers = {"host": address.host}
-        if self.options.user is not None:
-            headers["login"] = self.options.user
-        if self.options.password is not None:
-            headers["passcode"] = self.options.password
+        headers = {"host": address.host, **self.options.credentials.headers(password)}
         if self.options.client_id is not None:
             headers["client-id"] = self.options.client_id
         headers["truenext-client"] = str(link.number)
@@ -286,7 +278,8 @@ class Client:
         ):
             self.fail_permanently(error)
             return
-        self.on_connection_lost(ConnectionLost(f"the broker ended the connection: {error}"))
+        is_busy = not link.is_up and error.code == Code.BUSY
+        self.on_connection_lost(error if is_busy else ConnectionLost(f"the broker ended the connection: {error}"))
 
     def _is_refusal_final(self, code: str) -> bool:
         """Return whether later logins would be refused too. Other brokers send no code, even if they only believe

@@ -30,6 +30,7 @@ from truenext.client.core.isolation import HandlerIsolation
 from truenext.client.core.link import HEART_BEAT, Link
 from truenext.client.core.session import SessionCore
 from truenext.client.core.waiting import Flow, Wait
+from truenext.client.password_file import current_password
 from truenext.client.tasks.heartbeat_thread import HeartbeatThread
 from truenext.clock import monotonic
 from truenext.errors import ClosedError, ConfigurationError, ConnectionLost
@@ -64,9 +65,11 @@ _isolations: WeakKeyDictionary[asyncio.AbstractEventLoop, HandlerIsolation] = We
 
 class Driver:
     def __init__(self, options: ConnectOptions, name: str, make_message: type[ReceivedMessage]) -> None:
-        """Make a driver for the running loop. Raises: ConfigurationError if that loop's clock stands still"""
+        """Make a driver for the running loop. Raises: ConfigurationError if that loop's clock stands still, or the
+        password file has no password"""
         self.loop = loop = asyncio.get_running_loop()
         check_clock_runs(loop)
+        current_password(options.credentials)
         self.process_id = os.getpid()
         self.isolation = _isolations.setdefault(self.loop, HandlerIsolation())
         """Isolation of all handlers in this loop."""
@@ -220,14 +223,15 @@ class Driver:
                 if delay:
                     await asyncio.sleep(delay)
                 try:
+                    password = current_password(client.options.credentials)
                     async with asyncio.timeout(CONNECT_TIMEOUT_S):
                         sock = await self._connect(address)
-                except (OSError, UnicodeError) as error:
+                except (ConfigurationError, OSError, UnicodeError) as error:
                     # An invalid host name (UnicodeError) counts as an unknown one.
                     is_own_timeout = type(error) is TimeoutError and error.errno is None
                     client.on_connect_failed(_connect_timeout_error() if is_own_timeout else error)
                     continue
-                self._start_link(sock, address)
+                self._start_link(sock, address, password)
                 assert self._socket_closed is not None, "it has begun"
                 await self._socket_closed
         except Exception as error:
@@ -254,14 +258,14 @@ class Driver:
                 return sock
         raise errors[0] if errors else OSError(f"{address.host} has no address")
 
-    def _start_link(self, sock: socket.socket, address: Address) -> None:
+    def _start_link(self, sock: socket.socket, address: Address, password: str | None) -> None:
         self._link = None
         self._sock = sock
         self._unwritten = None
         self._write_error = None
         self._socket_closed = self.loop.create_future()
         self.loop.add_reader(sock, self._on_readable)
-        self.client.on_socket_connected(address)
+        self.client.on_socket_connected(address, password)
         self._link = self.client.link
         self._after_step()
 

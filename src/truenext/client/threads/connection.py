@@ -10,6 +10,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from threading import current_thread
 from types import TracebackType
 from typing import Self, Unpack, cast
@@ -46,6 +47,7 @@ def connect(
     *urls: str,
     user: str | None = None,
     password: str | None = None,
+    password_file: Path | str | None = None,
     client_id: str | None = None,
     heart_beat: float = 10.0,
     reconnect: bool = True,
@@ -55,16 +57,22 @@ def connect(
     closes the connection.
 
     A lost connection is opened anew, however long that takes. Without `reconnect` it is closed for good, and each
-    URL is tried only once. `client_id` names this client for durable subscriptions. Each side notices within two
-    `heart_beat`s (seconds; 0 is none) that the other is gone. `timeout` (seconds) limits the first connection.
+    URL is tried only once, or again while its broker is busy with other logins. `client_id` names this client for
+    durable subscriptions. Each side notices within two `heart_beat`s (seconds; 0 is none) that the other is gone.
+    `timeout` (seconds) limits the first connection.
 
-    Raises: ConfigurationError for an invalid URL; ValueError, TypeError; ConnectionLost if no broker answers in
-    time; Refused, such as for wrong credentials
+    `password_file` has the password in its first line. It is read for each login, so that a changed password is used
+    at the next reconnect; a login that cannot read it is tried again, but not the first one.
+
+    Raises: ConfigurationError for an invalid URL, or a file without a password; ValueError, TypeError; ConnectionLost
+    if no broker answers in time; Refused, such as for wrong credentials
     """
     options = connect_options(
         urls,
         user=user,
         password=password,
+        # Absolute: the program may change its folder before a reconnect.
+        password_file=None if password_file is None else str(Path(password_file).absolute()),
         client_id=client_id,
         heart_beat_s=heart_beat,
         reconnects=reconnect,

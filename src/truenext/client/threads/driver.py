@@ -36,9 +36,10 @@ from truenext.client.core.isolation import HandlerIsolation
 from truenext.client.core.link import Link
 from truenext.client.core.session import SessionCore
 from truenext.client.core.waiting import Flow, Wait
+from truenext.client.password_file import current_password
 from truenext.client.threads.interrupts import SignalSafeLock
 from truenext.clock import monotonic
-from truenext.errors import ClosedError, ConnectionLost, LocalProtocolError
+from truenext.errors import ClosedError, ConfigurationError, ConnectionLost, LocalProtocolError
 from truenext.model.limits import READ_BYTES
 from truenext.model.url import Address
 
@@ -71,6 +72,8 @@ def _at_exit() -> None:
 
 class Driver:
     def __init__(self, options: ConnectOptions, name: str, make_message: type[ReceivedMessage]) -> None:
+        """Raises: ConfigurationError if the password file has no password"""
+        current_password(options.credentials)
         self.process_id = os.getpid()
         self.isolation = HandlerIsolation()
         """Isolation of the handlers of this connection only, because its lock guards no other."""
@@ -316,8 +319,9 @@ class Driver:
         while client.error is None and (now := monotonic()) < deadline:
             self._select(None, 0, deadline - now)
         try:
+            password = current_password(client.options.credentials)
             sock = self._connect(address)
-        except (OSError, UnicodeError) as error:
+        except (ConfigurationError, OSError, UnicodeError) as error:
             with self._lock:
                 client.on_connect_failed(error)
             return
@@ -330,7 +334,7 @@ class Driver:
             self._sock = sock
             self._unwritten = None
             self._write_error = None
-            client.on_socket_connected(address)
+            client.on_socket_connected(address, password)
             self._link = client.link
 
     def _connect(self, address: Address) -> socket.socket | None:

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import socket
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from threading import Event, Lock, Thread
 from typing import Any
 
+from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.client.core.link import HEART_BEAT, Link
+from truenext.client.password_file import current_password
 from truenext.clock import monotonic
-from truenext.errors import ConnectionLost, NoBroker, Refused
+from truenext.errors import Code, ConnectionLost, NoBroker, Refused
 from truenext.model.limits import READ_BYTES
 from truenext.model.url import Address
 from truenext.wire.stomp.frame import Frame, Version, encode
@@ -25,6 +29,8 @@ CONNECT_SECONDS = 10.0
 """Longest time until an address accepts a connection, and again until the broker answers CONNECT."""
 ANSWER_SECONDS = 60.0
 """Longest time until the broker answers a frame, while it still sends heart-beats."""
+BUSY_PAUSE_SECONDS = 0.5
+"""Longest time until the next login at a broker that is busy with others."""
 HEART_BEAT_SECONDS = 10.0
 _REPLIES = "/temp-queue/answers"
 
@@ -59,10 +65,10 @@ class Answer:
 class BrokerConnection:
     """Connection to a broker, and context manager: its end sends DISCONNECT, and held messages count no attempt."""
 
-    def __init__(self, addresses: Sequence[Address]) -> None:
-        """Connect to the first address that has a broker.
+    def __init__(self, addresses: Sequence[Address], credentials: Credentials = NO_CREDENTIALS) -> None:
+        """Connect to the first address that has a broker; again for some seconds while it is busy with other logins.
 
-        Raises: NoBroker, Refused
+        Raises: NoBroker, Refused; ConfigurationError if the password file has no password
         """
         self._messages: deque[Frame] = deque()
         """MESSAGE frames that were received and not returned by `next_message` yet."""
@@ -70,13 +76,19 @@ class BrokerConnection:
         self._write_lock = Lock()
         self._has_ended = Event()
         self._question_count = 0
-        self._link = Link(1, HEART_BEAT_SECONDS, monotonic(), on_frame=self._on_frame)
-        self._socket = _connect(addresses)
-        try:
-            self._log_in()
-        except BaseException:
-            self._socket.close()
-            raise
+        busy_until = monotonic() + CONNECT_SECONDS
+        while True:
+            self._link = Link(1, HEART_BEAT_SECONDS, monotonic(), on_frame=self._on_frame)
+            headers = credentials.headers(current_password(credentials))
+            self._socket = _connect(addresses)
+            try:
+                self._log_in(headers)
+                break
+            except BaseException as error:
+                self._socket.close()
+                if not isinstance(error, Refused) or error.code != Code.BUSY or monotonic() >= busy_until:
+                    raise
+            time.sleep(BUSY_PAUSE_SECONDS * (0.5 + random.random() / 2))
         self._beating = Thread(target=self._beat, name="truenext heart-beats", daemon=True)
         self._beating.start()
 
@@ -289,9 +301,9 @@ class BrokerConnection:
         if frame.command == "MESSAGE":
             self._messages.append(frame)
 
-    def _log_in(self) -> None:
+    def _log_in(self, headers: dict[str, str]) -> None:
         link = self._link
-        link.send_connect({"truenext-client": "1"})
+        link.send_connect({"truenext-client": "1", **headers})
         self.flush()
         deadline = monotonic() + CONNECT_SECONDS
         while not link.is_up:

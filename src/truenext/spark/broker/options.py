@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from truenext.client.core.credentials import Credentials
 from truenext.errors import ConfigurationError
 from truenext.model.url import Address, parse_url
 
@@ -22,9 +23,12 @@ class GivenOptions:
         names = tuple(names)
         self._given = {name.lower(): value for name, value in options.items()}
         known = {name.lower() for name in names}
-        for name in ("user", "password"):
-            if name in self._given:
-                raise ConfigurationError(f"option {name}: a truenext broker has no users yet; leave it out")
+        if "password" in self._given:
+            # Without the value.
+            raise ConfigurationError(
+                "option password: Spark shows options in its plans of queries; put the password into the first line of "
+                "a file, and set the option passwordFile"
+            )
         unknown = sorted(name for name in options if name.lower() not in known)
         if unknown:
             raise ConfigurationError(f"option {unknown[0]} is unknown; there are {', '.join(names)}")
@@ -44,6 +48,16 @@ class GivenOptions:
             return tuple(parse_url(url.strip()) for url in (self.get("url") or "").split(",") if url.strip())
         except ConfigurationError as error:
             raise ConfigurationError(f"option url: {error}") from error
+
+    def credentials(self) -> Credentials:
+        """Return the options `user` and `passwordFile`."""
+        user, file = (self.get("user") or "").strip(), (self.get("passwordFile") or "").strip()
+        if bool(user) != bool(file):
+            raise ConfigurationError("options user and passwordFile must be set together")
+        try:
+            return Credentials(user=user or None, password_file=file or None)
+        except ValueError as error:
+            raise ConfigurationError(f"option user: {error}") from error
 
     def number(self, name: str, least: int, most: int, default: int) -> int:
         text = self.get(name)

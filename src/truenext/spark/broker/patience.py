@@ -12,8 +12,8 @@ from truenext.errors import Code, ConnectionLost, Refused, TruenextError
 _DELAY_FIRST_S = 0.05
 _DELAY_MAX_S = 2.0
 
-PASSING_CODES = frozenset({Code.NO_SPACE, Code.LIMIT, Code.TOO_SLOW, Code.STALE})
-"""Codes of refusals that pass: no room on disk, for transactions, for connections or for browsers."""
+PASSING_CODES = frozenset({Code.NO_SPACE, Code.LIMIT, Code.TOO_SLOW, Code.STALE, Code.BUSY})
+"""Codes of refusals that pass: no room on disk, for transactions, for connections, for browsers or for logins."""
 
 
 class Patience:

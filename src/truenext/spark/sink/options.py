@@ -6,19 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.errors import ConfigurationError, RemoteProtocolError
 from truenext.model.destination import SPARK_PREFIX, DestinationKind, parse_address
 from truenext.model.url import Address
 from truenext.spark.broker.latest import CLOSED_BATCH
 from truenext.spark.broker.options import DEFAULT_PATIENCE_S, DEFAULT_SPACE, GivenOptions
 
-_NAMES = ("url", "queue", "space", "patience")
+_NAMES = ("url", "user", "passwordFile", "queue", "space", "patience")
 _BATCH_NAMES = ("txnAppId", "txnVersion")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions:
     addresses: tuple[Address, ...]
+    credentials: Credentials = NO_CREDENTIALS
     destination: str | None = None
     """Address for all rows; None if column `queue` has it."""
     space: str = DEFAULT_SPACE
@@ -52,6 +54,7 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> SinkOpti
         )
     return SinkOptions(
         addresses=given.addresses(),
+        credentials=given.credentials(),
         destination=destination,
         space=given.word("space") or DEFAULT_SPACE,
         patience_s=given.patience_s(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.errors import ConfigurationError, RemoteProtocolError
 from truenext.model.destination import DEAD_LETTER_PREFIX, SPARK_PREFIX, DestinationKind, parse_address, virtual_topic
 from truenext.model.pattern import is_pattern, matches
@@ -17,6 +18,7 @@ PARTITIONS_MAX = 64
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
     addresses: tuple[Address, ...]
+    credentials: Credentials = NO_CREDENTIALS
     queue: str
     """Name of a queue or pattern, without `/queue/`."""
     selector: str | None = None
@@ -58,6 +60,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     given.require("url", "queue")
     return SourceOptions(
         addresses=given.addresses(),
+        credentials=given.credentials(),
         queue=_queue(given.get("queue") or ""),
         selector=(given.get("selector") or "").strip() or None,
         partitions=given.number("partitions", 1, PARTITIONS_MAX, SourceOptions.partitions),
@@ -71,8 +74,8 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
 
 
 _NAMES = (
-    *("url", "queue", "selector", "partitions", "maxRowsPerTrigger", "maxBytesPerTrigger", "body", "headers"),
-    *("space", "patience"),
+    *("url", "user", "passwordFile", "queue", "selector", "partitions", "maxRowsPerTrigger", "maxBytesPerTrigger"),
+    *("body", "headers", "space", "patience"),
 )
 
 

@@ -1,0 +1,49 @@
+"""Credentials with which a client logs in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+LOGIN_BYTES_EACH_MAX = 2048
+"""Longest user, password and client id, in bytes; a CONNECT may have 8 KiB."""
+
+_FORBIDDEN_IN_LOGIN = frozenset("\r\n\0")
+"""Characters that CONNECT cannot contain, because its headers are not escaped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """User, and its password or a file with the password."""
+
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    password_file: str | None = None
+    """Path of a file with the password in its first line, which is read for each login."""
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError without the password"""
+        check_login_text("user", self.user)
+        check_login_text("password", self.password)
+        if self.password is not None and self.password_file is not None:
+            raise ValueError("password and password_file exclude each other: use one of them")
+
+    def headers(self, password: str | None) -> dict[str, str]:
+        """Return the headers of a CONNECT with this `password`, which may be from the file."""
+        given = {"login": self.user, "passcode": password}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def check_login_text(name: str, value: str | None) -> None:
+    """Check a header of CONNECT. Raises: ValueError without the value, which may be a password"""
+    if value is None:
+        return
+    try:
+        is_valid = _FORBIDDEN_IN_LOGIN.isdisjoint(value) and len(value.encode()) <= LOGIN_BYTES_EACH_MAX
+    except UnicodeEncodeError:
+        is_valid = False
+    if not is_valid:
+        raise ValueError(f"{name} has a line feed, a carriage return or a NUL, is not UTF-8, or is too long")
+
+
+NO_CREDENTIALS = Credentials()
+"""Credentials for a broker without users."""
