@@ -25,8 +25,9 @@ PROCESSOR_SECONDS_BEFORE = pytest.StashKey[float]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Commands that tests run get their broker from the tests alone.
-    os.environ.pop("TRUENEXT_URL", None)
+    # Commands that tests run get their broker and their user from the tests alone.
+    for name in ("TRUENEXT_URL", "TRUENEXT_USER", "TRUENEXT_PASSWORD", "TRUENEXT_PASSWORD_FILE"):
+        os.environ.pop(name, None)
     # The processes of a run inherit it: all must draw the same.
     os.environ.setdefault("TRUENEXT_DRAW", str(SystemRandom().randrange(2**32)))
 

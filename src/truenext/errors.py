@@ -58,6 +58,8 @@ class Code(StrEnum):
     LIMIT = "limit"
     NO_SPACE = "no-space"
     TOO_SLOW = "too-slow"
+    BUSY = "busy"
+    FORBIDDEN = "forbidden"
 
 
 class RemoteProtocolError(TruenextError):

@@ -9,10 +9,10 @@ from sys import maxsize
 from truenext.broker.broker import Broker
 from truenext.broker.recovery import recover
 from truenext.history.writer import HistoryWriter
-from truenext.model.limits import CONNECTIONS_MAX
+from truenext.model.limits import CONNECTIONS_BEFORE_LOGIN_MAX, CONNECTIONS_MAX
 from truenext.model.policy import Policies
 from truenext.model.url import parse_url
-from truenext.server.listener import Listener
+from truenext.server.listener import Listener, Places
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Store
@@ -23,6 +23,7 @@ async def broker_here(
     data: Path | None = None,
     *,
     connections_max: int = CONNECTIONS_MAX,
+    before_login_max: int = CONNECTIONS_BEFORE_LOGIN_MAX,
     memory_limit: int = maxsize,
     url: str = "stomp://127.0.0.1:0",
 ) -> AsyncIterator[Listener]:
@@ -40,10 +41,8 @@ async def broker_here(
     engine, recovered = recover(store, Policies(), memory_limit=memory_limit, history=history)
     broker = Broker(engine, store, loop, history=history)
     await broker.start(after_clean_stop=recovered.clean_stop)
-    address = parse_url(url)
-    listener = Listener(
-        address, broker, loop, identity=recovered.identity, server_name="truenext/test", connections_max=connections_max
-    )
+    address, places = parse_url(url), Places(connections_max, before_login_max)
+    listener = Listener(address, broker, loop, identity=recovered.identity, server_name="truenext/test", places=places)
     try:
         yield listener
     finally:

@@ -12,7 +12,7 @@ from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import COMPOSITE_MAX, HEADERS_MAX, LOGIN_BYTES_MAX, SUBSCRIPTIONS_MAX, TRANSACTIONS_MAX
 from truenext.store.memory import MemoryStore
 
-TESTED_ELSEWHERE = {Code.TOO_SLOW: "test_pressure.py"}
+TESTED_ELSEWHERE = {Code.TOO_SLOW: "test_pressure.py", Code.BUSY: "test_logins.py", Code.FORBIDDEN: "test_grants.py"}
 
 
 def lines(*of: str) -> bytes:
@@ -180,7 +180,7 @@ def test_connections_beyond_the_limit_are_refused_with_its_code(monkeypatch: pyt
         codes.append(code_of(port, SEND))
         requester = RawClient(port)
         requester.send_connect("1.2", "0,0")
-        codes.append(code_of(port, b"", is_connected=False))
+        codes.append(code_of(port, CONNECT, is_connected=False))
         codes.append(requester.error().headers["truenext-code"])
         requester.close()
 

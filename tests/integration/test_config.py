@@ -295,7 +295,7 @@ def test_reload_changes_the_log_level_unless_the_command_line_sets_it(tmp_path: 
 def test_reload_without_a_file_is_refused(own_broker: BrokerProcess) -> None:
     ended = reload(own_broker)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert "was started without --config: it has no configuration file to reload" in ended.stderr
+    assert "was started without --config and --users: it has no file to reload" in ended.stderr
 
 
 def test_reload_without_a_broker_fails() -> None:

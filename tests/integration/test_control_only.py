@@ -14,11 +14,12 @@ from tests.integration.raw_client import RawClient, bodies
 from truenext.broker import control_only
 from truenext.cli.files import FILES_OWN
 from truenext.engine.state.memory import LANE_BYTES, QUEUE_BYTES, MemoryBudget
-from truenext.model.limits import CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
+from truenext.model.limits import CONNECTIONS_BEFORE_LOGIN_MAX, CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
 from truenext.server import connection
 
 FEW = 3
-FILES_FOR_FEW = FILES_OWN + FEW + CONTROL_ONLY_CONNECTIONS_MAX
+FILES_FOR_FEW = FILES_OWN + FEW + 1 + CONTROL_ONLY_CONNECTIONS_MAX
+"""One of these files is for a connection before its login."""
 ANSWERS = "/temp-queue/answers"
 
 
@@ -100,10 +101,11 @@ def test_the_eleventh_connection_beyond_the_limit_is_refused_until_others_have_l
 ) -> None:
     beyond = [full_broker.connect() for _ in range(CONTROL_ONLY_CONNECTIONS_MAX)]
     rejected_client = full_broker.connect(sends_connect=False)
+    rejected_client.send_frame("CONNECT", {"accept-version": "1.2", "host": "h"})
     text = rejected_client.next_frame()
     assert text.command == "ERROR"
-    assert f"the listener has {FEW} connections" in text.headers["message"]
-    assert f"and {CONTROL_ONLY_CONNECTIONS_MAX} more for control requests alone" in text.headers["message"]
+    assert f"the listener has {FEW} connections" in text.body.decode()
+    assert f"and {CONTROL_ONLY_CONNECTIONS_MAX} more for control requests alone" in text.body.decode()
     rejected_client.await_end()
     logged = "connection refused: connections_max is reached, also for control requests"
     assert f"{logged} client='127.0.0.1:{rejected_client.local_port}'" in full_broker.log
@@ -120,9 +122,9 @@ def test_the_eleventh_connection_beyond_the_limit_is_refused_until_others_have_l
 # ---- In the test's own process ----
 
 
-def run(use: Callable[[int], None], *, connections_max: int = FEW) -> None:
+def run(use: Callable[[int], None], *, connections_max: int = FEW, before_login_max: int = 200) -> None:
     async def here() -> None:
-        async with broker_here(connections_max=connections_max) as listener:
+        async with broker_here(connections_max=connections_max, before_login_max=before_login_max) as listener:
             await asyncio.get_running_loop().run_in_executor(None, use, port_of(listener))
 
     asyncio.run(here())
@@ -273,6 +275,41 @@ def test_answers_to_control_requests_have_a_queue_though_the_limit_of_queues_is_
         run(use)
 
 
+# ---- Connections before their login ----
+
+
+def test_connections_without_connect_take_no_place_of_clients_and_the_oldest_goes_for_the_next() -> None:
+    def use(port: int) -> None:
+        silent = [RawClient(port) for _ in range(5)]
+        time.sleep(0.4)
+        clients = [hello(port) for _ in range(FEW - 1)]
+        # The place of the first silent one was enough for these, one after the other.
+        error = silent[0].next_frame()
+        assert error.headers["truenext-code"] == "limit"
+        assert "no CONNECT yet, and 5 connections that came later" in error.body.decode()
+        silent[0].await_end()
+        late = silent[1]
+        late.send_connect("1.2", "0,0")
+        late.send("q", b"x", confirmed=True)
+        for client in (late, *clients):
+            client.disconnect()
+        for each in silent[2:]:
+            each.close()
+
+    run(use, before_login_max=5)
+
+
+def test_many_clients_that_connect_at_once_all_log_in_though_few_places_are_before_login() -> None:
+    def use(port: int) -> None:
+        clients = [RawClient(port) for _ in range(40)]
+        for client in clients:
+            client.send_connect("1.2", "0,0")
+        for client in clients:
+            client.disconnect()
+
+    run(use, connections_max=40, before_login_max=3)
+
+
 # ---- Files ----
 
 
@@ -286,7 +323,7 @@ def test_the_broker_asks_for_as_many_files_as_its_connections_may_need(tmp_path:
     broker = BrokerProcess(tmp_path, files_max="-S -n 200")
     broker.start()
     try:
-        files_needed = FILES_OWN + CONNECTIONS_MAX + CONTROL_ONLY_CONNECTIONS_MAX
+        files_needed = FILES_OWN + CONNECTIONS_MAX + CONNECTIONS_BEFORE_LOGIN_MAX + CONTROL_ONLY_CONNECTIONS_MAX
         soft, hard = files_of(broker)
         assert int(soft) == files_needed if hard == "unlimited" else int(soft) == min(files_needed, int(hard))
         broker.stop()

@@ -1263,7 +1263,7 @@ def test_an_address_that_is_taken_is_refused_and_costs_no_message(own_broker: Br
 def test_an_address_that_others_can_reach_must_be_allowed() -> None:
     everywhere = ("--memory", "--listen", "stomp://0.0.0.0:0")
     assert "0.0.0.0 can be reached from other machines" in failed("serve", *everywhere, status=2)
-    with serving(*everywhere, "--allow-anonymous") as (url,):
+    with serving(*everywhere, "--allow-anonymous", "--log-level", "error") as (url,):
         assert url.startswith("stomp://0.0.0.0:")
         client = RawClient(int(url.rpartition(":")[2]))
         client.send_connect("1.2", "0,0")
@@ -1336,7 +1336,7 @@ def test_serve_refuses_an_invalid_url_before_it_makes_anything(tmp_path: Path, u
 
 def test_serve_refuses_an_invalid_host() -> None:
     for host in ("nosuch.invalid", "a..b"):
-        arguments = ("--memory", "--allow-anonymous", "--listen", f"stomp://{host}:0")
+        arguments = ("--memory", "--allow-anonymous", "--log-level", "error", "--listen", f"stomp://{host}:0")
         assert f"cannot listen on {host}:0" in failed("serve", *arguments, status=2)
 
 

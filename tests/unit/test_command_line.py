@@ -14,10 +14,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from truenext.cli import terminal
+from truenext.cli.connection import BrokerOptions
 from truenext.cli.exit_status import MESSAGE_LENGTH_MAX
 from truenext.cli.main import main
 from truenext.cli.stages import run
 from truenext.cli.status import COUNTS
+from truenext.cli.user import ClientIdParam, PatternParam, RightParam, UserNameParam
 from truenext.cli.values import (
     BodyParam,
     DatabaseUrlParam,
@@ -36,6 +38,7 @@ from truenext.cli.values import (
     TextParam,
     UrlParam,
 )
+from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.model.url import DEFAULT_URL
 
 NO_UTF_8 = os.fsdecode(b"a\xff")
@@ -91,6 +94,10 @@ NONSENSE: dict[type, Callable[[Any], list[str]]] = {
     ServiceImportParam: lambda kind: [*NO_TEXTS, "shop", "shop:", ":app", "shop.py:app:x", "shop:a-b", "a/b:c", LONG],
     HostAndPortParam: lambda kind: [*NO_NUMBERS, ":1", "h:", "h\n:1", "h:65536", "h:x", "70000", LONG],
     DatabaseUrlParam: lambda kind: [*NO_TEXTS, LONG, "shop", "://shop", "a b://shop", "sqlite:///a\n"],
+    UserNameParam: lambda kind: [*NO_TEXTS, LONG, "a b", "a/b", "ä", "a" * 65],
+    PatternParam: lambda kind: [*NO_TEXTS, "/queue/", "/nowhere/q", "a.>.b", "a,b", "a..*"],
+    ClientIdParam: lambda kind: [*NO_TEXTS, "a,b", "a*", ">"],
+    RightParam: lambda kind: [*NO_NUMBERS, LONG, "monitor"],
     BodyParam: lambda kind: [],
 }
 """Invalid values by type. A new type needs a row here, an empty one if it accepts any text."""
@@ -103,6 +110,9 @@ SENSE = {
     QueueNameParam: "q",
     BodyParam: "b",
     click.Choice: "mix",
+    UserNameParam: "shop",
+    PatternParam: "q",
+    RightParam: "send",
 }
 
 
@@ -225,7 +235,7 @@ def test_a_command_that_there_is_not_is_refused() -> None:
         (["recieve", "q"], "No such command 'recieve'. Did you mean 'receive'? See truenext --help"),
         (["stages", "rnu"], "No such command 'rnu'. Did you mean 'run'? See truenext stages --help"),
         (["store", "xport"], "No such command 'xport'. Did you mean 'export'? See truenext store --help"),
-        (["queues", "--ulr"], "No such option '--ulr'. Did you mean '--url'? See truenext queues --help"),
+        (["queues", "--jsno"], "No such option '--jsno'. Did you mean '--json'? See truenext queues --help"),
     ],
 )
 def test_misspelt_command_or_option_is_answered_with_the_one_that_is_like_it(words: list[str], expected: str) -> None:
@@ -254,12 +264,6 @@ def test_options_that_contradict_one_another_are_refused(
     monkeypatch.chdir(tmp_path)
     check_usage_error(CliRunner().invoke(main, words))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_passcode_is_not_repeated_in_an_error(tmp_path: Path) -> None:
-    out = str(tmp_path / "new")
-    message = check_usage_error(CliRunner().invoke(main, ["record", "--out", out, "--passcode", "secret\n"]))
-    assert "secret" not in message
 
 
 def test_help_names_all_options_and_exits_0() -> None:
@@ -314,15 +318,23 @@ def test_broker_addresses_are_taken_from_the_environment_except_for_describe() -
 def test_url_option_overrides_the_variable_and_a_blank_variable_is_unset(
     options: list[str], variable: str, used: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    urls = []
+    broker, _ = broker_of_queues(options, {"TRUENEXT_URL": variable}, monkeypatch)
+    assert broker is not None and broker.url == used
 
-    def not_connected(url: str, **_: object) -> NoReturn:
-        urls.append(url)
+
+def broker_of_queues(
+    options: list[str], variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[BrokerOptions | None, Result]:
+    """Return the broker to which `truenext queues` would connect; None if it refuses its command line."""
+    brokers = []
+
+    def not_connected(broker: BrokerOptions, **_: object) -> NoReturn:
+        brokers.append(broker)
         raise SystemExit
 
     monkeypatch.setattr("truenext.cli.status.connected", not_connected)
-    CliRunner().invoke(main, ["queues", *options], env={"TRUENEXT_URL": variable})
-    assert urls == [used]
+    result = CliRunner().invoke(main, ["queues", *options], env=variables)
+    return (brokers[0] if brokers else None), result
 
 
 def test_a_variable_that_is_no_address_is_named_in_the_error() -> None:
@@ -389,7 +401,101 @@ def test_stages_run_says_how_several_addresses_are_written(monkeypatch: pytest.M
     assert "TRUENEXT_URL" not in message and "repeat --url for each" in message
 
 
-GROUPS = [(), ("stages",), ("store",), ("config",), ("history",)]
+BY_USER = {"TRUENEXT_USER": "shop"}
+BY_PASSWORD = {"TRUENEXT_PASSWORD": "secret"}
+BY_FILE = {"TRUENEXT_PASSWORD_FILE": "file"}
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "expected"),
+    [
+        ([], {}, NO_CREDENTIALS),
+        ([], BY_USER | BY_PASSWORD, Credentials(user="shop", password="secret")),
+        ([], BY_USER | {"TRUENEXT_PASSWORD": " a b "}, Credentials(user="shop", password=" a b ")),
+        ([], BY_USER | BY_FILE, Credentials(user="shop", password_file="file")),
+        (["--user", "till", "--password-file", "other"], {}, Credentials(user="till", password_file="other")),
+        (["--user", "till"], BY_USER | BY_PASSWORD, Credentials(user="till", password="secret")),
+        (["--password-file", "other"], BY_USER | BY_FILE, Credentials(user="shop", password_file="other")),
+        (["--password-file", "other"], BY_USER | BY_PASSWORD, Credentials(user="shop", password_file="other")),
+        (
+            ["--password-file", "other"],
+            BY_USER | BY_PASSWORD | BY_FILE,
+            Credentials(user="shop", password_file="other"),
+        ),
+        *(
+            ([], dict.fromkeys(["TRUENEXT_USER", "TRUENEXT_PASSWORD", "TRUENEXT_PASSWORD_FILE"], blank), NO_CREDENTIALS)
+            for blank in ("", " ", "\t ")
+        ),
+        ([], BY_PASSWORD | {"TRUENEXT_PASSWORD_FILE": " "}, Credentials(password="secret")),
+        ([], BY_FILE | {"TRUENEXT_PASSWORD": " "}, Credentials(password_file="file")),
+    ],
+)
+def test_credentials_of_options_override_variables_and_blank_variables_are_unset(
+    options: list[str], variables: dict[str, str], expected: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, result = broker_of_queues(options, variables, monkeypatch)
+    assert broker is not None, result.output
+    assert broker.credentials == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (BY_PASSWORD | BY_FILE, "TRUENEXT_PASSWORD excludes TRUENEXT_PASSWORD_FILE: unset one of them"),
+        ({"TRUENEXT_PASSWORD": "secret\n"}, "password has a line feed"),
+        ({"TRUENEXT_PASSWORD": f"secret{NO_UTF_8}"}, "password has a line feed"),
+        ({"TRUENEXT_PASSWORD": "secret" * 1000}, "password has a line feed"),
+        ({"TRUENEXT_USER": "u" * 3000}, "user has a line feed"),
+        ({"TRUENEXT_USER": "a\n"}, "TRUENEXT_USER"),
+        ({"TRUENEXT_PASSWORD_FILE": "/"}, "TRUENEXT_PASSWORD_FILE"),
+    ],
+)
+def test_variables_that_are_no_credentials_are_refused_without_the_password(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, result = broker_of_queues([], variables, monkeypatch)
+    assert broker is None
+    output = check_usage_error(result)
+    assert message in output and "secret" not in output
+
+
+def test_commands_with_a_broker_have_a_user_and_a_password_file_but_no_password() -> None:
+    options = {path: {param.opts[-1]: param for param in command.params} for path, command in walk(main)}
+    of_brokers = {path: params for path, params in options.items() if "--url" in params}
+    assert of_brokers
+    for path, params in of_brokers.items():
+        assert params["--user"].envvar == "TRUENEXT_USER", path
+        assert params["--password-file"].envvar == "TRUENEXT_PASSWORD_FILE", path
+        assert "--password" not in params, path
+        assert "TRUENEXT_PASSWORD " in " ".join(CliRunner().invoke(main, [*path, "--help"]).output.split()), path
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "merged"),
+    [
+        (NO_CREDENTIALS, NO_CREDENTIALS, NO_CREDENTIALS),
+        (NO_CREDENTIALS, Credentials(user="shop", password="own"), Credentials(user="shop", password="own")),
+        (Credentials(user="till", password="new"), Credentials(user="shop", password_file="own"), None),
+        (Credentials(user="till"), Credentials(user="shop", password="own"), None),
+        (
+            Credentials(password_file="new"),
+            Credentials(user="shop", password="own"),
+            Credentials(user="shop", password_file="new"),
+        ),
+        (
+            Credentials(password="new"),
+            Credentials(user="shop", password_file="own"),
+            Credentials(user="shop", password="new"),
+        ),
+    ],
+)
+def test_credentials_of_stages_run_replace_those_of_the_service(
+    given: Credentials, own: Credentials, merged: Credentials | None
+) -> None:
+    assert run.merge_credentials(given, own) == (merged or given)
+
+
+GROUPS = [(), ("stages",), ("store",), ("config",), ("history",), ("user",)]
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=" ".join)

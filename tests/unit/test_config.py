@@ -412,6 +412,8 @@ def test_a_configuration_that_is_written_is_read_as_the_same(
     expected = BrokerSettings(**of_broker)
     if expected.data is not None:
         expected = replace(expected, data=file.parent / expected.data)
+    if expected.users is not None:
+        expected = replace(expected, users=file.parent / expected.users)
     assert found.broker == expected
     assert found.policies.default == Policy(**default)
     assert found.policies.by_pattern == {pattern: Policy(**{**default, **each}) for pattern, each in patterns.items()}

@@ -64,7 +64,7 @@ class ReportDriver:
 
     def start_request(self, verb: str) -> Generator[None, None, bytes]:
         pager = mock.Mock(spec=Pager, pending=set())
-        return QUERIES[verb](QueryContext(self.engine, self.audit, pager, lambda: NO_FILE, self.caller, {}))
+        return QUERIES[verb](QueryContext(self.engine, self.audit, pager, lambda: NO_FILE, self.caller, {}, None))
 
     @staticmethod
     def caller(session: ConnectionState) -> ClientInfo:

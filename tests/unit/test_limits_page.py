@@ -22,7 +22,7 @@ from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 ROOT = Path(__file__).parents[2]
 ANYTHING = "…"
-DEPENDS = {"CONNECTIONS_MAX", "DESTINATION_LENGTH_MAX"}
+DEPENDS = {"CONNECTIONS_MAX", "CONNECTIONS_BEFORE_LOGIN_MAX", "DESTINATION_LENGTH_MAX"}
 """Limits whose error text has the number of the individual case."""
 
 PUT_TOGETHER = {

@@ -79,7 +79,7 @@ class Broker:
     def execute(self, _: object, commands: Iterator[object]) -> None:
         for command in commands:
             if isinstance(command, Login):
-                self._connection.send_connected(command, "", is_takeover=False)
+                self._connection.send_connected(command, "", is_takeover=False, is_checked=False)
 
     def bytes_to_read(self, *_: object) -> int:
         return 0

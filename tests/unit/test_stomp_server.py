@@ -72,9 +72,9 @@ def connected(version: Version = Version.V1_2) -> StompSession:
     return server
 
 
-def answer_of(server: StompSession) -> bytes:
-    """CONNECTED, for a login that asks for nothing of ours."""
-    return server.encode_connected(Login(), "", is_takeover=False)
+def answer_of(server: StompSession, login: Login | None = None, *, is_checked: bool = False) -> bytes:
+    """Return CONNECTED, by default for a login that asks for nothing of ours."""
+    return server.encode_connected(login or Login(), "", is_takeover=False, is_checked=is_checked)
 
 
 def text(command: str, *lines: str, body: bytes = b"") -> bytes:
@@ -125,7 +125,7 @@ def test_a_login_is_answered_with_the_version(version: Version, command: str) ->
     server = connecting()
     was_connected = server.is_connected
     assert receive(server, command, f"accept-version:{version.value}", "host:h") == [Login()]
-    assert not was_connected and server.is_connected and not server.is_closed and not server.has_unchecked_login
+    assert not was_connected and server.is_connected and not server.is_closed
     (frame,) = decode(None, answer_of(server))
     assert frame.command == "CONNECTED"
     assert frame.headers == {
@@ -142,18 +142,26 @@ def test_a_login_is_answered_with_the_version(version: Version, command: str) ->
 )
 def test_client_with_credentials_is_told_that_they_are_unchecked(version: Version, lines: list[str]) -> None:
     server = connecting()
-    assert receive(server, "CONNECT", f"accept-version:{version.value}", "host:h", *lines) == [Login()]
-    assert server.has_unchecked_login
-    (frame,) = decode(None, answer_of(server))
+    (login,) = receive(server, "CONNECT", f"accept-version:{version.value}", "host:h", *lines)
+    assert isinstance(login, Login)
+    (frame,) = decode(None, answer_of(server, login))
     assert frame.headers["truenext-login"] == "unchecked"
+    assert "passcode" not in repr(login)
+
+
+def test_client_whose_password_was_checked_is_told_nothing_of_that() -> None:
+    server = connecting()
+    (login,) = receive(server, "CONNECT", "accept-version:1.2", "login:a", "passcode:b")
+    assert login == Login(user="a", passcode="b")
+    assert b"truenext-login" not in answer_of(server, login, is_checked=True)
 
 
 @pytest.mark.parametrize("lines", [[], ["login:", "passcode:"], ["login: "]])
 def test_client_without_credentials_is_told_nothing_of_them(lines: list[str]) -> None:
     server = connecting()
-    receive(server, "CONNECT", "accept-version:1.2", *lines)
-    assert not server.has_unchecked_login
-    assert b"truenext-login" not in answer_of(server)
+    (login,) = receive(server, "CONNECT", "accept-version:1.2", *lines)
+    assert isinstance(login, Login)
+    assert b"truenext-login" not in answer_of(server, login)
 
 
 def test_a_login_that_names_no_version_means_1_0() -> None:

@@ -15,19 +15,24 @@ import secrets
 import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections.abc import Callable, Collection, Iterable
+from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from truenext.broker import connection_request, control, producer_request
+from truenext.broker import access, connection_request, control, producer_request
 from truenext.broker.committer import Committer
 from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.event_loop import Alarm, SlicedWork, Steps
 from truenext.broker.incomplete_frames import IncompleteFrames
+from truenext.broker.logins import WRONG_LOGIN, Logins
 from truenext.broker.pager import Pager
 from truenext.broker.reload import NO_FILE, ReloadResult
+from truenext.broker.security_log import SecurityLog
 from truenext.broker.takeovers import TakeoverSecrets
+from truenext.broker.users import Users
 from truenext.broker.write_time import WriteTimeEstimate
 from truenext.engine.background import bulk
 from truenext.engine.background.browsing import BrowseSlice
@@ -36,9 +41,10 @@ from truenext.engine.lifecycle.pull_requests import EndedPullRequest
 from truenext.engine.memory.timers import TimerRead, TimersResult
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, Subscriber
 from truenext.engine.state.pages import PageResult, SideRead, StoreRead
-from truenext.engine.state.queue import Entry, Lane
+from truenext.engine.state.producer import user_producer
+from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.stuck import StuckQueueDetector
-from truenext.errors import RemoteProtocolError, StoreError, TruenextError
+from truenext.errors import Code, RemoteProtocolError, StoreError, TruenextError
 from truenext.history.writer import HistoryWriter
 from truenext.model.answers import Answer, Receipt
 from truenext.model.batch import Batch
@@ -64,7 +70,9 @@ from truenext.model.commands import (
     Unsubscribe,
     Wake,
 )
+from truenext.model.destination import DestinationKind
 from truenext.model.disk_level import DiskLevel
+from truenext.model.grants import User
 from truenext.model.limits import (
     ANSWER_SECONDS_MAX,
     ANSWER_STALL_SECONDS,
@@ -106,8 +114,9 @@ class Peer(Protocol):
     def flush(self) -> None:
         """Write all that was added; call `Broker.on_all_sent` once the socket has taken all of it."""
 
-    def send_connected(self, login: Login, secret: str, *, is_takeover: bool) -> None:
-        """Answer an accepted login; `secret` is "" if the client requested none."""
+    def send_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> None:
+        """Answer an accepted login; `secret` is "" if the client requested none. `is_checked` tells whether there are
+        users."""
 
     def send_error(self, error: RemoteProtocolError) -> None:
         """Send an ERROR for the last command, and keep the connection open."""
@@ -128,11 +137,21 @@ class Peer(Protocol):
         of that message is sent, and `Broker.partial_frame_sent` called then.
         """
 
+    def assign_place(self) -> str:
+        """Assign a place to the connection at its login. Returns the limit that it exceeds, and because of which it
+        may only send control requests and must not be idle (`idle_time_left`); "" if it exceeds none.
+
+        Raises: RemoteProtocolError if there is no place
+        """
+
     def resume_reading(self) -> None:
         """Read the socket again: there is capacity, see `Broker.wait_for_capacity`."""
 
     def end_slow_client(self, reason: str) -> None:
         """End the connection of a client that reads or sends so slowly that the broker keeps too much for it."""
+
+    def end_user(self, reason: str) -> None:
+        """End the connection of a user that may not do any more what it may have done."""
 
     @property
     def bytes_sent(self) -> int:
@@ -143,12 +162,26 @@ class Peer(Protocol):
         """Address and client id of the client."""
 
 
+class WaitsFor(Enum):
+    """What a command waits for."""
+
+    DISK = "disk space"
+    OTHERS = "other connections to be served"
+    LOGIN = "its password to be checked"
+
+
 class PendingCommand(NamedTuple):
     """First command of a connection that `Broker.execute` could not execute yet, and what it waits for."""
 
     command: Command
-    needs_disk: bool
-    """The command waits for disk space; else only until other connections were served."""
+    waits_for: WaitsFor
+
+
+class SessionUser(NamedTuple):
+    """User of a connection, and the credential with which it has logged in."""
+
+    user: User
+    credential: str
 
 
 class Broker:
@@ -162,9 +195,11 @@ class Broker:
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         history: HistoryWriter | None = None,
         write_time: WriteTimeEstimate | None = None,
+        users: Users | None = None,
     ) -> None:
         """`clock_ns` returns nanoseconds since the epoch, `monotonic_ns` nanoseconds of a clock that does not jump.
-        `write_time` is an earlier estimate for this disk, if there is one."""
+        `write_time` is an earlier estimate for this disk, if there is one. Without `users` every client may do
+        everything."""
         self._engine = engine
         self._commit_state = engine.commit_state
         self._loop = loop
@@ -185,6 +220,7 @@ class Broker:
         self._alarm = Alarm(loop, self._schedule_turn)
         self._peers: dict[ConnectionState, Peer] = {}
         self._takeovers = TakeoverSecrets()
+        self._before_login: set[ConnectionState] = set()
         self._control_only = ControlOnlyConnections(loop.time)
         self.incomplete_frames = IncompleteFrames(engine.memory)
         """Large frames that have arrived in part; updated by `note_incomplete_frame`."""
@@ -239,23 +275,25 @@ class Broker:
             Disconnect: self._disconnect,
             ControlRequest: self._control,
         }
+        self._users: dict[ConnectionState, SessionUser] = {}
+        """Users of the connections that are logged in; empty if the broker has no users."""
+        self._logins: Logins | None = None
+        """Checker of logins; None if the broker has no users."""
+        self._security_log = SecurityLog(loop.time)
+        self._checked_logins: dict[ConnectionState, str] = {}
+        """Credentials of logins that were checked and not executed yet; "" if a login is wrong."""
+        if users is not None:
+            self._logins = Logins(users, loop)
+            self._guard_actions()
 
     # ---- Connections ----
 
-    def connect(self, peer: Peer, *, control_only_reason: str = "") -> ConnectionState:
-        """Register a connection. `control_only_reason` names the limit that the connection exceeds, which then may only
-        send control requests, and must not be idle (`idle_time_left`); "" if it exceeds none."""
+    def connect(self, peer: Peer) -> ConnectionState:
+        """Register a connection."""
         session = self._engine.connect(secrets.token_hex(8))
         self._peers[session] = peer
-        if control_only_reason:
-            self._control_only.add(session, control_only_reason)
+        self._before_login.add(session)
         return session
-
-    def log_unchecked_login(self, client: str) -> None:
-        """Log that logins are not checked; only once, as many clients send a login each time."""
-        if not self._has_logged_login:
-            self._has_logged_login = True
-            logger.warning("login and passcode are not checked: there are no users", extra={"client": client})
 
     def log_other_protocol(self, client: str, protocol: str) -> None:
         """Log a client of another protocol: one warning a minute for each protocol, as a port scan makes many."""
@@ -265,10 +303,6 @@ class Broker:
             return
         self._other_protocols[protocol] = now + OTHER_PROTOCOL_SECONDS
         logger.warning(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})
-
-    def is_control_only(self, session: ConnectionState) -> bool:
-        """Return whether the connection may only send control requests, as it exceeds a limit."""
-        return session in self._control_only.idle_since
 
     def idle_time_left(self, session: ConnectionState) -> float:
         """Return the seconds that a control-only connection may still be idle; a pending answer counts as activity."""
@@ -288,17 +322,26 @@ class Broker:
         self._tick()
         self._has_ticked = True
         is_disk_short = self._commit_state.disk_level is not DiskLevel.PLENTY
+        needs_login = session in self._before_login
         actions = self._actions
         self._schedule_turn()
-        if self._control_only.idle_since and session in self._control_only.idle_since:
+        if needs_login or (self._control_only.idle_since and session in self._control_only.idle_since):
             commands = self._control_only.check_commands(session, commands)
         refused = 0
         commands = iter(commands)
         for command in commands:
             try:
+                if needs_login:
+                    needs_login = False
+                    if (
+                        self._logins is not None
+                        and isinstance(command, Login)
+                        and not self._is_login_checked(session, command)
+                    ):
+                        return PendingCommand(command, WaitsFor.LOGIN)
                 if is_disk_short:
                     if engine.waits_while_disk_short(session, command):
-                        return PendingCommand(command, needs_disk=True)
+                        return PendingCommand(command, WaitsFor.DISK)
                     self._count_contents(session, command)
                 actions[type(command)](session, command)
             except RemoteProtocolError as error:
@@ -312,7 +355,7 @@ class Broker:
                 continue
             # One read may hold very many refused frames, of four bytes each: serve other connections in between.
             following = next(commands, None)
-            return None if following is None else PendingCommand(following, needs_disk=False)
+            return None if following is None else PendingCommand(following, WaitsFor.OTHERS)
         return None
 
     def _count_contents(self, session: ConnectionState, command: Command) -> None:
@@ -377,10 +420,13 @@ class Broker:
         """Remove a closed connection: no answer can be sent to it any more."""
         self._settle_partially_sent(session, is_sent=False)
         self._peers.pop(session, None)
+        self._before_login.discard(session)
         self._control_only.remove(session)
         self._parked.discard(session)
         self._control_requests.connection_closed(session)
         self._waiting_for_capacity.pop(session, None)
+        self._users.pop(session, None)
+        self._checked_logins.pop(session, None)
 
     def partial_frame_sent(self, session: ConnectionState) -> None:
         """Note that the socket has taken the rest of a partially sent message, see `Peer.cancel_unsent`."""
@@ -508,6 +554,8 @@ class Broker:
         if self._check_timer is not None:
             self._check_timer.cancel()
         self._alarm.cancel()
+        if self._logins is not None:
+            self._logins.close()
         self._pager.close()
         self._committer.close()
 
@@ -630,6 +678,7 @@ class Broker:
 
     def _periodic_checks(self) -> None:
         self._tick()
+        self._security_log.flush()
         self._log_disk_level()
         if not self._stuck_check.pending:
             self._stuck_check.add(self._check_stuck_queues())
@@ -772,7 +821,9 @@ class Broker:
             self._engine.reply(control.make_reply_message(request, changed, self._commit_state.now_ms))
             return
         if request.verb == producer_request.VERB:
-            known, batch = producer_request.make_producer_report(self._engine, request.body)
+            known, batch = producer_request.make_producer_report(
+                self._engine, request.body, partial(user_producer, self._user_name(session))
+            )
             self._engine.reply(control.make_reply_message(request, known, self._commit_state.now_ms), batch)
             return
         if request.verb == connection_request.VERB:
@@ -780,13 +831,26 @@ class Broker:
             self._control_requests.add(session, request, about=session)
             return
         control.check_verb(request.verb)
-        self._control_requests.add(session, request)
+        found = self._users.get(session)
+        sees_all = found is None or found.user.is_monitor
+        self._control_requests.add(session, request, about=None if sees_all else session)
 
     def _start_answer(self, verb: str, about: ConnectionState | None) -> AnswerGenerator:
-        if about is not None:
+        if verb == connection_request.VERB:
+            assert about is not None, "`_control` names the connection"
             return connection_request.make_connection_report(self._engine, about)
+        may_see: Callable[[Queue], bool] | None = None
+        if about is not None:
+            found = self._users.get(about)
+            may_see = _see_nothing if found is None else partial(access.may_see, found.user)
         context = control.QueryContext(
-            self._engine, self._stuck_audit, self._pager, self.reload, self._client_info, self._store.disk_level_bytes
+            self._engine,
+            self._stuck_audit,
+            self._pager,
+            self.reload,
+            self._client_info,
+            self._store.disk_level_bytes,
+            may_see,
         )
         return control.QUERIES[verb](context)
 
@@ -847,14 +911,25 @@ class Broker:
             self._engine.forget_producers(session, disconnect.forgotten_producers)
 
     def _log_in(self, session: ConnectionState, login: Login) -> None:
-        secret, former = self._takeovers.take_over(session, login) if login.is_truenext_client else ("", None)
+        found = None if self._logins is None else self._find_user(session, login)
+        secret, former = "", None
+        if login.is_truenext_client:
+            secret, former = self._takeovers.take_over(session, login, "" if found is None else found.user.name)
         if former is not None:
-            if former not in self._control_only.idle_since:
-                # The former connection was below the limit, and this one takes its place.
-                self._control_only.remove(session)
+            # This connection gets its place.
             self._peers[former].close_for_takeover(is_exempt=True)
+        limit = self._peers[session].assign_place()
+        if found is not None:
+            if limit:
+                _require_operator(found.user, limit)
+            self._users[session] = found
+        elif login.user.strip() or login.passcode.strip():
+            self._log_unchecked_login(session)
+        if limit:
+            self._control_only.add(session, limit)
+        self._before_login.remove(session)
         self._engine.log_in(session, login)
-        self._peers[session].send_connected(login, secret, is_takeover=former is not None)
+        self._peers[session].send_connected(login, secret, is_takeover=former is not None, is_checked=found is not None)
 
     def _request_credit(self, session: ConnectionState, credit: Credit) -> None:
         withdrawn = self._engine.pull(session, credit)
@@ -884,6 +959,139 @@ class Broker:
         if entry is not None:
             self._engine.resolve_partially_sent(entry, is_sent=is_sent)
             self._schedule_turn()
+
+    # ---- Users ----
+
+    def _guard_actions(self) -> None:
+        """Put the check of each command in front of its action. A command without a check is refused."""
+        self._actions[Browse] = self._browse_as_user
+        self._actions[ControlRequest] = self._control_as_user
+        for command, action in self._actions.items():
+            if command is not Login:
+                check = access.COMMAND_CHECKS.get(command)
+                self._actions[command] = self._guarded(check, action)
+
+    def _guarded(
+        self, check: access.Check | None, action: Callable[[ConnectionState, Any], None]
+    ) -> Callable[[ConnectionState, Any], None]:
+        users = self._users
+
+        def checked_action(session: ConnectionState, command: Any) -> None:
+            user = users[session].user
+            try:
+                if check is None:
+                    raise access.ForbiddenError(user, type(command).__name__)
+                check(user, session, command)
+            except access.ForbiddenError as error:
+                self._log_security(logging.WARNING, "request refused", session, user.name, reason=str(error))
+                raise
+            action(session, command)
+
+        return action if check is access.check_nothing else checked_action
+
+    def _user_name(self, session: ConnectionState) -> str:
+        """Return the name of the connection's user; "" if the broker has no users."""
+        found = self._users.get(session)
+        return "" if found is None else found.user.name
+
+    def _is_login_checked(self, session: ConnectionState, login: Login) -> bool:
+        """Return whether a login may be executed; if not, the connection is resumed when its password was checked."""
+        assert self._logins is not None, "there are users"
+        if session not in self._checked_logins:
+            on_checked = partial(self._on_login_checked, session)
+            try:
+                credential = self._logins.check(login, self._address(session), on_checked)
+            except RemoteProtocolError as error:
+                self._log_failed_login(session, login, str(error))
+                raise
+            if not credential:
+                return False
+            self._checked_logins[session] = credential
+        return True
+
+    def _on_login_checked(self, session: ConnectionState, credential: str) -> None:
+        peer = self._peers.get(session)
+        if peer is not None and self._engine.is_connected(session):
+            self._checked_logins[session] = credential
+            peer.resume_reading()
+
+    def _find_user(self, session: ConnectionState, login: Login) -> SessionUser:
+        assert self._logins is not None, "there are users"
+        credential = self._checked_logins.pop(session)
+        entry = self._logins.users.get(login.user)
+        if not credential or entry is None or credential not in entry.credentials:
+            self._log_failed_login(session, login, WRONG_LOGIN)
+            raise RemoteProtocolError(WRONG_LOGIN, Code.LOGIN)
+        self._log_security(logging.INFO, "login", session, login.user)
+        return SessionUser(entry.user, credential)
+
+    def _log_failed_login(self, session: ConnectionState, login: Login, reason: str) -> None:
+        assert self._logins is not None, "there are users"
+        # A text that is no user's name may be a password.
+        user = login.user if login.user in self._logins.users else ""
+        self._log_security(logging.WARNING, "login failed", session, user, reason=reason)
+
+    def _log_security(self, level: int, text: str, session: ConnectionState, user: str, **fields: object) -> None:
+        self._security_log.log(level, text, address=self._address(session), user=user, **fields)
+
+    def _address(self, session: ConnectionState) -> str:
+        """Return the address of a connection's client, without the port."""
+        return self._client_info(session).address.rpartition(":")[0]
+
+    def logs_refusal(self, code: Code) -> bool:
+        """Return whether the security log has the refusals with this code."""
+        return self._logins is not None and code in (Code.LOGIN, Code.BUSY, Code.FORBIDDEN)
+
+    def _control_as_user(self, session: ConnectionState, request: ControlRequest) -> None:
+        self._control(session, request)
+        if request.verb not in (connection_request.VERB, producer_request.VERB):
+            # Clients ask these by themselves, and about themselves.
+            self._log_security(logging.INFO, "control request", session, self._user_name(session), verb=request.verb)
+
+    def _browse_as_user(self, session: ConnectionState, browse: Browse) -> None:
+        if browse.destination.kind is DestinationKind.DURABLE:
+            queue = self._engine.require_durable(browse.destination.name)
+            access.check_browsed_subscription(self._users[session].user, queue)
+        self._engine.browse(session, browse)
+
+    def replace_users(self, users: Users) -> None:
+        """Use other users from now on. Connections end if their user is gone or may do less than before, or if their
+        password does not hold any more."""
+        assert self._logins is not None, "the broker was started with users"
+        self._logins.replace_users(users)
+        for session, (user, credential) in list(self._users.items()):
+            entry = users.get(user.name)
+            if entry is None:
+                reason = f"user {user.name!r} was removed"
+            elif credential not in entry.credentials:
+                reason = f"the password of user {user.name!r} was changed"
+            elif not entry.user.has_all_of(user):
+                reason = f"user {user.name!r} has fewer grants than before"
+            else:
+                self._users[session] = SessionUser(entry.user, credential)
+                continue
+            self._log_security(logging.WARNING, "connection ended", session, user.name, reason=reason)
+            self._peers[session].end_user(reason)
+
+    def _log_unchecked_login(self, session: ConnectionState) -> None:
+        """Log that logins are not checked; only once, as many clients send a login each time."""
+        if not self._has_logged_login:
+            self._has_logged_login = True
+            client = self._client_info(session).address
+            logger.warning("login and passcode are not checked: there are no users", extra={"client": client})
+
+
+def _require_operator(user: User, limit: str) -> None:
+    """Keep the few connections above a limit for users that may look after the broker."""
+    if not (user.is_monitor or user.is_admin):
+        raise RemoteProtocolError(
+            f"{limit}, and the few more are for users with monitor or admin: try again later", Code.LIMIT
+        )
+
+
+def _see_nothing(_: Queue) -> bool:
+    """Hide all queues from a connection that has ended."""
+    return False
 
 
 def _raise_invalid(_: ConnectionState, invalid: InvalidFrame) -> None:

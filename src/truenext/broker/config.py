@@ -8,8 +8,6 @@ A file is applied as a whole or not at all, and all of its faults are reported a
 from their descriptions (truenext.model.setting).
 """
 
-import os
-import stat
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,10 +17,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from truenext.broker.regular_file import read_regular_file
 from truenext.broker.settings import BrokerSettings, fault_of_server_name
+from truenext.broker.users import Users, read_users
 from truenext.errors import ConfigurationError, FaultyFileError, RemoteProtocolError
 from truenext.model.destination import parse_queue_name
-from truenext.model.limits import CONFIGURATION_BYTES_MAX
 from truenext.model.numerals import format_size, parse_size
 from truenext.model.pattern import fault_of_pattern
 from truenext.model.policy import Policies, Policy
@@ -32,13 +31,6 @@ from truenext.model.url import parse_url
 BROKER = "broker"
 POLICY = "policy"
 
-_KINDS_OF_FILES = {
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
@@ -47,6 +39,8 @@ class Configuration:
     broker: BrokerSettings = field(default_factory=BrokerSettings)
     policies: Policies = field(default_factory=Policies)
     file: Path | None = None
+    users: Users | None = None
+    """Users of the file that `broker.users` names, once `with_users` has read it; None if there are none."""
     tables: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Names of the settings in each table of the file, by the table's header."""
 
@@ -82,6 +76,15 @@ def configure(
         file=file,
         tables={each: frozenset(values) for each, values in tables.items()},
     )
+
+
+def with_users(configuration: Configuration) -> Configuration:
+    """Return the configuration with the users of the file that it names.
+
+    Raises: FaultyFileError, ConfigurationError if the file cannot be read
+    """
+    file = configuration.broker.users
+    return configuration if file is None else replace(configuration, users=read_users(file))
 
 
 class PatternHeader(str):
@@ -134,7 +137,7 @@ class _ConfigurationFileReader:
 
     def _parse(self) -> dict[str, Any]:
         try:
-            content = _read_regular_file(self._file)
+            content = read_regular_file(self._file)
         except OSError as error:
             raise ConfigurationError(f"cannot read {self._file}: {error.strerror or error}") from error
         try:
@@ -219,36 +222,6 @@ class _ConfigurationFileReader:
         if setting.name == "server_name" and (fault := fault_of_server_name(value)):
             raise ValueError(fault)
         return self._file.parent / value if setting.kind is Path else value
-
-
-def _read_regular_file(file: Path) -> bytes:
-    """Return the content of a file, without ever waiting for another process.
-
-    Raises: OSError, ConfigurationError
-    """
-    # Checked twice: to open a device may have effects, and the opened file may be another one than the first check saw.
-    _check_regular(file, file.stat())
-    with open(file, "rb", opener=_open_without_waiting) as opened:
-        _check_regular(file, os.fstat(opened.fileno()))
-        content = opened.read(CONFIGURATION_BYTES_MAX + 1)
-    if len(content) > CONFIGURATION_BYTES_MAX:
-        raise ConfigurationError(
-            f"cannot read {file}: a configuration file has at most {CONFIGURATION_BYTES_MAX} bytes"
-        )
-    return content
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
-def _check_regular(file: Path, status: os.stat_result) -> None:
-    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-        # The system refuses to open a directory.
-        kind = _KINDS_OF_FILES.get(stat.S_IFMT(status.st_mode), "something else")
-        raise ConfigurationError(
-            f"cannot read {file}: it is {kind}, and a configuration must be a regular file: copy it to one"
-        )
 
 
 def _read(setting: Setting, raw: Any) -> Any:

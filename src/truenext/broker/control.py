@@ -68,6 +68,8 @@ class QueryContext(NamedTuple):
     client_info: Callable[[ConnectionState], ClientInfo]
     disk_level_bytes: dict[str, int]
     """Sizes that determine the disk level, in bytes, see `Store.disk_level_bytes`."""
+    may_see: Callable[[Queue], bool] | None
+    """Whether the client may know of a queue; None if there are no users."""
 
 
 def check_verb(verb: str) -> None:
@@ -119,7 +121,11 @@ def _queues(context: QueryContext) -> AnswerGenerator:
     yield from _count_held_by_wildcards(engine, held_by_wildcards)
     permanent: dict[str, Queue] = {}
     for queues in _chunks(list(engine.queues())):
-        permanent |= {queue.name: queue for queue in queues if not queue.is_temporary}
+        permanent |= {
+            queue.name: queue
+            for queue in queues
+            if not queue.is_temporary and (context.may_see is None or context.may_see(queue))
+        }
         yield
     sorted_names: list[list[str]] = []
     for names in _chunks(list(permanent), NAMES_SORTED_PER_STEP):

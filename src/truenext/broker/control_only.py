@@ -50,12 +50,12 @@ class ControlOnlyConnections:
         return self.idle_since[session] + CONTROL_ONLY_IDLE_S - self._time()
 
     def check_commands(self, session: ConnectionState, commands: Iterable[Command]) -> Iterator[Command]:
-        """Yield the commands as long as a control-only connection may send them.
+        """Yield the commands as long as the connection may send them, which may become control-only at its login.
 
         Raises: RemoteProtocolError at the first other command.
         """
         for command in commands:
-            if not _is_allowed(session, command):
+            if session in self.idle_since and not _is_allowed(session, command):
                 raise RemoteProtocolError(
                     f"{self._reasons[session]}: this connection may only send control requests (SEND to /control/) "
                     "and subscribe to its own /temp-queue/ for the answers",

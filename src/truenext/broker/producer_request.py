@@ -3,6 +3,7 @@
 Source: docs/contract.md, "Did it happen?"
 """
 
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -38,15 +39,16 @@ class ProducerAnswer(msgspec.Struct):
     """Outcome of the requested COMMIT."""
 
 
-def make_producer_report(engine: Engine, body: bytes) -> tuple[bytes, int]:
-    """Return the answer, and the number of the batch with which it is durable.
+def make_producer_report(engine: Engine, body: bytes, key_of: Callable[[str], str]) -> tuple[bytes, int]:
+    """Return the answer, and the number of the batch with which it is durable. `key_of` returns the key of a producer
+    that the client names.
 
     Raises: RemoteProtocolError if the request is invalid
     """
     request = decode_client_json(VERB, body, ProducerRequest)
     if request.resolve and request.commit is None:
         raise RemoteProtocolError(f"{VERB}: resolve needs commit, the number of a COMMIT", Code.CONTROL_REQUEST)
-    known, outcome, batch = engine.query_producer(request.producer, request.commit, resolves=request.resolve)
+    known, outcome, batch = engine.query_producer(key_of(request.producer), request.commit, resolves=request.resolve)
     report = ProducerAnswer(
         known=known is not None,
         gapless=known is not None and known.is_gapless is True,

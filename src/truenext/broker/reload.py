@@ -1,7 +1,7 @@
 """Reload: a running broker applies a changed configuration file as a whole, or not at all."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import msgspec
 
 from truenext.broker.config import BROKER, POLICY, Configuration, format_value, toml_header
 from truenext.broker.settings import BrokerSettings
+from truenext.broker.users import UserEntry
 from truenext.errors import ConfigurationError, FaultyFileError
 from truenext.model.policy import Policies, Policy
 from truenext.model.setting import Setting, settings_of
@@ -26,7 +27,7 @@ class ReloadResult(msgspec.Struct, frozen=True):
     errors: list[str]
 
 
-NO_FILE = ReloadResult(None, [], ["this broker was started without --config: it has no configuration file to reload"])
+NO_FILE = ReloadResult(None, [], ["this broker was started without --config and --users: it has no file to reload"])
 
 
 class Reloader:
@@ -47,7 +48,7 @@ class Reloader:
 
         Not for a thread: a file of usual length is read in a few milliseconds.
         """
-        file = self._current.file
+        file = self._file
         result = self._reload()
         if result.errors:
             # A warning, as the broker goes on as before.
@@ -56,9 +57,14 @@ class Reloader:
             logger.info("configuration reloaded", extra={"file": str(file), "changed": result.changed})
         return result
 
+    @property
+    def _file(self) -> Path | None:
+        """The configuration file, or the users file of a broker without one."""
+        return self._current.file or self._current.broker.users
+
     def _reload(self) -> ReloadResult:
         current = self._current
-        name = str(current.file)
+        name = str(self._file)
         try:
             new = self._read_again()
         except FaultyFileError as error:
@@ -96,6 +102,20 @@ def _changes(before: Configuration, now: Configuration) -> Iterator[str]:
         )
         for name, one, other in _differences(was, is_now):
             yield f"{toml_header(POLICY, pattern)} {_change(settings_of(Policy)[name], one, other)}"
+    yield from _user_changes(before.users or {}, now.users or {})
+
+
+def _user_changes(before: Mapping[str, UserEntry], now: Mapping[str, UserEntry]) -> Iterator[str]:
+    for name in sorted({*before, *now}):
+        if name not in before:
+            yield f"user {name}: added"
+        elif name not in now:
+            yield f"user {name}: removed"
+        else:
+            if before[name].credentials != now[name].credentials:
+                yield f"user {name}: password changed"
+            if not (before[name].user.has_all_of(now[name].user) and now[name].user.has_all_of(before[name].user)):
+                yield f"user {name}: grants changed"
 
 
 def _patterns(before: Policies, now: Policies) -> Iterable[str | None]:

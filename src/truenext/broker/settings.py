@@ -44,7 +44,7 @@ class BrokerSettings:
         (DEFAULT_URL,),
         "Where to listen, as stomp://HOST:PORT; port 0 picks a free one.",
         fixed=_WITH_CONNECTIONS,
-        reason="The usual port of STOMP, and no access from other machines: the broker has no users yet.",
+        reason="The usual port of STOMP, and no access from other machines.",
     )
     server_name: str = setting(
         f"truenext/{VERSION}",
@@ -138,6 +138,13 @@ class BrokerSettings:
         most=TRANSACTION_MESSAGES_CEILING,
         fixed=_AT_START,
         reason="A COMMIT is one step, during which no other client is served: a quarter of a second at this limit.",
+    )
+    users: Path | None = setting(
+        None,
+        "File with users, their passwords and grants, relative to the folder of the configuration file; without it "
+        "every client may do everything.",
+        fixed=_WITH_CONNECTIONS,
+        reason="A first try needs no passwords, and the broker listens on loopback only.",
     )
     allow_anonymous: bool = setting(
         False,

@@ -5,9 +5,9 @@ from pathlib import Path
 import click
 from rich.table import Column, Table
 
-from truenext.broker.config import Configuration, configure, format_value
+from truenext.broker.config import Configuration, configure, format_value, with_users
 from truenext.cli import terminal
-from truenext.cli.connection import connected, send_control_request, url_option
+from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
 from truenext.cli.exit_status import CommandFailure, NoAnswerFailure
 from truenext.cli.serve import fault_of_memory_limit
 from truenext.cli.values import PathParam, QueueNameParam
@@ -39,7 +39,7 @@ def check(file: Path, queue: str | None) -> None:
     Exits 0 if it has none, 1 if it has faults, 2 if it could not be read.
     """
     try:
-        configuration = configure(file)
+        configuration = with_users(configure(file))
     except FaultyFileError as error:
         for fault in error.faults:
             terminal.echo(fault)
@@ -55,15 +55,15 @@ def check(file: Path, queue: str | None) -> None:
 
 
 @click.command()
-@url_option
-def reload(url: str) -> None:
+@broker_options
+def reload(broker: BrokerOptions) -> None:
     """Let a broker reload its configuration file.
 
     Prints the settings that have changed.
 
     Exits 0 if the file is in force, 1 if the broker refused it and changed nothing, 2 if the broker could not be asked.
     """
-    with connected(url, failure=NoAnswerFailure) as connection:
+    with connected(broker, failure=NoAnswerFailure) as connection:
         outcome = send_control_request(connection, "reload")
     if outcome["errors"]:
         raise CommandFailure(TruenextError("\n".join(["nothing was changed:", *outcome["errors"]])))
@@ -77,8 +77,14 @@ def _print_notes(configuration: Configuration) -> None:
     settings = configuration.broker
     if settings.data is None and not settings.memory:
         terminal.echo("note: it has no folder for messages; `truenext serve` needs --data DIR or --memory.")
-    if not settings.allow_anonymous and not all(parse_url(url).is_loopback for url in settings.listen):
-        terminal.echo("note: other machines can reach it; `truenext serve` needs --allow-anonymous for that.")
+    if (
+        not settings.allow_anonymous
+        and settings.users is None
+        and not all(parse_url(url).is_loopback for url in settings.listen)
+    ):
+        terminal.echo(
+            "note: other machines can reach it; `truenext serve` needs --users or --allow-anonymous for that."
+        )
     fault = fault_of_memory_limit(settings.memory_limit)
     if fault is not None:
         terminal.echo(f"note: `truenext serve` refuses it on this machine: {fault}.")

@@ -4,7 +4,8 @@ import logging
 import sys
 
 from truenext.errors import ConfigurationError
-from truenext.model.limits import CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
+from truenext.model.limits import CONNECTIONS_BEFORE_LOGIN_MAX, CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
+from truenext.server.listener import ALL_PLACES, Places
 
 if sys.platform != "win32":
     import resource
@@ -15,28 +16,30 @@ FILES_OWN = 64
 """Files that the broker itself opens, at most: journal, checkpoint, history, event loop and log."""
 
 
-def raise_file_limit(listeners: int) -> int:
-    """Return the connections per listener, without control-only ones; raise the limit of open files if necessary.
+def raise_file_limit(listeners: int) -> Places:
+    """Return the places of each listener; raise the limit of open files if necessary.
 
     Raises: ConfigurationError if the system has no files left for a connection
     """
     if sys.platform == "win32":
-        return CONNECTIONS_MAX
-    needed = FILES_OWN + listeners * (CONNECTIONS_MAX + CONTROL_ONLY_CONNECTIONS_MAX)
+        return ALL_PLACES
+    needed = FILES_OWN + listeners * (sum(ALL_PLACES) + CONTROL_ONLY_CONNECTIONS_MAX)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
-        return CONNECTIONS_MAX
+        return ALL_PLACES
     files = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     count = (files - FILES_OWN) // listeners - CONTROL_ONLY_CONNECTIONS_MAX
-    if count < 1:
-        minimum = FILES_OWN + listeners * (1 + CONTROL_ONLY_CONNECTIONS_MAX)
+    before_login = min(CONNECTIONS_BEFORE_LOGIN_MAX, max(1, count // 4))
+    places = Places(min(CONNECTIONS_MAX, count - before_login), before_login)
+    if places.connections < 1:
+        minimum = FILES_OWN + listeners * (2 + CONTROL_ONLY_CONNECTIONS_MAX)
         raise ConfigurationError(
             f"the limit of open files of this process is {files} (ulimit -n), and it needs {minimum}: raise the limit"
         )
-    if count < CONNECTIONS_MAX:
+    if places.connections < CONNECTIONS_MAX:
         logger.warning(
             "fewer connections than usual: the system limits open files (ulimit -n)",
-            extra={"connections": count, "usual": CONNECTIONS_MAX, "files": files},
+            extra={"connections": places.connections, "usual": CONNECTIONS_MAX, "files": files},
         )
-    return count
+    return places

@@ -14,6 +14,7 @@ from truenext.broker.broker import Broker
 from truenext.broker.config import Configuration
 from truenext.broker.recovery import recover
 from truenext.broker.reload import Reloader
+from truenext.broker.users import Users
 from truenext.cli import logs, machine
 from truenext.cli.files import raise_file_limit
 from truenext.cli.loops import new_event_loop
@@ -27,6 +28,7 @@ from truenext.model.numerals import format_size
 from truenext.model.url import Address, parse_url
 from truenext.server.listener import Listener
 from truenext.store.embedded import EmbeddedStore
+from truenext.store.folder import is_writable_by_others
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Store
 
@@ -54,10 +56,22 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
     data, memory_limit = settings.data, settings.memory_limit
     addresses = [parse_url(url) for url in settings.listen]
     for address in addresses:
-        if not (address.is_loopback or settings.allow_anonymous):
+        if address.is_loopback:
+            continue
+        if configuration.users is not None:
+            logger.warning(
+                "connections are not encrypted: passwords and messages can be read on the network",
+                extra={"listener": address.url},
+            )
+        elif settings.allow_anonymous:
+            logger.warning(
+                "clients from other machines can read and write all queues without a password",
+                extra={"listener": address.url},
+            )
+        else:
             raise ConfigurationError(
                 f"{address.host} can be reached from other machines, which could read and write all queues without "
-                "a password; listen on 127.0.0.1, or use --allow-anonymous"
+                "a password; listen on 127.0.0.1, give the broker users (--users), or use --allow-anonymous"
             )
     fault = fault_of_memory_limit(memory_limit)
     if fault is not None:
@@ -72,6 +86,8 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
         else:
             store = embedded = EmbeddedStore(data, disk_limit=settings.disk_limit)
             resources.callback(store.close)
+            if is_writable_by_others(data):
+                logger.warning("other users of this machine can write to the data folder", extra={"folder": str(data)})
             if settings.history:
                 exporter = HistoryExporter(
                     data / "history", bytes_max=settings.history_bytes_max, days_max=settings.history_days_max
@@ -98,6 +114,9 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
 
         def apply_changes(broker: Broker, changed: Configuration) -> None:
             broker.change_policies(changed.policies)
+            if changed.users is not None:
+                broker.replace_users(changed.users)
+                _log_warnings(changed.users)
             logs.configure_logging(changed.broker.log_level.value)
             if exporter is not None:
                 now = changed.broker
@@ -108,7 +127,10 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
                 broker.reload = Reloader(configuration, reread, apply=partial(apply_changes, broker)).reload
                 loop.add_signal_handler(signal.SIGHUP, broker.reload)
 
-        run = partial(_run, engine, store, history, addresses, settings.server_name, make_reloadable)
+        if configuration.users is not None:
+            _log_warnings(configuration.users)
+        run = partial(_run, engine, store, history, configuration.users, addresses, settings.server_name)
+        run = partial(run, make_reloadable)
         run = partial(run, identity=recovered.identity, after_clean_stop=recovered.clean_stop)
         # Frees the names of all queues.
         del recovered
@@ -127,10 +149,16 @@ def fault_of_memory_limit(limit: int) -> str | None:
     )
 
 
+def _log_warnings(users: Users) -> None:
+    for warning in users.warnings:
+        logger.warning("users file can be read by other users of this machine", extra={"reason": warning})
+
+
 async def _run(
     engine: Engine,
     store: Store,
     history: HistoryWriter | None,
+    users: Users | None,
     addresses: Sequence[Address],
     server_name: str,
     make_reloadable: Callable[[Broker, asyncio.AbstractEventLoop], None],
@@ -138,7 +166,7 @@ async def _run(
     identity: str,
     after_clean_stop: bool,
 ) -> None:
-    connections = raise_file_limit(len(addresses))
+    places = raise_file_limit(len(addresses))
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -146,7 +174,7 @@ async def _run(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _tune_garbage_collector()
     # Closed before the store in any case: the store's thread must not be in the middle of a batch then.
-    broker = Broker(engine, store, loop, history=history)
+    broker = Broker(engine, store, loop, history=history, users=users)
     with closing(broker):
         loop.set_exception_handler(lambda _, context: broker.fail(_internal_error(context)))
         broker.failure.add_done_callback(lambda _: stop.set())
@@ -161,7 +189,7 @@ async def _run(
                     loop,
                     identity=identity,
                     server_name=server_name,
-                    connections_max=connections,
+                    places=places,
                 )
                 listeners.append(listener)
                 print(f"listening on {listener.url}", flush=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from truenext.broker.config import configure
+from truenext.broker.config import Configuration, configure, with_users
 from truenext.broker.settings import LogLevel
 from truenext.cli import logs
 from truenext.cli.exit_status import CommandFailure
@@ -85,6 +85,11 @@ logger = logging.getLogger(__name__)
     help="Dispatch a persistent message once it is durable, or while it is being written.",
 )
 @click.option(
+    "--users",
+    type=PathParam(exists=True, dir_okay=False),
+    help="File with users and their grants, see docs/security.md; without it every client may do everything.",
+)
+@click.option(
     "--allow-anonymous", is_flag=True, default=None, help="Listen beyond loopback, although clients need no password."
 )
 @click.option(
@@ -105,17 +110,18 @@ def serve(
     disk_limit: int | None,
     when_full: str | None,
     store_and_dispatch: str | None,
+    users: Path | None,
     allow_anonymous: bool | None,
     log_level: str | None,
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
     Prints `listening on URL`, one line per listener, once clients can connect. Exits 0 after a clean stop.
-    With --config the file is read again on SIGHUP, and when `truenext reload` asks for it.
+    The files of --config and --users are read again on SIGHUP, and when `truenext reload` asks for it.
     """
     if memory and data is not None:
         raise click.UsageError("--data and --memory exclude each other: messages are stored in a folder, or not at all")
-    read = partial(
+    configure_broker = partial(
         configure,
         config,
         broker=_specified_options(
@@ -127,6 +133,7 @@ def serve(
             memory_limit=memory_limit,
             disk_limit=disk_limit,
             when_full=when_full and WhenFull(when_full),
+            users=users,
             allow_anonymous=allow_anonymous,
             log_level=log_level and LogLevel(log_level),
         ),
@@ -136,6 +143,10 @@ def serve(
             store_and_dispatch=store_and_dispatch and StoreAndDispatch(store_and_dispatch),
         ),
     )
+
+    def read() -> Configuration:
+        return with_users(configure_broker())
+
     try:
         configuration = read()
         settings = configuration.broker
@@ -148,7 +159,7 @@ def serve(
         logs.configure_logging(settings.log_level.value)
         if config is not None:
             logger.info("configuration read", extra={"file": str(config)})
-        run_broker(configuration, read if config is not None else None)
+        run_broker(configuration, read if config is not None or users is not None else None)
     except TruenextError as error:
         raise CommandFailure(error) from error
 

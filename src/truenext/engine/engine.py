@@ -224,6 +224,7 @@ class Engine:
         self.browse = subscribing.browse
         self.unsubscribe = subscribing.unsubscribe
         self.durable_subscribers = subscribing.durable_subscribers
+        self.require_durable = queues.require_durable
 
         self.pause = administering.pause
         self.resume = administering.resume

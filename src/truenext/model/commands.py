@@ -22,6 +22,13 @@ class Login(msgspec.Struct, gc=False):
     """Number of this connection among those of a truenext client, rising; 0 is any other client."""
     secret: str = ""
     """Secret of the connection to take over; "" is none."""
+    user: str = ""
+    """Name of the user; "" is none."""
+    passcode: str = ""
+
+    def __repr__(self) -> str:
+        # Without what the client has sent, as it may be printed with a traceback.
+        return f"Login(number={self.number})"
 
     @property
     def is_truenext_client(self) -> bool:

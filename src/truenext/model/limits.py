@@ -11,6 +11,15 @@ LOGIN_BYTES_MAX = 8 * 1024
 LOGIN_SECONDS_MAX = 5.0
 """Seconds from accept to a complete CONNECT: an idle stranger must not hold a connection."""
 
+LOGINS_WAITING_MAX = 100
+"""Logins that wait until their passwords are checked, each about 30 ms; from one address half as many."""
+
+FAILED_LOGINS_PER_USER = 10
+"""Failed logins of one user from one address in a minute, after which further ones are refused unchecked."""
+
+FAILED_LOGINS_PER_ADDRESS = 100
+"""Failed logins from one address in a minute, after which further ones are refused unchecked."""
+
 HEADERS_MAX = 128
 """Headers of one frame: each costs a dictionary entry, whatever its length."""
 
@@ -30,6 +39,9 @@ ANSWER_BYTES_MAX = 256 * 1024 * 1024
 
 CONNECTIONS_MAX = 1000
 """Concurrent connections of one listener; fewer if the system lets the broker open fewer files (cli/files.py)."""
+
+CONNECTIONS_BEFORE_LOGIN_MAX = 200
+"""Connections of one listener that have not logged in yet: beyond that the oldest is ended for the next."""
 
 CONTROL_ONLY_CONNECTIONS_MAX = 10
 """Connections beyond CONNECTIONS_MAX that may only send control requests, so that an operator still can."""

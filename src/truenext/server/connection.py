@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from itertools import chain
 
-from truenext.broker.broker import Broker
+from truenext.broker.broker import Broker, WaitsFor
 from truenext.broker.control import ClientInfo
 from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest
@@ -65,19 +65,18 @@ class ServerConnection:
         identity: str,
         server_name: str,
         on_closed: Callable[["ServerConnection"], None],
-        on_upgrade: Callable[["ServerConnection"], None] = lambda _: None,
-        control_only_reason: str = "",
+        on_login: Callable[["ServerConnection"], str] = lambda _: "",
     ) -> None:
-        """`control_only_reason`: see `Broker.connect`. `on_upgrade` is called when a control-only connection gets
-        full rights."""
+        """`on_login` implements `Peer.assign_place`."""
         self._sock = sock
         self._name = peer_name
         self._broker = broker
         self._loop = loop
         self._on_closed = on_closed
-        self._on_upgrade = on_upgrade
-        self._session = broker.connect(self, control_only_reason=control_only_reason)
-        self._control_only_reason = control_only_reason
+        self._on_login = on_login
+        self._session = broker.connect(self)
+        self._control_only_reason = ""
+        """Limit that this connection exceeds, which may only send control requests; "" if it exceeds none."""
         self._stomp = StompSession(session_id=self._session.id, identity=identity, server_name=server_name)
         self._replies = self._stomp.replies
         self._pending = self._stomp.pending
@@ -234,21 +233,20 @@ class ServerConnection:
             return
         if waiting is not None:
             self._waiting = chain([waiting.command], commands)
-            self._pause_reading(needs_disk=waiting.needs_disk)
+            if waiting.waits_for is WaitsFor.LOGIN:
+                self._is_reading_paused = True
+                self._loop.remove_reader(self._sock)
+            else:
+                self._pause_reading(needs_disk=waiting.waits_for is WaitsFor.DISK)
         elif self._stomp.is_closed:
             self._end_reading()
             self._broker.answer(self._session, CloseConnection())
 
-    def send_connected(self, login: Login, secret: str, *, is_takeover: bool) -> None:
+    def send_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> None:
         """Send CONNECTED, and start the agreed heart-beats."""
         self._timers.pop("login").cancel()
-        if self._stomp.has_unchecked_login:
-            self._broker.log_unchecked_login(self._name)
-        self._add_frame(self._stomp.encode_connected(login, secret, is_takeover=is_takeover))
+        self._add_frame(self._stomp.encode_connected(login, secret, is_takeover=is_takeover, is_checked=is_checked))
         self.flush()
-        if self._control_only_reason and not self._broker.is_control_only(self._session):
-            self._control_only_reason = ""
-            self._on_upgrade(self)
         if self._control_only_reason:
             self._set_timer(CONTROL_ONLY_IDLE_S, "control only", self._on_control_only_idle)
         if self._stomp.send_interval_ms:
@@ -256,6 +254,23 @@ class ServerConnection:
             self._set_timer(self._stomp.send_interval_ms / 2000, "beat", self._on_beat_due)
         if self._stomp.receive_interval_ms:
             self._set_timer(self._silence_limit_s, "silence", self._on_silence)
+
+    @property
+    def has_sent_connect(self) -> bool:
+        return self._stomp.is_connected
+
+    def assign_place(self) -> str:
+        self._control_only_reason = self._on_login(self)
+        return self._control_only_reason
+
+    def end_before_login(self, reason: str) -> None:
+        """End the connection at once, as another one needs its place."""
+        logger.info("client refused", extra={"client": self._name, "reason": reason})
+        self._end_reading()
+        self._broker.connection_lost(self._session)
+        self._add_frame(self._replies.encode_fault(_make_error_answer(reason, Code.LIMIT, None)))
+        self.flush()
+        self._close()
 
     def close_for_takeover(self, *, is_exempt: bool) -> None:
         """Close the connection, as another one of its client takes it over: nothing more is read or sent."""
@@ -278,11 +293,15 @@ class ServerConnection:
     def end_slow_client(self, reason: str) -> None:
         self._refuse_client(reason, Code.TOO_SLOW)
 
+    def end_user(self, reason: str) -> None:
+        self._refuse_client(reason, Code.FORBIDDEN, is_exempt=True)
+
     def _refuse_client(self, reason: str, code: Code, receipt: str | None = None, *, is_exempt: bool = False) -> None:
         """Send an ERROR after the due receipts, and end the connection."""
         if not self._is_reading:
             return
-        logger.warning("client refused", extra={"client": self._name, "reason": reason})
+        if not self._broker.logs_refusal(code):
+            logger.warning("client refused", extra={"client": self._name, "reason": reason})
         self._end_reading()
         self._broker.connection_lost(self._session, is_exempt=is_exempt)
         self._broker.answer(self._session, _make_error_answer(reason, code, receipt))
@@ -565,7 +584,10 @@ class ServerConnection:
         self._timers[name] = self._loop.call_later(seconds, action)
 
     def _on_login_overdue(self) -> None:
-        self._refuse_client(f"no CONNECT within {LOGIN_SECONDS_MAX:g} seconds", Code.LOGIN)
+        if self._waiting is None:
+            self._refuse_client(f"no CONNECT within {LOGIN_SECONDS_MAX:g} seconds", Code.LOGIN)
+        else:
+            self._refuse_client(f"the login was not checked within {LOGIN_SECONDS_MAX:g} seconds", Code.BUSY)
 
     def _on_control_only_idle(self) -> None:
         # A control request may wait in the socket while reading is paused; a large frame is no control request.

@@ -5,14 +5,13 @@ import os
 import socket
 from asyncio import AbstractEventLoop, Event
 from collections.abc import Callable
-from contextlib import suppress
+from typing import NamedTuple
 
 from truenext.broker.broker import Broker
-from truenext.errors import Code, ConfigurationError
-from truenext.model.limits import CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX, LOGIN_BYTES_MAX
+from truenext.errors import Code, ConfigurationError, RemoteProtocolError
+from truenext.model.limits import CONNECTIONS_BEFORE_LOGIN_MAX, CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
 from truenext.model.url import Address, host_and_port
 from truenext.server.connection import ServerConnection
-from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +20,22 @@ SOCKET_CHECK_INTERVAL_S = 1.0
 """Time between two checks for broken sockets."""
 ACCEPT_RETRY_S = 1.0
 """Pause after a failed accept, most likely for lack of file descriptors."""
+BEFORE_LOGIN_SECONDS_MIN = 0.25
+"""Time from accept in which a connection is not ended for a later one: its CONNECT may be under way."""
+PLACE_CHECK_INTERVAL_S = 0.02
+"""Pause before the next accept if all places of connections before their login are taken."""
+
+
+class Places(NamedTuple):
+    """Numbers of connections of one listener."""
+
+    connections: int
+    """Connections that have logged in; a few more are accepted as control-only."""
+    before_login: int
+    """Connections that have not logged in yet."""
+
+
+ALL_PLACES = Places(CONNECTIONS_MAX, CONNECTIONS_BEFORE_LOGIN_MAX)
 
 
 class Listener:
@@ -34,11 +49,11 @@ class Listener:
         *,
         identity: str,
         server_name: str,
-        connections_max: int = CONNECTIONS_MAX,
+        places: Places = ALL_PLACES,
         make_connection: Callable[..., ServerConnection] = ServerConnection,
     ) -> None:
-        """A few connections above `connections_max` are accepted as control-only. `make_connection` has the
-        parameters of ServerConnection.
+        """A few connections above those of `places` are accepted as control-only. `make_connection` has the parameters
+        of ServerConnection.
 
         Raises: ConfigurationError if the address cannot be listened on.
         """
@@ -49,10 +64,12 @@ class Listener:
         self._connections: set[ServerConnection] = set()
         self._control_only: set[ServerConnection] = set()
         """Connections above the limit, which may only send control requests."""
-        self._connections_max = connections_max
+        self._before_login: dict[ServerConnection, float] = {}
+        """Connections that have not logged in, the oldest first, with the loop time of their accept."""
+        self._places = places
         self._make_connection = make_connection
-        self._limit_reason = f"the listener has {connections_max} connections, the most that it accepts"
-        if connections_max < CONNECTIONS_MAX:
+        self._limit_reason = f"the listener has {places.connections} connections, the most that it accepts"
+        if places.connections < CONNECTIONS_MAX:
             self._limit_reason += " with the system's limit of open files (ulimit -n)"
         self._all_closed = Event()
         """Set when no connection is left; used by `close` only."""
@@ -108,10 +125,15 @@ class Listener:
     def _on_closed(self, connection: ServerConnection) -> None:
         self._connections.discard(connection)
         self._control_only.discard(connection)
+        self._before_login.pop(connection, None)
         if not self._connections:
             self._all_closed.set()
 
     def _on_acceptable(self) -> None:
+        if len(self._before_login) >= self._places.before_login and not self._free_place_before_login():
+            # Meanwhile the connections before their login may send their CONNECT.
+            self._pause_accepting(PLACE_CHECK_INTERVAL_S)
+            return
         while True:
             try:
                 sock, peer = self._sock.accept()
@@ -119,49 +141,66 @@ class Listener:
                 return
             except OSError as error:
                 logger.error("cannot accept connections", extra={"listener": self.url, "reason": str(error)})
-                self._loop.remove_reader(self._sock)
-                self._loop.call_later(ACCEPT_RETRY_S, self._resume_accepting)
+                self._pause_accepting(ACCEPT_RETRY_S)
                 return
-            client = host_and_port(peer[0], peer[1])
-            is_above_limit = len(self._connections) - len(self._control_only) >= self._connections_max
-            if is_above_limit and len(self._control_only) >= CONTROL_ONLY_CONNECTIONS_MAX:
-                extra = {"client": client, "connections": self._connections_max}
-                logger.error(
-                    "connection refused: connections_max is reached, also for control requests",
-                    extra=extra,
-                )
-                reason = (
-                    f"{self._limit_reason}, and {CONTROL_ONLY_CONNECTIONS_MAX} more for control requests alone: "
-                    "try again later"
-                )
-                sock.setblocking(False)
-                refusal = Frame("ERROR", {"message": reason, "truenext-code": Code.LIMIT.value})
-                with suppress(OSError):
-                    sock.send(encode(refusal, Version.V1_0, BROKER_FRAME_END))
-                    sock.shutdown(socket.SHUT_WR)
-                    # Closing a socket with something unread resets the connection, and the frame is lost.
-                    sock.recv(LOGIN_BYTES_MAX)
-                sock.close()
-                continue
             sock.setblocking(False)
             # Batches are joined before they are written: waiting for more would only add delay.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = self._make_connection(
                 sock,
-                client,
+                host_and_port(peer[0], peer[1]),
                 self._broker,
                 self._loop,
                 identity=self._identity,
                 server_name=self._server_name,
+                on_login=self._assign_place,
                 on_closed=self._on_closed,
-                on_upgrade=self._control_only.discard,
-                control_only_reason=self._limit_reason if is_above_limit else "",
             )
             self._connections.add(connection)
-            if is_above_limit:
-                extra = {"client": client, "connections": self._connections_max}
-                logger.warning("connection may only send control requests: connections_max is reached", extra=extra)
-                self._control_only.add(connection)
+            self._before_login[connection] = self._loop.time()
+            if len(self._before_login) >= self._places.before_login:
+                # The loop calls again if another client waits.
+                return
+
+    def _free_place_before_login(self) -> bool:
+        """End the oldest connection that has sent no CONNECT, unless that was accepted just now. Returns whether a
+        place is free."""
+        for connection, accepted_at in self._before_login.items():
+            if self._loop.time() - accepted_at < BEFORE_LOGIN_SECONDS_MIN:
+                return False
+            if not connection.has_sent_connect:
+                connection.end_before_login(
+                    f"no CONNECT yet, and {self._places.before_login} connections that came later wait for theirs"
+                )
+                return True
+        return False
+
+    def _assign_place(self, connection: ServerConnection) -> str:
+        """Assign a place to a connection at its login. Returns why it may only send control requests, or "".
+
+        Raises: RemoteProtocolError if there is no place
+        """
+        self._before_login.pop(connection, None)
+        place_count = len(self._connections) - len(self._before_login) - len(self._control_only) - 1
+        if place_count < self._places.connections:
+            return ""
+        extra = {"client": connection.client_info.address, "connections": self._places.connections}
+        if len(self._control_only) >= CONTROL_ONLY_CONNECTIONS_MAX:
+            # Counted as before its login until it has ended.
+            self._before_login[connection] = self._loop.time()
+            logger.error("connection refused: connections_max is reached, also for control requests", extra=extra)
+            raise RemoteProtocolError(
+                f"{self._limit_reason}, and {CONTROL_ONLY_CONNECTIONS_MAX} more for control requests alone: "
+                "try again later",
+                Code.LIMIT,
+            )
+        logger.warning("connection may only send control requests: connections_max is reached", extra=extra)
+        self._control_only.add(connection)
+        return self._limit_reason
+
+    def _pause_accepting(self, seconds: float) -> None:
+        self._loop.remove_reader(self._sock)
+        self._loop.call_later(seconds, self._resume_accepting)
 
     def _resume_accepting(self) -> None:
         if not self._is_stopping:

@@ -15,6 +15,22 @@ from truenext.errors import Code, RemoteProtocolError
 from truenext.model.batch import NO_NUMBER, ProducerState
 from truenext.model.limits import RESOLVED_MAX
 
+_USER_END = "\0"
+
+
+def user_producer(user: str, name: str) -> str:
+    """Return the key of a producer of one user; without users the key is the name."""
+    return f"{user}{_USER_END}{name}" if user else name
+
+
+def producer_name(key: str) -> str:
+    """Return the name that the client gave its producer.
+
+    >>> producer_name(user_producer("shop", "p")), producer_name("p")
+    ('p', 'p')
+    """
+    return key.rpartition(_USER_END)[2]
+
 
 class CommitOutcome(Enum):
     COMMITTED = "committed"
@@ -72,7 +88,8 @@ class Producer(msgspec.Struct, gc=False):
         if is_commit:
             if self.resolved and number in self.resolved:
                 raise RemoteProtocolError(
-                    f"COMMIT {number} of producer {name!r} was resolved as rolled back: commit it under another number",
+                    f"COMMIT {number} of producer {producer_name(name)!r} was resolved as rolled back: commit it under "
+                    "another number",
                     Code.ROLLED_BACK,
                 )
             highest = self.highest_commit
@@ -82,8 +99,8 @@ class Producer(msgspec.Struct, gc=False):
         if declares_gapless and is_gapless is not True:
             if is_gapless is False:
                 raise RemoteProtocolError(
-                    f"truenext-gapless: producer {name!r} has used numbers without it; leave it out, or use another "
-                    "producer name"
+                    f"truenext-gapless: producer {producer_name(name)!r} has used numbers without it; leave it out, or "
+                    "use another producer name"
                 )
             is_gapless = True
         if is_gapless:
@@ -137,9 +154,11 @@ def check_gap(name: str, number: int, highest: int) -> None:
     """Raise RemoteProtocolError if a number without gaps is neither used nor the next."""
     if number > max(highest, 0) + 1:
         raise RemoteProtocolError(
-            f"truenext-number {number} of producer {name!r}, whose numbers have no gaps: the next is "
+            f"truenext-number {number} of producer {producer_name(name)!r}, whose numbers have no gaps: the next is "
             f"{max(highest, 0) + 1}",
             Code.GAP,
         )
     if not number:
-        raise RemoteProtocolError(f"truenext-number 0 of producer {name!r}: numbers without gaps begin with 1")
+        raise RemoteProtocolError(
+            f"truenext-number 0 of producer {producer_name(name)!r}: numbers without gaps begin with 1"
+        )

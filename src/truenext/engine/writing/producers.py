@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.producer import CommitOutcome, Producer, check_gap
+from truenext.engine.state.producer import CommitOutcome, Producer, check_gap, producer_name
 from truenext.engine.writing.commit_state import CommitState
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.batch import ProducerState
@@ -68,17 +68,11 @@ class ProducerRegistry:
         """
         name, number = command.producer, command.number
         assert name is not None, "it has a number"
-        producer = self._producers.get(name)
+        producer = self._find(name)
         if producer is None:
             if command.is_gapless:
                 check_gap(name, number, 0)
-            if not self._has_space:
-                raise RemoteProtocolError(
-                    f"there are {PRODUCERS_MAX} producers with numbers, the most allowed, and none can be forgotten "
-                    "(only those with a single SEND, an hour old or more): use fewer producer names, for more messages "
-                    "each",
-                    Code.LIMIT,
-                )
+            self._check_space()
             return None
         is_commit = type(command) is Commit
         if not producer.has_used(name, number, is_commit=is_commit, declares_gapless=command.is_gapless):
@@ -121,8 +115,11 @@ class ProducerRegistry:
     def query(self, name: str, commit: int | None, *, resolves: bool) -> ProducerInfo:
         """Return what is known of a producer, and the outcome of its COMMIT number `commit`. If it `resolves`, a
         COMMIT that has not happened is rolled back for good; but not out of turn, nor without space for one more
-        producer or number."""
-        producer = self._producers.get(name)
+        producer or number.
+
+        Raises: RemoteProtocolError as `_find`
+        """
+        producer = self._find(name)
         resolves = resolves and self._resolved_count < RESOLVED_TOTAL_MAX
         if producer is None:
             is_first = commit == 1
@@ -151,6 +148,9 @@ class ProducerRegistry:
         for name in names:
             if name in self._producers:
                 self._forget_producer(name)
+            if self._former(name) is not None and self._has_space:
+                # The next use must begin anew, not with a copy.
+                self._store(name, self._add_producer(name))
         session.last_batch = max(session.last_batch, self._last_forgetting_batch)
 
     def forget_old(self) -> None:
@@ -171,6 +171,39 @@ class ProducerRegistry:
         """Yield the states that the store does not know yet; a clean stop stores them."""
         for name in self._unstored:
             yield name, self._state(name, self._producers[name])
+
+    def _find(self, name: str) -> Producer | None:
+        """Return a producer. A user's producer begins with the numbers that this name had before there were users.
+
+        Raises: RemoteProtocolError if there is no space for such a copy
+        """
+        producer = self._producers.get(name)
+        former = self._former(name) if producer is None else None
+        if former is None:
+            return producer
+        self._check_space()
+        state, batch = former.state(is_used_once=False), former.batch
+        self._add_producer(name)
+        producer = self._producers[name] = Producer.from_state(state)
+        producer.batch = batch
+        self._resolved_count += len(producer.resolved)
+        self._use(name, producer)
+        self._unstored.add(name)
+        return producer
+
+    def _former(self, name: str) -> Producer | None:
+        """Return the producer that a user's producer was before there were users."""
+        former = producer_name(name)
+        return None if former == name else self._producers.get(former)
+
+    def _check_space(self) -> None:
+        if not self._has_space:
+            raise RemoteProtocolError(
+                f"there are {PRODUCERS_MAX} producers with numbers, the most allowed, and none can be forgotten "
+                "(only those with a single SEND, an hour old or more): use fewer producer names, for more messages "
+                "each",
+                Code.LIMIT,
+            )
 
     @property
     def _has_space(self) -> bool:
@@ -195,7 +228,7 @@ class ProducerRegistry:
         assert name is not None, "`_has_space` was checked"
         self._forget_producer(name)
         self._forgotten_count += 1
-        self._last_forgotten = name
+        self._last_forgotten = producer_name(name)
 
     def _forget_producer(self, name: str) -> None:
         batch = self._commit_state.batch

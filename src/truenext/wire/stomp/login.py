@@ -19,14 +19,17 @@ def read_login(headers: Mapping[str, str], version: Version) -> Login:
     """Read a login.
     Raises: RemoteProtocolError, without text of the login, if a header of truenext is invalid.
     """
-    if not any(name.startswith(OWN_PREFIX) for name in headers):
-        return Login()
-    try:
-        login = _login(headers)
-    except RemoteProtocolError as error:
-        raise RemoteProtocolError(str(error), Code.LOGIN) from error
-    if version is not Version.V1_2:
-        raise RemoteProtocolError(f"a CONNECT with headers that begin with {OWN_PREFIX} needs STOMP 1.2", Code.LOGIN)
+    login = Login()
+    if any(name.startswith(OWN_PREFIX) for name in headers):
+        try:
+            login = _login(headers)
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(str(error), Code.LOGIN) from error
+        if version is not Version.V1_2:
+            raise RemoteProtocolError(
+                f"a CONNECT with headers that begin with {OWN_PREFIX} needs STOMP 1.2", Code.LOGIN
+            )
+    login.user, login.passcode = headers.get("login", ""), headers.get("passcode", "")
     return login
 
 

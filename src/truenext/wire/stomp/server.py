@@ -47,8 +47,6 @@ class StompSession:
         """Agreed heart-beat interval from broker to client, in milliseconds; 0 is none."""
         self.receive_interval_ms = 0
         """Agreed heart-beat interval from client to broker, in milliseconds; 0 is none."""
-        self.has_unchecked_login = False
-        """True if the client sent a login or passcode, which the broker does not check."""
         self._is_truenext_client = False
         self._frame_count = 0
         """Number of decoded frames."""
@@ -174,11 +172,11 @@ class StompSession:
         self._protocol.set_version(version)
         self._interpreter.on_connected(version, headers.get("client-id", ""))
         self.replies.on_connected(version, login)
-        self.has_unchecked_login = bool(headers.get("login", "").strip() or headers.get("passcode", "").strip())
         return login
 
-    def encode_connected(self, login: Login, secret: str, *, is_takeover: bool) -> bytes:
-        """Encode the answer to an accepted login. `secret` is "" if the login has no number."""
+    def encode_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> bytes:
+        """Encode the answer to an accepted login. `secret` is "" if the login has no number; `is_checked` tells whether
+        there are users."""
         self._is_truenext_client = login.is_truenext_client
         answer = {
             "version": self._protocol.version.value,
@@ -188,7 +186,7 @@ class StompSession:
             "session": self._session_id,
             "server": self._server_name,
         }
-        if self.has_unchecked_login:
+        if not is_checked and (login.user.strip() or login.passcode.strip()):
             answer["truenext-login"] = "unchecked"
         if login.is_truenext_client:
             answer["truenext-store"] = self._identity

@@ -1,0 +1,276 @@
+"""Access: what a user needs for each command and control verb. Source: docs/security.md, "What a request needs"
+
+A check changes nothing but producer names, which become those of the user. It runs right before its command, before
+anything is looked up, so that a refusal does not tell what exists. A command or verb without a check is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from truenext.broker import connection_request, producer_request
+from truenext.broker.control import QueueRequest, check_verb
+from truenext.engine.background import bulk
+from truenext.engine.state.consumer import ConnectionState
+from truenext.engine.state.producer import user_producer
+from truenext.engine.state.queue import Queue
+from truenext.errors import Code, RemoteProtocolError
+from truenext.model.commands import (
+    Abort,
+    Ack,
+    Begin,
+    Browse,
+    Commit,
+    ControlRequest,
+    Credit,
+    Disconnect,
+    InvalidFrame,
+    Nack,
+    ReceiptRequest,
+    Release,
+    Send,
+    Started,
+    Subscribe,
+    Unsubscribe,
+    Wake,
+    decode_client_json,
+)
+from truenext.model.destination import (
+    SUBSCRIPTION_PREFIX,
+    Destination,
+    DestinationKind,
+    parse_stored_address,
+)
+from truenext.model.grants import Pattern, Right, User
+
+_TOPIC_KINDS = (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN)
+
+
+class ForbiddenError(RemoteProtocolError):
+    """A user lacks a right."""
+
+    def __init__(self, user: User, what: str) -> None:
+        super().__init__(f"user {user.name!r} may not {what}", Code.FORBIDDEN)
+
+
+# ---- Destinations ----
+
+
+def _named(destination: Destination) -> Pattern:
+    """Return what a queue, a topic or a pattern of them names."""
+    return Pattern(destination.kind in _TOPIC_KINDS, tuple(destination.name.split(".")))
+
+
+def _require(user: User, right: Right, wanted: Pattern) -> None:
+    if not user.may(right, wanted):
+        raise ForbiddenError(user, f"{right.value} {_SENTENCES[right]}{wanted}")
+
+
+_SENTENCES = {Right.SEND: "to ", Right.TAKE: "from ", Right.BROWSE: "", Right.MANAGE: ""}
+"""Words between a right and the destination."""
+
+
+def _is_private(destination: Destination) -> bool:
+    """Return whether a destination is a temporary queue or topic of a connection."""
+    return destination.kind is DestinationKind.TEMPORARY or (
+        destination.kind is DestinationKind.TOPIC and bool(destination.session)
+    )
+
+
+def _require_send(user: User, destination: Destination) -> None:
+    if destination.kind is DestinationKind.COMPOSITE:
+        for part in destination.parts:
+            _require_send(user, part)
+    elif not _is_private(destination):
+        _require(user, Right.SEND, _named(destination))
+
+
+def _require_reading(user: User, session: ConnectionState, right: Right, destination: Destination) -> None:
+    """Require a right to take or browse messages of a destination."""
+    if not _is_private(destination):
+        _require(user, right, _named(destination))
+    elif destination.session != session.id:
+        raise ForbiddenError(user, f"{right.value} {_SENTENCES[right]}{destination.address}, of another connection")
+
+
+def _require_client_id(user: User, durable_key: str) -> None:
+    client_id = durable_key.partition(",")[0]
+    if not user.owns_client_id(client_id):
+        raise ForbiddenError(user, f"use the client-id {client_id!r}: it is not in the user's client_ids")
+
+
+def _require_on_queue(user: User, right: Right, name: str) -> None:
+    """Require a right on a queue by its name, which may be that of a durable subscription."""
+    if name.startswith(SUBSCRIPTION_PREFIX):
+        _require(user, right, subscription_topic(name))
+    elif name.startswith("/") or "," in name:
+        # A queue that no client can name otherwise: of a connection, of scheduled sends, of an ended subscription.
+        raise ForbiddenError(user, f"{right.value} {name[:100]!r}: that is no queue")
+    else:
+        _require(user, right, Pattern(False, tuple(name.split("."))))
+
+
+def subscription_topic(name: str) -> Pattern:
+    """Return the topic, or pattern of topics, of a durable subscription, by the name of its queue.
+
+    >>> str(subscription_topic("subscription,billing,orders,orders.>,total > 99"))
+    '/topic/orders.>'
+    """
+    topic = name.split(",", 4)[3:4] or [""]
+    return Pattern(True, tuple(topic[0].split(".")))
+
+
+# ---- Commands ----
+
+Check = Callable[[User, ConnectionState, Any], None]
+
+
+def check_nothing(user: User, session: ConnectionState, command: object) -> None:
+    """Allow a command that reaches only messages of its own connection."""
+
+
+def _check_send(user: User, session: ConnectionState, send: Send) -> None:
+    _require_send(user, send.destination)
+    if send.producer is not None:
+        send.producer = user_producer(user.name, send.producer)
+
+
+def _check_commit(user: User, session: ConnectionState, commit: Commit) -> None:
+    if commit.producer is not None:
+        commit.producer = user_producer(user.name, commit.producer)
+
+
+def _check_disconnect(user: User, session: ConnectionState, disconnect: Disconnect) -> None:
+    disconnect.forgotten_producers = [user_producer(user.name, name) for name in disconnect.forgotten_producers]
+
+
+def _check_subscribe(user: User, session: ConnectionState, subscribe: Subscribe) -> None:
+    _require_reading(user, session, Right.TAKE, subscribe.destination)
+    if subscribe.durable_key:
+        _require_client_id(user, subscribe.durable_key)
+
+
+def _check_unsubscribe(user: User, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
+    if unsubscribe.durable_key:
+        _require_client_id(user, unsubscribe.durable_key)
+
+
+def _check_browse(user: User, session: ConnectionState, browse: Browse) -> None:
+    if browse.destination.kind is DestinationKind.DURABLE:
+        _require_client_id(user, browse.destination.name)
+    else:
+        _require_reading(user, session, Right.BROWSE, browse.destination)
+
+
+def check_browsed_subscription(user: User, queue: Queue) -> None:
+    """Check the topic of a durable subscription of the user's client ids, which is known only once it is found.
+
+    Raises: ForbiddenError
+    """
+    _require(user, Right.BROWSE, subscription_topic(queue.name))
+
+
+def _check_control_request(user: User, session: ConnectionState, request: ControlRequest) -> None:
+    _require_send(user, request.reply_to)
+    check = VERB_CHECKS.get(request.verb)
+    if check is None:
+        # Raises if there is no such verb.
+        check_verb(request.verb)
+        raise ForbiddenError(user, f"request {request.verb!r}")
+    check(user, request)
+
+
+COMMAND_CHECKS: dict[type[Any], Check] = {
+    InvalidFrame: check_nothing,
+    Send: _check_send,
+    Ack: check_nothing,
+    Nack: check_nothing,
+    ReceiptRequest: check_nothing,
+    Subscribe: _check_subscribe,
+    Browse: _check_browse,
+    Unsubscribe: _check_unsubscribe,
+    Begin: check_nothing,
+    Commit: _check_commit,
+    Abort: check_nothing,
+    Started: check_nothing,
+    Credit: check_nothing,
+    Wake: check_nothing,
+    Release: check_nothing,
+    Disconnect: _check_disconnect,
+    ControlRequest: _check_control_request,
+}
+"""Check of each command; a Login has none, as it makes the user known."""
+
+
+# ---- Control verbs ----
+
+VerbCheck = Callable[[User, ControlRequest], None]
+
+
+def _allow_verb(user: User, request: ControlRequest) -> None:
+    """Allow a verb whose answer is about the user's own."""
+
+
+def _check_status(user: User, request: ControlRequest) -> None:
+    if not user.is_monitor:
+        raise ForbiddenError(user, f"request {request.verb!r}: it needs monitor")
+
+
+def _check_reload(user: User, request: ControlRequest) -> None:
+    if not user.is_admin:
+        raise ForbiddenError(user, f"request {request.verb!r}: it needs admin")
+
+
+def _check_queue_change(user: User, request: ControlRequest) -> None:
+    change = decode_client_json(request.verb, request.body, QueueRequest)
+    _require_on_queue(user, Right.MANAGE, change.queue)
+
+
+def _check_bulk(user: User, request: ControlRequest) -> None:
+    wanted = decode_client_json(request.verb, request.body, bulk.VERBS[request.verb])
+    rights = [Right.BROWSE] if request.verb == "scheduled" else [Right.MANAGE]
+    if wanted.selector is not None and Right.BROWSE not in rights:
+        # The number of matching messages tells what they contain.
+        rights.append(Right.BROWSE)
+    for right in rights:
+        if isinstance(wanted, bulk.ScheduledRequest) and not wanted.queue:
+            _require_on_scheduled(user, right, wanted.to)
+        else:
+            _require_on_queue(user, right, wanted.queue)
+    if isinstance(wanted, bulk.Move):
+        _require_on_queue(user, Right.SEND, wanted.to)
+
+
+def _require_on_scheduled(user: User, right: Right, to: str | None) -> None:
+    """Require a right on all destinations of scheduled sends that do not go to a single queue."""
+    if to is None:
+        if not user.is_admin:
+            raise ForbiddenError(user, f"{right.value} all scheduled sends: it needs admin")
+        return
+    destination = parse_stored_address(to)
+    for part in destination.parts or (destination,):
+        _require(user, right, _named(part))
+
+
+VERB_CHECKS: dict[str, VerbCheck] = {
+    "queues": _allow_verb,
+    "status": _check_status,
+    "reload": _check_reload,
+    "pause": _check_queue_change,
+    "resume": _check_queue_change,
+    **dict.fromkeys(bulk.VERBS, _check_bulk),
+    producer_request.VERB: _allow_verb,
+    connection_request.VERB: _allow_verb,
+}
+
+
+def may_see(user: User, queue: Queue) -> bool:
+    """Return whether `queues` shows a queue to a user."""
+    if user.is_monitor:
+        return True
+    name = queue.name
+    wanted = (
+        subscription_topic(name) if name.startswith(SUBSCRIPTION_PREFIX) else Pattern(False, tuple(name.split(".")))
+    )
+    return any(user.may(right, wanted) for right in Right)

@@ -1,0 +1,134 @@
+"""Logins: checks users and passwords beside the broker's work, and remembers the right ones.
+
+    CONNECT --check--> remembered          accepted at once
+                       too many failures   refused at once
+                       equal login waits   the result of that
+                       else                hashed on a thread, one after the other
+
+Source: docs/security.md, "Passwords and logins"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from asyncio import AbstractEventLoop, Future
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from truenext.broker.passwords import find_credential, spend_time
+from truenext.broker.users import UserEntry, Users
+from truenext.errors import Code, RemoteProtocolError
+from truenext.model.commands import Login
+from truenext.model.limits import FAILED_LOGINS_PER_ADDRESS, FAILED_LOGINS_PER_USER, LOGINS_WAITING_MAX
+
+FAILURES_SECONDS = 60.0
+"""Time for which failed logins are counted."""
+
+WRONG_LOGIN = "login refused: user or password is wrong"
+
+
+class _WaitingLogin:
+    __slots__ = ("address", "callbacks", "user")
+
+    def __init__(self, user: str, address: str) -> None:
+        self.user = user
+        self.address = address
+        self.callbacks: list[Callable[[str], object]] = []
+
+
+class Logins:
+    def __init__(self, users: Users, loop: AbstractEventLoop) -> None:
+        self._users = users
+        self._loop = loop
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="truenext-passwords")
+        self._key = secrets.token_bytes(32)
+        self._remembered: dict[bytes, tuple[str, str]] = {}
+        """User and credential of each right login, by its digest."""
+        self._waiting: dict[bytes, _WaitingLogin] = {}
+        """Logins that are being hashed or wait for that, by digest."""
+        self._failures: Counter[tuple[str, str | None]] = Counter()
+        """Failed logins by address and user, with None as user by address, since `_failures_since`."""
+        self._failures_since = loop.time()
+
+    @property
+    def users(self) -> Users:
+        return self._users
+
+    def replace_users(self, users: Users) -> None:
+        """Use other users from now on. Logins that wait prove credentials of the former ones, which
+        `UserEntry.credentials` may not have any more."""
+        self._users = users
+        self._remembered = {
+            digest: (user, credential)
+            for digest, (user, credential) in self._remembered.items()
+            if user in users and credential in users[user].credentials
+        }
+        self._waiting.clear()
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def check(self, login: Login, address: str, on_checked: Callable[[str], object]) -> str:
+        """Return the credential that a login has proved, or "" if it must be hashed first: `on_checked` is then called
+        with the credential, or with "" if the login is wrong.
+
+        `address` is the client's, without the port.
+
+        Raises: RemoteProtocolError if the login cannot be checked now
+        """
+        digest = self._digest(login)
+        remembered = self._remembered.get(digest)
+        if remembered is not None:
+            return remembered[1]
+        waiting = self._waiting.get(digest)
+        if waiting is None:
+            self._check_limits(login.user, address)
+            waiting = self._waiting[digest] = _WaitingLogin(login.user, address)
+            entry = self._users.get(login.user)
+            hashed = self._loop.run_in_executor(self._thread, _check_password, entry, login.passcode)
+            hashed.add_done_callback(lambda done: self._on_hashed(digest, waiting, done))
+        waiting.callbacks.append(on_checked)
+        return ""
+
+    def _check_limits(self, user: str, address: str) -> None:
+        if self._loop.time() - self._failures_since >= FAILURES_SECONDS:
+            self._failures.clear()
+            self._failures_since = self._loop.time()
+        failures = self._failures
+        if failures[address, user] >= FAILED_LOGINS_PER_USER or failures[address, None] >= FAILED_LOGINS_PER_ADDRESS:
+            raise RemoteProtocolError(
+                f"login refused: {FAILED_LOGINS_PER_USER} logins of this user, or {FAILED_LOGINS_PER_ADDRESS} logins, "
+                "have failed from this address within a minute; try again in a minute",
+                Code.BUSY,
+            )
+        of_address = sum(waiting.address == address for waiting in self._waiting.values())
+        if len(self._waiting) >= LOGINS_WAITING_MAX or of_address >= LOGINS_WAITING_MAX // 2:
+            raise RemoteProtocolError(
+                f"{LOGINS_WAITING_MAX} logins, or half as many from this address, wait to be checked: try again later",
+                Code.BUSY,
+            )
+
+    def _on_hashed(self, digest: bytes, waiting: _WaitingLogin, done: Future[str]) -> None:
+        credential = "" if done.cancelled() else done.result()
+        if self._waiting.get(digest) is waiting:
+            del self._waiting[digest]
+            if credential:
+                self._remembered[digest] = waiting.user, credential
+        if not credential:
+            self._failures[waiting.address, waiting.user] += 1
+            self._failures[waiting.address, None] += 1
+        for on_checked in waiting.callbacks:
+            on_checked(credential)
+
+    def _digest(self, login: Login) -> bytes:
+        text = f"{login.user}\0{login.passcode}".encode()
+        return hashlib.blake2b(text, key=self._key).digest()
+
+
+def _check_password(entry: UserEntry | None, passcode: str) -> str:
+    if entry is None:
+        spend_time(passcode)
+        return ""
+    return find_credential(entry, passcode)
