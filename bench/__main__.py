@@ -6,6 +6,7 @@ Truenext can also be compared with itself without history or without syncing, an
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
 import sys
@@ -24,10 +25,14 @@ from bench.brokers import (
     WithAWindowOf1000,
     WithoutHistory,
     WithoutSyncing,
+    WithoutTls,
+    WithoutUsers,
+    WithTls,
+    WithUsers,
     no_activemq_reason,
     no_memory_folder_reason,
 )
-from bench.load import LOADS, Load, run
+from bench.load import AUTHORITY_VARIABLE, LOADS, Load, run
 from bench.options import not_negative, positive
 from bench.workers import WorkerError, end_in_order
 
@@ -46,7 +51,14 @@ _ECHO = "bare loop behind sockets"
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
-    compared_otherwise = options.history_cost or options.sync_cost or options.window_cost or options.floor
+    compared_otherwise = (
+        options.history_cost
+        or options.sync_cost
+        or options.users_cost
+        or options.tls_cost
+        or options.window_cost
+        or options.floor
+    )
     if options.only and compared_otherwise:
         parser.error("--only is for the comparison with ActiveMQ")
     if options.floor:
@@ -103,6 +115,12 @@ def _parser() -> argparse.ArgumentParser:
         help="compare truenext with automatic windows with itself with windows of 1000, not with ActiveMQ",
     )
     instead.add_argument(
+        "--users-cost", action="store_true", help="compare truenext with itself with users, not with ActiveMQ"
+    )
+    instead.add_argument(
+        "--tls-cost", action="store_true", help="compare truenext with itself with TLS, not with ActiveMQ"
+    )
+    instead.add_argument(
         "--floor",
         action="store_true",
         help="compare truenext with a bare loop that appends and syncs one message at a time, not with ActiveMQ",
@@ -135,6 +153,10 @@ class _Bench:
             self._results = report.Results(WithoutHistory.name, report.HISTORY_TARGET)
         elif options.sync_cost:
             self._results = report.Results(WithoutSyncing.name, report.SYNC_TARGET)
+        elif options.users_cost:
+            self._results = report.Results(WithoutUsers.name, report.USERS_TARGET)
+        elif options.tls_cost:
+            self._results = report.Results(WithoutTls.name, report.TLS_TARGET)
         elif options.window_cost:
             self._results = report.Results(WithAWindowOf1000.name, report.WINDOW_TARGET)
         elif options.floor:
@@ -198,6 +220,10 @@ class _Bench:
                 self._options.only = "truenext"
             else:
                 brokers.append(WithoutSyncing())
+        elif self._options.users_cost:
+            brokers = [WithUsers(self._folder), WithoutUsers(self._folder)]
+        elif self._options.tls_cost:
+            brokers = [WithTls(self._folder), WithoutTls(self._folder)]
         elif self._options.window_cost:
             brokers[0].prefetch = None
             brokers.append(WithAWindowOf1000(self._folder))
@@ -244,6 +270,8 @@ class _Bench:
         before = broker.processor_seconds()
         try:
             queue = f"/queue/bench.{load.key}.{self._queues}"
+            # The workers inherit it.
+            os.environ[AUTHORITY_VARIABLE] = str(broker.authority or "")
             outcome = run(load, broker.port, queue, messages, seed, prefetch=broker.prefetch)
         except WorkerError as error:
             state = "is still running" if broker.is_running() else "has died"

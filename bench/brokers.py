@@ -21,13 +21,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+import trustme
+
+from bench import frames
+
 MEMORY_FOLDER = Path("/dev/shm")
 """tmpfs on Linux, which writes nothing to a disk, so that fsync costs nothing."""
 MEMORY_FOLDER_BYTES = 2 << 30
 """Space for up to 600 MiB of journal, and for checkpoint and history of one benchmark."""
 
 _PATIENCE = 60.0
-_PORT = re.compile(r"listening on stomp://127\.0\.0\.1:(\d+)")
+_PORT = re.compile(r"listening on stomp(?:\+ssl)?://127\.0\.0\.1:(\d+)")
 
 # All other settings are ActiveMQ's defaults; in particular, KahaDB syncs each transaction.
 _CONFIGURATION = """\
@@ -93,6 +97,8 @@ class Broker:
     name = "broker"
     prefetch: int | None = 1000
     """Prefetch of its consumers; None leaves it to the broker."""
+    authority: Path | None = None
+    """File with the certificate that signs that of this broker; None if clients connect without TLS."""
 
     def __init__(self, parent: Path | None = None) -> None:
         self.port = 0
@@ -235,11 +241,12 @@ class Truenext(Broker):
 
     name = "truenext"
     options: tuple[str, ...] = ()
+    scheme = "stomp"
 
     def prepare(self, folder: Path) -> list[str]:
         return [
             *(sys.executable, "-m", "truenext", "serve"),
-            *("--data", str(folder / "data"), "--listen", "stomp://127.0.0.1:0"),
+            *("--data", str(folder / "data"), "--listen", f"{self.scheme}://127.0.0.1:0"),
             *self.options,
         ]
 
@@ -261,6 +268,47 @@ class WithoutHistory(Truenext):
 
     name = "without history"
     options = ("--no-history",)
+
+
+class WithoutUsers(Truenext):
+    """Truenext beside one with users."""
+
+    name = "without users"
+
+
+class WithoutTls(Truenext):
+    """Truenext beside one with TLS."""
+
+    name = "without TLS"
+
+
+class WithUsers(Truenext):
+    """Truenext with a user for the clients, to measure the cost of checking what each frame may do."""
+
+    def prepare(self, folder: Path) -> list[str]:
+        users = folder / "users.toml"
+        users.write_text(
+            f'[user.{frames.USER}]\npassword_file = "password"\nsend = ["other.>", "bench.>"]\ntake = ["bench.>"]\n'
+        )
+        (folder / "password").write_text(frames.PASSWORD)
+        for file in (users, folder / "password"):
+            file.chmod(0o600)
+        return [*super().prepare(folder), "--users", str(users)]
+
+
+class WithTls(Truenext):
+    """Truenext whose clients connect with TLS."""
+
+    scheme = "stomp+ssl"
+
+    def prepare(self, folder: Path) -> list[str]:
+        authority = trustme.CA()
+        self.authority = folder / "ca.pem"
+        authority.cert_pem.write_to_path(self.authority)
+        certificate = folder / "broker.pem"
+        authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(certificate)
+        certificate.chmod(0o600)
+        return [*super().prepare(folder), "--certificate", str(certificate)]
 
 
 class WithAWindowOf1000(Truenext):

@@ -21,8 +21,12 @@ _RECEIPT_ID = re.compile(rb"RECEIPT\r?\n(?:[^\r\n]+\r?\n)*?receipt-id:([^\r\n]+)
 _END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
 
 
+USER, PASSWORD = "bench", "bench"
+"""Login for a broker with users; others do not check it."""
+
+
 def connect(client_id: str | None = None) -> bytes:
-    head = "accept-version:1.2\nhost:localhost\nheart-beat:0,0"
+    head = f"accept-version:1.2\nhost:localhost\nheart-beat:0,0\nlogin:{USER}\npasscode:{PASSWORD}"
     if client_id is not None:
         head += f"\nclient-id:{client_id}"
     return f"CONNECT\n{head}\n\n\0".encode()

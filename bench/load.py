@@ -6,8 +6,11 @@ counted (or searched for ack headers) in large pieces, and checked after the clo
 
 from __future__ import annotations
 
+import os
+import select
 import selectors
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -17,6 +20,8 @@ from typing import Protocol
 from bench import frames
 from bench.workers import Counter, Crew, Gate, Timing, counter, processor_seconds
 
+AUTHORITY_VARIABLE = "TRUENEXT_BENCH_CA"
+"""Environment variable that has the workers connect with TLS, to a broker with a certificate of this file's."""
 CHUNK = 256 * 1024
 GROUP = 200
 # The producer waits when it is this far ahead, so that neither broker pages out a backlog.
@@ -230,6 +235,13 @@ class _Inbox:
 
     def read(self) -> int:
         got = self._sock.recv_into(self._view[self.end : self.end + CHUNK])
+        if isinstance(self._sock, ssl.SSLSocket):
+            # A read returns one record, of 16 KiB at the most; others may have come with it.
+            while 0 < got < CHUNK and select.select([self._sock], [], [], 0)[0]:
+                more = self._sock.recv_into(self._view[self.end + got : self.end + CHUNK])
+                if not more:
+                    break
+                got += more
         if self.end >= len(self.buffer):
             raise ConnectionError("the broker sent far more than these messages can take")
         if not got:
@@ -272,6 +284,8 @@ def _receive_and_acknowledge(sock: socket.socket, inbox: _Inbox, messages: int, 
 def connect(port: int, client_id: str | None = None) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", port), SILENCE)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if authority := os.environ.get(AUTHORITY_VARIABLE):
+        sock = ssl.create_default_context(cafile=authority).wrap_socket(sock, server_hostname="localhost")
     sock.sendall(frames.connect(client_id))
     await_frame(sock, b"CONNECTED")
     return sock

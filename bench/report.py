@@ -20,6 +20,12 @@ HISTORY_MEDIAN_TARGET = 0.9
 SYNC_TARGET = 0.8
 """Least ratio to the rate without syncing."""
 
+USERS_TARGET = 0.97
+"""Least ratio of the rate with users to the rate without."""
+
+TLS_TARGET = 0.8
+"""Least ratio of the rate with TLS to the rate without."""
+
 WINDOW_TARGET = 0.95
 """Least ratio of an automatic window to a window of 1000."""
 
