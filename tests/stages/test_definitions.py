@@ -398,6 +398,13 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[Service], object], str]] = {
         lambda app: Service("s", password="p", password_file="f"),
         "^service s: password and password_file exclude each other: use one of them$",
     ),
+    "a ca": (lambda app: Service("s", ca=5), "ca of service s is a path"),  # type: ignore[arg-type]
+    "a certificate": (
+        lambda app: Service("s", certificate=5),  # type: ignore[arg-type]
+        "certificate of service s is a path",
+    ),
+    "a key": (lambda app: Service("s", key=5), "key of service s is a path"),  # type: ignore[arg-type]
+    "a key without a certificate": (lambda app: Service("s", key="k"), "^service s: key needs certificate"),
     "a user with a line feed": (lambda app: Service("s", user="a\n"), "^service s: user has a line feed"),
     "events": (lambda app: Service("s", events=5), "events of service s is a folder"),  # type: ignore[arg-type]
     "a lifespan": (lambda app: Service("s", lifespan=5), "lifespan of service s is a function"),  # type: ignore[arg-type]

@@ -31,6 +31,8 @@ USER_VARIABLE, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE = (
 )
 """Environment variables with user and password. Blank values count as unset. There is no option for a password: other
 users of the machine could read it in the list of processes."""
+CA_VARIABLE = "TRUENEXT_CA"
+"""Environment variable with the path of the certificates that sign those of brokers. A blank value counts as unset."""
 LOGIN_HINT = f"set {USER_VARIABLE} and {PASSWORD_FILE_VARIABLE}, or --user and --password-file"
 
 _url_option = click.option(
@@ -59,6 +61,25 @@ _password_file_option = click.option(
     show_envvar=True,
     help=f"File with the user's password in its first line. {PASSWORD_VARIABLE} may have the password itself.",
 )
+_ca_option = click.option(
+    "--ca",
+    cls=VariableOption,
+    type=PathParam(dir_okay=False),
+    envvar=CA_VARIABLE,
+    show_envvar=True,
+    help="File with the certificates that sign the broker's, PEM, for stomp+ssl:// addresses; by default those that "
+    "the system trusts.",
+)
+_certificate_option = click.option(
+    "--certificate",
+    type=PathParam(dir_okay=False),
+    help="File with a certificate that the command shows to the broker, PEM.",
+)
+_key_option = click.option(
+    "--key",
+    type=PathParam(dir_okay=False),
+    help="File with the private key of --certificate, PEM; by default in the same file.",
+)
 
 
 class BrokerOptions(NamedTuple):
@@ -68,13 +89,16 @@ class BrokerOptions(NamedTuple):
     credentials: Credentials
 
     def connect(self, *, reconnect: bool) -> Connection:
-        """Raises: ConfigurationError for an unusable password file; as `truenext.blocking.connect`"""
+        """Raises: ConfigurationError for an unusable file; as `truenext.blocking.connect`"""
         credentials = self.credentials
         return connect(
             self.url,
             user=credentials.user,
             password=credentials.password,
             password_file=credentials.password_file,
+            ca=credentials.ca,
+            certificate=credentials.certificate,
+            key=credentials.key,
             reconnect=reconnect,
         )
 
@@ -90,17 +114,29 @@ def broker_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def credentials_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--user` and `--password-file` to a command, which gets them as `credentials`."""
+    """Add options for the login and for TLS to a command, which gets them as `credentials`."""
 
     @wraps(command)
-    def with_credentials(*, user: str | None, password_file: Path | None, **values: Any) -> None:
-        command(credentials=_credentials(user, password_file), **values)
+    def with_credentials(
+        *,
+        user: str | None,
+        password_file: Path | None,
+        ca: Path | None,
+        certificate: Path | None,
+        key: Path | None,
+        **values: Any,
+    ) -> None:
+        command(credentials=_credentials(user, password_file, ca, certificate, key), **values)
 
-    return _user_option(_password_file_option(with_credentials))
+    return _user_option(_password_file_option(_ca_option(_certificate_option(_key_option(with_credentials)))))
 
 
-def _credentials(user: str | None, password_file: Path | None) -> Credentials:
+def _credentials(
+    user: str | None, password_file: Path | None, ca: Path | None, certificate: Path | None, key: Path | None
+) -> Credentials:
     """Raises: click.UsageError"""
+    if key is not None and certificate is None:
+        raise click.UsageError("--key needs --certificate")
     context = click.get_current_context()
     password = os.environ.get(PASSWORD_VARIABLE, "")
     if not password.strip() or context.get_parameter_source("password_file") is ParameterSource.COMMANDLINE:
@@ -112,6 +148,9 @@ def _credentials(user: str | None, password_file: Path | None) -> Credentials:
             user=user,
             password=password or None,
             password_file=None if password_file is None else str(password_file),
+            ca=None if ca is None else str(ca),
+            certificate=None if certificate is None else str(certificate),
+            key=None if key is None else str(key),
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from error

@@ -141,7 +141,7 @@ class SelectorParam(click.ParamType[str]):
 
 
 class UrlParam(click.ParamType[str]):
-    """Address of a broker: stomp://HOST:PORT."""
+    """Address of a broker: stomp://HOST:PORT, or stomp+ssl://HOST:PORT with TLS."""
 
     name = "url"
 

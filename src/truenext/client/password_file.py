@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 
 from truenext.client.core.credentials import Credentials, check_login_text
 from truenext.errors import ConfigurationError
@@ -42,3 +43,8 @@ def current_password(credentials: Credentials) -> str | None:
 def _open_without_waiting(path: str, flags: int) -> int:
     # Otherwise opening a named pipe would wait for its writer.
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+def absolute_path(path: Path | str | None) -> str | None:
+    """Return an option that names a file so that it does not depend on the current folder."""
+    return None if path is None else str(Path(path).absolute())

@@ -1,4 +1,4 @@
-"""Address of a broker as people write it: stomp://HOST:PORT."""
+"""Address of a broker as people write it: stomp://HOST:PORT, or stomp+ssl://HOST:PORT with TLS."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -8,7 +8,12 @@ from truenext.errors import ConfigurationError
 
 STOMP_PORT = 61613
 """Default port of ActiveMQ's and most other STOMP listeners."""
+STOMP_TLS_PORT = 61612
+"""Default port of ActiveMQ's STOMP listener with TLS."""
 DEFAULT_URL = f"stomp://127.0.0.1:{STOMP_PORT}"
+
+
+_SCHEME, _TLS_SCHEME = "stomp", "stomp+ssl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,11 +21,12 @@ class Address:
     host: str
     port: int
     """Port; 0 lets a listener choose a free one."""
+    has_tls: bool = False
 
     @property
     def url(self) -> str:
         """The address as `parse_url` reads it."""
-        return f"stomp://{host_and_port(self.host, self.port)}"
+        return f"{_TLS_SCHEME if self.has_tls else _SCHEME}://{host_and_port(self.host, self.port)}"
 
     @property
     def is_loopback(self) -> bool:
@@ -42,10 +48,10 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def parse_url(url: str) -> Address:
-    """Return the address in `stomp://HOST:PORT`; the port may be left out.
+    """Return the address in `stomp://HOST:PORT` or `stomp+ssl://HOST:PORT`; the port may be left out.
 
     >>> parse_url("stomp://127.0.0.1:0")
-    Address(host='127.0.0.1', port=0)
+    Address(host='127.0.0.1', port=0, has_tls=False)
 
     Raises: ConfigurationError if the text is no such address.
     """
@@ -59,6 +65,10 @@ def parse_url(url: str) -> Address:
         has_bare_ipv6 = url.count(":") > 2 and "[" not in url
         reason = "an IPv6 address is written in brackets, stomp://[::1]:61613" if has_bare_ipv6 else error
         raise ConfigurationError(f"{url!r} is not the address of a broker: {reason}") from error
-    if parts.scheme != "stomp" or not parts.hostname or parts.path or parts.query or parts.username:
-        raise ConfigurationError(f"{url!r} is not the address of a broker: it must be stomp://HOST:PORT")
-    return Address(host=parts.hostname, port=STOMP_PORT if port is None else port)
+    has_tls = parts.scheme == _TLS_SCHEME
+    if not (has_tls or parts.scheme == _SCHEME) or not parts.hostname or parts.path or parts.query or parts.username:
+        raise ConfigurationError(
+            f"{url!r} is not the address of a broker: it must be stomp://HOST:PORT or stomp+ssl://HOST:PORT"
+        )
+    default = STOMP_TLS_PORT if has_tls else STOMP_PORT
+    return Address(host=parts.hostname, port=default if port is None else port, has_tls=has_tls)

@@ -148,6 +148,9 @@ class Recorder:
             user=credentials.user,
             password=credentials.password,
             password_file=credentials.password_file,
+            ca=credentials.ca,
+            certificate=credentials.certificate,
+            key=credentials.key,
             reconnect=False,
         )
 

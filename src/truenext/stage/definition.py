@@ -47,6 +47,9 @@ class Definition:
         user: str | None = None,
         password: str | None = None,
         password_file: Path | str | None = None,
+        ca: Path | str | None = None,
+        certificate: Path | str | None = None,
+        key: Path | str | None = None,
         concurrency: int = CONCURRENCY,
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
@@ -56,8 +59,9 @@ class Definition:
         events: Path | str | None = None,
     ) -> None:
         """`broker` is a URL, or several, of which the first available one is used. `user` logs in there, with
-        `password`, or with the first line of the file `password_file`, which is read for each login. `database` is a
-        URL of SQLAlchemy, for stages that take a Session or an AsyncSession.
+        `password`, or with the first line of the file `password_file`, which is read for each login. `ca`,
+        `certificate` and `key` are files for TLS, as of `truenext.connect`. `database` is a URL of SQLAlchemy, for
+        stages that take a Session or an AsyncSession.
 
         `concurrency`, `attempts` and `retry` are defaults for all stages. A stage handles `concurrency` messages at
         once, and as many interactive ones. After `attempts` failures a message is a dead letter, unless the queue's
@@ -81,6 +85,9 @@ class Definition:
             ("user", user, str | None, "text"),
             ("password", password, str | None, "text"),
             ("password_file", password_file, Path | str | None, "a path"),
+            ("ca", ca, Path | str | None, "a path"),
+            ("certificate", certificate, Path | str | None, "a path"),
+            ("key", key, Path | str | None, "a path"),
             ("interceptors", interceptors, Sequence, "a list of Interceptors"),
             ("events", events, Path | str | None, "a folder"),
         ):
@@ -105,7 +112,12 @@ class Definition:
         self.database = database
         try:
             self.credentials = Credentials(
-                user=user, password=password, password_file=None if password_file is None else str(password_file)
+                user=user,
+                password=password,
+                password_file=None if password_file is None else str(password_file),
+                ca=None if ca is None else str(ca),
+                certificate=None if certificate is None else str(certificate),
+                key=None if key is None else str(key),
             )
         except ValueError as error:
             raise DefinitionError(f"service {name}: {error}") from error

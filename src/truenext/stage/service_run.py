@@ -119,6 +119,9 @@ class ServiceRun:
                 user=credentials.user,
                 password=credentials.password,
                 password_file=credentials.password_file,
+                ca=credentials.ca,
+                certificate=credentials.certificate,
+                key=credentials.key,
                 heartbeat_thread=True,
                 timeout=FOR_EVER_S if self._waits_until_available else CONNECT_TIMEOUT_S,
             )

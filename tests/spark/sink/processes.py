@@ -93,7 +93,7 @@ class Connection(BreakableConnection):
     def lose_answers(self) -> None:
         """Discard the answers that the broker has sent."""
         with suppress(OSError):
-            self._socket.setblocking(False)
+            self._socket.settimeout(0.0)
             while self._socket.recv(1 << 16):
                 pass
 

@@ -20,6 +20,9 @@ def test_options_are_read_with_names_in_any_case() -> None:
             "URL": URL,
             "USER": "archive",
             "passwordFILE": "/file",
+            "Ca": "/ca",
+            "certificate": "/certificate",
+            "KEY": "/key",
             "Queue": "out",
             "SPACE": "team-1",
             "patience": "5",
@@ -28,7 +31,9 @@ def test_options_are_read_with_names_in_any_case() -> None:
         },
         is_streaming=False,
     )
-    assert options.credentials == Credentials(user="archive", password_file="/file")
+    assert options.credentials == Credentials(
+        user="archive", password_file="/file", ca="/ca", certificate="/certificate", key="/key"
+    )
     assert (options.destination, options.space, options.patience_s) == ("/queue/out", "team-1", 5.0)
     assert (options.app, options.version) == ("nightly", 42)
 
@@ -42,7 +47,7 @@ def test_the_checkpoint_of_a_query_is_no_option_of_the_sink() -> None:
     [
         ({}, True, r'^option url is missing: \.option\("url", "stomp://127.0.0.1:61613"\)$'),
         ({"url": "http://a"}, True, "^option url: "),
-        ({"url": URL, "topic": "a"}, True, "^option topic is unknown; there are url, user, passwordFile, queue, space"),
+        ({"url": URL, "topic": "a"}, True, "^option topic is unknown; there are url, user, passwordFile, ca, certif"),
         ({"url": URL, "txnAppId": "a", "txnVersion": "1"}, True, "^option txnAppId is unknown"),
         ({"url": URL, "checkpointLocation": "x"}, False, "^option checkpointLocation is unknown"),
         ({"url": URL, "password": "x"}, True, "^option password: Spark shows options in its plans"),

@@ -29,6 +29,9 @@ def test_options_are_read_with_names_in_any_case() -> None:
             "URL": f"{URL}, stomp://localhost:1",
             "USER": " archive ",
             "passwordfile": " /run/secrets/archive ",
+            "CA": " /ca ",
+            "Certificate": " /certificate ",
+            "key": " /key ",
             "Queue": " /queue/orders.> ",
             "SELECTOR": " colour = 'red' ",
             "partitions": " 64",
@@ -41,12 +44,20 @@ def test_options_are_read_with_names_in_any_case() -> None:
         }
     )
     assert [each.url for each in options.addresses] == [URL, "stomp://localhost:1"]
-    assert options.credentials == Credentials(user="archive", password_file="/run/secrets/archive")
+    assert options.credentials == Credentials(
+        user="archive", password_file="/run/secrets/archive", ca="/ca", certificate="/certificate", key="/key"
+    )
     assert options.queue == "orders.>"
     assert options.selector == "colour = 'red'"
     assert (options.partitions, options.rows_max, options.bytes_max) == (64, 7, 8)
     assert (options.has_text_body, options.has_headers) == (True, False)
     assert (options.space, options.patience_s) == ("Team_a-1", 0.0)
+
+
+@pytest.mark.parametrize("user", [None, "archive"])
+def test_a_certificate_needs_no_password(user: str | None) -> None:
+    options = {"certificate": "/c"} if user is None else {"certificate": "/c", "user": user}
+    assert parsed(**options).credentials == Credentials(user=user, certificate="/c")
 
 
 def test_an_empty_selector_is_none() -> None:
@@ -62,6 +73,8 @@ def test_an_empty_selector_is_none() -> None:
         ({"user": "me"}, "options user and passwordFile must be set together"),
         ({"passwordFile": "/file"}, "options user and passwordFile must be set together"),
         ({"user": "me", "passwordFile": " "}, "options user and passwordFile must be set together"),
+        ({"passwordFile": "/file", "certificate": "/c"}, "options user and passwordFile must be set together"),
+        ({"key": "/key"}, "option key is set without option certificate: set both"),
         ({"user": "a\nb", "passwordFile": "/file"}, "option user: user has a line feed"),
         (
             {"user": "me", "password": "secret"},
@@ -70,8 +83,8 @@ def test_an_empty_selector_is_none() -> None:
         ),
         (
             {"maxRows": "7"},
-            "option maxRows is unknown; there are url, user, passwordFile, queue, selector, partitions, "
-            "maxRowsPerTrigger, maxBytesPerTrigger, body, headers, space, patience",
+            "option maxRows is unknown; there are url, user, passwordFile, ca, certificate, key, queue, selector, "
+            "partitions, maxRowsPerTrigger, maxBytesPerTrigger, body, headers, space, patience",
         ),
         ({"partitions": "0"}, "option partitions is '0', and must be a whole number, 1 to 64"),
         ({"partitions": "65"}, "option partitions is '65', and must be a whole number, 1 to 64"),

@@ -159,12 +159,15 @@ def run(
 
 def merge_credentials(given: Credentials, own: Credentials) -> Credentials:
     """Return the credentials of the command line and the environment, which replace those of the service. Without a
-    user they replace its password only."""
+    user they replace its password only. A certificate is replaced together with its key."""
     if given.user is not None:
-        return given
-    if given.password is None and given.password_file is None:
-        return own
-    return replace(given, user=own.user)
+        login = given
+    elif given.password is None and given.password_file is None:
+        login = own
+    else:
+        login = replace(given, user=own.user)
+    pair = own if given.certificate is None else given
+    return replace(login, ca=own.ca if given.ca is None else given.ca, certificate=pair.certificate, key=pair.key)
 
 
 class _OutputError(Exception):

@@ -73,6 +73,9 @@ def connect_options(
     user: str | None,
     password: str | None,
     password_file: str | None,
+    ca: str | None,
+    certificate: str | None,
+    key: str | None,
     client_id: str | None,
     heart_beat_s: float,
     reconnects: bool,
@@ -86,6 +89,7 @@ def connect_options(
         if not isinstance(url, str):
             raise TypeError(f"a URL is text, such as {DEFAULT_URL}, not {url!r}")
     texts = {"user": user, "password": password, "password_file": password_file, "client_id": client_id}
+    texts |= {"ca": ca, "certificate": certificate, "key": key}
     for name, value in texts.items():
         if value is not None and not isinstance(value, str):
             raise TypeError(f"{name} is text, not {type(value).__name__}")
@@ -93,7 +97,9 @@ def connect_options(
         raise ValueError(f"heart_beat is 0 to {HEART_BEAT_S_MAX} seconds, not {heart_beat_s!r}")
     return ConnectOptions(
         addresses=[parse_url(url) for url in urls or (DEFAULT_URL,)],
-        credentials=Credentials(user=user, password=password, password_file=password_file),
+        credentials=Credentials(
+            user=user, password=password, password_file=password_file, ca=ca, certificate=certificate, key=key
+        ),
         client_id=client_id,
         heart_beat_s=heart_beat_s,
         reconnects=bool(reconnects),
@@ -202,8 +208,11 @@ class Client:
             self._reported_at[url, reason] = now
             self.context.report(text, {"url": url, "error": reason, **fields})
 
-    def no_broker_error(self) -> NoBroker:
-        """Make an error that says which URLs were tried, and why no connection was opened."""
+    def no_broker_error(self) -> NoBroker | Refused:
+        """Make an error that says which URLs were tried, and why no connection was opened; that of a busy broker is its
+        own."""
+        if isinstance(self.last_error, Refused) and self.last_error.code == Code.BUSY:
+            return Refused(str(self.last_error), self.last_error.code)
         urls = ", ".join(each.url for each in self.options.addresses)
         if self.last_error is not None:
             reason = _error_text(self.last_error)

@@ -13,12 +13,18 @@ _FORBIDDEN_IN_LOGIN = frozenset("\r\n\0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """User, and its password or a file with the password."""
+    """User, its password or a file with the password, and files for TLS."""
 
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     password_file: str | None = None
     """Path of a file with the password in its first line, which is read for each login."""
+    ca: str | None = None
+    """Path of a PEM file with certificates that sign those of brokers; None are those that the system trusts."""
+    certificate: str | None = None
+    """Path of a PEM file with the client's own certificate; None shows none."""
+    key: str | None = None
+    """Path of a PEM file with the private key of `certificate`; None is in the file of the certificate."""
 
     def __post_init__(self) -> None:
         """Raises: ValueError without the password"""
@@ -26,6 +32,8 @@ class Credentials:
         check_login_text("password", self.password)
         if self.password is not None and self.password_file is not None:
             raise ValueError("password and password_file exclude each other: use one of them")
+        if self.key is not None and self.certificate is None:
+            raise ValueError("key needs certificate, the file with the client's certificate")
 
     def headers(self, password: str | None) -> dict[str, str]:
         """Return the headers of a CONNECT with this `password`, which may be from the file."""

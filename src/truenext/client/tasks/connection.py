@@ -44,6 +44,7 @@ from truenext.client.core.send_options import Outgoing, SendOptions, encode_body
 from truenext.client.core.session import SessionCore as CoreSession
 from truenext.client.core.subscriptions import ConsumerOptions, parse_consumer_options
 from truenext.client.core.transaction_state import Outcome
+from truenext.client.password_file import absolute_path
 from truenext.client.tasks.driver import Driver
 from truenext.client.tasks.handlers import Handlers
 from truenext.client.tasks.opening import AwaitableContext, each
@@ -55,6 +56,9 @@ def connect(
     user: str | None = None,
     password: str | None = None,
     password_file: Path | str | None = None,
+    ca: Path | str | None = None,
+    certificate: Path | str | None = None,
+    key: Path | str | None = None,
     client_id: str | None = None,
     heart_beat: float = 10.0,
     reconnect: bool = True,
@@ -72,19 +76,26 @@ def connect(
     `password_file` has the password in its first line. It is read for each login, so that a changed password is used
     at the next reconnect; a login that cannot read it is tried again, but not the first one.
 
+    At a stomp+ssl:// address the broker must show a certificate of its host name that the system trusts, or one signed
+    by `ca`. The client shows `certificate`, with its private `key`, if the broker asks for one. All are PEM files, read
+    for each connection as `password_file` is; a key may be in the file of its certificate.
+
     An event loop that is blocked for two heart-beats loses its connection, and other consumers get its messages.
     With `heartbeat_thread` a thread sends the heart-beats: the connection stays as long as the process lives, and a
     process that hangs keeps its messages. ConfigurationError is raised if a test has stopped the loop's clock.
 
-    Raises: ConfigurationError for an invalid URL, or a file without a password; ValueError, TypeError; ConnectionLost
+    Raises: ConfigurationError for an invalid URL, or a file that cannot be used; ValueError, TypeError; ConnectionLost
     if no broker answers in time; Refused, such as for wrong credentials
     """
     options = connect_options(
         urls,
         user=user,
         password=password,
-        # Absolute: the program may change its folder before a reconnect.
-        password_file=None if password_file is None else str(Path(password_file).absolute()),
+        # The program may change its folder before a reconnect.
+        password_file=absolute_path(password_file),
+        ca=absolute_path(ca),
+        certificate=absolute_path(certificate),
+        key=absolute_path(key),
         client_id=client_id,
         heart_beat_s=heart_beat,
         reconnects=reconnect,

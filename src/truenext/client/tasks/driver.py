@@ -15,6 +15,7 @@ import contextlib
 import os
 import random
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple
@@ -32,10 +33,12 @@ from truenext.client.core.session import SessionCore
 from truenext.client.core.waiting import Flow, Wait
 from truenext.client.password_file import current_password
 from truenext.client.tasks.heartbeat_thread import HeartbeatThread
+from truenext.client.tls_context import check_files, make_context, reason_of
 from truenext.clock import monotonic
 from truenext.errors import ClosedError, ConfigurationError, ConnectionLost
 from truenext.model.limits import READ_BYTES
 from truenext.model.url import Address
+from truenext.tls import TlsSocket
 
 CONNECT_TIMEOUT_S = 10.0
 """Seconds until a broker must have accepted a connection."""
@@ -65,11 +68,12 @@ _isolations: WeakKeyDictionary[asyncio.AbstractEventLoop, HandlerIsolation] = We
 
 class Driver:
     def __init__(self, options: ConnectOptions, name: str, make_message: type[ReceivedMessage]) -> None:
-        """Make a driver for the running loop. Raises: ConfigurationError if that loop's clock stands still, or the
-        password file has no password"""
+        """Make a driver for the running loop. Raises: ConfigurationError if that loop's clock stands still, or a
+        file of the credentials cannot be used"""
         self.loop = loop = asyncio.get_running_loop()
         check_clock_runs(loop)
         current_password(options.credentials)
+        check_files(options.credentials, options.addresses)
         self.process_id = os.getpid()
         self.isolation = _isolations.setdefault(self.loop, HandlerIsolation())
         """Isolation of all handlers in this loop."""
@@ -86,7 +90,7 @@ class Driver:
         self._heartbeat_thread: HeartbeatThread | None = None
         self._write_lock = threading.Lock()
         """Lock for writing to the socket and changing `_unwritten`."""
-        self._sock: socket.socket | None = None
+        self._sock: socket.socket | TlsSocket | None = None
         self._link: Link | None = None
         """Link that uses the socket."""
         self._unwritten: memoryview | None = None
@@ -237,7 +241,7 @@ class Driver:
         except Exception as error:
             self._fail_internally(error)
 
-    async def _connect(self, address: Address) -> socket.socket:
+    async def _connect(self, address: Address) -> socket.socket | TlsSocket:
         infos = await self.loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         errors: list[OSError] = []
         for family, kind, protocol, _, sockaddr in infos:
@@ -251,14 +255,40 @@ class Driver:
                 sock.close()
                 # asyncio's own error contains the address in place of the reason.
                 errors.append(OSError(error.errno, os.strerror(error.errno)) if error.errno else error)
+                continue
             except BaseException:
                 sock.close()
                 raise
-            else:
+            if not address.has_tls:
                 return sock
+            try:
+                return await self._start_tls(sock, address)
+            except BaseException:
+                sock.close()
+                raise
         raise errors[0] if errors else OSError(f"{address.host} has no address")
 
-    def _start_link(self, sock: socket.socket, address: Address, password: str | None) -> None:
+    async def _start_tls(self, sock: socket.socket, address: Address) -> TlsSocket:
+        """Shake hands over a connected socket. Raises: OSError, ConfigurationError"""
+        tls = TlsSocket(sock, make_context(self.client.options.credentials), host=address.host)
+        received = b""
+        try:
+            while True:
+                output = tls.shake_hands(received)
+                if output:
+                    await self.loop.sock_sendall(sock, output)
+                if tls.is_ready:
+                    return tls
+                received = await self.loop.sock_recv(sock, READ_BYTES)
+                if not received:
+                    raise OSError("the broker has closed the connection during the TLS handshake")
+        except ssl.SSLError as error:
+            with contextlib.suppress(OSError):
+                # The alert, by which the broker knows the reason.
+                tls.flush()
+            raise OSError(reason_of(error)) from error
+
+    def _start_link(self, sock: socket.socket | TlsSocket, address: Address, password: str | None) -> None:
         self._link = None
         self._sock = sock
         self._unwritten = None
@@ -348,6 +378,8 @@ class Driver:
             self._on_readable()
 
     def _on_socket_lost(self, error: Exception) -> None:
+        if isinstance(error, ssl.SSLError):
+            error = OSError(reason_of(error))
         if self.client.link is self._link:
             self.client.on_connection_lost(error)
         self._after_step()
@@ -362,6 +394,8 @@ class Driver:
             return True
         data = out[0] if len(out) == 1 else b"".join(out)
         with self._write_lock:
+            if self._heartbeat_thread is not None:
+                data = self._after_begun_heart_beat(data)
             try:
                 written = sock.send(data)
             except (BlockingIOError, InterruptedError):
@@ -377,6 +411,11 @@ class Driver:
         self.loop.add_writer(sock, self._on_writable)
         return False
 
+    def _after_begun_heart_beat(self, data: bytes) -> bytes:
+        """Return `data` after a heart-beat that the other thread has begun since `flush` checked `_unwritten`."""
+        begun, self._unwritten = self._unwritten, None
+        return data if begun is None else b"".join([begun, data])
+
     def send_heart_beat_if_idle(self, last_written_at: float) -> float:
         """Write, from another thread, pending bytes or a heart-beat if nothing was written since `last_written_at`.
         Returns the argument for the next call."""
@@ -389,17 +428,26 @@ class Driver:
                 # If the connection is lost, the loop notices that itself.
                 with contextlib.suppress(OSError):
                     if self._unwritten is None:
-                        sock.send(HEART_BEAT)
+                        if not sock.send(HEART_BEAT):
+                            # Encrypted, and not taken: it must be the beginning of what is sent next.
+                            self._unwritten = memoryview(HEART_BEAT)
+                            # A loop that was closed meanwhile sends nothing more.
+                            with contextlib.suppress(RuntimeError):
+                                self.loop.call_soon_threadsafe(self._watch_unwritten, sock)
                     else:
                         self._write_some(sock, self._unwritten)
             return written_at
 
-    def _write_some(self, sock: socket.socket, unwritten: memoryview) -> None:
+    def _watch_unwritten(self, sock: socket.socket | TlsSocket) -> None:
+        if self._sock is sock and self._unwritten is not None:
+            self.loop.add_writer(sock, self._on_writable)
+
+    def _write_some(self, sock: socket.socket | TlsSocket, unwritten: memoryview) -> None:
         """Write pending bytes, as many as the socket accepts. Raises: OSError"""
         written = sock.send(unwritten)
         self._unwritten = unwritten[written:] if written < len(unwritten) else None
 
-    def _on_write_error(self, sock: socket.socket) -> None:
+    def _on_write_error(self, sock: socket.socket | TlsSocket) -> None:
         if self._sock is sock and self._write_error is not None:
             self._on_socket_lost(self._write_error)
 

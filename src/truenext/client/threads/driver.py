@@ -17,6 +17,7 @@ import os
 import random
 import selectors
 import socket
+import ssl
 import sys
 import threading
 from collections import deque
@@ -38,10 +39,12 @@ from truenext.client.core.session import SessionCore
 from truenext.client.core.waiting import Flow, Wait
 from truenext.client.password_file import current_password
 from truenext.client.threads.interrupts import SignalSafeLock
+from truenext.client.tls_context import check_files, make_context, reason_of
 from truenext.clock import monotonic
 from truenext.errors import ClosedError, ConfigurationError, ConnectionLost, LocalProtocolError
 from truenext.model.limits import READ_BYTES
 from truenext.model.url import Address
+from truenext.tls import TlsSocket
 
 CONNECT_TIMEOUT_S = 10.0
 """Seconds until a broker must have accepted a connection."""
@@ -72,8 +75,9 @@ def _at_exit() -> None:
 
 class Driver:
     def __init__(self, options: ConnectOptions, name: str, make_message: type[ReceivedMessage]) -> None:
-        """Raises: ConfigurationError if the password file has no password"""
+        """Raises: ConfigurationError if a file of the credentials cannot be used"""
         current_password(options.credentials)
+        check_files(options.credentials, options.addresses)
         self.process_id = os.getpid()
         self.isolation = HandlerIsolation()
         """Isolation of the handlers of this connection only, because its lock guards no other."""
@@ -89,7 +93,7 @@ class Driver:
         self._lock = threading.Lock()
         self._main_thread_id = threading.main_thread().ident
         self._thread = threading.Thread(target=self._run, name="truenext connection", daemon=True)
-        self._sock: socket.socket | None = None
+        self._sock: socket.socket | TlsSocket | None = None
         self._link: Link | None = None
         """Link that uses the socket."""
         self._unwritten: memoryview | None = None
@@ -100,7 +104,7 @@ class Driver:
         """Reports for the log, which is written without the lock."""
         # State of the thread's wait: the registered socket, the deadline, and how the thread is woken.
         self._selector = selectors.DefaultSelector()
-        self._registered: tuple[socket.socket | None, int] = (None, 0)
+        self._registered: tuple[socket.socket | TlsSocket | None, int] = (None, 0)
         self._awaited_events = 0
         """Bit mask of the socket's events for which the thread waits."""
         self._wakes_at = inf
@@ -337,7 +341,7 @@ class Driver:
             client.on_socket_connected(address, password)
             self._link = client.link
 
-    def _connect(self, address: Address) -> socket.socket | None:
+    def _connect(self, address: Address) -> socket.socket | TlsSocket | None:
         """Connect a socket; None if the client has ended meanwhile. Raises: OSError"""
         deadline = monotonic() + CONNECT_TIMEOUT_S
         errors: list[OSError] = []
@@ -345,7 +349,7 @@ class Driver:
             address.host, address.port, type=socket.SOCK_STREAM
         ):
             sock = socket.socket(family, kind, protocol)
-            is_connected = False
+            is_connected = has_begun_tls = False
             try:
                 sock.setblocking(False)
                 # Small writes are sent without delay.
@@ -358,15 +362,51 @@ class Driver:
                         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if code and code not in _IN_PROGRESS:
                     raise OSError(code, os.strerror(code))
+                if address.has_tls and self.client.error is None:
+                    has_begun_tls = True
+                    tls = self._start_tls(sock, address, deadline)
+                    is_connected = tls is not None
+                    return tls
                 is_connected = self.client.error is None
                 return sock if is_connected else None
             except OSError as error:
+                if has_begun_tls:
+                    # It says more than the error of an address that does not answer.
+                    raise
                 errors.append(error)
             finally:
                 if not is_connected:
                     self._register(None, 0)
                     sock.close()
         raise errors[0] if errors else OSError(f"{address.host} has no address")
+
+    def _start_tls(self, sock: socket.socket, address: Address, deadline: float) -> TlsSocket | None:
+        """Shake hands over a connected socket; None if the client has ended meanwhile. Raises: OSError,
+        ConfigurationError"""
+        tls = TlsSocket(sock, make_context(self.client.options.credentials), host=address.host)
+        output = memoryview(tls.shake_hands())
+        while self.client.error is None:
+            if not output and tls.is_ready:
+                return tls
+            if (left_s := deadline - monotonic()) <= 0:
+                raise TimeoutError(f"no answer within {CONNECT_TIMEOUT_S:g} seconds")
+            if not self._select(sock, selectors.EVENT_WRITE if output else selectors.EVENT_READ, left_s):
+                continue
+            with contextlib.suppress(BlockingIOError, InterruptedError):
+                if output:
+                    output = output[sock.send(output) :]
+                    continue
+                received = sock.recv(READ_BYTES)
+                if not received:
+                    raise OSError("the broker has closed the connection during the TLS handshake")
+                try:
+                    output = memoryview(tls.shake_hands(received))
+                except ssl.SSLError as error:
+                    with contextlib.suppress(OSError):
+                        # The alert, by which the broker knows the reason.
+                        tls.flush()
+                    raise OSError(reason_of(error)) from error
+        return None
 
     def _run_once(self) -> None:
         """Wait until the connection has something to do, and do it."""
@@ -394,12 +434,14 @@ class Driver:
             if self._is_flush_due:
                 self.flush()
             error = error or self._write_error
+            if isinstance(error, ssl.SSLError):
+                error = OSError(reason_of(error))
             if error is not None and self.client.link is self._link:
                 self.client.on_connection_lost(error)
             if self.client.link is not self._link:
                 self._close_socket()
 
-    def _select(self, sock: socket.socket | None, events: int, max_wait_s: float = inf) -> int:
+    def _select(self, sock: socket.socket | TlsSocket | None, events: int, max_wait_s: float = inf) -> int:
         """Wait for the socket, or until the thread is woken; run due calls. Returns the events that are ready."""
         with self._lock:
             due = self.client.delayed_calls.next_due_at
@@ -422,7 +464,7 @@ class Driver:
         self._write_reports()
         return ready
 
-    def _register(self, sock: socket.socket | None, events: int) -> None:
+    def _register(self, sock: socket.socket | TlsSocket | None, events: int) -> None:
         sock_before, events_before = self._registered
         if sock_before is sock and events_before == events:
             return
@@ -469,7 +511,7 @@ class Driver:
         self._unwritten = memoryview(data)[written:]
         return False
 
-    def _write_unwritten(self, sock: socket.socket) -> None:
+    def _write_unwritten(self, sock: socket.socket | TlsSocket) -> None:
         unwritten = self._unwritten
         if unwritten is None:
             return

@@ -10,6 +10,7 @@ import contextlib
 import json
 import random
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +20,12 @@ from typing import Any
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.client.core.link import HEART_BEAT, Link
 from truenext.client.password_file import current_password
+from truenext.client.tls_context import check_files, make_context, reason_of
 from truenext.clock import monotonic
 from truenext.errors import Code, ConnectionLost, NoBroker, Refused
 from truenext.model.limits import READ_BYTES
 from truenext.model.url import Address
+from truenext.spark.broker.tls_stream import TlsStream
 from truenext.wire.stomp.frame import Frame, Version, encode
 
 CONNECT_SECONDS = 10.0
@@ -68,8 +71,9 @@ class BrokerConnection:
     def __init__(self, addresses: Sequence[Address], credentials: Credentials = NO_CREDENTIALS) -> None:
         """Connect to the first address that has a broker; again for some seconds while it is busy with other logins.
 
-        Raises: NoBroker, Refused; ConfigurationError if the password file has no password
+        Raises: NoBroker, Refused; ConfigurationError if a file of the credentials cannot be used
         """
+        check_files(credentials, addresses)
         self._messages: deque[Frame] = deque()
         """MESSAGE frames that were received and not returned by `next_message` yet."""
         self._first_refusal: Refused | None = None
@@ -80,7 +84,7 @@ class BrokerConnection:
         while True:
             self._link = Link(1, HEART_BEAT_SECONDS, monotonic(), on_frame=self._on_frame)
             headers = credentials.headers(current_password(credentials))
-            self._socket = _connect(addresses)
+            self._socket, self._url = _connect(addresses, credentials)
             try:
                 self._log_in(headers)
                 break
@@ -201,7 +205,7 @@ class BrokerConnection:
             with self._write_lock:
                 self._socket.sendall(data)
         except OSError as error:
-            raise ConnectionLost(f"the connection was lost: {error}") from error
+            raise self._lost(error) from error
 
     def _beat(self) -> None:
         interval = self._link.heartbeat_interval_s
@@ -291,11 +295,19 @@ class BrokerConnection:
                 return False
             raise ConnectionLost("the broker has sent nothing, not even a heart-beat") from None
         except OSError as error:
-            raise ConnectionLost(f"the connection was lost: {error}") from error
+            raise self._lost(error) from error
         if not data:
             raise ConnectionLost("the broker has closed the connection")
         link.receive_data(data, now)
         return True
+
+    def _lost(self, error: OSError) -> ConnectionLost:
+        if not isinstance(error, ssl.SSLError):
+            return ConnectionLost(f"the connection was lost: {error}")
+        if self._link.is_up:
+            return ConnectionLost(f"the connection was lost: {reason_of(error)}")
+        # With TLS 1.3 the broker refuses a client's certificate after the client's part of the handshake.
+        return NoBroker(f"no broker: {self._url}: {reason_of(error)}")
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.command == "MESSAGE":
@@ -316,7 +328,8 @@ class BrokerConnection:
         link.require_truenext("Spark")
 
 
-def _connect(addresses: Sequence[Address]) -> socket.socket:
+def _connect(addresses: Sequence[Address], credentials: Credentials) -> tuple[socket.socket | TlsStream, str]:
+    """Return a connected socket, and the URL of its broker. Raises: NoBroker, ConfigurationError"""
     failures = []
     for address in addresses:
         try:
@@ -325,5 +338,13 @@ def _connect(addresses: Sequence[Address]) -> socket.socket:
             failures.append(f"{address.url}: {error}")
             continue
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connected
+        if not address.has_tls:
+            return connected, address.url
+        try:
+            return TlsStream(connected, make_context(credentials), address.host), address.url
+        except BaseException as error:
+            connected.close()
+            if not isinstance(error, OSError):
+                raise
+            failures.append(f"{address.url}: {reason_of(error)}")
     raise NoBroker(f"no broker: {'; '.join(failures)}")

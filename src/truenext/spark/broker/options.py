@@ -8,6 +8,8 @@ from truenext.client.core.credentials import Credentials
 from truenext.errors import ConfigurationError
 from truenext.model.url import Address, parse_url
 
+CREDENTIAL_NAMES = ("user", "passwordFile", "ca", "certificate", "key")
+"""Options of the login and of TLS. The files are on the machines of the driver and of all executors."""
 DEFAULT_SPACE = "main"
 DEFAULT_PATIENCE_S = 600.0
 EXAMPLES = {"url": "stomp://127.0.0.1:61613", "queue": "orders"}
@@ -50,12 +52,15 @@ class GivenOptions:
             raise ConfigurationError(f"option url: {error}") from error
 
     def credentials(self) -> Credentials:
-        """Return the options `user` and `passwordFile`."""
-        user, file = (self.get("user") or "").strip(), (self.get("passwordFile") or "").strip()
-        if bool(user) != bool(file):
+        """Return the options of the login and of TLS, whose names are CREDENTIAL_NAMES."""
+        user, file, ca, certificate, key = ((self.get(name) or "").strip() or None for name in CREDENTIAL_NAMES)
+        # A broker may know a user by its certificate.
+        if (user is None) != (file is None) and not (user and certificate):
             raise ConfigurationError("options user and passwordFile must be set together")
+        if key and not certificate:
+            raise ConfigurationError("option key is set without option certificate: set both")
         try:
-            return Credentials(user=user or None, password_file=file or None)
+            return Credentials(user=user, password_file=file, ca=ca, certificate=certificate, key=key)
         except ValueError as error:
             raise ConfigurationError(f"option user: {error}") from error
 

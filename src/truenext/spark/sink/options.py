@@ -11,9 +11,9 @@ from truenext.errors import ConfigurationError, RemoteProtocolError
 from truenext.model.destination import SPARK_PREFIX, DestinationKind, parse_address
 from truenext.model.url import Address
 from truenext.spark.broker.latest import CLOSED_BATCH
-from truenext.spark.broker.options import DEFAULT_PATIENCE_S, DEFAULT_SPACE, GivenOptions
+from truenext.spark.broker.options import CREDENTIAL_NAMES, DEFAULT_PATIENCE_S, DEFAULT_SPACE, GivenOptions
 
-_NAMES = ("url", "user", "passwordFile", "queue", "space", "patience")
+_NAMES = ("url", *CREDENTIAL_NAMES, "queue", "space", "patience")
 _BATCH_NAMES = ("txnAppId", "txnVersion")
 
 

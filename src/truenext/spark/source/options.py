@@ -10,7 +10,7 @@ from truenext.errors import ConfigurationError, RemoteProtocolError
 from truenext.model.destination import DEAD_LETTER_PREFIX, SPARK_PREFIX, DestinationKind, parse_address, virtual_topic
 from truenext.model.pattern import is_pattern, matches
 from truenext.model.url import Address
-from truenext.spark.broker.options import DEFAULT_PATIENCE_S, DEFAULT_SPACE, GivenOptions
+from truenext.spark.broker.options import CREDENTIAL_NAMES, DEFAULT_PATIENCE_S, DEFAULT_SPACE, GivenOptions
 
 PARTITIONS_MAX = 64
 
@@ -74,7 +74,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
 
 
 _NAMES = (
-    *("url", "user", "passwordFile", "queue", "selector", "partitions", "maxRowsPerTrigger", "maxBytesPerTrigger"),
+    *("url", *CREDENTIAL_NAMES, "queue", "selector", "partitions", "maxRowsPerTrigger", "maxBytesPerTrigger"),
     *("body", "headers", "space", "patience"),
 )
 

@@ -1,0 +1,99 @@
+"""TLS of a blocking connection, with the methods of a blocking socket.
+
+One thread reads, another one writes heart-beats, and a TLS object is not safe for two threads at a time. With a lock
+around the calls of a blocking `ssl.SSLSocket`, a reader that waits for the broker would hold up the heart-beats. So the
+stream uses a TlsSocket, which locks but never blocks, and waits for the socket without that lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import ssl
+
+from truenext.clock import monotonic
+from truenext.model.limits import READ_BYTES
+from truenext.tls import TlsSocket
+
+WRITE_SECONDS = 60.0
+"""Longest time until the broker reads more of what is written."""
+# With poll, unlike with epoll, a thread that waits for a socket is woken when another one shuts it down and closes it.
+_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
+
+
+class TlsStream:
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str) -> None:
+        """Shake hands with `host` over a connected socket, each step within the timeout that it has.
+
+        Raises: ssl.SSLError, OSError
+        """
+        self._sock = sock
+        self._tls = TlsSocket(sock, context, host=host)
+        self._timeout_s = sock.gettimeout() or 0.0
+        received = b""
+        while True:
+            try:
+                sock.sendall(self._tls.shake_hands(received))
+            except ssl.SSLError:
+                with contextlib.suppress(OSError):
+                    # The alert, by which the broker knows the reason.
+                    self._tls.flush()
+                raise
+            if self._tls.is_ready:
+                break
+            received = sock.recv(READ_BYTES)
+            if not received:
+                raise OSError("the broker has closed the connection during the TLS handshake")
+        sock.setblocking(False)
+
+    def settimeout(self, seconds: float) -> None:
+        """Set the longest time that `recv` waits for a byte."""
+        self._timeout_s = seconds
+
+    def getpeername(self) -> tuple[str, int]:
+        host, port, *_ = self._sock.getpeername()
+        return host, port
+
+    def recv(self, size: int) -> bytes:
+        """Return what was received, at least a byte; b"" at the end.
+
+        Raises: TimeoutError, ssl.SSLError, OSError
+        """
+        deadline = monotonic() + self._timeout_s
+        while True:
+            try:
+                return self._tls.recv(size)
+            except (BlockingIOError, InterruptedError):
+                self._wait(selectors.EVENT_READ, deadline - monotonic())
+
+    def sendall(self, data: bytes) -> None:
+        """Write all of `data`; not for two threads at a time.
+
+        Raises: TimeoutError, ssl.SSLError, OSError
+        """
+        unsent = memoryview(data)
+        while unsent:
+            sent = self._tls.send(unsent)
+            unsent = unsent[sent:]
+            if not sent:
+                self._wait(selectors.EVENT_WRITE, WRITE_SECONDS)
+
+    def shutdown(self, how: int) -> None:
+        self._tls.shutdown(how)
+
+    def close(self) -> None:
+        self._tls.close()
+
+    def _wait(self, event: int, seconds: float) -> None:
+        """Raises: TimeoutError if the event does not occur in time; OSError if the socket is closed"""
+        with _Selector() as selector:
+            try:
+                selector.register(self._sock, event)
+            except ValueError:
+                # Another thread has closed the socket.
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
+            if not selector.select(max(0.0, seconds)):
+                raise TimeoutError("timed out")
