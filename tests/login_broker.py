@@ -36,8 +36,10 @@ class LoginBroker:
             while True:
                 accepted = self._listener.accept()[0]
                 self._sockets.append(accepted)
-                self._threads.append(threading.Thread(target=self._serve, args=(accepted,)))
-                self._threads[-1].start()
+                serving = threading.Thread(target=self._serve, args=(accepted,))
+                serving.start()
+                # Only now: `close` joins what is in the list.
+                self._threads.append(serving)
 
     def close(self) -> None:
         self._stop_listening()

@@ -119,6 +119,39 @@ def test_the_eleventh_connection_beyond_the_limit_is_refused_until_others_have_l
         client.disconnect()
 
 
+def test_users_without_a_right_take_no_place_of_operators(tmp_path: Path) -> None:
+    """Refused connections stay open for a while: they must not be counted among those beyond the limit."""
+    users = tmp_path / "users.toml"
+    users.write_text(
+        '[user.root]\npassword_file = "word"\nmonitor = true\n'
+        '[user.shop]\npassword_file = "word"\nsend = [">"]\ntake = [">"]\n'
+    )
+    (tmp_path / "word").write_text("word")
+    for file in (users, tmp_path / "word"):
+        file.chmod(0o600)
+    broker = BrokerProcess(tmp_path, ["--users", str(users)], files_max=f"-n {FILES_FOR_FEW + 20}")
+    broker.start()
+    try:
+        shop = {"login": "shop", "passcode": "word"}
+        # Files for few clients and 20 more, of which a quarter is for connections before their login.
+        clients = [broker.connect(headers=shop) for _ in range(FEW + 15)]
+        refused = []
+        for _ in range(CONTROL_ONLY_CONNECTIONS_MAX + 5):
+            client = broker.connect(sends_connect=False)
+            client.send_frame("CONNECT", {"accept-version": "1.2", "host": "h"} | shop)
+            error = client.next_frame()
+            assert "for users with monitor or admin" in error.body.decode()
+            refused.append(client)
+            root = broker.connect(headers={"login": "root", "passcode": "word"})
+            root.disconnect()
+        for client in (*clients, *refused):
+            client.close()
+        broker._log_checked = len(broker.log)
+        broker.stop()
+    finally:
+        broker.clean_up()
+
+
 # ---- In the test's own process ----
 
 

@@ -1024,7 +1024,7 @@ def variants(row: Row) -> Iterator[Variant]:
         yield Variant(f"of the other kind{of}", [*others, f"{right} {of_other_kind(pattern)}"], need)
         foreign = [f"{each} {pattern}" for each in RIGHTS if each != right and f"{each} {pattern}" not in needs]
         yield Variant(f"other rights{of}", [*others, *foreign, *FLAGS], need)
-        if pattern.split("/")[-1].split(".")[0] in RESERVED:
+        if any(pattern.split("/")[-1].startswith(f"{word}.") for word in RESERVED):
             rest = pattern.partition(".")[2]
             yield Variant(f"too wide a first word{of}", [*others, f"{right} >", f"{right} *.{rest}"], need)
     if needs != ["client-id"]:
@@ -1401,8 +1401,9 @@ def test_temporary_queue_of_another_connection_is_closed_to_everything_but_send(
     owner = connect("half")
     owner.request("SUBSCRIBE", {"id": "own", "destination": "/temp-queue/own", "ack": "client-individual"})
     owner.request("SUBSCRIBE", {"id": "topic", "destination": "/temp-topic/own"})
-    with pytest.raises(RequestRefused):
+    with pytest.raises(RequestRefused) as refused:
         _TEMPORARY_REQUESTS[request_name](connect("everywhere"), owner.session)
+    assert refused.value.code == "forbidden"
     connect("stranger").send_to(f"/remote-temp-queue/{owner.session}/own", b"still there")
     connect("stranger").send_to(f"/remote-temp-topic/{owner.session}/own", b"and this")
     assert sorted(bodies(owner.messages(2))) == ["and this", "still there"]

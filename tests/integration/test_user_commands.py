@@ -21,7 +21,7 @@ from truenext.broker.users import Users, read_users
 
 HASH = "$argon2id$v=19$m=19456,t=2,p=1$" + "A" * 22 + "$" + "A" * 43
 OTHER_HASH = "$argon2id$v=19$m=19456,t=2,p=1$" + "A" * 22 + "$" + "B" * 42 + "A"
-RELOAD = "; a running broker uses the file after `truenext reload`\n"
+RELOAD = "; a running broker uses the file after SIGHUP, or `truenext reload` by an admin\n"
 
 EXAMPLE = f"""# Users of the shop, all of them
 
@@ -45,7 +45,7 @@ take = ["orders.*"]
 browse = [">"]
 
 # Anna works here, too
-[user."anna.b"]
+[user.anna-b]
 password_file = "anna"
 roles = ["operators", "readers"]
 
@@ -118,13 +118,13 @@ def test_add_makes_a_file_that_only_its_owner_can_read_and_prints_the_generated_
 
 def test_add_appends_a_user_with_the_password_of_standard_input(file: Path) -> None:
     file.chmod(0o640)
-    command = ["add", "eu.shop", "--role", "readers", "--role", "readers"]
-    assert user(file, *command, stdin="pä ss\r\nmore\n".encode()) == done(f"user 'eu.shop' was added to {file}")
+    command = ["add", "eu-shop", "--role", "readers", "--role", "readers"]
+    assert user(file, *command, stdin="pä ss\r\nmore\n".encode()) == done(f"user 'eu-shop' was added to {file}")
     text = file.read_text()
-    assert text.startswith(EXAMPLE + '\n[user."eu.shop"]\npasswords = ["$argon2id$')
+    assert text.startswith(EXAMPLE + '\n[user.eu-shop]\npasswords = ["$argon2id$')
     assert text.endswith('\nroles = ["readers"]\n')
     assert (mode(file), files(file.parent)) == (0o640, ["anna", "users.toml"])
-    assert proves(read_users(file), "eu.shop", "pä ss")
+    assert proves(read_users(file), "eu-shop", "pä ss")
 
 
 def test_add_refuses_a_user_that_exists_and_a_role_that_does_not(file: Path) -> None:
@@ -205,10 +205,10 @@ def test_password_with_keep_old_has_the_old_hash_as_the_second_one(file: Path) -
 
 
 def test_password_of_a_user_with_a_password_file_is_refused(file: Path) -> None:
-    assert user(file, "password", "anna.b", "--generate") == (
+    assert user(file, "password", "anna-b", "--generate") == (
         1,
         "",
-        "truenext: user 'anna.b' has its password in a password_file: change it there\n",
+        "truenext: user 'anna-b' has its password in a password_file: change it there\n",
     )
 
 
@@ -218,7 +218,7 @@ def test_password_of_a_user_with_a_password_file_is_refused(file: Path) -> None:
 def test_remove_keeps_the_comments_and_order_of_the_file(file: Path) -> None:
     for name, first, after in (
         ("shop", "[user.shop]", "\n# The till"),
-        ("anna.b", '[user."anna.b"]', "\n# The end"),
+        ("anna-b", "[user.anna-b]", "\n# The end"),
     ):
         before = file.read_text()
         assert user(file, "remove", name) == done(f"user {name!r} was removed from {file}")
@@ -226,14 +226,17 @@ def test_remove_keeps_the_comments_and_order_of_the_file(file: Path) -> None:
     assert list(read_users(file)) == ["till"]
 
 
+ANOTHER = f'[user.b]\npasswords = ["{OTHER_HASH}"]\n'
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (f'[user.a]\npasswords = ["{HASH}"]\n', ""),
-        (f'[user]\n[user.a]\npasswords = ["{HASH}"]\n', "[user]\n"),
+        (f'[user.a]\npasswords = ["{HASH}"]\n{ANOTHER}', ANOTHER),
+        (f'[user]\n[user.a]\npasswords = ["{HASH}"]\n{ANOTHER}', f"[user]\n{ANOTHER}"),
         (f'[user]\na = {{passwords = ["{HASH}"]}}\nb = {{passwords = ["{OTHER_HASH}"]}}\n', None),
         (f'user.a.passwords = ["{HASH}"]\nuser.b.passwords = ["{OTHER_HASH}"]\n', None),
-        (f'[user.a]\r\npasswords = ["{HASH}"]\r\n\r\n# x\r\n[role.r]\r\n', "# x\r\n[role.r]\r\n"),
+        (f'[user.a]\r\npasswords = ["{HASH}"]\r\n\r\n# x\r\n{ANOTHER}', f"# x\r\n{ANOTHER}"),
     ],
 )
 def test_remove_from_a_file_of_any_form_removes_only_the_user(tmp_path: Path, before: str, after: str | None) -> None:
@@ -250,6 +253,15 @@ def test_remove_from_a_file_of_any_form_removes_only_the_user(tmp_path: Path, be
     assert status == 0, err
 
 
+def test_remove_of_the_only_user_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "users.toml"
+    file.touch(0o600)
+    file.write_text(ANOTHER)
+    status, _, err = user(file, "remove", "b")
+    assert status == 2 and "there are no users, and nobody could log in" in err
+    assert file.read_text() == ANOTHER
+
+
 # ---- list ----
 
 
@@ -260,11 +272,11 @@ def test_list_shows_users_with_the_grants_of_their_roles(file: Path) -> None:
         ["user", "password", "send", "take", "browse", "manage", "more", "client", "ids"],
         ["shop", "1", "hash", "orders.>"],
         ["till", "1", "hash", "orders.*"],
-        ["anna.b", "file", ">", ">,", "DLQ.>", "monitor"],
+        ["anna-b", "file", ">", ">,", "DLQ.>", "monitor"],
     ]
     facts = json.loads(user(file, "list", "--json")[1])
     assert facts[2] == {
-        "name": "anna.b",
+        "name": "anna-b",
         "passwords": 0,
         "send": [],
         "take": [],
@@ -306,9 +318,9 @@ def test_hash_prints_an_entry_of_a_users_file(tmp_path: Path) -> None:
             "user 'shop' may send /queue/orders.new: granted by /queue/orders.>",
         ),
         (
-            ("anna.b", "manage", "DLQ.a"),
+            ("anna-b", "manage", "DLQ.a"),
             0,
-            "user 'anna.b' may manage /queue/DLQ.a: granted by /queue/DLQ.>",
+            "user 'anna-b' may manage /queue/DLQ.a: granted by /queue/DLQ.>",
         ),
         (
             ("shop", "take", "orders.new"),
@@ -322,10 +334,9 @@ def test_hash_prints_an_entry_of_a_users_file(tmp_path: Path) -> None:
             "user 'till' may not take /queue/orders.>: add 'orders.>' to `take` of [user.till] or of one of its roles",
         ),
         (
-            ("anna.b", "browse", "/topic/a"),
+            ("anna-b", "browse", "/topic/a"),
             1,
-            "user 'anna.b' may not browse /topic/a: add '/topic/a' to `browse` of [user.\"anna.b\"] or of one of its "
-            "roles",
+            "user 'anna-b' may not browse /topic/a: add '/topic/a' to `browse` of [user.anna-b] or of one of its roles",
         ),
     ],
 )
@@ -345,7 +356,7 @@ def test_command_for_an_unknown_user_is_refused(file: Path, command: list[str]) 
     assert user(file, *command) == (
         1,
         "",
-        f"truenext: {file} has no user 'nobody'; there are shop, till, anna.b\n",
+        f"truenext: {file} has no user 'nobody'; there are shop, till, anna-b\n",
     )
 
 

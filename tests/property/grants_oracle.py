@@ -78,9 +78,12 @@ _prefixes = st.sampled_from(["", "/queue/", "/topic/"])
 
 @st.composite
 def patterns(draw: st.DrawFn) -> str:
-    """Draw a pattern, or a name."""
+    """Draw a pattern, or a name; one in four has the words of a queue of a virtual topic, or the first of them."""
     word = st.sampled_from(["*", *WORDS]) if draw(st.booleans()) else st.sampled_from(WORDS)
     words = draw(st.lists(word, max_size=PATTERN_WORDS_MAX))
+    if not draw(st.integers(0, 3)):
+        topic = draw(st.sampled_from(["VirtualTopic", "VirtualTopic", "*"]))
+        words = ["Consumer", draw(word), topic, draw(word)][: draw(st.integers(1, PATTERN_WORDS_MAX))]
     if not words or (len(words) < PATTERN_WORDS_MAX and draw(st.booleans())):
         words.append(draw(st.sampled_from([">", *WORDS])))
     return draw(_prefixes) + ".".join(words)
@@ -88,11 +91,12 @@ def patterns(draw: st.DrawFn) -> str:
 
 @st.composite
 def wider(draw: st.DrawFn, pattern: str) -> str:
-    """Draw a pattern of the same kind, with wildcards in place of words: it often covers the other."""
+    """Draw a pattern of the same kind, with wildcards in place of words or one more: it often covers the other."""
     kind, words = split(pattern)
     wider_words = [draw(st.sampled_from([word, word, "*"])) for word in words]
     if draw(st.booleans()):
-        wider_words[draw(st.integers(0, len(words) - 1)) :] = [">"]
+        end = len(words) - 1 if words[-1] == ">" or len(words) == PATTERN_WORDS_MAX else len(words)
+        wider_words[draw(st.integers(0, end)) :] = [">"]
     prefix = "/topic/" if kind == "topic" else draw(st.sampled_from(["", "/queue/"]))
     return prefix + ".".join(wider_words)
 

@@ -28,15 +28,22 @@ def test_pattern_covers_what_the_oracle_says(pair: tuple[str, str]) -> None:
     assert parse_pattern(grant).covers(parse_pattern(requested)) is expected, f"{grant!r} of {requested!r}"
 
 
-def test_short_patterns_cover_what_the_oracle_says() -> None:
-    """Compares all pairs of patterns of up to three words."""
+@pytest.mark.parametrize(
+    ("prefixes", "alphabet", "count_max"),
+    [(("", "/topic/"), ("a", "DLQ", "*"), 3), (("",), ("Consumer", "VirtualTopic", "*"), 4)],
+    ids=["three words", "four words of virtual topics"],
+)
+def test_short_patterns_cover_what_the_oracle_says(
+    prefixes: tuple[str, ...], alphabet: tuple[str, ...], count_max: int
+) -> None:
+    """Compares all pairs of patterns."""
     texts = [
         prefix + ".".join([*words, *end])
-        for prefix in ("", "/topic/")
-        for count in range(4)
-        for words in product(("a", "DLQ", "*"), repeat=count)
+        for prefix in prefixes
+        for count in range(count_max + 1)
+        for words in product(alphabet, repeat=count)
         for end in ((), (">",))
-        if 1 <= len(words) + len(end) <= 3
+        if 1 <= len(words) + len(end) <= count_max
     ]
     parsed = {text: parse_pattern(text) for text in texts}
     wrong = [
@@ -98,6 +105,13 @@ def test_client_ids_of_a_user_are_those_of_the_oracle(drawn: tuple[str, list[str
         (">", "DLQ", True),
         ("*.*", "Spark.sink", False),
         ("*", "Consumer", True),
+        (">", "Consumer.orders", True),
+        (">", "Consumer.orders.VirtualTopic", True),
+        (">", "Consumer.orders.VirtualTopic.new", False),
+        (">", "Consumer.>", False),
+        (">", "Consumer.orders.*.new", False),
+        ("*.*.VirtualTopic.>", "Consumer.orders.VirtualTopic.new", False),
+        ("Consumer.*.VirtualTopic.>", "Consumer.orders.VirtualTopic.new", True),
         ("DLQ.>", "DLQ.orders", True),
         (">", "/topic/orders", False),
         ("/topic/>", "/topic/DLQ.orders", True),

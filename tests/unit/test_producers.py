@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.producer import CommitOutcome
+from truenext.engine.state.producer import CommitOutcome, user_producer
 from truenext.engine.writing import producers as producers_module
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.event_log import NoEventLog
@@ -394,3 +394,39 @@ def test_producer_state_survives_a_restart(commit_state: CommitState, producers:
     with pytest.raises(RemoteProtocolError, match="no gaps"):
         after.find_repeat(send("p", 3))
     assert not use_number(after, commit("resolved", 2, is_gapless=True))
+
+
+# ---- Producers of users ----
+
+
+def test_producer_of_a_user_begins_with_the_numbers_of_before_and_is_its_own_from_then_on() -> None:
+    producers = ProducerRegistry(CommitState(NoEventLog()))
+    assert not use_number(producers, send("p", 5)) and not use_number(producers, commit("p", 2))
+    shop, till = user_producer("shop", "p"), user_producer("till", "p")
+    assert use_number(producers, send(shop, 5)) and not use_number(producers, send(shop, 6))
+    assert outcome(producers, 2, name=shop) is COMMITTED and outcome(producers, 3, name=shop) is NOT_SO_FAR
+    # Neither the former producer nor that of another user has used 6.
+    assert not use_number(producers, send(till, 6)) and not use_number(producers, send("p", 6))
+    assert not use_number(producers, commit(shop, 3))
+    assert outcome(producers, 3, name=till) is NOT_SO_FAR
+
+
+def test_forgotten_producer_of_a_user_does_not_begin_as_a_copy_again() -> None:
+    commit_state = CommitState(NoEventLog())
+    producers = ProducerRegistry(commit_state)
+    session = ConnectionState("s")
+    assert not use_number(producers, commit("p", 2))
+    shop = user_producer("shop", "p")
+    assert not use_number(producers, commit(shop, 3))
+    producers.forget(session, [shop])
+    # As for any name that is not known.
+    assert outcome(producers, 3, name=shop) is UNKNOWN and outcome(producers, 1, name=shop) is NOT_SO_FAR
+    assert not use_number(producers, commit(shop, 1))
+    assert outcome(producers, 1, name=shop) is COMMITTED
+    assert outcome(producers, 2, name="p") is COMMITTED
+
+
+def test_errors_name_the_producer_as_the_client_does() -> None:
+    producers = ProducerRegistry(CommitState(NoEventLog()))
+    with pytest.raises(RemoteProtocolError, match="of producer 'p', whose numbers have no gaps"):
+        producers.find_repeat(send(user_producer("shop", "p"), 2, is_gapless=True))

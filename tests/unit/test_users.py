@@ -98,13 +98,25 @@ def test_user_without_grants_may_nothing(file: Path) -> None:
     assert not (shop.is_monitor or shop.is_admin or shop.client_ids)
 
 
-@pytest.mark.parametrize("name", ["a", "a" * 64, "-", "A_b-9", '"eu.shop"', '"."'])
+@pytest.mark.parametrize("name", ["a", "a" * 64, "_", "A_b-9", "9"])
 def test_name_of_letters_digits_and_marks_is_accepted(file: Path, name: str) -> None:
     assert list(read(file, user("", f"user.{name}"))) == [name.strip('"')]
 
 
-def test_empty_users_file_has_no_users(file: Path) -> None:
-    assert read(file, "# None yet\n") == {}
+@pytest.mark.parametrize("name", ['"eu.shop"', '"."', '"-a"', '""', f'"{"a" * 65}"'])
+def test_name_with_a_dot_or_another_mark_is_a_fault(file: Path, name: str) -> None:
+    """With dots a user `shop` would own the client ids of a user `shop.eu`."""
+    assert "a name is 1 to 64 letters" in faults(file, user("", f"user.{name}"))[0]
+
+
+def test_users_file_without_users_is_a_fault(file: Path) -> None:
+    assert faults(file, "# None yet\n") == ["there are no users, and nobody could log in: add [user.NAME]"]
+
+
+@pytest.mark.parametrize("line", ["\ufeffpassword", "pass\0word"])
+def test_password_that_no_client_can_send_is_a_fault(file: Path, line: str) -> None:
+    write(file.parent / "secret", line)
+    assert "no client can send it" in faults(file, '[user.anna]\npassword_file = "secret"\n')[0]
 
 
 @pytest.mark.parametrize("line", ["a secret: ü", "a secret: ü\n", "a secret: ü\r\nmore\n"])
@@ -138,8 +150,8 @@ def test_absolute_password_file_is_read_once_for_two_users(file: Path) -> None:
         (user("sned = []"), "[user.shop]: there is no key 'sned'; is 'send' meant?"),
         (
             user("hash = 1"),
-            "[user.shop]: there is no key 'hash'; there are passwords, password_file, roles, client_ids, send, take, "
-            "browse, manage, monitor, admin",
+            "[user.shop]: there is no key 'hash'; there are passwords, password_file, certificates, roles, client_ids, "
+            "send, take, browse, manage, monitor, admin",
         ),
         (
             "[role.x]\nroles = []",
@@ -147,11 +159,11 @@ def test_absolute_password_file_is_read_once_for_two_users(file: Path) -> None:
         ),
         (
             user("", 'user."a b"'),
-            "[user.\"a b\"]: a name is 1 to 64 letters (a to z, A to Z), digits, '-', '_' or '.'",
+            "[user.\"a b\"]: a name is 1 to 64 letters (a to z, A to Z), digits, '-' or '_'",
         ),
         (
             '[role."ä\\n"]\n',
-            "[role.\"ä\\n\"]: a name is 1 to 64 letters (a to z, A to Z), digits, '-', '_' or '.'",
+            "[role.\"ä\\n\"]: a name is 1 to 64 letters (a to z, A to Z), digits, '-' or '_'",
         ),
         (
             user("", "user.eu.shop"),
@@ -214,7 +226,8 @@ def test_file_that_is_no_toml_has_one_fault(file: Path, text: str | bytes, expec
 def test_content_that_is_too_long_is_a_fault(file: Path) -> None:
     with pytest.raises(FaultyFileError, match=f"{file}: a users file has at most 1048576 bytes"):
         check_users(file, b"\n" * (CONFIGURATION_BYTES_MAX + 1))
-    assert check_users(file, b"\n" * CONFIGURATION_BYTES_MAX) == {}
+    text = user("").encode()
+    assert list(check_users(file, text + b"\n" * (CONFIGURATION_BYTES_MAX - len(text)))) == ["shop"]
 
 
 def test_users_file_that_cannot_be_read_is_refused(file: Path) -> None:
@@ -275,7 +288,7 @@ def test_hash_that_occurs_twice_is_a_fault(file: Path) -> None:
 
 def test_user_without_a_password_or_with_two_kinds_of_it_is_a_fault(file: Path) -> None:
     assert faults(file, "[user.a]\n" + user('password_file = "x"')) == [
-        "[user.a]: it has no password: add passwords (see `truenext user hash`) or password_file",
+        "[user.a]: it has no password: add passwords (see `truenext user hash`), password_file or certificates",
         "[user.shop]: passwords and password_file exclude each other: remove one of them",
     ]
 

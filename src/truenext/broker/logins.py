@@ -96,15 +96,17 @@ class Logins:
         if self._loop.time() - self._failures_since >= FAILURES_SECONDS:
             self._failures.clear()
             self._failures_since = self._loop.time()
-        failures = self._failures
-        if failures[address, user] >= FAILED_LOGINS_PER_USER or failures[address, None] >= FAILED_LOGINS_PER_ADDRESS:
+        of_address = [waiting for waiting in self._waiting.values() if waiting.address == address]
+        # Logins that wait may fail, too.
+        of_user = self._failures[address, user] + sum(waiting.user == user for waiting in of_address)
+        of_all = self._failures[address, None] + len(of_address)
+        if of_user >= FAILED_LOGINS_PER_USER or of_all >= FAILED_LOGINS_PER_ADDRESS:
             raise RemoteProtocolError(
                 f"login refused: {FAILED_LOGINS_PER_USER} logins of this user, or {FAILED_LOGINS_PER_ADDRESS} logins, "
                 "have failed from this address within a minute; try again in a minute",
                 Code.BUSY,
             )
-        of_address = sum(waiting.address == address for waiting in self._waiting.values())
-        if len(self._waiting) >= LOGINS_WAITING_MAX or of_address >= LOGINS_WAITING_MAX // 2:
+        if len(self._waiting) >= LOGINS_WAITING_MAX or len(of_address) >= LOGINS_WAITING_MAX // 2:
             raise RemoteProtocolError(
                 f"{LOGINS_WAITING_MAX} logins, or half as many from this address, wait to be checked: try again later",
                 Code.BUSY,

@@ -30,11 +30,11 @@ from truenext.model.limits import CONFIGURATION_BYTES_MAX
 
 USER, ROLE = "user", "role"
 PASSWORDS, PASSWORD_FILE = "passwords", "password_file"
-ROLES, CLIENT_IDS = "roles", "client_ids"
+ROLES, CLIENT_IDS, CERTIFICATES = "roles", "client_ids", "certificates"
 MONITOR, ADMIN = "monitor", "admin"
 
 _KEYS_OF_ROLES = (*(right.value for right in Right), MONITOR, ADMIN)
-_KEYS_OF_USERS = (PASSWORDS, PASSWORD_FILE, ROLES, CLIENT_IDS, *_KEYS_OF_ROLES)
+_KEYS_OF_USERS = (PASSWORDS, PASSWORD_FILE, CERTIFICATES, ROLES, CLIENT_IDS, *_KEYS_OF_ROLES)
 
 PASSWORD_BYTES_MAX = 1024
 """Bytes of a password: hashing takes longer for longer ones."""
@@ -46,7 +46,9 @@ HASH_MEMORY_KIB_MAX = 1024 * 1024
 HASH_PASSES_MAX = 100
 HASH_THREADS_MAX = 16
 
-_NAME = re.compile(r"[0-9A-Za-z_.-]{1,64}")
+_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_-]{0,63}")
+"""Without dots: a client id `NAME.` and more is of user NAME alone."""
+_CERTIFICATE = re.compile(r"(DNS|URI|email):[!-~]+|sha256:[0-9a-f]{64}")
 _BARE_KEY = re.compile(r"[0-9A-Za-z_-]+")
 _HASH = re.compile(
     r"\$argon2id\$v=(?:16|19)\$m=[1-9][0-9]{0,9},t=[1-9][0-9]{0,9},p=[1-9][0-9]{0,9}"
@@ -60,12 +62,14 @@ class UserEntry(NamedTuple):
     hashes: tuple[str, ...]
     """Argon2 hashes of the passwords; empty if the user has a password file."""
     password: str | None
-    """First line of the password file; None if the user has hashes."""
+    """First line of the password file; None if the user has none."""
+    certificates: tuple[str, ...] = ()
+    """Names and fingerprints of client certificates, such as `DNS:shop.example` and `sha256:0f...`."""
 
     @property
     def credentials(self) -> tuple[str, ...]:
-        """Credentials that a login may prove, never empty texts: the hashes, or the password of the file."""
-        return self.hashes if self.password is None else (self.password,)
+        """Credentials that a login may prove, never empty texts: hashes, the password of the file, certificates."""
+        return (*(self.hashes if self.password is None else (self.password,)), *self.certificates)
 
 
 class Users(dict[str, UserEntry]):
@@ -83,6 +87,17 @@ class Users(dict[str, UserEntry]):
         """Sentences about what is unsafe in the files, and yet no fault."""
         self.files = tuple(files)
         """The users file, and the password files."""
+        self._certificate_owners = {name: entry for entry in self.values() for name in entry.certificates}
+
+    def find_by_certificate(self, names: Iterable[str]) -> tuple[UserEntry, str] | None:
+        """Return the user of a client certificate by its names, and the name in the users file; None if it is of no
+        user, or of several."""
+        found = {
+            self._certificate_owners[name].user.name: (self._certificate_owners[name], name)
+            for name in names
+            if name in self._certificate_owners
+        }
+        return next(iter(found.values())) if len(found) == 1 else None
 
 
 def read_users(file: Path) -> Users:
@@ -114,11 +129,11 @@ def fault_of_name(name: str) -> str | None:
     """Return why a text is not the name of a user or role; None if it is one.
 
     >>> fault_of_name("till-1"), fault_of_name("a b")
-    (None, "a name is 1 to 64 letters (a to z, A to Z), digits, '-', '_' or '.'")
+    (None, "a name is 1 to 64 letters (a to z, A to Z), digits, '-' or '_'")
     """
     if _NAME.fullmatch(name):
         return None
-    return "a name is 1 to 64 letters (a to z, A to Z), digits, '-', '_' or '.'"
+    return "a name is 1 to 64 letters (a to z, A to Z), digits, '-' or '_'"
 
 
 def fault_of_password(password: str) -> str | None:
@@ -129,6 +144,8 @@ def fault_of_password(password: str) -> str | None:
         size = len(password.encode())
     except UnicodeEncodeError:
         return "a password must be UTF-8"
+    if password.startswith("\ufeff") or set(password) & set("\0\r\n"):
+        return "no client can send it: it begins with a byte order mark, or has a NUL or a line break"
     return None if size <= PASSWORD_BYTES_MAX else f"a password has at most {PASSWORD_BYTES_MAX} bytes, not {size:,}"
 
 
@@ -212,6 +229,8 @@ class _UsersFileReader:
         self._roles: dict[str, _Grants] = {}
         self._hash_owners: dict[str, str] = {}
         """Header of the first table that has a hash, by the hash."""
+        self._certificate_owners: dict[str, str] = {}
+        """Header of the user of each name of a certificate."""
 
     def check_permissions(self, file: Path, where: str) -> None:
         """Add the fault or warning of a file that users other than its owner can change or read.
@@ -243,6 +262,8 @@ class _UsersFileReader:
         for name, table in tables[ROLE].items():
             self._roles[name] = self._grants(table_header(ROLE, name), table, _KEYS_OF_ROLES)
         entries = {name: self._user(name, table) for name, table in tables[USER].items()}
+        if not entries and not self._faults:
+            self._fault("", "there are no users, and nobody could log in: add [user.NAME]")
         if self._faults:
             raise self._faulty_file()
         files = dict.fromkeys([self._file, *self._password_files])
@@ -312,15 +333,34 @@ class _UsersFileReader:
             is_monitor=any(each.is_monitor for each in all_grants),
             is_admin=any(each.is_admin for each in all_grants),
         )
+        certificates = self._certificates(header, table)
         if PASSWORDS in table and PASSWORD_FILE in table:
             self._fault(header, f"{PASSWORDS} and {PASSWORD_FILE} exclude each other: remove one of them")
         elif PASSWORDS in table:
-            return UserEntry(user, self._hashes(header, table[PASSWORDS]), None)
+            return UserEntry(user, self._hashes(header, table[PASSWORDS]), None, certificates)
         elif PASSWORD_FILE in table:
-            return UserEntry(user, (), self._password(header, table[PASSWORD_FILE]))
-        else:
-            self._fault(header, f"it has no password: add {PASSWORDS} (see `truenext user hash`) or {PASSWORD_FILE}")
-        return UserEntry(user, (), None)
+            return UserEntry(user, (), self._password(header, table[PASSWORD_FILE]), certificates)
+        elif CERTIFICATES not in table:
+            self._fault(
+                header,
+                f"it has no password: add {PASSWORDS} (see `truenext user hash`), {PASSWORD_FILE} or {CERTIFICATES}",
+            )
+        return UserEntry(user, (), None, certificates)
+
+    def _certificates(self, header: str, table: dict[str, Any]) -> tuple[str, ...]:
+        names = self._texts(header, CERTIFICATES, table, '["DNS:shop.example"]')
+        for name in names:
+            where = f"{header} {CERTIFICATES}"
+            if not _CERTIFICATE.fullmatch(name):
+                self._fault(
+                    where,
+                    f"{_shortened(name)} is no name of a certificate: write DNS:NAME, URI:URI, email:ADDRESS, or "
+                    "sha256: and the 64 hexadecimal digits of its fingerprint, in lower case",
+                )
+            owner = self._certificate_owners.setdefault(name, header)
+            if owner != header:
+                self._fault(where, f"{owner} has {_shortened(name)}, too: a certificate is of one user")
+        return tuple(names)
 
     def _grants(self, header: str, table: dict[str, Any], keys: Iterable[str]) -> _Grants:
         for key in table:

@@ -126,7 +126,8 @@ def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def user() -> None:
     """Add, change and check the users of a broker.
 
-    For `truenext serve --users`; see docs/security.md. A running broker uses a changed file after `truenext reload`.
+    For `truenext serve --users`; see docs/security.md. A running broker uses a changed file after SIGHUP, or
+    `truenext reload` by an admin.
     """
 
 
@@ -297,7 +298,7 @@ def _new_password(generate: bool) -> str:
 def _finish(done: str, generated: str | None = None) -> None:
     if generated is not None:
         click.echo(generated)
-    terminal.echo(f"{done}; a running broker uses the file after `truenext reload`", err=True)
+    terminal.echo(f"{done}; a running broker uses the file after SIGHUP, or `truenext reload` by an admin", err=True)
 
 
 # ---- The file ----

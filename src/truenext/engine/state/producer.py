@@ -77,6 +77,11 @@ class Producer(msgspec.Struct, gc=False):
             self.resolved,
         )
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing is known of the producer: it was forgotten, and must not begin as a copy of another."""
+        return self.highest_send == self.highest_commit == NO_NUMBER and not self.resolved
+
     # ---- SENDs and COMMITs ----
 
     def has_used(self, name: str, number: int, *, is_commit: bool, declares_gapless: bool) -> bool:

@@ -149,7 +149,7 @@ class ProducerRegistry:
             if name in self._producers:
                 self._forget_producer(name)
             if self._former(name) is not None and self._has_space:
-                # The next use must begin anew, not with a copy.
+                # An unused producer, so that the next use begins anew, not with a copy.
                 self._store(name, self._add_producer(name))
         session.last_batch = max(session.last_batch, self._last_forgetting_batch)
 
@@ -178,9 +178,11 @@ class ProducerRegistry:
         Raises: RemoteProtocolError if there is no space for such a copy
         """
         producer = self._producers.get(name)
-        former = self._former(name) if producer is None else None
+        if producer is not None:
+            return None if producer.is_unused else producer
+        former = self._former(name)
         if former is None:
-            return producer
+            return None
         self._check_space()
         state, batch = former.state(is_used_once=False), former.batch
         self._add_producer(name)
