@@ -79,6 +79,7 @@ test-core: .venv-core/test
 	.venv-core/bin/ruff check .
 	.venv-core/bin/lint-imports
 	$(call timed,tests without Spark) .venv-core/bin/python -m pytest $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages tests/integration
+	$(call timed,tests with TLS) env TRUENEXT_TLS=1 .venv-core/bin/python -m pytest $(ON_ALL_CORES) -k "not hang" tests/integration/test_acknowledgement.py tests/integration/test_release.py tests/integration/test_cut_connections.py
 
 # Types are those of Spark, too. With Parquet the history of a broker is elsewhere.
 test-spark: .venv/spark

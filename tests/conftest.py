@@ -26,7 +26,7 @@ PROCESSOR_SECONDS_BEFORE = pytest.StashKey[float]()
 
 def pytest_configure(config: pytest.Config) -> None:
     # Commands that tests run get their broker and their user from the tests alone.
-    for name in ("TRUENEXT_URL", "TRUENEXT_USER", "TRUENEXT_PASSWORD", "TRUENEXT_PASSWORD_FILE"):
+    for name in ("TRUENEXT_URL", "TRUENEXT_USER", "TRUENEXT_PASSWORD", "TRUENEXT_PASSWORD_FILE", "TRUENEXT_CA"):
         os.environ.pop(name, None)
     # The processes of a run inherit it: all must draw the same.
     os.environ.setdefault("TRUENEXT_DRAW", str(SystemRandom().randrange(2**32)))

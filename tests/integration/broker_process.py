@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.drawing import one_of
-from tests.integration import held_disk
+from tests.integration import held_disk, over_tls
 from tests.integration.forked import Forked, completed_text
 from tests.integration.raw_client import RawClient
 from truenext.model.disk_level import DiskLevel
@@ -119,10 +119,13 @@ class BrokerProcess:
         self._out.unlink(missing_ok=True)
         self._log.unlink(missing_ok=True)
         self._log_checked = 0
-        serve = ["serve", "--data", str(self.data), "--listen", f"stomp://127.0.0.1:{port}", *self.options]
+        url = f"{over_tls.SCHEME}://127.0.0.1:{port}"
+        serve = ["serve", "--data", str(self.data), "--listen", url, *over_tls.serve_options(), *self.options]
         self._process = self._started(serve)
         line = self._read_line()
-        assert line.startswith("listening on stomp://127.0.0.1:"), f"broker said {line!r}, and in its log:\n{self.log}"
+        assert line.startswith(f"listening on {over_tls.SCHEME}://127.0.0.1:"), (
+            f"broker said {line!r}, and in its log:\n{self.log}"
+        )
         self.port = int(line.rpartition(":")[2])
 
     def _started(self, command: list[str]) -> subprocess.Popen[bytes] | Forked:
@@ -166,6 +169,10 @@ class BrokerProcess:
             self.kill()
         self.close_clients()
         self.start()
+
+    @property
+    def url(self) -> str:
+        return f"{over_tls.SCHEME}://127.0.0.1:{self.port}"
 
     def start_on_same_port(self) -> None:
         """Start a broker that the test has killed by other means, at the port that its clients know."""
@@ -228,7 +235,7 @@ class BrokerProcess:
 
     def truenext(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command with the URL of the broker."""
-        return completed_text(*arguments, "--url", f"stomp://127.0.0.1:{self.port}")
+        return completed_text(*arguments, "--url", self.url)
 
     def output_of(self, *arguments: str) -> str:
         """Return the output of a command, which must succeed."""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from tests.integration import over_tls
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version, encode
 from truenext.wire.stomp.shapes import FRAME_SHAPES
@@ -39,6 +40,8 @@ class RawClient:
             self._sock.close()
             raise
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if over_tls.IS_ON:
+            self._sock = over_tls.client_context().wrap_socket(self._sock, server_hostname="localhost")
         self._decoder = Decoder(FRAME_SHAPES)
         self._version = Version.V1_2
         self._frames: deque[Frame] = deque()

@@ -22,6 +22,7 @@ from truenext import blocking
 from truenext.errors import ClosedError, ConnectionLost, LocalProtocolError, Refused, RolledBack
 from truenext.model.url import Address
 from truenext.testing.blocking import blocking_broker
+from truenext.tls import TlsSocket
 
 PREFETCHES = pytest.mark.parametrize("prefetch", [None, 0, 1, 10])
 
@@ -452,7 +453,7 @@ def test_ctrl_c_while_a_commit_is_in_doubt_waits_for_it_and_a_second_one_leaves_
             may_return = threading.Event()
             reach = connection._driver._connect
 
-            def reach_later(address: Address) -> socket.socket | None:
+            def reach_later(address: Address) -> socket.socket | TlsSocket | None:
                 if not may_return.is_set():
                     raise OSError("nobody is there")
                 return reach(address)

@@ -16,6 +16,7 @@ from truenext.client.tasks.connection import Connection, connect
 from truenext.errors import ConnectionLost, InDoubt, LocalProtocolError, Refused, TruenextError
 from truenext.model.url import Address
 from truenext.testing.local import LocalBroker
+from truenext.tls import TlsSocket
 
 PATIENCE_S = 60.0
 
@@ -145,7 +146,7 @@ def test_sends_that_timed_out_free_the_send_buffer(monkeypatch: pytest.MonkeyPat
         may_send = asyncio.Event()
         connect_now = connection._driver._connect
 
-        async def connect_later(address: Address) -> socket:
+        async def connect_later(address: Address) -> socket | TlsSocket:
             await may_send.wait()
             return await connect_now(address)
 

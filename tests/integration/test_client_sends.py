@@ -23,6 +23,7 @@ from truenext.errors import ClosedError, Code, Refused, RolledBack
 from truenext.model.limits import BODY_BYTES_MAX, TRANSACTIONS_MAX
 from truenext.model.url import Address
 from truenext.testing.local import LocalBroker
+from truenext.tls import TlsSocket
 
 PATIENCE_S = 60.0
 NOWHERE = "/queue/"
@@ -473,7 +474,7 @@ def test_the_time_to_live_of_a_send_in_a_transaction_and_of_a_request_counts_fro
             may_send = asyncio.Event()
             connect_now = connection._driver._connect
 
-            async def connect_later(address: Address) -> socket:
+            async def connect_later(address: Address) -> socket | TlsSocket:
                 await may_send.wait()
                 return await connect_now(address)
 

@@ -404,6 +404,7 @@ def test_stages_run_says_how_several_addresses_are_written(monkeypatch: pytest.M
 BY_USER = {"TRUENEXT_USER": "shop"}
 BY_PASSWORD = {"TRUENEXT_PASSWORD": "secret"}
 BY_FILE = {"TRUENEXT_PASSWORD_FILE": "file"}
+BY_CA = {"TRUENEXT_CA": "ca"}
 
 
 @pytest.mark.parametrize(
@@ -428,6 +429,11 @@ BY_FILE = {"TRUENEXT_PASSWORD_FILE": "file"}
         ),
         ([], BY_PASSWORD | {"TRUENEXT_PASSWORD_FILE": " "}, Credentials(password="secret")),
         ([], BY_FILE | {"TRUENEXT_PASSWORD": " "}, Credentials(password_file="file")),
+        ([], BY_CA, Credentials(ca="ca")),
+        ([], {"TRUENEXT_CA": " "}, NO_CREDENTIALS),
+        (["--ca", "other"], BY_CA, Credentials(ca="other")),
+        (["--certificate", "c"], BY_USER, Credentials(user="shop", certificate="c")),
+        (["--certificate", "c", "--key", "k"], BY_CA, Credentials(ca="ca", certificate="c", key="k")),
     ],
 )
 def test_credentials_of_options_override_variables_and_blank_variables_are_unset(
@@ -448,6 +454,7 @@ def test_credentials_of_options_override_variables_and_blank_variables_are_unset
         ({"TRUENEXT_USER": "u" * 3000}, "user has a line feed"),
         ({"TRUENEXT_USER": "a\n"}, "TRUENEXT_USER"),
         ({"TRUENEXT_PASSWORD_FILE": "/"}, "TRUENEXT_PASSWORD_FILE"),
+        ({"TRUENEXT_CA": "/"}, "TRUENEXT_CA"),
     ],
 )
 def test_variables_that_are_no_credentials_are_refused_without_the_password(
@@ -459,6 +466,12 @@ def test_variables_that_are_no_credentials_are_refused_without_the_password(
     assert message in output and "secret" not in output
 
 
+def test_key_without_a_certificate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, result = broker_of_queues(["--key", "k"], {}, monkeypatch)
+    assert broker is None
+    assert "--key needs --certificate" in check_usage_error(result)
+
+
 def test_commands_with_a_broker_have_a_user_and_a_password_file_but_no_password() -> None:
     options = {path: {param.opts[-1]: param for param in command.params} for path, command in walk(main)}
     of_brokers = {path: params for path, params in options.items() if "--url" in params}
@@ -467,6 +480,8 @@ def test_commands_with_a_broker_have_a_user_and_a_password_file_but_no_password(
         assert params["--user"].envvar == "TRUENEXT_USER", path
         assert params["--password-file"].envvar == "TRUENEXT_PASSWORD_FILE", path
         assert "--password" not in params, path
+        assert params["--ca"].envvar == "TRUENEXT_CA", path
+        assert "--certificate" in params and "--key" in params, path
         assert "TRUENEXT_PASSWORD " in " ".join(CliRunner().invoke(main, [*path, "--help"]).output.split()), path
 
 
@@ -486,6 +501,21 @@ def test_commands_with_a_broker_have_a_user_and_a_password_file_but_no_password(
             Credentials(password="new"),
             Credentials(user="shop", password_file="own"),
             Credentials(user="shop", password="new"),
+        ),
+        (
+            Credentials(ca="new"),
+            Credentials(user="shop", password="own", ca="own", certificate="own", key="own"),
+            Credentials(user="shop", password="own", ca="new", certificate="own", key="own"),
+        ),
+        (
+            Credentials(certificate="new"),
+            Credentials(user="shop", password="own", ca="own", certificate="own", key="own"),
+            Credentials(user="shop", password="own", ca="own", certificate="new"),
+        ),
+        (
+            Credentials(user="till", password="new"),
+            Credentials(user="shop", password_file="own", ca="own", certificate="own", key="own"),
+            Credentials(user="till", password="new", ca="own", certificate="own", key="own"),
         ),
     ],
 )

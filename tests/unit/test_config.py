@@ -200,7 +200,7 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
             '[broker]\nlisten = ["http://x"]',
             [
                 "[broker] listen has an address that cannot be listened on: 'http://x' is not the address of a broker: "
-                "it must be stomp://HOST:PORT"
+                "it must be stomp://HOST:PORT or stomp+ssl://HOST:PORT"
             ],
         ),
         (
@@ -410,10 +410,10 @@ def test_a_configuration_that_is_written_is_read_as_the_same(
     of_broker, default, patterns = content
     found = read(file, written(*content))
     expected = BrokerSettings(**of_broker)
-    if expected.data is not None:
-        expected = replace(expected, data=file.parent / expected.data)
-    if expected.users is not None:
-        expected = replace(expected, users=file.parent / expected.users)
+    paths = {
+        name: getattr(expected, name) for name, setting in settings_of(BrokerSettings).items() if setting.kind is Path
+    }
+    expected = replace(expected, **{name: file.parent / path for name, path in paths.items() if path is not None})
     assert found.broker == expected
     assert found.policies.default == Policy(**default)
     assert found.policies.by_pattern == {pattern: Policy(**{**default, **each}) for pattern, each in patterns.items()}

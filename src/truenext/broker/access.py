@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from truenext.broker import connection_request, producer_request
-from truenext.broker.control import QueueRequest, check_verb
+from truenext.broker.control import QUEUE_CHANGES, QueueRequest, check_verb
 from truenext.engine.background import bulk
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.producer import user_producer
@@ -274,3 +274,12 @@ def may_see(user: User, queue: Queue) -> bool:
         subscription_topic(name) if name.startswith(SUBSCRIPTION_PREFIX) else Pattern(False, tuple(name.split(".")))
     )
     return any(user.may(right, wanted) for right in Right)
+
+
+def queue_of(request: ControlRequest) -> str:
+    """Return the queue that a control request, which was executed, was for; "" if it was for none."""
+    if request.verb in bulk.VERBS:
+        return decode_client_json(request.verb, request.body, bulk.VERBS[request.verb]).queue
+    if request.verb in QUEUE_CHANGES:
+        return decode_client_json(request.verb, request.body, QueueRequest).queue
+    return ""

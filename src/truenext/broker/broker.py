@@ -14,6 +14,7 @@ import logging
 import secrets
 import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from functools import partial
@@ -129,17 +130,17 @@ class Peer(Protocol):
 
     def cancel_unsent(
         self, consumers: Collection[BrokerConsumer] | None
-    ) -> tuple[dict[BrokerConsumer, int], Subscriber | None]:
+    ) -> tuple[dict[BrokerConsumer, int], list[Subscriber]]:
         """Drop unsent messages of some consumers (None: of all).
 
         Returns how many messages of each consumer in auto mode the socket has taken since the last call of
-        `Broker.on_all_sent`, and the subscriber whose message is partially sent. If the connection goes on, the rest
-        of that message is sent, and `Broker.partial_frame_sent` called then.
+        `Broker.on_all_sent`, and the subscriber of each message that is partially sent or encrypted, in order. If the
+        connection goes on, these messages are sent, and `Broker.partial_frame_sent` called for each.
         """
 
-    def assign_place(self) -> str:
-        """Assign a place to the connection at its login. Returns the limit that it exceeds, and because of which it
-        may only send control requests and must not be idle (`idle_time_left`); "" if it exceeds none.
+    def assign_place(self, *, may_exceed: bool) -> str:
+        """Assign a place to the connection at its login. Returns the limit that it exceeds, if it `may_exceed` one, and
+        because of which it may only send control requests and must not be idle (`idle_time_left`); "" if none.
 
         Raises: RemoteProtocolError if there is no place
         """
@@ -160,6 +161,10 @@ class Peer(Protocol):
     @property
     def client_info(self) -> control.ClientInfo:
         """Address and client id of the client."""
+
+    @property
+    def certificate_names(self) -> Collection[str]:
+        """Names and fingerprint of the checked certificate that the client has shown; none without TLS."""
 
 
 class WaitsFor(Enum):
@@ -229,8 +234,9 @@ class Broker:
         self._waiting_for_capacity: dict[ConnectionState, bool] = {}
         """Connections that are not read; True if they wait for disk space."""
         self._capacity_timer: TimerHandle | None = None
-        self._partially_sent: dict[ConnectionState, Entry] = {}
-        """Messages that were partially sent when their consumer, in auto mode, ended or released its messages."""
+        self._partially_sent: dict[ConnectionState, deque[Entry | None]] = {}
+        """Messages that were partially sent, or encrypted, when their consumer ended or released its messages; in
+        order, with None for one that is not of a consumer in auto mode."""
         self._sliced_work = SlicedWork(monotonic_ns)
         self._control_requests = ControlRequests(self._sliced_work, self._start_answer, self._send_answer)
         self.reload: Callable[[], ReloadResult] = lambda: NO_FILE
@@ -395,7 +401,7 @@ class Broker:
             return False
         self._tick()
         self._cancel_unsent(session, None)
-        self._settle_partially_sent(session, is_sent=False)
+        self._release_partially_sent(session)
         self._control_requests.connection_closed(session)
         self._waiting_for_capacity.pop(session, None)
         self._schedule_turn()
@@ -418,8 +424,9 @@ class Broker:
 
     def connection_closed(self, session: ConnectionState) -> None:
         """Remove a closed connection: no answer can be sent to it any more."""
-        self._settle_partially_sent(session, is_sent=False)
+        self._release_partially_sent(session)
         self._peers.pop(session, None)
+        self._partially_sent.pop(session, None)
         self._before_login.discard(session)
         self._control_only.remove(session)
         self._parked.discard(session)
@@ -429,8 +436,10 @@ class Broker:
         self._checked_logins.pop(session, None)
 
     def partial_frame_sent(self, session: ConnectionState) -> None:
-        """Note that the socket has taken the rest of a partially sent message, see `Peer.cancel_unsent`."""
-        self._settle_partially_sent(session, is_sent=True)
+        """Note that the socket has taken all of a partially sent message, see `Peer.cancel_unsent`."""
+        messages = self._partially_sent.get(session)
+        if messages:
+            self._settle(messages.popleft(), is_sent=True)
 
     @property
     def has_capacity(self) -> bool:
@@ -538,7 +547,7 @@ class Broker:
         await self._drain()
         for session in list(self._peers):
             self._cancel_unsent(session, None)
-            self._settle_partially_sent(session, is_sent=False)
+            self._release_partially_sent(session)
         self._engine.stop()
         await self._drain()
         for batch in self._engine.final_batches():
@@ -918,10 +927,9 @@ class Broker:
         if former is not None:
             # This connection gets its place.
             self._peers[former].close_for_takeover(is_exempt=True)
-        limit = self._peers[session].assign_place()
+        may_exceed = found is None or found.user.is_monitor or found.user.is_admin
+        limit = self._peers[session].assign_place(may_exceed=may_exceed)
         if found is not None:
-            if limit:
-                _require_operator(found.user, limit)
             self._users[session] = found
         elif login.user.strip() or login.passcode.strip():
             self._log_unchecked_login(session)
@@ -947,15 +955,22 @@ class Broker:
         peer = self._peers.get(session)
         if peer is None:
             return
-        sent, partially_sent = peer.cancel_unsent(consumers)
+        sent, subscribers = peer.cancel_unsent(consumers)
         for consumer, count in sent.items():
             self._engine.acknowledge_sent(consumer, count)
-        if isinstance(partially_sent, BrokerConsumer) and partially_sent.mode is AckMode.AUTO:
-            self._partially_sent[session] = self._engine.hold_partially_sent(partially_sent)
+        for subscriber in subscribers:
+            entry = None
+            if isinstance(subscriber, BrokerConsumer) and subscriber.mode is AckMode.AUTO:
+                entry = self._engine.hold_partially_sent(subscriber)
+            self._partially_sent.setdefault(session, deque()).append(entry)
 
-    def _settle_partially_sent(self, session: ConnectionState, *, is_sent: bool) -> None:
-        """Acknowledge or release the connection's partially sent message, if there is one."""
-        entry = self._partially_sent.pop(session, None)
+    def _release_partially_sent(self, session: ConnectionState) -> None:
+        """Release the partially sent messages of a connection, which ends."""
+        for entry in self._partially_sent.pop(session, ()):
+            self._settle(entry, is_sent=False)
+
+    def _settle(self, entry: Entry | None, *, is_sent: bool) -> None:
+        """Acknowledge or release a partially sent message of a consumer in auto mode."""
         if entry is not None:
             self._engine.resolve_partially_sent(entry, is_sent=is_sent)
             self._schedule_turn()
@@ -997,6 +1012,10 @@ class Broker:
     def _is_login_checked(self, session: ConnectionState, login: Login) -> bool:
         """Return whether a login may be executed; if not, the connection is resumed when its password was checked."""
         assert self._logins is not None, "there are users"
+        if session not in self._checked_logins and not login.passcode:
+            found = self._logins.users.find_by_certificate(self._peers[session].certificate_names)
+            if found is not None and login.user in ("", found[0].user.name):
+                login.user, self._checked_logins[session] = found[0].user.name, found[1]
         if session not in self._checked_logins:
             on_checked = partial(self._on_login_checked, session)
             try:
@@ -1022,13 +1041,14 @@ class Broker:
         if not credential or entry is None or credential not in entry.credentials:
             self._log_failed_login(session, login, WRONG_LOGIN)
             raise RemoteProtocolError(WRONG_LOGIN, Code.LOGIN)
-        self._log_security(logging.INFO, "login", session, login.user)
+        number = entry.credentials.index(credential) + 1
+        self._log_security(logging.INFO, "login", session, login.user, credential=number)
         return SessionUser(entry.user, credential)
 
     def _log_failed_login(self, session: ConnectionState, login: Login, reason: str) -> None:
         assert self._logins is not None, "there are users"
         # A text that is no user's name may be a password.
-        user = login.user if login.user in self._logins.users else ""
+        user = login.user if login.user in self._logins.users or not login.user else "unknown"
         self._log_security(logging.WARNING, "login failed", session, user, reason=reason)
 
     def _log_security(self, level: int, text: str, session: ConnectionState, user: str, **fields: object) -> None:
@@ -1038,6 +1058,10 @@ class Broker:
         """Return the address of a connection's client, without the port."""
         return self._client_info(session).address.rpartition(":")[0]
 
+    def log_failed_handshake(self, session: ConnectionState, reason: str) -> None:
+        """Log a client that has failed to begin TLS, as without the certificate that it needs."""
+        self._log_security(logging.WARNING, "TLS failed", session, "", reason=reason)
+
     def logs_refusal(self, code: Code) -> bool:
         """Return whether the security log has the refusals with this code."""
         return self._logins is not None and code in (Code.LOGIN, Code.BUSY, Code.FORBIDDEN)
@@ -1046,7 +1070,8 @@ class Broker:
         self._control(session, request)
         if request.verb not in (connection_request.VERB, producer_request.VERB):
             # Clients ask these by themselves, and about themselves.
-            self._log_security(logging.INFO, "control request", session, self._user_name(session), verb=request.verb)
+            user, queue = self._user_name(session), access.queue_of(request)
+            self._log_security(logging.INFO, "control request", session, user, verb=request.verb, queue=queue)
 
     def _browse_as_user(self, session: ConnectionState, browse: Browse) -> None:
         if browse.destination.kind is DestinationKind.DURABLE:
@@ -1079,14 +1104,6 @@ class Broker:
             self._has_logged_login = True
             client = self._client_info(session).address
             logger.warning("login and passcode are not checked: there are no users", extra={"client": client})
-
-
-def _require_operator(user: User, limit: str) -> None:
-    """Keep the few connections above a limit for users that may look after the broker."""
-    if not (user.is_monitor or user.is_admin):
-        raise RemoteProtocolError(
-            f"{limit}, and the few more are for users with monitor or admin: try again later", Code.LIMIT
-        )
 
 
 def _see_nothing(_: Queue) -> bool:

@@ -17,6 +17,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from truenext.broker.certificates import Certificates, read_certificates
 from truenext.broker.regular_file import read_regular_file
 from truenext.broker.settings import BrokerSettings, fault_of_server_name
 from truenext.broker.users import Users, read_users
@@ -39,8 +40,10 @@ class Configuration:
     broker: BrokerSettings = field(default_factory=BrokerSettings)
     policies: Policies = field(default_factory=Policies)
     file: Path | None = None
+    certificates: Certificates | None = None
+    """Certificates of the files that `broker` names, once `with_files` has read them; None if there are none."""
     users: Users | None = None
-    """Users of the file that `broker.users` names, once `with_users` has read it; None if there are none."""
+    """Users of the file that `broker.users` names, once `with_files` has read it; None if there are none."""
     tables: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Names of the settings in each table of the file, by the table's header."""
 
@@ -78,13 +81,14 @@ def configure(
     )
 
 
-def with_users(configuration: Configuration) -> Configuration:
-    """Return the configuration with the users of the file that it names.
+def with_files(configuration: Configuration) -> Configuration:
+    """Return the configuration with the users and certificates of the files that it names.
 
-    Raises: FaultyFileError, ConfigurationError if the file cannot be read
+    Raises: FaultyFileError, ConfigurationError if a file cannot be read or used
     """
-    file = configuration.broker.users
-    return configuration if file is None else replace(configuration, users=read_users(file))
+    settings = configuration.broker
+    users = None if settings.users is None else read_users(settings.users)
+    return replace(configuration, users=users, certificates=read_certificates(settings))
 
 
 class PatternHeader(str):

@@ -59,8 +59,9 @@ class Reloader:
 
     @property
     def _file(self) -> Path | None:
-        """The configuration file, or the users file of a broker without one."""
-        return self._current.file or self._current.broker.users
+        """The configuration file, or another file of a broker without one."""
+        settings = self._current.broker
+        return self._current.file or settings.users or settings.certificate
 
     def _reload(self) -> ReloadResult:
         current = self._current
@@ -88,12 +89,20 @@ def _fixed_changes(before: Configuration, now: Configuration) -> Iterator[str]:
                 f"{BROKER}.{name} cannot change from {_display(setting, was)} to {_display(setting, is_now)} "
                 f"while the broker runs: {setting.fixed}; restart the broker"
             )
+    if before.certificates is not None and now.certificates is None:
+        yield f"{BROKER}.certificate cannot be left out while the broker runs: listeners need it; restart the broker"
+
+
+def _fingerprint(configuration: Configuration) -> str:
+    return "" if configuration.certificates is None else configuration.certificates.fingerprint
 
 
 def _changes(before: Configuration, now: Configuration) -> Iterator[str]:
     settings = settings_of(BrokerSettings)
     for name, was, is_now in _differences(before.broker, now.broker):
         yield f"{toml_header(BROKER)} {_change(settings[name], was, is_now)}"
+    if _fingerprint(before) != _fingerprint(now):
+        yield "certificates: changed files"
     for pattern in _patterns(before.policies, now.policies):
         # A pattern that the old or the new file lacks has the default policy there.
         was, is_now = (

@@ -23,13 +23,13 @@ class SecurityLog:
         """Events of each address in the current second."""
 
     def log(self, level: int, text: str, *, address: str, user: str, **fields: object) -> None:
-        """Log an event; `user` is "" if the client has not proved to be one, and is named by no user of the broker."""
+        """Log an event; `user` is "" if the client has named none, and "unknown" if the broker has no such user."""
         if not logger.isEnabledFor(level):
             return
         self.flush()
         self._counts[address] += 1
         if self._counts[address] <= EVENTS_PER_SECOND_MAX:
-            logger.log(level, text, extra={"user": user or "unknown", "client": address} | fields)
+            logger.log(level, text, extra={"user": user, "client": address} | fields)
 
     def flush(self) -> None:
         """Log how many events of earlier seconds were only counted; called once a second, or more often."""

@@ -38,11 +38,19 @@ class LogLevel(Enum):
     ERROR = "error"
 
 
+class ClientCertificates(Enum):
+    """Whether clients show certificates to a listener with TLS."""
+
+    NONE = "none"
+    ASKED = "asked"
+    REQUIRED = "required"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
     listen: tuple[str, ...] = setting(
         (DEFAULT_URL,),
-        "Where to listen, as stomp://HOST:PORT; port 0 picks a free one.",
+        "Where to listen, as stomp://HOST:PORT, or stomp+ssl://HOST:PORT with TLS; port 0 picks a free one.",
         fixed=_WITH_CONNECTIONS,
         reason="The usual port of STOMP, and no access from other machines.",
     )
@@ -139,6 +147,26 @@ class BrokerSettings:
         fixed=_AT_START,
         reason="A COMMIT is one step, during which no other client is served: a quarter of a second at this limit.",
     )
+    certificate: Path | None = setting(
+        None,
+        "File with the certificate of the broker, and those that have signed it, PEM, for stomp+ssl:// addresses.",
+        reason="Only an address with TLS needs one.",
+    )
+    key: Path | None = setting(
+        None,
+        "File with the private key of the certificate, PEM, without a password.",
+        reason="It may be in the file of the certificate.",
+    )
+    client_ca: Path | None = setting(
+        None,
+        "File with the certificates that sign those of clients, PEM.",
+        reason="Clients without certificates log in with passwords.",
+    )
+    client_certificates: ClientCertificates = setting(
+        ClientCertificates.NONE,
+        'Whether clients show certificates: "none"; "asked", which log in by certificate or password; or "required".',
+        reason="Passwords are simpler to hand out.",
+    )
     users: Path | None = setting(
         None,
         "File with users, their passwords and grants, relative to the folder of the configuration file; without it "
@@ -151,6 +179,12 @@ class BrokerSettings:
         "Listen on addresses beyond loopback, although clients need no password.",
         fixed=_WITH_CONNECTIONS,
         reason="Every client that reaches such an address could read and write all queues.",
+    )
+    allow_plaintext: bool = setting(
+        False,
+        "Listen without TLS on addresses beyond loopback, although users send passwords.",
+        fixed=_WITH_CONNECTIONS,
+        reason="Passwords and messages could be read on the network between client and broker.",
     )
     log_level: LogLevel = setting(
         LogLevel.WARNING,

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 from rich.table import Column, Table
 
-from truenext.broker.config import Configuration, configure, format_value, with_users
+from truenext.broker.config import Configuration, configure, format_value, with_files
 from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
 from truenext.cli.exit_status import CommandFailure, NoAnswerFailure
@@ -39,7 +39,7 @@ def check(file: Path, queue: str | None) -> None:
     Exits 0 if it has none, 1 if it has faults, 2 if it could not be read.
     """
     try:
-        configuration = with_users(configure(file))
+        configuration = with_files(configure(file))
     except FaultyFileError as error:
         for fault in error.faults:
             terminal.echo(fault)

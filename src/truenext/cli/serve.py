@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from truenext.broker.broker import Broker
+from truenext.broker.certificates import is_key_readable_by_others
 from truenext.broker.config import Configuration
 from truenext.broker.recovery import recover
 from truenext.broker.reload import Reloader
@@ -26,7 +27,7 @@ from truenext.history.writer import HistoryWriter
 from truenext.model.limits import BROKER_BYTES
 from truenext.model.numerals import format_size
 from truenext.model.url import Address, parse_url
-from truenext.server.listener import Listener
+from truenext.server.listener import Listener, ListenerTls
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.folder import is_writable_by_others
 from truenext.store.memory import MemoryStore
@@ -56,22 +57,31 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
     data, memory_limit = settings.data, settings.memory_limit
     addresses = [parse_url(url) for url in settings.listen]
     for address in addresses:
+        if address.has_tls and configuration.certificates is None:
+            raise ConfigurationError(
+                f"{address.url} needs a certificate: --certificate FILE, or certificate in the configuration file"
+            )
         if address.is_loopback:
             continue
-        if configuration.users is not None:
-            logger.warning(
-                "connections are not encrypted: passwords and messages can be read on the network",
-                extra={"listener": address.url},
-            )
-        elif settings.allow_anonymous:
+        if configuration.users is None:
+            if not settings.allow_anonymous:
+                raise ConfigurationError(
+                    f"{address.host} can be reached from other machines, which could read and write all queues without "
+                    "a password; listen on 127.0.0.1, give the broker users (--users), or use --allow-anonymous"
+                )
             logger.warning(
                 "clients from other machines can read and write all queues without a password",
                 extra={"listener": address.url},
             )
-        else:
-            raise ConfigurationError(
-                f"{address.host} can be reached from other machines, which could read and write all queues without "
-                "a password; listen on 127.0.0.1, give the broker users (--users), or use --allow-anonymous"
+        elif not address.has_tls:
+            if not settings.allow_plaintext:
+                raise ConfigurationError(
+                    f"{address.host} can be reached from other machines, and passwords would not be encrypted; listen "
+                    "on stomp+ssl:// with a certificate (--certificate), or use --allow-plaintext"
+                )
+            logger.warning(
+                "connections are not encrypted: passwords and messages can be read on the network",
+                extra={"listener": address.url},
             )
     fault = fault_of_memory_limit(memory_limit)
     if fault is not None:
@@ -116,7 +126,9 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
             broker.change_policies(changed.policies)
             if changed.users is not None:
                 broker.replace_users(changed.users)
-                _log_warnings(changed.users)
+            if changed.certificates is not None:
+                tls.context = changed.certificates.context
+            _log_warnings(changed)
             logs.configure_logging(changed.broker.log_level.value)
             if exporter is not None:
                 now = changed.broker
@@ -127,9 +139,9 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
                 broker.reload = Reloader(configuration, reread, apply=partial(apply_changes, broker)).reload
                 loop.add_signal_handler(signal.SIGHUP, broker.reload)
 
-        if configuration.users is not None:
-            _log_warnings(configuration.users)
-        run = partial(_run, engine, store, history, configuration.users, addresses, settings.server_name)
+        tls = ListenerTls(None if configuration.certificates is None else configuration.certificates.context)
+        _log_warnings(configuration)
+        run = partial(_run, engine, store, history, configuration.users, addresses, tls, settings.server_name)
         run = partial(run, make_reloadable)
         run = partial(run, identity=recovered.identity, after_clean_stop=recovered.clean_stop)
         # Frees the names of all queues.
@@ -149,9 +161,11 @@ def fault_of_memory_limit(limit: int) -> str | None:
     )
 
 
-def _log_warnings(users: Users) -> None:
-    for warning in users.warnings:
+def _log_warnings(configuration: Configuration) -> None:
+    for warning in () if configuration.users is None else configuration.users.warnings:
         logger.warning("users file can be read by other users of this machine", extra={"reason": warning})
+    if is_key_readable_by_others(configuration.broker):
+        logger.warning("private key can be read by other users of this machine")
 
 
 async def _run(
@@ -160,6 +174,7 @@ async def _run(
     history: HistoryWriter | None,
     users: Users | None,
     addresses: Sequence[Address],
+    tls: ListenerTls,
     server_name: str,
     make_reloadable: Callable[[Broker, asyncio.AbstractEventLoop], None],
     *,
@@ -190,6 +205,7 @@ async def _run(
                     identity=identity,
                     server_name=server_name,
                     places=places,
+                    tls=tls if address.has_tls else None,
                 )
                 listeners.append(listener)
                 print(f"listening on {listener.url}", flush=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from truenext.broker.config import Configuration, configure, with_users
-from truenext.broker.settings import LogLevel
+from truenext.broker.config import Configuration, configure, with_files
+from truenext.broker.settings import ClientCertificates, LogLevel
 from truenext.cli import logs
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.serve import serve as run_broker
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
     type=URL,
     multiple=True,
     show_default=DEFAULT_URL,
-    help="Where to listen, stomp://HOST:PORT; port 0 picks a free one. May be repeated.",
+    help="Where to listen, stomp://HOST:PORT, or stomp+ssl:// with TLS; port 0 picks a free one. May be repeated.",
 )
 @click.option(
     "--server-name",
@@ -85,12 +85,39 @@ logger = logging.getLogger(__name__)
     help="Dispatch a persistent message once it is durable, or while it is being written.",
 )
 @click.option(
+    "--certificate",
+    type=PathParam(exists=True, dir_okay=False),
+    help="File with the broker's certificate, PEM, for stomp+ssl:// addresses.",
+)
+@click.option(
+    "--key",
+    type=PathParam(exists=True, dir_okay=False),
+    help="File with the private key of the certificate, PEM; by default in the same file.",
+)
+@click.option(
+    "--client-ca",
+    type=PathParam(exists=True, dir_okay=False),
+    help="File with the certificates that sign those of clients, PEM.",
+)
+@click.option(
+    "--client-certificates",
+    type=click.Choice([each.value for each in ClientCertificates]),
+    show_default=ClientCertificates.NONE.value,
+    help="Whether clients show certificates.",
+)
+@click.option(
     "--users",
     type=PathParam(exists=True, dir_okay=False),
     help="File with users and their grants, see docs/security.md; without it every client may do everything.",
 )
 @click.option(
     "--allow-anonymous", is_flag=True, default=None, help="Listen beyond loopback, although clients need no password."
+)
+@click.option(
+    "--allow-plaintext",
+    is_flag=True,
+    default=None,
+    help="Listen without TLS beyond loopback, although users send passwords.",
 )
 @click.option(
     "--log-level",
@@ -110,14 +137,19 @@ def serve(
     disk_limit: int | None,
     when_full: str | None,
     store_and_dispatch: str | None,
+    certificate: Path | None,
+    key: Path | None,
+    client_ca: Path | None,
+    client_certificates: str | None,
     users: Path | None,
     allow_anonymous: bool | None,
+    allow_plaintext: bool | None,
     log_level: str | None,
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
     Prints `listening on URL`, one line per listener, once clients can connect. Exits 0 after a clean stop.
-    The files of --config and --users are read again on SIGHUP, and when `truenext reload` asks for it.
+    The files of --config, --users and --certificate are read again on SIGHUP, and when `truenext reload` asks for it.
     """
     if memory and data is not None:
         raise click.UsageError("--data and --memory exclude each other: messages are stored in a folder, or not at all")
@@ -133,8 +165,13 @@ def serve(
             memory_limit=memory_limit,
             disk_limit=disk_limit,
             when_full=when_full and WhenFull(when_full),
+            certificate=certificate,
+            key=key,
+            client_ca=client_ca,
+            client_certificates=client_certificates and ClientCertificates(client_certificates),
             users=users,
             allow_anonymous=allow_anonymous,
+            allow_plaintext=allow_plaintext,
             log_level=log_level and LogLevel(log_level),
         ),
         policy=_specified_options(
@@ -145,7 +182,7 @@ def serve(
     )
 
     def read() -> Configuration:
-        return with_users(configure_broker())
+        return with_files(configure_broker())
 
     try:
         configuration = read()
@@ -159,7 +196,7 @@ def serve(
         logs.configure_logging(settings.log_level.value)
         if config is not None:
             logger.info("configuration read", extra={"file": str(config)})
-        run_broker(configuration, read if config is not None or users is not None else None)
+        run_broker(configuration, read if config is not None or users is not None or certificate is not None else None)
     except TruenextError as error:
         raise CommandFailure(error) from error
 

@@ -10,9 +10,12 @@ One file, as the end of a connection depends on the bytes that were read, writte
 
 import logging
 import socket
+import ssl
 from asyncio import AbstractEventLoop, TimerHandle
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from enum import Enum
 from itertools import chain
 
 from truenext.broker.broker import Broker, WaitsFor
@@ -34,6 +37,7 @@ from truenext.model.limits import (
     UNSENT_ANSWER_BYTES_MAX,
     UNSENT_BYTES_MAX,
 )
+from truenext.tls import NoTlsError, TlsSocket
 from truenext.wire.stomp.replies import PARTS_PER_MESSAGE
 from truenext.wire.stomp.server import StompSession
 
@@ -54,6 +58,16 @@ LARGE_WRITE_BYTES = 2 * UNSENT_BYTES_MAX
 """Bytes above which a flush is written in parts: one large message, or a few."""
 
 
+class Cancelled(Enum):
+    """Owner of a message that was sent in part, or encrypted, when `cancel_unsent` cancelled it."""
+
+    MESSAGE = "message"
+
+
+Owner = Subscriber | Cancelled | None
+"""Owner of an unsent frame; None for one that is no message."""
+
+
 class ServerConnection:
     def __init__(
         self,
@@ -65,10 +79,13 @@ class ServerConnection:
         identity: str,
         server_name: str,
         on_closed: Callable[["ServerConnection"], None],
-        on_login: Callable[["ServerConnection"], str] = lambda _: "",
+        on_login: Callable[["ServerConnection", bool], str] = lambda *_: "",
+        tls: TlsSocket | None = None,
     ) -> None:
-        """`on_login` implements `Peer.assign_place`."""
+        """`on_login` implements `Peer.assign_place`. With `tls`, all bytes pass through it."""
         self._sock = sock
+        self._tls = tls
+        self._channel: socket.socket | TlsSocket = sock if tls is None else tls
         self._name = peer_name
         self._broker = broker
         self._loop = loop
@@ -112,15 +129,13 @@ class ServerConnection:
         """Owners of `_parts`, in order: subscriber and number of its messages; None and 1 for any other part."""
         self._has_messages = False
         """`_parts` or `_unsent` hold a message."""
-        self._unsent: deque[tuple[bytes, Subscriber | None]] = deque()
+        self._unsent: deque[tuple[bytes, Owner]] = deque()
         """Frames that the socket could not take yet, and their owners. Empty except for slow readers."""
         self._unsent_messages: Counter[Subscriber] = Counter()
         """Number of unsent messages by subscriber."""
         self._unsent_answer_bytes = 0
         self._first_unsent_offset = 0
         """Bytes of the first unsent frame that the socket has taken."""
-        self._is_first_orphaned = False
-        """The first unsent frame is a message that was partially sent when `cancel_unsent` cancelled it."""
         self._sent_counts: dict[BrokerConsumer, int] = {}
         """Number of messages of consumers in auto mode that the socket took since the last `Broker.on_all_sent`."""
         self._timers: dict[str, TimerHandle] = {}
@@ -130,6 +145,10 @@ class ServerConnection:
     @property
     def client_info(self) -> ClientInfo:
         return ClientInfo(self._name, self._stomp.client_id)
+
+    @property
+    def certificate_names(self) -> Collection[str]:
+        return () if self._tls is None else self._tls.peer_names()
 
     # ---- Reading ----
 
@@ -145,12 +164,19 @@ class ServerConnection:
                 self._loop.remove_reader(self._sock)
                 return
         try:
-            data = self._sock.recv(size)
+            data = self._channel.recv(size)
         except (BlockingIOError, InterruptedError):
+            self._flush_tls()
+            return
+        except NoTlsError:
+            self._refuse_plain_text()
             return
         except OSError as error:
+            if isinstance(error, ssl.SSLError) and not self.has_sent_connect:
+                self._broker.log_failed_handshake(self._session, (error.reason or str(error)).replace("_", " ").lower())
             self._on_socket_broken(f"connection broken: {error}")
             return
+        self._flush_tls()
         if not data:
             self._on_eof()
         elif self._is_reading:
@@ -159,6 +185,23 @@ class ServerConnection:
             self._execute(self._stomp.receive(data))
             if self._has_large_frame or len(self._pending) >= INCOMPLETE_FRAME_BYTES:
                 self._note_incomplete_frame(len(data))
+
+    def _flush_tls(self) -> None:
+        """Send what TLS itself has to send, once the socket takes it."""
+        if self._tls is not None and self._tls.has_unsent and not self._unsent and not self._is_closed:
+            self._watch_socket(self._loop.add_writer, self._on_writable)
+
+    def _refuse_plain_text(self) -> None:
+        """Answer a client that speaks STOMP without TLS, and end the connection."""
+        reason = "this port speaks TLS: connect to stomp+ssl://, not to stomp://"
+        logger.warning("client refused", extra={"client": self._name, "reason": reason})
+        self._end_reading()
+        self._broker.connection_lost(self._session)
+        with suppress(OSError):
+            self._sock.send(self._replies.encode_fault(_make_error_answer(reason, Code.LOGIN, None)))
+        self._tls = None
+        self._channel = self._sock
+        self._half_close()
 
     def _note_incomplete_frame(self, received: int) -> None:
         """Report the size of the incomplete frame to the broker, after `received` bytes more."""
@@ -259,8 +302,8 @@ class ServerConnection:
     def has_sent_connect(self) -> bool:
         return self._stomp.is_connected
 
-    def assign_place(self) -> str:
-        self._control_only_reason = self._on_login(self)
+    def assign_place(self, *, may_exceed: bool) -> str:
+        self._control_only_reason = self._on_login(self, may_exceed)
         return self._control_only_reason
 
     def end_before_login(self, reason: str) -> None:
@@ -304,6 +347,10 @@ class ServerConnection:
             logger.warning("client refused", extra={"client": self._name, "reason": reason})
         self._end_reading()
         self._broker.connection_lost(self._session, is_exempt=is_exempt)
+        if self._tls is not None and not self._tls.is_ready:
+            # No answer can be encrypted.
+            self._close()
+            return
         self._broker.answer(self._session, _make_error_answer(reason, code, receipt))
         self._broker.answer(self._session, CloseConnection())
 
@@ -380,7 +427,7 @@ class ServerConnection:
         """Write to the socket. Returns the number of bytes that it took."""
         self._has_sent = True
         try:
-            sent = self._sock.send(data)
+            sent = self._channel.send(data)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
@@ -408,8 +455,7 @@ class ServerConnection:
         self._parts.clear()
         self._part_owners.clear()
         self._count_sent(sent)
-        # The rest of an orphaned message counts as an answer, but the client did not ask for it.
-        answers = self._unsent_answer_bytes - (len(self._unsent[0][0]) if self._is_first_orphaned else 0)
+        answers = self._unsent_answer_bytes
         if answers > UNSENT_ANSWER_BYTES_MAX:
             reason = f"the client has {answers} bytes of unread answers, at most {UNSENT_ANSWER_BYTES_MAX}: read them"
             logger.warning("client refused", extra={"client": self._name, "reason": reason})
@@ -423,9 +469,9 @@ class ServerConnection:
         while unsent and self._first_unsent_offset >= len(unsent[0][0]):
             frame, consumer = unsent.popleft()
             self._first_unsent_offset -= len(frame)
-            if self._is_first_orphaned:
-                self._is_first_orphaned = False
+            if isinstance(consumer, Cancelled):
                 self._broker.partial_frame_sent(self._session)
+                continue
             if consumer is None:
                 self._unsent_answer_bytes -= len(frame)
                 continue
@@ -434,6 +480,14 @@ class ServerConnection:
                 self._sent_counts[consumer] = self._sent_counts.get(consumer, 0) + 1
 
     def _on_writable(self) -> None:
+        if self._tls is not None and not self._unsent:
+            try:
+                self._tls.flush()
+            except OSError as error:
+                self._on_socket_broken(f"cannot write to the connection: {error}")
+                return
+            if self._tls.has_unsent:
+                return
         data = bytearray()
         start = self._first_unsent_offset
         for frame, _ in self._unsent:
@@ -452,7 +506,7 @@ class ServerConnection:
 
     def cancel_unsent(
         self, consumers: Collection[BrokerConsumer] | None
-    ) -> tuple[dict[BrokerConsumer, int], Subscriber | None]:
+    ) -> tuple[dict[BrokerConsumer, int], list[Subscriber]]:
         owners: Collection[Subscriber] | None = None
         if consumers is None:
             sent, self._sent_counts = self._sent_counts, {}
@@ -463,16 +517,18 @@ class ServerConnection:
             owners = {consumer for consumer in consumers if self._unsent_messages.pop(consumer, 0)}
             if not owners:
                 # Do not copy `_unsent`: it may hold very many answers, and subscriptions may end very often.
-                return sent, None
-        partly_sent: list[tuple[bytes, Subscriber | None]] = []
-        partially_sent = None
-        if self._first_unsent_offset:
+                return sent, []
+        partly_sent: list[tuple[bytes, Owner]] = []
+        partially_sent: list[Subscriber] = []
+        # These bytes will be sent in any case: the socket has taken some of their frame, or they are encrypted.
+        size = self._first_unsent_offset + (0 if self._tls is None else self._tls.encrypted_count)
+        while size > 0:
             frame, owner = self._unsent.popleft()
-            if owner is not None and (owners is None or owner in owners):
+            size -= len(frame)
+            if isinstance(owner, Subscriber) and (owners is None or owner in owners):
                 self._unsent_messages[owner] -= 1
-                self._is_first_orphaned = True
-                self._unsent_answer_bytes += len(frame)
-                partially_sent, owner = owner, None
+                partially_sent.append(owner)
+                owner = Cancelled.MESSAGE
             partly_sent.append((frame, owner))
         remaining = [
             (frame, owner)
@@ -494,6 +550,8 @@ class ServerConnection:
             timer.cancel()
         self._timers.clear()
         try:
+            if self._tls is not None:
+                self._tls.close_notify()
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
             self._close()

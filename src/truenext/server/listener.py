@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+import ssl
 from asyncio import AbstractEventLoop, Event
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from truenext.errors import Code, ConfigurationError, RemoteProtocolError
 from truenext.model.limits import CONNECTIONS_BEFORE_LOGIN_MAX, CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
 from truenext.model.url import Address, host_and_port
 from truenext.server.connection import ServerConnection
+from truenext.tls import TlsSocket
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,17 @@ class Places(NamedTuple):
 ALL_PLACES = Places(CONNECTIONS_MAX, CONNECTIONS_BEFORE_LOGIN_MAX)
 
 
+class ListenerTls:
+    """TLS of listeners, which may be replaced for new connections."""
+
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        self.context = context
+
+    def wrap(self, sock: socket.socket) -> TlsSocket:
+        assert self.context is not None, "a listener with TLS has a certificate"
+        return TlsSocket(sock, self.context)
+
+
 class Listener:
     """Accepts STOMP clients on one address."""
 
@@ -50,6 +63,7 @@ class Listener:
         identity: str,
         server_name: str,
         places: Places = ALL_PLACES,
+        tls: ListenerTls | None = None,
         make_connection: Callable[..., ServerConnection] = ServerConnection,
     ) -> None:
         """A few connections above those of `places` are accepted as control-only. `make_connection` has the parameters
@@ -67,6 +81,7 @@ class Listener:
         self._before_login: dict[ServerConnection, float] = {}
         """Connections that have not logged in, the oldest first, with the loop time of their accept."""
         self._places = places
+        self._tls = tls
         self._make_connection = make_connection
         self._limit_reason = f"the listener has {places.connections} connections, the most that it accepts"
         if places.connections < CONNECTIONS_MAX:
@@ -97,7 +112,7 @@ class Listener:
     def url(self) -> str:
         """URL of this listener, with the port that was picked."""
         host, port = self._sock.getsockname()[:2]
-        return Address(host=host, port=port).url
+        return Address(host=host, port=port, has_tls=self._tls is not None).url
 
     def stop_reading(self) -> None:
         """Accept no more connections, and stop reading the existing ones."""
@@ -154,6 +169,7 @@ class Listener:
                 identity=self._identity,
                 server_name=self._server_name,
                 on_login=self._assign_place,
+                tls=None if self._tls is None else self._tls.wrap(sock),
                 on_closed=self._on_closed,
             )
             self._connections.add(connection)
@@ -175,8 +191,9 @@ class Listener:
                 return True
         return False
 
-    def _assign_place(self, connection: ServerConnection) -> str:
+    def _assign_place(self, connection: ServerConnection, may_exceed: bool) -> str:
         """Assign a place to a connection at its login. Returns why it may only send control requests, or "".
+        `may_exceed`: it may have one of the few places beyond the limit.
 
         Raises: RemoteProtocolError if there is no place
         """
@@ -185,9 +202,15 @@ class Listener:
         if place_count < self._places.connections:
             return ""
         extra = {"client": connection.client_info.address, "connections": self._places.connections}
-        if len(self._control_only) >= CONTROL_ONLY_CONNECTIONS_MAX:
+        if not may_exceed or len(self._control_only) >= CONTROL_ONLY_CONNECTIONS_MAX:
             # Counted as before its login until it has ended.
             self._before_login[connection] = self._loop.time()
+        if not may_exceed:
+            raise RemoteProtocolError(
+                f"{self._limit_reason}, and the few more are for users with monitor or admin: try again later",
+                Code.LIMIT,
+            )
+        if len(self._control_only) >= CONTROL_ONLY_CONNECTIONS_MAX:
             logger.error("connection refused: connections_max is reached, also for control requests", extra=extra)
             raise RemoteProtocolError(
                 f"{self._limit_reason}, and {CONTROL_ONLY_CONNECTIONS_MAX} more for control requests alone: "

@@ -1,0 +1,92 @@
+"""TLS context of a broker, from the files that its settings name. Source: docs/security.md, "TLS" """
+
+from __future__ import annotations
+
+import ssl
+import stat
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+from truenext.broker.regular_file import read_regular_file
+from truenext.broker.settings import BrokerSettings, ClientCertificates
+from truenext.errors import ConfigurationError
+
+_VERIFY = {
+    ClientCertificates.NONE: ssl.CERT_NONE,
+    ClientCertificates.ASKED: ssl.CERT_OPTIONAL,
+    ClientCertificates.REQUIRED: ssl.CERT_REQUIRED,
+}
+
+
+class Certificates(NamedTuple):
+    context: ssl.SSLContext
+    """TLS context of listeners."""
+    fingerprint: str
+    """Digest of the files, which tells whether they have changed."""
+
+
+def read_certificates(settings: BrokerSettings) -> Certificates | None:
+    """Read the files of listeners with TLS; None if the settings name no certificate.
+
+    Raises: ConfigurationError that names the file and the setting
+    """
+    if settings.certificate is None:
+        for name in ("key", "client_ca"):
+            if getattr(settings, name) is not None:
+                raise ConfigurationError(f"{name} needs certificate, the file with the certificate of the broker")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    key = settings.key or settings.certificate
+    digest = sha256(settings.client_certificates.value.encode())
+    for name, file in (("certificate", settings.certificate), ("key", key), ("client_ca", settings.client_ca)):
+        if file is not None:
+            digest.update(_read(name, file))
+    if stat.S_IMODE(key.stat().st_mode) & 0o022:
+        raise ConfigurationError(f"key: other users of this machine can write to {key}: chmod go-w {key}")
+    try:
+        # Without a callback OpenSSL would ask for the password of a key at the terminal.
+        context.load_cert_chain(settings.certificate, key, password=_no_password)
+    except ssl.SSLError as error:
+        # Of a file without a certificate or key OpenSSL gives no reason.
+        reason = _reason(error) if error.reason else "one of them has no certificate, or no private key, in PEM"
+        raise ConfigurationError(
+            f"certificate {settings.certificate} and key {key} cannot be used: {reason}"
+        ) from error
+    if settings.client_ca is not None:
+        try:
+            context.load_verify_locations(settings.client_ca)
+        except ssl.SSLError as error:
+            raise ConfigurationError(f"client_ca {settings.client_ca} has no certificates: {_reason(error)}") from error
+    elif settings.client_certificates is not ClientCertificates.NONE:
+        raise ConfigurationError(
+            f'client_certificates = "{settings.client_certificates.value}" needs client_ca, the file with the '
+            "certificates that sign those of clients"
+        )
+    context.verify_mode = _VERIFY[settings.client_certificates]
+    return Certificates(context, digest.hexdigest())
+
+
+def is_key_readable_by_others(settings: BrokerSettings) -> bool:
+    """Return whether other users of this machine can read the private key."""
+    key = settings.key or settings.certificate
+    return key is not None and bool(key.stat().st_mode & stat.S_IROTH)
+
+
+def _read(name: str, file: Path) -> bytes:
+    try:
+        return read_regular_file(file)
+    except OSError as error:
+        raise ConfigurationError(f"{name}: cannot read {file}: {error.strerror or error}") from error
+
+
+def _no_password() -> str:
+    raise ConfigurationError(
+        "key: the private key has a password; write it without one (openssl pkey -in KEY -out NEW)"
+    )
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or str(error)).replace("_", " ").lower()

@@ -1,0 +1,302 @@
+"""Tests of a broker with TLS over real sockets; TRUENEXT_TLS=1 runs all others that use RawClient over TLS, too."""
+
+import asyncio
+import random
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.integration import over_tls
+from tests.integration.broker_here import broker_here, port_of
+from tests.integration.broker_process import TRUENEXT
+from truenext.wire.stomp.codec import Decoder
+from truenext.wire.stomp.frame import Frame, Version, encode
+from truenext.wire.stomp.shapes import FRAME_SHAPES
+
+
+class TlsClient:
+    """Blocking STOMP client over TLS."""
+
+    def __init__(self, port: int, *, receive_buffer: int = 0, context: ssl.SSLContext | None = None) -> None:
+        sock = socket.socket()
+        if receive_buffer:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.settimeout(20)
+        sock.connect(("127.0.0.1", port))
+        self.sock = (context or over_tls.client_context()).wrap_socket(sock, server_hostname="localhost")
+        self._decoder = Decoder(FRAME_SHAPES)
+        self._frames: list[Frame] = []
+
+    def connect(self, **headers: str) -> Frame:
+        self.write("CONNECT", {"accept-version": "1.2", "host": "h"} | headers)
+        answer = self.frame()
+        if answer.command == "CONNECTED":
+            self._decoder.version = Version.V1_2
+        return answer
+
+    def write(self, command: str, headers: dict[str, str], body: bytes = b"") -> None:
+        self.sock.sendall(encode(Frame(command, headers, body), Version.V1_2))
+
+    def frame(self) -> Frame:
+        while not self._frames:
+            data = self.sock.recv(65536)
+            if not data:
+                raise EOFError
+            self._frames += self._decoder.receive(data)
+        return self._frames.pop(0)
+
+    def frames_until(self, receipt: str) -> list[Frame]:
+        """Return the frames up to a RECEIPT."""
+        found = []
+        while (frame := self.frame()).headers.get("receipt-id") != receipt:
+            found.append(frame)
+        return found
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def run(use: Callable[[int], None], *, send_buffer: int = 0) -> None:
+    async def here() -> None:
+        async with broker_here(has_tls=True, send_buffer=send_buffer) as listener:
+            assert listener.url.startswith("stomp+ssl://")
+            await asyncio.get_running_loop().run_in_executor(None, use, port_of(listener))
+
+    asyncio.run(here())
+
+
+@pytest.mark.parametrize("ack", ["auto", "client", "client-individual"])
+def test_unsubscribe_of_a_slow_reader_loses_and_doubles_no_message(ack: str) -> None:
+    """Frames that are encrypted are sent, though their subscription has ended; all others go to the next one."""
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    dice = random.Random(seed)
+    count = 400
+
+    def use(port: int) -> None:
+        sender = TlsClient(port)
+        sender.connect()
+        for number in range(count):
+            body = b"%d " % number + bytes(dice.choice((1, 500, 20_000)))
+            sender.write("SEND", {"destination": "/queue/q"}, body)
+        sender.write("SEND", {"destination": "/queue/other", "receipt": "r"})
+        sender.frames_until("r")
+        reader = TlsClient(port, receive_buffer=4096)
+        reader.connect()
+        got: list[int] = []
+        rounds = 0
+        while len(got) < count:
+            rounds += 1
+            headers = {"id": "s", "destination": "/queue/q", "ack": ack, "activemq.prefetchSize": "500"}
+            reader.write("SUBSCRIBE", headers)
+            # The socket fills up meanwhile.
+            time.sleep(dice.choice((0, 0.02, 0.05)))
+            for _ in range(dice.randrange(10)):
+                if len(got) + 1 > count - 45:
+                    break
+                frame = reader.frame()
+                got.append(int(frame.body.split()[0]))
+                if ack != "auto":
+                    reader.write("ACK", {"id": frame.headers["ack"]})
+            if len(got) + 45 >= count:
+                for _ in range(count - len(got)):
+                    frame = reader.frame()
+                    got.append(int(frame.body.split()[0]))
+                    if ack != "auto":
+                        reader.write("ACK", {"id": frame.headers["ack"]})
+            time.sleep(dice.choice((0, 0, 0.01)))
+            reader.write("UNSUBSCRIBE", {"id": "s", "receipt": f"u{rounds}"})
+            late = [int(frame.body.split()[0]) for frame in reader.frames_until(f"u{rounds}")]
+            if ack == "auto":
+                got += late
+        assert sorted(got) == list(range(count))
+        assert rounds > 3
+        reader.close()
+        sender.close()
+
+    run(use, send_buffer=4096)
+
+
+def test_handshake_that_is_cut_at_any_byte_leaves_the_broker_as_it_is() -> None:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = over_tls.client_context().wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    hello = outgoing.read()
+
+    def use(port: int) -> None:
+        for size in range(len(hello) + 1):
+            with socket.create_connection(("127.0.0.1", port)) as cut:
+                cut.sendall(hello[:size])
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", port)) as garbled:
+                damaged = bytearray(hello)
+                damaged[random.randrange(5, len(hello))] ^= 0xFF
+                garbled.sendall(damaged)
+        client = TlsClient(port)
+        assert client.connect().command == "CONNECTED"
+        client.close()
+
+    run(use)
+
+
+def test_client_without_tls_is_told_which_address_to_use() -> None:
+    def use(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port)) as plain:
+            plain.sendall(b"CONNECT\naccept-version:1.2\nhost:h\n\n\0")
+            answer = b""
+            while data := plain.recv(4096):
+                answer += data
+        assert answer.startswith(b"ERROR\n") and b"this port speaks TLS: connect to stomp+ssl://" in answer
+
+    run(use)
+
+
+# ---- As users start it ----
+
+
+@contextmanager
+def serving(folder: Path, *options: str) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
+    command = [TRUENEXT, "serve", "--memory", "--listen", "stomp+ssl://127.0.0.1:0", *options]
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("listening on stomp+ssl://"), (folder / "log").read_text()
+            yield int(line.rpartition(":")[2]), process
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def users_file(folder: Path, text: str) -> str:
+    file = folder / "users.toml"
+    file.write_text(text)
+    file.chmod(0o600)
+    return str(file)
+
+
+def test_client_certificate_logs_in_as_the_user_that_lists_it(tmp_path: Path) -> None:
+    made = over_tls.folder()
+    users = users_file(
+        tmp_path,
+        '[user.shop]\ncertificates = ["DNS:client.example"]\nsend = ["orders"]\n'
+        '[user.other]\ncertificates = ["DNS:o"]\n',
+    )
+    options = ["--certificate", str(made / "broker.pem"), "--client-ca", str(made / "ca.pem"), "--users", users]
+    with serving(tmp_path, *options, "--client-certificates", "asked") as (port, _):
+        client = TlsClient(port)
+        assert client.connect().command == "CONNECTED"
+        client.write("SEND", {"destination": "/queue/orders", "receipt": "r"})
+        assert client.frames_until("r") == []
+        client.write("SEND", {"destination": "/queue/another", "receipt": "r"})
+        assert client.frame().headers["truenext-code"] == "forbidden"
+        client.close()
+        named = TlsClient(port)
+        assert named.connect(login="shop").command == "CONNECTED"
+        named.close()
+        wrong = TlsClient(port)
+        assert wrong.connect(login="other").headers["truenext-code"] == "login"
+        wrong.close()
+        nameless = TlsClient(port, context=ssl.create_default_context(cafile=made / "ca.pem"))
+        assert nameless.connect().headers["truenext-code"] == "login"
+        nameless.close()
+
+
+def test_certificate_of_another_authority_is_not_accepted(tmp_path: Path) -> None:
+    made = over_tls.folder()
+    stranger = trustme.CA().issue_cert("client.example")
+    context = ssl.create_default_context(cafile=made / "ca.pem")
+    stranger.configure_cert(context)
+    options = ["--certificate", str(made / "broker.pem"), "--client-ca", str(made / "ca.pem")]
+    with serving(tmp_path, *options, "--client-certificates", "required") as (port, _):
+        refused = TlsClient(port, context=context)
+        with pytest.raises((OSError, EOFError)):
+            # The client learns of it only after its own part of the handshake.
+            refused.connect()
+        refused.close()
+        client = TlsClient(port)
+        assert client.connect().command == "CONNECTED"
+        client.close()
+
+
+def test_reload_takes_a_changed_certificate_for_new_connections(tmp_path: Path) -> None:
+    file = tmp_path / "broker.pem"
+
+    def write() -> None:
+        over_tls.authority().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(file)
+        file.chmod(0o600)
+
+    write()
+    with serving(tmp_path, "--certificate", str(file), "--log-level", "info") as (port, process):
+        first = TlsClient(port)
+        first.connect()
+        before = first.sock.getpeercert(binary_form=True)
+        for text, shown in (("nothing", "not reloaded"), ("", "configuration reloaded")):
+            file.write_text(text) if text else write()
+            process.send_signal(signal.SIGHUP)
+            deadline = time.monotonic() + 20
+            while shown not in (tmp_path / "log").read_text():
+                assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+                time.sleep(0.02)
+        second = TlsClient(port)
+        assert second.connect().command == "CONNECTED"
+        assert second.sock.getpeercert(binary_form=True) != before
+        first.write("SEND", {"destination": "/queue/q", "receipt": "r"})
+        assert first.frames_until("r") == []
+        first.close()
+        second.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--listen", "stomp+ssl://127.0.0.1:0"], "needs a certificate: --certificate FILE"),
+        (["--certificate", "{tmp}/text"], "certificate {tmp}/text and key {tmp}/text cannot be used: "),
+        (["--certificate", "{made}/ca.pem"], "and key {made}/ca.pem cannot be used: "),
+        (["--certificate", "{made}/ca.pem", "--key", "{made}/broker.pem"], "cannot be used: key values mismatch"),
+        (["--key", "{made}/broker.pem"], "key needs certificate, the file with the certificate of the broker"),
+        (
+            ["--certificate", "{made}/broker.pem", "--client-certificates", "required"],
+            'client_certificates = "required" needs client_ca',
+        ),
+        (
+            ["--certificate", "{made}/broker.pem", "--client-ca", "{tmp}/text"],
+            "{tmp}/text has no certificates",
+        ),
+        (["--certificate", "{tmp}/open.pem"], "other users of this machine can write to {tmp}/open.pem"),
+        (
+            ["--users", "{tmp}/users.toml", "--listen", "stomp://0.0.0.0:0"],
+            "passwords would not be encrypted",
+        ),
+    ],
+)
+def test_serve_with_a_file_that_is_no_use_says_so_in_one_sentence(
+    tmp_path: Path, options: list[str], message: str
+) -> None:
+    (tmp_path / "text").write_text("text")
+    (tmp_path / "open.pem").write_bytes((over_tls.folder() / "broker.pem").read_bytes())
+    (tmp_path / "open.pem").chmod(0o666)
+    users_file(tmp_path, '[user.a]\ncertificates = ["DNS:a"]\n')
+    names = {"tmp": tmp_path, "made": over_tls.folder()}
+    ended = subprocess.run(
+        [TRUENEXT, "serve", "--memory", *(option.format(**names) for option in options)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert message.format(**names) in ended.stderr
+    assert ended.stderr.startswith("truenext: ") and ended.stderr.count("\n") == 1
