@@ -84,7 +84,7 @@ test-core: .venv-core/test
 # Types are those of Spark, too. With Parquet the history of a broker is elsewhere.
 test-spark: .venv/spark
 	$(call timed,types) $(BIN)/mypy --num-workers auto
-	$(call timed,tests with Spark) $(PYTEST) --numprocesses 2 --dist worksteal tests/spark tests/spark_report tests/integration/test_history.py
+	$(call timed,tests with Spark) $(PYTEST) --numprocesses 2 --dist worksteal tests/spark tests/spark_report tests/integration/test_history.py tests/unit/test_command_logins.py tests/integration/test_command_tls.py
 
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
 	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py tests/stages/outbox/test_schedules.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,7 @@ def test_command_shows_a_certificate_to_a_broker_that_requires_one(folder: Path,
     assert "the broker requires a certificate of the client: set certificate" in done.stderr
 
 
+@pytest.mark.skipif(find_spec("pyarrow") is None, reason="a recording needs what Spark needs")
 def test_record_uses_tls(broker: TlsBroker, certificates: Certificates, tmp_path: Path) -> None:
     arguments = ["record", "--count", "10", "--out", str(tmp_path / "new")]
     assert "10 of 10 messages came" in run(*arguments, broker=broker, ca=certificates.ca).stderr

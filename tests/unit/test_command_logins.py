@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,12 @@ from tests.login_broker import LoginBroker, login_broker
 from truenext.cli.connection import LOGIN_HINT
 from truenext.cli.main import main
 
-COMMANDS = [["queues"], ["purge", "orders"], ["record", "--count", "1", "--out", "new"]]
+RECORDS = pytest.mark.skipif(find_spec("pyarrow") is None, reason="a recording needs what Spark needs")
+COMMANDS = [
+    ["queues"],
+    ["purge", "orders"],
+    pytest.param(["record", "--count", "1", "--out", "new"], marks=RECORDS),
+]
 """Commands that connect in different ways."""
 
 
