@@ -44,6 +44,9 @@ from truenext.model.destination import (
 )
 from truenext.model.grants import Pattern, Right, User
 
+SENDABLE_QUEUES_MAX = 10_000
+"""Queues of a user for which its right to send is remembered."""
+
 _TOPIC_KINDS = (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN)
 
 
@@ -131,7 +134,12 @@ def check_nothing(user: User, session: ConnectionState, command: object) -> None
 
 
 def _check_send(user: User, session: ConnectionState, send: Send) -> None:
-    _require_send(user, send.destination)
+    destination = send.destination
+    is_queue = destination.kind is DestinationKind.QUEUE
+    if not (is_queue and destination.name in user.sendable_queues):
+        _require_send(user, destination)
+        if is_queue and len(user.sendable_queues) < SENDABLE_QUEUES_MAX:
+            user.sendable_queues.add(destination.name)
     if send.producer is not None:
         send.producer = user_producer(user.name, send.producer)
 

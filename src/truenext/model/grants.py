@@ -89,9 +89,9 @@ def parse_pattern(text: str) -> Pattern:
 
 
 class User:
-    """A user and what it may do; never changed, a reload makes new ones."""
+    """A user and what it may do; a reload makes new ones."""
 
-    __slots__ = ("client_ids", "grants", "is_admin", "is_monitor", "name")
+    __slots__ = ("client_ids", "grants", "is_admin", "is_monitor", "name", "sendable_queues")
 
     def __init__(
         self,
@@ -107,6 +107,8 @@ class User:
         self.client_ids = frozenset(client_ids)
         self.is_monitor = is_monitor
         self.is_admin = is_admin
+        self.sendable_queues: set[str] = set()
+        """Names of queues to which the user was found to have the right to send, so that it is searched for once."""
 
     def find_grant(self, right: Right, wanted: Pattern) -> Pattern | None:
         """Return a grant that allows all that `wanted` names; None if there is none."""
