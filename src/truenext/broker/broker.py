@@ -1012,7 +1012,7 @@ class Broker:
                     raise access.ForbiddenError(user, type(command).__name__)
                 check(user, session, command)
             except access.ForbiddenError as error:
-                self._log_security(logging.WARNING, "request refused", session, user.name, reason=str(error))
+                self._log_refused(session, user, error)
                 raise
             action(session, command)
 
@@ -1059,6 +1059,9 @@ class Broker:
         self._log_security(logging.INFO, "login", session, login.user, credential=number)
         return SessionUser(entry.user, credential)
 
+    def _log_refused(self, session: ConnectionState, user: User, error: access.ForbiddenError) -> None:
+        self._log_security(logging.WARNING, "request refused", session, user.name, reason=str(error))
+
     def _log_failed_login(self, session: ConnectionState, login: Login, reason: str) -> None:
         assert self._logins is not None, "there are users"
         # A text that is no user's name may be a password.
@@ -1089,8 +1092,13 @@ class Broker:
 
     def _browse_as_user(self, session: ConnectionState, browse: Browse) -> None:
         if browse.destination.kind is DestinationKind.DURABLE:
+            user = self._users[session].user
             queue = self._engine.require_durable(browse.destination.name)
-            access.check_browsed_subscription(self._users[session].user, queue)
+            try:
+                access.check_browsed_subscription(user, queue)
+            except access.ForbiddenError as error:
+                self._log_refused(session, user, error)
+                raise
         self._engine.browse(session, browse)
 
     def replace_users(self, users: Users) -> None:
