@@ -48,7 +48,7 @@ the transaction acknowledged (it has left the window, an UNSUBSCRIBE does not re
 True), or as unacknowledged (False)."""
 DEAD_LETTERS_EXPIRE = False
 """Attempts says what a dead-lettered message keeps, and does not name its expiry."""
-EXPIRED_COMMIT_HOLDS_BACK = True
+EXPIRED_COMMIT_BLOCKS = True
 """Ready says that an earlier message in commit "which this consumer could take" holds back. No consumer could take an
 expired one; on the other hand only its removal would wake the queue before the commit does."""
 DEAD_LETTERS_WAIT_FOR_THEIR_BATCH = True
@@ -1446,7 +1446,7 @@ class Oracle:
             and not self.is_visible(other)
             and (other.queue == letter.queue or self._is_open(other.queue, reader))
             and self.can_receive(reader, other)
-            and (EXPIRED_COMMIT_HOLDS_BACK or not self.is_expired(other))
+            and (EXPIRED_COMMIT_BLOCKS or not self.is_expired(other))
             for other in self.letters
         )
 
