@@ -187,6 +187,42 @@ def users_file(folder: Path, text: str) -> str:
     return str(file)
 
 
+def test_messages_of_connections_that_are_cut_within_a_record_go_to_the_next_consumer(tmp_path: Path) -> None:
+    """The reset behind a part of a record is reported once, together with bytes that decrypt to nothing yet."""
+    count = 200
+    with serving(tmp_path, "--certificate", str(over_tls.folder() / "broker.pem"), "--log-level", "error") as (
+        port,
+        process,
+    ):
+        sender = TlsClient(port)
+        sender.connect()
+        for number in range(count):
+            sender.write("SEND", {"destination": "/queue/q"}, b"%d" % number)
+        sender.write("SEND", {"destination": "/queue/other", "receipt": "r"})
+        sender.frames_until("r")
+        subscribe = {"id": "s", "destination": "/queue/q", "ack": "client-individual", "activemq.prefetchSize": "1"}
+        cuts = [TlsClient(port) for _ in range(8)]
+        for cut in cuts:
+            cut.connect()
+            cut.write("SUBSCRIBE", subscribe)
+        # So long that the sockets were checked since.
+        time.sleep(1.5)
+        # The broker finds both at once. Unread bytes make the end a reset.
+        process.send_signal(signal.SIGSTOP)
+        for number, cut in enumerate(cuts):
+            with socket.socket(fileno=cut.sock.detach()) as raw:
+                raw.sendall(b"\x17\x03\x03\x40\x00abc"[: 1 + number])
+        time.sleep(0.05)
+        process.send_signal(signal.SIGCONT)
+        reader = TlsClient(port)
+        reader.connect()
+        reader.write("SUBSCRIBE", subscribe | {"activemq.prefetchSize": "1000"})
+        found = {int(reader.frame().body) for _ in range(count)}
+        assert found == set(range(count))
+        reader.close()
+        sender.close()
+
+
 def test_client_certificate_logs_in_as_the_user_that_lists_it(tmp_path: Path) -> None:
     made = over_tls.folder()
     users = users_file(
@@ -239,7 +275,7 @@ def test_reload_takes_a_changed_certificate_for_new_connections(tmp_path: Path) 
         file.chmod(0o600)
 
     write()
-    with serving(tmp_path, "--certificate", str(file), "--log-level", "info") as (port, process):
+    with serving(tmp_path, "--certificate", str(file), "--log-level", "debug") as (port, process):
         first = TlsClient(port)
         first.connect()
         before = first.sock.getpeercert(binary_form=True)

@@ -166,6 +166,8 @@ class ServerConnection:
         try:
             data = self._channel.recv(size)
         except (BlockingIOError, InterruptedError):
+            # With TLS a part of a record may have come, and the end of the socket behind it.
+            self._needs_socket_check = self._needs_socket_check or self._tls is not None
             self._flush_tls()
             return
         except NoTlsError:
