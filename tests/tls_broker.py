@@ -47,6 +47,11 @@ class Certificates:
         issued.private_key_pem.write_to_path(key)
         return certificate, key
 
+    def broker_options(self, clients: str | None = None) -> list[str]:
+        """Return the options of `truenext serve` for TLS; `clients`: "asked" or "required", for their certificates."""
+        of_clients = [] if clients is None else ["--client-ca", str(self.ca), "--client-certificates", clients]
+        return ["--certificate", str(self.broker), *of_clients]
+
 
 class TlsBroker:
     """Broker that listens on one address, with TLS unless its scheme is another one. Without `--data` it stores

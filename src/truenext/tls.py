@@ -24,6 +24,11 @@ class NoTlsError(OSError):
     """The client does not speak TLS."""
 
 
+def reason_of(error: ssl.SSLError) -> str:
+    """Return OpenSSL's reason for an error, in words."""
+    return (error.reason or str(error)).replace("_", " ").lower()
+
+
 class TlsSocket:
     """Connected socket with TLS. `send` and `recv` may be called by two threads at a time."""
 

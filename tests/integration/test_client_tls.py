@@ -87,7 +87,7 @@ def certificates(folder: Path) -> Certificates:
 
 @pytest.fixture(scope="module")
 def broker(folder: Path, certificates: Certificates) -> Iterator[TlsBroker]:
-    with tls_broker(folder, "--certificate", str(certificates.broker), "--log-level", "info") as running:
+    with tls_broker(folder, *certificates.broker_options(), "--log-level", "info") as running:
         yield running
 
 
@@ -205,13 +205,12 @@ def brokers(folder: Path, certificates: Certificates) -> Iterator[dict[str, TlsB
     """Brokers by what is special of them."""
     old = certificates.issue("old", "127.0.0.1", not_after=OLD)
     other = certificates.issue("other", "other.example")
-    asks = ["--certificate", str(certificates.broker), "--client-ca", str(certificates.ca), "--client-certificates"]
     with ExitStack() as stack:
         yield {
             "expired": stack.enter_context(tls_broker(folder, "--certificate", str(old))),
             "other host": stack.enter_context(tls_broker(folder, "--certificate", str(other))),
-            "asks": stack.enter_context(tls_broker(folder, *asks, "asked")),
-            "requires": stack.enter_context(tls_broker(folder, *asks, "required")),
+            "asks": stack.enter_context(tls_broker(folder, *certificates.broker_options("asked"))),
+            "requires": stack.enter_context(tls_broker(folder, *certificates.broker_options("required"))),
             "plain": stack.enter_context(tls_broker(folder, scheme="stomp")),
         }
 

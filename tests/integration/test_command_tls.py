@@ -27,7 +27,7 @@ def certificates(folder: Path) -> Certificates:
 
 @pytest.fixture(scope="module")
 def broker(folder: Path, certificates: Certificates) -> Iterator[TlsBroker]:
-    with tls_broker(folder, "--certificate", str(certificates.broker)) as running:
+    with tls_broker(folder, *certificates.broker_options()) as running:
         yield running
 
 
@@ -76,8 +76,7 @@ def test_ca_that_is_missing_is_named_with_exit_status_2(broker: TlsBroker, tmp_p
 def test_command_shows_a_certificate_to_a_broker_that_requires_one(folder: Path, certificates: Certificates) -> None:
     certificate, key = certificates.issue_pair("pair", "ops.example")
     ca = certificates.ca
-    requires = ["--client-ca", str(ca), "--client-certificates", "required"]
-    with tls_broker(folder, "--certificate", str(certificates.broker), *requires) as broker:
+    with tls_broker(folder, *certificates.broker_options("required")) as broker:
         output_of("queues", "--certificate", str(certificate), "--key", str(key), broker=broker, ca=ca)
         output_of("status", "--certificate", str(certificates.client), broker=broker, ca=ca)
         done = run("queues", broker=broker, ca=ca)

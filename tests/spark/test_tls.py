@@ -42,8 +42,7 @@ def certificates(folder: Path) -> Certificates:
 @pytest.fixture(scope="module")
 def broker(folder: Path, certificates: Certificates) -> Iterator[TlsBroker]:
     """Broker that requires certificates of its clients."""
-    requires = ["--client-ca", str(certificates.ca), "--client-certificates", "required"]
-    with tls_broker(folder, "--certificate", str(certificates.broker), *requires) as running:
+    with tls_broker(folder, *certificates.broker_options("required")) as running:
         yield running
 
 
@@ -125,7 +124,7 @@ def test_write_to_a_broker_that_reads_nothing_ends(
     certificates: Certificates, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tls_stream, "WRITE_SECONDS", 0.3)
-    with tls_broker(folder, "--certificate", str(certificates.broker)) as sleeping:
+    with tls_broker(folder, *certificates.broker_options()) as sleeping:
         opened = connect(sleeping.url, certificates)
         with sleeping.asleep(), pytest.raises(ConnectionLost, match=r"^the connection was lost: timed out$"):
             opened.call("SEND", {"destination": "/queue/x"}, b"x" * (15 << 20))

@@ -29,8 +29,7 @@ def certificates(folder: Path) -> Certificates:
 @pytest.fixture(scope="module")
 def broker(folder: Path, certificates: Certificates) -> Iterator[TlsBroker]:
     """Broker that requires certificates of its clients."""
-    requires = ["--client-ca", str(certificates.ca), "--client-certificates", "required"]
-    with tls_broker(folder, "--certificate", str(certificates.broker), *requires) as running:
+    with tls_broker(folder, *certificates.broker_options("required")) as running:
         yield running
 
 

@@ -65,9 +65,16 @@ def _named(destination: Destination) -> Pattern:
     return Pattern(destination.kind in _TOPIC_KINDS, tuple(destination.name.split(".")))
 
 
-def _require(user: User, right: Right, wanted: Pattern) -> None:
-    if not user.may(right, wanted):
-        raise ForbiddenError(user, f"{right.value} {_SENTENCES[right]}{wanted}")
+def _named_by_queue(name: str) -> Pattern:
+    """Return what the name of a queue names: the topic of a durable subscription, or else the queue itself."""
+    if name.startswith(SUBSCRIPTION_PREFIX):
+        return subscription_topic(name)
+    return Pattern(False, tuple(name.split(".")))
+
+
+def _require(user: User, right: Right, named: Pattern) -> None:
+    if not user.may(right, named):
+        raise ForbiddenError(user, f"{right.value} {_SENTENCES[right]}{named}")
 
 
 _SENTENCES = {Right.SEND: "to ", Right.TAKE: "from ", Right.BROWSE: "", Right.MANAGE: ""}
@@ -105,13 +112,10 @@ def _require_client_id(user: User, durable_key: str) -> None:
 
 def _require_on_queue(user: User, right: Right, name: str) -> None:
     """Require a right on a queue by its name, which may be that of a durable subscription."""
-    if name.startswith(SUBSCRIPTION_PREFIX):
-        _require(user, right, subscription_topic(name))
-    elif name.startswith("/") or "," in name:
+    if not name.startswith(SUBSCRIPTION_PREFIX) and (name.startswith("/") or "," in name):
         # A queue that no client can name otherwise: of a connection, of scheduled sends, of an ended subscription.
         raise ForbiddenError(user, f"{right.value} {name[:100]!r}: that is no queue")
-    else:
-        _require(user, right, Pattern(False, tuple(name.split("."))))
+    _require(user, right, _named_by_queue(name))
 
 
 def subscription_topic(name: str) -> Pattern:
@@ -236,18 +240,18 @@ def _check_queue_change(user: User, request: ControlRequest) -> None:
 
 
 def _check_bulk(user: User, request: ControlRequest) -> None:
-    wanted = decode_client_json(request.verb, request.body, bulk.VERBS[request.verb])
+    bulk_request = decode_client_json(request.verb, request.body, bulk.VERBS[request.verb])
     rights = [Right.BROWSE] if request.verb == "scheduled" else [Right.MANAGE]
-    if wanted.selector is not None and Right.BROWSE not in rights:
+    if bulk_request.selector is not None and Right.BROWSE not in rights:
         # The number of matching messages tells what they contain.
         rights.append(Right.BROWSE)
     for right in rights:
-        if isinstance(wanted, bulk.ScheduledRequest) and not wanted.queue:
-            _require_on_scheduled(user, right, wanted.to)
+        if isinstance(bulk_request, bulk.ScheduledRequest) and not bulk_request.queue:
+            _require_on_scheduled(user, right, bulk_request.to)
         else:
-            _require_on_queue(user, right, wanted.queue)
-    if isinstance(wanted, bulk.Move):
-        _require_on_queue(user, Right.SEND, wanted.to)
+            _require_on_queue(user, right, bulk_request.queue)
+    if isinstance(bulk_request, bulk.Move):
+        _require_on_queue(user, Right.SEND, bulk_request.to)
 
 
 def _require_on_scheduled(user: User, right: Right, to: str | None) -> None:
@@ -277,11 +281,8 @@ def may_see(user: User, queue: Queue) -> bool:
     """Return whether `queues` shows a queue to a user."""
     if user.is_monitor:
         return True
-    name = queue.name
-    wanted = (
-        subscription_topic(name) if name.startswith(SUBSCRIPTION_PREFIX) else Pattern(False, tuple(name.split(".")))
-    )
-    return any(user.may(right, wanted) for right in Right)
+    named = _named_by_queue(queue.name)
+    return any(user.may(right, named) for right in Right)
 
 
 def queue_of(request: ControlRequest) -> str:

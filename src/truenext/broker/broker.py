@@ -168,7 +168,7 @@ class Peer(Protocol):
 
 
 class WaitsFor(Enum):
-    """What a command waits for."""
+    """Reason for which a command waits."""
 
     DISK = "disk space"
     OTHERS = "other connections to be served"
@@ -428,7 +428,6 @@ class Broker:
         """Remove a closed connection: no answer can be sent to it any more."""
         self._release_partially_sent(session)
         self._peers.pop(session, None)
-        self._partially_sent.pop(session, None)
         self._before_login.discard(session)
         self._control_only.remove(session)
         self._parked.discard(session)
@@ -1011,10 +1010,10 @@ class Broker:
                 if check is None:
                     raise access.ForbiddenError(user, type(command).__name__)
                 check(user, session, command)
+                action(session, command)
             except access.ForbiddenError as error:
-                self._log_refused(session, user, error)
+                self._log_security(logging.WARNING, "request refused", session, user.name, reason=str(error))
                 raise
-            action(session, command)
 
         return action if check is access.check_nothing else checked_action
 
@@ -1059,9 +1058,6 @@ class Broker:
         self._log_security(logging.INFO, "login", session, login.user, credential=number)
         return SessionUser(entry.user, credential)
 
-    def _log_refused(self, session: ConnectionState, user: User, error: access.ForbiddenError) -> None:
-        self._log_security(logging.WARNING, "request refused", session, user.name, reason=str(error))
-
     def _log_failed_login(self, session: ConnectionState, login: Login, reason: str) -> None:
         assert self._logins is not None, "there are users"
         # A text that is no user's name may be a password.
@@ -1092,13 +1088,8 @@ class Broker:
 
     def _browse_as_user(self, session: ConnectionState, browse: Browse) -> None:
         if browse.destination.kind is DestinationKind.DURABLE:
-            user = self._users[session].user
             queue = self._engine.require_durable(browse.destination.name)
-            try:
-                access.check_browsed_subscription(user, queue)
-            except access.ForbiddenError as error:
-                self._log_refused(session, user, error)
-                raise
+            access.check_browsed_subscription(self._users[session].user, queue)
         self._engine.browse(session, browse)
 
     def replace_users(self, users: Users) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from truenext.broker.regular_file import read_regular_file
 from truenext.broker.settings import BrokerSettings, ClientCertificates
 from truenext.errors import ConfigurationError
+from truenext.tls import reason_of
 
 _VERIFY = {
     ClientCertificates.NONE: ssl.CERT_NONE,
@@ -51,7 +52,7 @@ def read_certificates(settings: BrokerSettings) -> Certificates | None:
         context.load_cert_chain(settings.certificate, key, password=_no_password)
     except ssl.SSLError as error:
         # Of a file without a certificate or key OpenSSL gives no reason.
-        reason = _reason(error) if error.reason else "one of them has no certificate, or no private key, in PEM"
+        reason = reason_of(error) if error.reason else "one of them has no certificate, or no private key, in PEM"
         raise ConfigurationError(
             f"certificate {settings.certificate} and key {key} cannot be used: {reason}"
         ) from error
@@ -59,7 +60,9 @@ def read_certificates(settings: BrokerSettings) -> Certificates | None:
         try:
             context.load_verify_locations(settings.client_ca)
         except ssl.SSLError as error:
-            raise ConfigurationError(f"client_ca {settings.client_ca} has no certificates: {_reason(error)}") from error
+            raise ConfigurationError(
+                f"client_ca {settings.client_ca} has no certificates: {reason_of(error)}"
+            ) from error
     elif settings.client_certificates is not ClientCertificates.NONE:
         raise ConfigurationError(
             f'client_certificates = "{settings.client_certificates.value}" needs client_ca, the file with the '
@@ -86,7 +89,3 @@ def _no_password() -> str:
     raise ConfigurationError(
         "key: the private key has a password; write it without one (openssl pkey -in KEY -out NEW)"
     )
-
-
-def _reason(error: ssl.SSLError) -> str:
-    return (error.reason or str(error)).replace("_", " ").lower()

@@ -90,17 +90,7 @@ class BrokerOptions(NamedTuple):
 
     def connect(self, *, reconnect: bool) -> Connection:
         """Raises: ConfigurationError for an unusable file; as `truenext.blocking.connect`"""
-        credentials = self.credentials
-        return connect(
-            self.url,
-            user=credentials.user,
-            password=credentials.password,
-            password_file=credentials.password_file,
-            ca=credentials.ca,
-            certificate=credentials.certificate,
-            key=credentials.key,
-            reconnect=reconnect,
-        )
+        return connect(self.url, **self.credentials.arguments(), reconnect=reconnect)
 
 
 def broker_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -260,14 +260,14 @@ def check(name: str, right: str, destination: str, file: Path) -> None:
     Exits 0 if a grant allows it, 1 if none does, 2 if the users file cannot be read or has faults.
     """
     user = _UsersFile(file).entry(name).user
-    wanted = parse_pattern(destination)
-    allowing = sorted(str(pattern) for pattern in user.grants[Right(right)] if pattern.covers(wanted))
+    requested = parse_pattern(destination)
+    allowing = sorted(str(pattern) for pattern in user.grants[Right(right)] if pattern.covers(requested))
     if allowing:
-        terminal.echo(f"user {name!r} may {right} {wanted}: granted by {', '.join(allowing)}")
+        terminal.echo(f"user {name!r} may {right} {requested}: granted by {', '.join(allowing)}")
         return
-    missing = str(wanted).removeprefix(QUEUE_PREFIX)
+    missing = str(requested).removeprefix(QUEUE_PREFIX)
     terminal.echo(
-        f"user {name!r} may not {right} {wanted}: add {missing!r} to `{right}` of {table_header(USER, name)} "
+        f"user {name!r} may not {right} {requested}: add {missing!r} to `{right}` of {table_header(USER, name)} "
         "or of one of its roles"
     )
     raise SystemExit(1)
@@ -447,15 +447,15 @@ def _with_comments_after(before: str, after: str) -> str:
 
 def _copy_owner_and_mode(old: Path, new: Path) -> None:
     """Raises: OSError, CommandFailure if the owner cannot be kept: the broker could not read the file any more"""
-    wanted = old.stat()
+    expected = old.stat()
     if sys.platform != "win32":
         made = new.stat()
-        if (made.st_uid, made.st_gid) != (wanted.st_uid, wanted.st_gid):
+        if (made.st_uid, made.st_gid) != (expected.st_uid, expected.st_gid):
             try:
-                os.chown(new, wanted.st_uid, wanted.st_gid)
+                os.chown(new, expected.st_uid, expected.st_gid)
             except PermissionError as error:
                 raise _failure(f"cannot keep the owner and group of {old}: run the command as its owner") from error
-    new.chmod(stat.S_IMODE(wanted.st_mode))
+    new.chmod(stat.S_IMODE(expected.st_mode))
 
 
 def _sync_folder(folder: Path) -> None:

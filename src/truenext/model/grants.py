@@ -46,18 +46,18 @@ class Pattern(NamedTuple):
         fixed = words[:-1] if is_open else words
         return (is_open or len(fixed) > 3) and (len(fixed) < 3 or fixed[2] in ("VirtualTopic", "*"))
 
-    def covers(self, wanted: Pattern) -> bool:
-        """Return whether this pattern matches every name that `wanted` matches.
+    def covers(self, requested: Pattern) -> bool:
+        """Return whether this pattern matches every name that `requested` matches.
 
         >>> parse_pattern("orders.>").covers(parse_pattern("orders.*.new"))
         True
         >>> parse_pattern("*").covers(parse_pattern(">"))
         False
         """
-        if self.is_topic is not wanted.is_topic:
+        if self.is_topic is not requested.is_topic:
             return False
-        own, other = self.words, wanted.words
-        if own[0] in ("*", ">") and wanted.may_be_special:
+        own, other = self.words, requested.words
+        if own[0] in ("*", ">") and requested.may_be_special:
             return False
         if own[-1] == ">":
             own = own[:-1]
@@ -110,12 +110,9 @@ class User:
         self.sendable_queues: set[str] = set()
         """Names of queues to which the user was found to have the right to send, so that it is searched for once."""
 
-    def find_grant(self, right: Right, wanted: Pattern) -> Pattern | None:
-        """Return a grant that allows all that `wanted` names; None if there is none."""
-        return next((pattern for pattern in self.grants[right] if pattern.covers(wanted)), None)
-
-    def may(self, right: Right, wanted: Pattern) -> bool:
-        return self.find_grant(right, wanted) is not None
+    def may(self, right: Right, requested: Pattern) -> bool:
+        """Return whether a grant allows all that `requested` names."""
+        return any(pattern.covers(requested) for pattern in self.grants[right])
 
     def owns_client_id(self, client_id: str) -> bool:
         """Return whether durable subscriptions of this client id are the user's."""

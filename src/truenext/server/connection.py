@@ -37,7 +37,7 @@ from truenext.model.limits import (
     UNSENT_ANSWER_BYTES_MAX,
     UNSENT_BYTES_MAX,
 )
-from truenext.tls import NoTlsError, TlsSocket
+from truenext.tls import NoTlsError, TlsSocket, reason_of
 from truenext.wire.stomp.replies import PARTS_PER_MESSAGE
 from truenext.wire.stomp.server import StompSession
 
@@ -175,7 +175,7 @@ class ServerConnection:
             return
         except OSError as error:
             if isinstance(error, ssl.SSLError) and not self.has_sent_connect:
-                self._broker.log_failed_handshake(self._session, (error.reason or str(error)).replace("_", " ").lower())
+                self._broker.log_failed_handshake(self._session, reason_of(error))
             self._on_socket_broken(f"connection broken: {error}")
             return
         self._flush_tls()

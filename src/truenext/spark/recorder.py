@@ -142,17 +142,7 @@ class Recorder:
         return self._events
 
     def _connect(self) -> Connection:
-        credentials = self._credentials
-        return connect(
-            self._url,
-            user=credentials.user,
-            password=credentials.password,
-            password_file=credentials.password_file,
-            ca=credentials.ca,
-            certificate=credentials.certificate,
-            key=credentials.key,
-            reconnect=False,
-        )
+        return connect(self._url, **self._credentials.arguments(), reconnect=False)
 
     def _send(self, messages: Sequence[WorkloadMessage], queue: str, report: ReportProgress) -> None:
         with self._connect() as connection:

@@ -110,18 +110,12 @@ class ServiceRun:
 
     async def connect(self) -> None:
         """Connect both pools. Raises: ConfigurationError; ConnectionLost if no broker is available; Refused"""
-        credentials = self._credentials
         plain = [stage for stage in self._definition.stages.values() if not stage.signature.is_async]
         threads = sum(stage.settings.concurrency or 1 for stage in plain)
         for is_interactive in (True, False):
             connection = await connect(
                 *self._broker,
-                user=credentials.user,
-                password=credentials.password,
-                password_file=credentials.password_file,
-                ca=credentials.ca,
-                certificate=credentials.certificate,
-                key=credentials.key,
+                **self._credentials.arguments(),
                 heartbeat_thread=True,
                 timeout=FOR_EVER_S if self._waits_until_available else CONNECT_TIMEOUT_S,
             )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 LOGIN_BYTES_EACH_MAX = 2048
 """Longest user, password and client id, in bytes; a CONNECT may have 8 KiB."""
@@ -34,6 +35,10 @@ class Credentials:
             raise ValueError("password and password_file exclude each other: use one of them")
         if self.key is not None and self.certificate is None:
             raise ValueError("key needs certificate, the file with the client's certificate")
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `connect` that are these credentials."""
+        return asdict(self)
 
     def headers(self, password: str | None) -> dict[str, str]:
         """Return the headers of a CONNECT with this `password`, which may be from the file."""

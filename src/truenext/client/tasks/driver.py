@@ -395,7 +395,7 @@ class Driver:
         data = out[0] if len(out) == 1 else b"".join(out)
         with self._write_lock:
             if self._heartbeat_thread is not None:
-                data = self._after_begun_heart_beat(data)
+                data = self._after_partial_heart_beat(data)
             try:
                 written = sock.send(data)
             except (BlockingIOError, InterruptedError):
@@ -411,10 +411,10 @@ class Driver:
         self.loop.add_writer(sock, self._on_writable)
         return False
 
-    def _after_begun_heart_beat(self, data: bytes) -> bytes:
-        """Return `data` after a heart-beat that the other thread has begun since `flush` checked `_unwritten`."""
-        begun, self._unwritten = self._unwritten, None
-        return data if begun is None else b"".join([begun, data])
+    def _after_partial_heart_beat(self, data: bytes) -> bytes:
+        """Return `data` after the rest of a heart-beat that the other thread has written since `flush` began."""
+        rest, self._unwritten = self._unwritten, None
+        return data if rest is None else b"".join([rest, data])
 
     def send_heart_beat_if_idle(self, last_written_at: float) -> float:
         """Write, from another thread, pending bytes or a heart-beat if nothing was written since `last_written_at`.
