@@ -9,17 +9,20 @@ from pathlib import Path
 class Broker:
     """Broker that listens on the same port after each start, so that its clients can reconnect."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, *options: str, scheme: str = "stomp") -> None:
         self.data = data
+        self._options = options
+        self._scheme = scheme
         self.port = 0
         self.start()
 
     @property
     def url(self) -> str:
-        return f"stomp://127.0.0.1:{self.port}"
+        return f"{self._scheme}://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "truenext", "serve", "--data", str(self.data), "--listen", self.url]
+        serve = ["serve", "--data", str(self.data), "--listen", self.url, *self._options]
+        command = [sys.executable, "-m", "truenext", *serve]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

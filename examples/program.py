@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -24,8 +25,10 @@ def exit_on_signals() -> None:
 class Program:
     """Process of one command line, which can be started again."""
 
-    def __init__(self, log: Path, *command: str) -> None:
+    def __init__(self, log: Path, *command: str, environment: Mapping[str, str]) -> None:
+        """`environment`: variables besides those of this process"""
         self._log = log
+        self._environment = os.environ | environment
         self._command = [sys.executable, "-m", *command]
         self.start()
 
@@ -34,6 +37,7 @@ class Program:
             self._process = subprocess.Popen(
                 self._command,
                 cwd=ROOT,
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from examples.orders.audit import VERDICT_FILE, OrdersVerdict, judge
-from examples.orders.run import Counts, run
-from examples.program import exit_on_signals
+from examples.orders.run import USERS, Counts, run
+from examples.program import ROOT, exit_on_signals
 
 KINDS = {"customer": "users, outbox", "asked": "users who wait", "batch": "batch"}
 """Label of each kind of orders, in the order of the output."""
@@ -27,7 +27,8 @@ def show(console: Console, out: Path) -> bool:
     console.print("[bold]A service of stages processes orders while broker and service are killed[/bold]")
     console.print(
         f"{sum(counts)} orders: {counts.customer} in users' own transactions, {counts.asked} asked for by users who "
-        f"wait, {counts.batch} in a batch; two processes of five stages, SQLite, exactly once"
+        f"wait, {counts.batch} in a batch; two processes of five stages, SQLite, exactly once; "
+        f"TLS, a user with the grants of {USERS.relative_to(ROOT)}"
     )
     with tempfile.TemporaryDirectory(prefix="truenext-orders-") as folder:
         result = run(Path(folder), counts, console.print)

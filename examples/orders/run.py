@@ -14,16 +14,17 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from examples.broker import Broker
+from examples.guarded_broker import GuardedBroker
 from examples.orders.service import TABLES, WEB_TABLE
 from examples.program import ROOT, Program
 from truenext import blocking
 
 SERVICE = "examples.orders.service:app"
+USERS = Path(__file__).with_name("users.toml")
 
 END_S = 240.0
 """Seconds after which unfinished orders count as stuck; the audit names them."""
@@ -100,25 +101,27 @@ def run(folder: Path, counts: Counts, print_line: PrintLine) -> RunResult:
     url = f"sqlite:///{database}"
     make_tables(database, url)
     with ExitStack() as stack:
-        broker = Broker(folder / "data")
+        broker = GuardedBroker(folder, USERS)
         stack.callback(broker.kill)
-        command = ("truenext", "stages", "run", SERVICE, "--url", broker.url, "--database", url)
-        services = [Program(folder / f"service-{n}.log", *command, "--events", str(events)) for n in (1, 2)]
+        command = ("truenext", "stages", "run", SERVICE, "--database", url, "--events", str(events))
+        user = broker.environment("orders")
+        services = [Program(folder / f"service-{n}.log", *command, environment=user) for n in (1, 2)]
         for each in services:
             stack.callback(each.kill)
         started = time.monotonic()
-        web = Program(*(folder / "web.log", "examples.orders.web", broker.url, url, str(orders)), *map(str, counts))
+        application = ("examples.orders.web", broker.url, url, str(orders), *map(str, counts))
+        web = Program(folder / "web.log", *application, environment=user)
         stack.callback(web.kill)
 
-        progress = Progress(database, sum(counts), print_line)
+        progress = Progress(database, sum(counts), web, print_line)
         kills = []
         for share, name, victim in ((0.25, "the broker", broker), (0.5, "a process of the service", services[0])):
-            progress.until(share)
+            progress.wait_for(share)
             victim.kill()
             kills.append(Kill(name, time.time(), time.monotonic() - started))
             print_line(f"  kill -9 of {name}, start again")
             victim.start()
-        waiting = progress.until_all_is_done(broker, web)
+        waiting = progress.wait_for_the_end(broker)
         seconds = time.monotonic() - started
 
         for each in services:
@@ -140,28 +143,34 @@ def make_tables(database: Path, url: str) -> None:
 class Progress:
     """Progress of the orders, by the rows of the first and of the last stage."""
 
-    def __init__(self, database: Path, orders: int, print_line: PrintLine) -> None:
+    def __init__(self, database: Path, orders: int, web: Program, print_line: PrintLine) -> None:
         self._database = database
         self._orders = orders
+        self._web = web
         self._print_line = print_line
         self._started = self._printed_at = time.monotonic()
 
-    def until(self, share: float) -> None:
-        """Wait until this share of all orders is shipped, or the time limit is reached."""
+    def wait_for(self, share: float) -> None:
+        """Wait until this share of all orders is shipped, or the time limit is reached.
+
+        Raises: SystemExit if the web application has failed
+        """
         while self._count(list(TABLES.values())[-1]) < share * self._orders and not self._is_timed_out():
+            if self._web.status:
+                self._fail()
             time.sleep(0.05)
 
-    def until_all_is_done(self, broker: Broker, web: Program) -> dict[str, int]:
+    def wait_for_the_end(self, broker: GuardedBroker) -> dict[str, int]:
         """Wait until the web application has ended and no message waits. Return what still waits at the time limit.
 
         Raises: SystemExit if the web application has failed, or has not ended
         """
-        while web.status is None and not self._is_timed_out():
+        while self._web.status is None and not self._is_timed_out():
             time.sleep(0.05)
-        if web.status != 0:
-            raise SystemExit(f"the web application has ended with {web.status} (None: it runs); its log is\n{web.log}")
+        if self._web.status != 0:
+            self._fail()
         quiet_since = time.monotonic()
-        with blocking.connect(broker.url) as connection:
+        with broker.connect("operator") as connection:
             while True:
                 waiting = self._waiting(connection)
                 if waiting:
@@ -178,6 +187,10 @@ class Progress:
         }
         units = self._count("truenext_outbox")
         return waiting | ({"the outbox": units} if units else {})
+
+    def _fail(self) -> NoReturn:
+        status, log = self._web.status, self._web.log
+        raise SystemExit(f"the web application has ended with {status} (None: it runs); its log is\n{log}")
 
     def _is_timed_out(self) -> bool:
         now = time.monotonic()
@@ -196,9 +209,9 @@ def queues(connection: blocking.Connection) -> list[Queue]:
     return msgspec.json.decode(connection.control_request("queues"), type=list[Queue])
 
 
-def dead_letters(broker: Broker) -> list[DeadLetter]:
+def dead_letters(broker: GuardedBroker) -> list[DeadLetter]:
     """Return all dead letters of the broker."""
-    with blocking.connect(broker.url) as connection:
+    with broker.connect("operator") as connection:
         names = [each.name for each in queues(connection) if each.name.startswith("DLQ.")]
         return [
             DeadLetter(

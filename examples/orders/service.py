@@ -12,6 +12,8 @@ that was written twice is there twice.
 `truenext stages run examples.orders.service:app` runs it, in as many processes as you like.
 """
 
+import os
+
 import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -78,7 +80,14 @@ class CardDeclined(Exception):
     pass
 
 
-app = Service("orders", database="sqlite:///orders.db", exactly_once=True)
+app = Service(
+    "orders",
+    database="sqlite:///orders.db",
+    exactly_once=True,
+    user=os.environ.get("TRUENEXT_USER"),
+    password_file=os.environ.get("TRUENEXT_PASSWORD_FILE"),
+    ca=os.environ.get("TRUENEXT_CA"),
+)
 place = app.endpoint("order.place", Order, Shipped, state=Memo)
 
 

@@ -18,12 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from examples.broker import Broker
+from examples.guarded_broker import GuardedBroker
 from examples.orders.service import SOLD_OUT
 from examples.orders.web import make_order
-from examples.program import Program, exit_on_signals
+from examples.program import ROOT, Program, exit_on_signals
 from examples.queries.jobs import BILLS, JOBS, queue_of
-from truenext import blocking
 from truenext.spark.audit.command import SPARK_LOG, audit_histories, write_page
 from truenext.spark.session import start
 
@@ -32,6 +31,7 @@ TAXES = {"tea": 7, SOLD_OUT: 19}
 """Percent, by item."""
 STEP_S = 300.0
 """Limit in seconds of a job for its next batch, or for its end; then it is stuck."""
+USERS = Path(__file__).with_name("users.toml")
 TITLE = "Orders through two queries of Spark, drivers and broker killed on the way"
 
 PrintLine = Callable[[str], object]
@@ -40,12 +40,13 @@ PrintLine = Callable[[str], object]
 def show(console: Console, out: Path, count: int = ORDERS) -> bool:
     """Run both queries, audit the broker, and print the results. Return whether all was right."""
     console.print("[bold]Spark reads and writes queues while its drivers and the broker are killed[/bold]")
+    console.print(f"TLS, and for each query a user with the grants of {USERS.relative_to(ROOT)}")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="truenext-queries-") as name, ExitStack() as stack:
         folder = Path(name)
-        broker = Broker(folder / "data")
+        broker = GuardedBroker(folder, USERS)
         stack.callback(broker.kill)
-        send_orders(broker.url, count)
+        send_orders(broker, count)
 
         console.print(f"{count} orders from a topic to Parquet files")
         run_killed("archive", broker, folder / "archive", console.print)
@@ -56,7 +57,7 @@ def show(console: Console, out: Path, count: int = ORDERS) -> bool:
 
         console.print(f"{count} orders from a topic, joined with a Parquet table, to the queue {BILLS}")
         run_killed("billing", broker, folder / "billing", console.print)
-        billed = receive_bills(broker.url)
+        billed = receive_bills(broker)
         is_right &= is_each_once(billed, count)
         console.print(f"  in {count}, out {len(billed)}, distinct {len(set(billed))}\n")
 
@@ -71,12 +72,12 @@ def show(console: Console, out: Path, count: int = ORDERS) -> bool:
     return is_right and audited.verdict.has_contract_held
 
 
-def send_orders(url: str, count: int) -> None:
-    with blocking.connect(url) as connection:
-        for job in JOBS:
-            # A queue gets copies of its topic's messages only after it was named once.
-            with connection.consumer(f"/queue/{queue_of(job)}"):
-                pass
+def send_orders(broker: GuardedBroker, count: int) -> None:
+    for job in JOBS:
+        # A queue gets copies of its topic's messages only after it was named once.
+        with broker.connect(job) as connection, connection.consumer(f"/queue/{queue_of(job)}"):
+            pass
+    with broker.connect("shop") as connection:
         orders = (make_order("batch", number)[0] for number in range(count))
         connection.send_many("/topic/VirtualTopic.orders", map(msgspec.json.encode, orders))
 
@@ -86,13 +87,14 @@ def write_taxes(folder: Path) -> None:
     pq.write_table(pa.table({"item": [*TAXES], "percent": [*TAXES.values()]}), folder / "taxes.parquet")
 
 
-def run_killed(job: str, broker: Broker, folder: Path, print_line: PrintLine) -> None:
+def run_killed(job: str, broker: GuardedBroker, folder: Path, print_line: PrintLine) -> None:
     """Run a job to its end. Kill its driver after the first batch, and the broker after another one.
 
     Raises: SystemExit if the job fails, is stuck, or has ended before it could be killed
     """
     write_taxes(folder)
-    driver = Program(folder / "log", "examples.queries.jobs", job, broker.url, str(folder))
+    command = ("examples.queries.jobs", job, str(folder))
+    driver = Program(folder / "log", *command, environment=broker.environment(job))
     try:
         for name, victim in (("the driver", driver), ("the broker", broker)):
             wait_for(partial(has_more_batches, folder, committed_batches(folder)), driver)
@@ -130,9 +132,9 @@ def wait_for(is_so: Callable[[], bool], driver: Program) -> None:
         time.sleep(0.02)
 
 
-def receive_bills(url: str) -> list[str]:
+def receive_bills(broker: GuardedBroker) -> list[str]:
     """Receive all bills, and return their orders."""
-    with blocking.connect(url) as connection, connection.consumer(f"/queue/{BILLS}") as bills:
+    with broker.connect("shop") as connection, connection.consumer(f"/queue/{BILLS}") as bills:
         orders = []
         while (bill := bills.receive(0)) is not None:
             orders.append(json.loads(bill.body)["order"])

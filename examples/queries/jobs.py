@@ -3,11 +3,14 @@
     archive    the topic VirtualTopic.orders ──▶ Parquet files
     billing    the topic VirtualTopic.orders ──▶ join with a Parquet table of taxes ──▶ the queue bills
 
-Each copies the waiting messages, in batches, and ends: `python -m examples.queries.jobs archive URL FOLDER`.
+Each copies the waiting messages, in batches, and ends: `python -m examples.queries.jobs archive FOLDER`. The broker
+and the job's user are named by the environment variables TRUENEXT_URL, TRUENEXT_USER, TRUENEXT_PASSWORD_FILE and
+TRUENEXT_CA, as for the commands of truenext.
 """
 
 import argparse
 import os
+from collections.abc import Mapping
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -19,6 +22,13 @@ BILLS = "bills"
 BATCH_ROWS = 200
 ORDER = "id string, item string, card string, cents int"
 """Fields of `examples.orders.service.Order`."""
+VARIABLES = {
+    "url": "TRUENEXT_URL",
+    "user": "TRUENEXT_USER",
+    "passwordFile": "TRUENEXT_PASSWORD_FILE",
+    "ca": "TRUENEXT_CA",
+}
+"""Environment variable of each option that names the broker or the user."""
 
 
 def queue_of(job: str) -> str:
@@ -26,31 +36,37 @@ def queue_of(job: str) -> str:
     return f"Consumer.{job}.VirtualTopic.orders"
 
 
-def archive(orders: DataFrame, url: str, folder: str) -> DataStreamWriter:
+def archive(orders: DataFrame, broker: dict[str, str], folder: str) -> DataStreamWriter:
     return orders.writeStream.format("parquet").option("path", f"{folder}/orders")
 
 
-def billing(orders: DataFrame, url: str, folder: str) -> DataStreamWriter:
+def billing(orders: DataFrame, broker: dict[str, str], folder: str) -> DataStreamWriter:
     taxes = orders.sparkSession.read.parquet(f"{folder}/taxes.parquet")
     bills = orders.join(taxes, "item").selectExpr(
         "to_json(named_struct('order', id, 'cents', cents + cents * percent div 100)) AS body", "priority"
     )
-    return bills.writeStream.format("truenext").option("url", url).option("queue", BILLS)
+    return bills.writeStream.format("truenext").options(**broker, queue=BILLS)
 
 
 JOBS = {"archive": archive, "billing": billing}
 
 
-def main(job: str, url: str, folder: str) -> None:
+def broker_options(environment: Mapping[str, str], job: str) -> dict[str, str]:
+    """Return the options of source and sink that name broker, user and space."""
+    given = {option: environment[name] for option, name in VARIABLES.items() if name in environment}
+    return {**given, "space": job}
+
+
+def main(job: str, folder: str, broker: dict[str, str]) -> None:
     messages = (
         start("local[2]")
         .readStream.format("truenext")
-        .options(url=url, queue=queue_of(job), body="string", maxRowsPerTrigger=BATCH_ROWS)
+        .options(**broker, queue=queue_of(job), body="string", maxRowsPerTrigger=BATCH_ROWS)
         .load()
     )
     orders = messages.select("sequence", "priority", F.from_json("body", ORDER).alias("order"))
     query = (
-        JOBS[job](orders.select("sequence", "priority", "order.*"), url, folder)
+        JOBS[job](orders.select("sequence", "priority", "order.*"), broker, folder)
         .option("checkpointLocation", f"{folder}/checkpoint")
         .trigger(availableNow=True)
         .start()
@@ -61,8 +77,8 @@ def main(job: str, url: str, folder: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m examples.queries.jobs", description="A query of the demo.")
     parser.add_argument("job", choices=JOBS)
-    parser.add_argument("url", help="address of the broker")
     parser.add_argument("folder", help="where the query has its checkpoint and its files")
     # The jobs are short, so better compilation by Java would cost more time than it saves.
     os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-    main(*vars(parser.parse_args()).values())
+    arguments = parser.parse_args()
+    main(arguments.job, arguments.folder, broker_options(os.environ, arguments.job))

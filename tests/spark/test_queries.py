@@ -8,9 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from examples.broker import Broker
+from examples.guarded_broker import GuardedBroker
 from examples.queries import demo, jobs
 from examples.queries.demo import (
+    USERS,
     PrintLine,
     is_each_once,
     receive_bills,
@@ -19,9 +20,8 @@ from examples.queries.demo import (
     show,
     write_taxes,
 )
-from examples.queries.jobs import queue_of
+from examples.queries.jobs import broker_options, queue_of
 from tests.drawing import one_of
-from truenext import blocking
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_orders_are_right_only_if_each_is_there_once(orders: list[str], is_right
 @pytest.mark.skipif(not os.environ.get("TRUENEXT_KILLS"), reason="starts Spark three times: make spark")
 @pytest.mark.timeout(600)
 def test_a_query_whose_driver_and_broker_are_killed_bills_each_order_once(tmp_path: Path) -> None:
-    broker = Broker(tmp_path / "data")
+    broker = GuardedBroker(tmp_path, USERS)
     printed: list[str] = []
     try:
-        send_orders(broker.url, 1000)
+        send_orders(broker, 1000)
         run_killed("billing", broker, tmp_path / "billing", printed.append)
-        assert is_each_once(receive_bills(broker.url), 1000)
+        assert is_each_once(receive_bills(broker), 1000)
     finally:
         broker.kill()
     assert [line.partition(" after")[0] for line in printed] == [
@@ -63,12 +63,12 @@ def test_a_query_whose_driver_and_broker_are_killed_bills_each_order_once(tmp_pa
 def test_a_run_is_right_unless_a_query_lacks_an_order(
     faulty: str, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(job: str, broker: Broker, folder: Path, print_line: PrintLine) -> None:
+    def run(job: str, broker: GuardedBroker, folder: Path, print_line: PrintLine) -> None:
         if job == faulty:
-            with blocking.connect(broker.url) as connection, connection.consumer(f"/queue/{queue_of(job)}") as orders:
+            with broker.connect(job) as connection, connection.consumer(f"/queue/{queue_of(job)}") as orders:
                 orders.receive()
         write_taxes(folder)
-        jobs.main(job, broker.url, str(folder))
+        jobs.main(job, str(folder), broker_options(broker.environment(job), job))
 
     monkeypatch.setattr(demo, "run_killed", run)
     output = io.StringIO()
