@@ -26,7 +26,10 @@ class NoTlsError(OSError):
 
 def reason_of(error: ssl.SSLError) -> str:
     """Return OpenSSL's reason for an error, in words."""
-    return (error.reason or str(error)).replace("_", " ").lower()
+    reason = (error.reason or str(error)).replace("_", " ").lower()
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"{reason}: {error.verify_message}"
+    return reason
 
 
 class TlsSocket:

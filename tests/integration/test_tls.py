@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -243,11 +244,47 @@ def test_client_certificate_logs_in_as_the_user_that_lists_it(tmp_path: Path) ->
         assert named.connect(login="shop").command == "CONNECTED"
         named.close()
         wrong = TlsClient(port)
-        assert wrong.connect(login="other").headers["truenext-code"] == "login"
+        refusal = wrong.connect(login="other").headers
+        assert refusal["truenext-code"] == "login" and "the client's certificate is of no user" in refusal["message"]
         wrong.close()
         nameless = TlsClient(port, context=ssl.create_default_context(cafile=made / "ca.pem"))
-        assert nameless.connect().headers["truenext-code"] == "login"
+        refusal = nameless.connect().headers
+        assert refusal["truenext-code"] == "login" and "user or password is wrong" in refusal["message"]
         nameless.close()
+
+
+def test_certificate_name_that_a_reload_removes_ends_its_connections_and_is_named_as_the_reason(tmp_path: Path) -> None:
+    made = over_tls.folder()
+    text = '[user.shop]\ncertificates = ["DNS:{}.example"]\nsend = ["orders"]\n'
+    users = users_file(tmp_path, text.format("client"))
+    options = ["--certificate", str(made / "broker.pem"), "--client-ca", str(made / "ca.pem"), "--users", users]
+    with serving(tmp_path, *options, "--client-certificates", "required") as (port, process):
+        client = TlsClient(port)
+        assert client.connect().command == "CONNECTED"
+        users_file(tmp_path, text.format("other"))
+        process.send_signal(signal.SIGHUP)
+        end = client.frame()
+        assert end.command == "ERROR"
+        assert end.headers["message"] == (
+            "the certificate name that this connection logged in with is not one of user 'shop' any more"
+        )
+        client.close()
+
+
+def test_serve_with_a_certificate_that_clients_will_refuse_warns_of_it(tmp_path: Path) -> None:
+    expired = over_tls.authority().issue_cert(
+        "localhost", not_before=datetime(2019, 1, 1), not_after=datetime(2020, 1, 1)
+    )
+    file = tmp_path / "expired.pem"
+    expired.private_key_and_cert_chain_pem.write_to_path(file)
+    file.chmod(0o600)
+    with serving(tmp_path, "--certificate", str(file)):
+        log = (tmp_path / "log").read_text()
+    assert "clients refuse the certificate" in log and "certificate has expired" in log
+    (tmp_path / "log").unlink()
+    with serving(tmp_path, "--certificate", str(over_tls.folder() / "broker.pem")):
+        log = (tmp_path / "log").read_text()
+    assert "clients refuse" not in log
 
 
 def test_certificate_of_another_authority_is_not_accepted(tmp_path: Path) -> None:
@@ -265,6 +302,7 @@ def test_certificate_of_another_authority_is_not_accepted(tmp_path: Path) -> Non
         client = TlsClient(port)
         assert client.connect().command == "CONNECTED"
         client.close()
+        assert "unable to get local issuer certificate" in (tmp_path / "log").read_text()
 
 
 def test_reload_takes_a_changed_certificate_for_new_connections(tmp_path: Path) -> None:
@@ -309,7 +347,15 @@ def test_reload_takes_a_changed_certificate_for_new_connections(tmp_path: Path) 
         ),
         (
             ["--certificate", "{made}/broker.pem", "--client-ca", "{tmp}/text"],
-            "{tmp}/text has no certificates",
+            "{tmp}/text has no certificates: no certificate or crl found",
+        ),
+        (
+            ["--certificate", "{made}/broker.pem", "--client-ca", "{tmp}/junk", "--client-certificates", "asked"],
+            "{tmp}/junk has no certificates: it is not in PEM",
+        ),
+        (
+            ["--certificate", "{made}/broker.pem", "--client-ca", "{made}/ca.pem"],
+            'client_ca needs client_certificates = "asked" or "required"',
         ),
         (["--certificate", "{tmp}/open.pem"], "other users of this machine can write to {tmp}/open.pem"),
         (
@@ -322,6 +368,7 @@ def test_serve_with_a_file_that_is_no_use_says_so_in_one_sentence(
     tmp_path: Path, options: list[str], message: str
 ) -> None:
     (tmp_path / "text").write_text("text")
+    (tmp_path / "junk").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
     (tmp_path / "open.pem").write_bytes((over_tls.folder() / "broker.pem").read_bytes())
     (tmp_path / "open.pem").chmod(0o666)
     users_file(tmp_path, '[user.a]\ncertificates = ["DNS:a"]\n')

@@ -28,12 +28,12 @@ from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.event_loop import Alarm, SlicedWork, Steps
 from truenext.broker.incomplete_frames import IncompleteFrames
-from truenext.broker.logins import WRONG_LOGIN, Logins
+from truenext.broker.logins import WRONG_CERTIFICATE, WRONG_LOGIN, Logins
 from truenext.broker.pager import Pager
 from truenext.broker.reload import NO_FILE, ReloadResult
 from truenext.broker.security_log import SecurityLog
 from truenext.broker.takeovers import TakeoverSecrets
-from truenext.broker.users import Users
+from truenext.broker.users import Users, is_certificate_name
 from truenext.broker.write_time import WriteTimeEstimate
 from truenext.engine.background import bulk
 from truenext.engine.background.browsing import BrowseSlice
@@ -1026,9 +1026,13 @@ class Broker:
         """Return whether a login may be executed; if not, the connection is resumed when its password was checked."""
         assert self._logins is not None, "there are users"
         if session not in self._checked_logins and not login.passcode:
-            found = self._logins.users.find_by_certificate(self._peers[session].certificate_names)
+            names = self._peers[session].certificate_names
+            found = self._logins.users.find_by_certificate(names)
             if found is not None and login.user in ("", found[0].user.name):
                 login.user, self._checked_logins[session] = found[0].user.name, found[1]
+            elif names:
+                self._log_failed_login(session, login, WRONG_CERTIFICATE)
+                raise RemoteProtocolError(WRONG_CERTIFICATE, Code.LOGIN)
         if session not in self._checked_logins:
             on_checked = partial(self._on_login_checked, session)
             try:
@@ -1103,14 +1107,22 @@ class Broker:
             if entry is None:
                 reason = f"user {user.name!r} was removed"
             elif credential not in entry.credentials:
-                reason = f"the password of user {user.name!r} was changed"
+                kind = "certificate name" if is_certificate_name(credential) else "password"
+                reason = f"the {kind} that this connection logged in with is not one of user {user.name!r} any more"
             elif not entry.user.has_all_of(user):
                 reason = f"user {user.name!r} has fewer grants than before"
             else:
                 self._users[session] = SessionUser(entry.user, credential)
                 continue
             self._log_security(logging.WARNING, "connection ended", session, user.name, reason=reason)
-            self._peers[session].end_user(reason)
+            end = partial(self._peers[session].end_user, reason)
+            if self._control_requests.pending_count(session):
+                # Let a `reload` that ends its own connection be answered: the turn that sends the answer is scheduled
+                # behind the first call. Until then the user may do nothing.
+                self._users[session] = SessionUser(User(user.name, {}), credential)
+                self._loop.call_soon(self._loop.call_soon, end)
+            else:
+                end()
 
     def _log_unchecked_login(self, session: ConnectionState) -> None:
         """Log that logins are not checked; only once, as many clients send a login each time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import stat
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,8 @@ class Certificates(NamedTuple):
     """TLS context of listeners."""
     fingerprint: str
     """Digest of the files, which tells whether they have changed."""
+    fault: str | None
+    """Why clients will refuse the certificate, as it has expired; None if they will not."""
 
 
 def read_certificates(settings: BrokerSettings) -> Certificates | None:
@@ -60,22 +63,42 @@ def read_certificates(settings: BrokerSettings) -> Certificates | None:
         try:
             context.load_verify_locations(settings.client_ca)
         except ssl.SSLError as error:
-            raise ConfigurationError(
-                f"client_ca {settings.client_ca} has no certificates: {reason_of(error)}"
-            ) from error
+            # Of a file that is not PEM at all OpenSSL gives no reason.
+            reason = reason_of(error) if error.reason else "it is not in PEM"
+            raise ConfigurationError(f"client_ca {settings.client_ca} has no certificates: {reason}") from error
+        if settings.client_certificates is ClientCertificates.NONE:
+            raise ConfigurationError('client_ca needs client_certificates = "asked" or "required"')
     elif settings.client_certificates is not ClientCertificates.NONE:
         raise ConfigurationError(
             f'client_certificates = "{settings.client_certificates.value}" needs client_ca, the file with the '
             "certificates that sign those of clients"
         )
     context.verify_mode = _VERIFY[settings.client_certificates]
-    return Certificates(context, digest.hexdigest())
+    return Certificates(context, digest.hexdigest(), _find_fault(settings.certificate, context))
 
 
 def is_key_readable_by_others(settings: BrokerSettings) -> bool:
     """Return whether other users of this machine can read the private key."""
     key = settings.key or settings.certificate
     return key is not None and bool(key.stat().st_mode & stat.S_IROTH)
+
+
+def _find_fault(certificate: Path, context: ssl.SSLContext) -> str | None:
+    """Return why a client that trusts the certificate refuses it, by a handshake in memory; None if it does not."""
+    client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client_context.check_hostname = False
+    client_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client_context.load_verify_locations(certificate)
+    to_client, to_broker = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(to_client, to_broker)
+    broker = context.wrap_bio(to_broker, to_client, server_side=True)
+    try:
+        for end in (client, broker, client):
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    return None
 
 
 def _read(name: str, file: Path) -> bytes:

@@ -27,6 +27,9 @@ FAILURES_SECONDS = 60.0
 """Time for which failed logins are counted."""
 
 WRONG_LOGIN = "login refused: user or password is wrong"
+WRONG_CERTIFICATE = (
+    "login refused: the client's certificate is of no user, of several, or of another than `login` names"
+)
 
 
 class _WaitingLogin:

@@ -122,7 +122,7 @@ def _user_changes(before: Mapping[str, UserEntry], now: Mapping[str, UserEntry])
             yield f"user {name}: removed"
         else:
             if before[name].credentials != now[name].credentials:
-                yield f"user {name}: password changed"
+                yield f"user {name}: passwords or certificates changed"
             if not (before[name].user.has_all_of(now[name].user) and now[name].user.has_all_of(before[name].user)):
                 yield f"user {name}: grants changed"
 

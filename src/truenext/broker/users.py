@@ -136,6 +136,11 @@ def fault_of_name(name: str) -> str | None:
     return "a name is 1 to 64 letters (a to z, A to Z), digits, '-' or '_'"
 
 
+def is_certificate_name(text: str) -> bool:
+    """Return whether a text is a name of a client certificate, or a fingerprint."""
+    return _CERTIFICATE.fullmatch(text) is not None
+
+
 def fault_of_password(password: str) -> str | None:
     """Return why a text cannot be a password, without the text; None if it can."""
     if not password:

@@ -166,6 +166,11 @@ def _log_warnings(configuration: Configuration) -> None:
         logger.warning("users file can be read by other users of this machine", extra={"reason": warning})
     if is_key_readable_by_others(configuration.broker):
         logger.warning("private key can be read by other users of this machine")
+    if configuration.certificates is not None and configuration.certificates.fault is not None:
+        file = str(configuration.broker.certificate)
+        logger.warning(
+            "clients refuse the certificate", extra={"file": file, "reason": configuration.certificates.fault}
+        )
 
 
 async def _run(

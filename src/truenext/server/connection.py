@@ -200,7 +200,7 @@ class ServerConnection:
         self._end_reading()
         self._broker.connection_lost(self._session)
         with suppress(OSError):
-            self._sock.send(self._replies.encode_fault(_make_error_answer(reason, Code.LOGIN, None)))
+            self._sock.send(self._replies.encode_fault(_make_error_answer(reason, Code.NOT_SUPPORTED, None)))
         self._tls = None
         self._channel = self._sock
         self._half_close()
