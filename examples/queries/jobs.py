@@ -57,9 +57,9 @@ def broker_options(environment: Mapping[str, str], job: str) -> dict[str, str]:
     return {**given, "space": job}
 
 
-def main(job: str, folder: str, broker: dict[str, str]) -> None:
+def main(job: str, folder: str, broker: dict[str, str], master: str) -> None:
     messages = (
-        start("local[2]")
+        start(master)
         .readStream.format("truenext")
         .options(**broker, queue=queue_of(job), body="string", maxRowsPerTrigger=BATCH_ROWS)
         .load()
@@ -78,7 +78,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m examples.queries.jobs", description="A query of the demo.")
     parser.add_argument("job", choices=JOBS)
     parser.add_argument("folder", help="where the query has its checkpoint and its files")
+    parser.add_argument("--master", default="local[2]", help="Spark's master [default: local[2]]")
     # The jobs are short, so better compilation by Java would cost more time than it saves.
     os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     arguments = parser.parse_args()
-    main(arguments.job, arguments.folder, broker_options(os.environ, arguments.job))
+    main(arguments.job, arguments.folder, broker_options(os.environ, arguments.job), arguments.master)

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from examples.guarded_broker import GuardedBroker
+from examples.program import Program
 from examples.queries import demo, jobs
 from examples.queries.demo import (
     USERS,
@@ -18,6 +19,7 @@ from examples.queries.demo import (
     run_killed,
     send_orders,
     show,
+    wait_for,
     write_taxes,
 )
 from examples.queries.jobs import broker_options, queue_of
@@ -58,6 +60,26 @@ def test_a_query_whose_driver_and_broker_are_killed_bills_each_order_once(tmp_pa
     assert 1 <= driver_killed < broker_killed < done
 
 
+@pytest.mark.skipif(not os.environ.get("TRUENEXT_KILLS"), reason="starts a cluster of Spark: make spark")
+@pytest.mark.timeout(300)
+def test_a_query_on_a_cluster_logs_in_over_tls_in_driver_and_executors(tmp_path: Path) -> None:
+    broker = GuardedBroker(tmp_path, USERS)
+    folder = tmp_path / "billing"
+    try:
+        send_orders(broker, 100)
+        write_taxes(folder)
+        command = ("examples.queries.jobs", "billing", str(folder), "--master", "local-cluster[2,1,1024]")
+        driver = Program(folder / "log", *command, environment=broker.environment("billing"))
+        try:
+            wait_for(lambda: driver.status is not None, driver)
+            assert driver.status == 0, driver.log
+        finally:
+            driver.kill()
+        assert is_each_once(receive_bills(broker), 100)
+    finally:
+        broker.kill()
+
+
 @pytest.mark.timeout(300)
 @one_of("faulty", ["", *jobs.JOBS], ["none", *jobs.JOBS])
 def test_a_run_is_right_unless_a_query_lacks_an_order(
@@ -68,7 +90,7 @@ def test_a_run_is_right_unless_a_query_lacks_an_order(
             with broker.connect(job) as connection, connection.consumer(f"/queue/{queue_of(job)}") as orders:
                 orders.receive()
         write_taxes(folder)
-        jobs.main(job, str(folder), broker_options(broker.environment(job), job))
+        jobs.main(job, str(folder), broker_options(broker.environment(job), job), "local[2]")
 
     monkeypatch.setattr(demo, "run_killed", run)
     output = io.StringIO()
