@@ -59,8 +59,8 @@ demo: .venv/spark ## Run the production case that broke ActiveMQ, and a service 
 generate: .venv/test ## Write client/threads/connection.py anew, from client/tasks/connection.py
 	$(BIN)/python -m tools.generate
 
-reference: .venv/test ## Write docs/reference.md anew, from the client's docstrings
-	$(BIN)/python -m tests.unit.reference
+reference: .venv/test ## Write docs/reference/ anew, from signatures, docstrings, settings and commands of the code
+	$(BIN)/python -m tools.reference
 
 texts: .venv/test ## Write tests/unit/texts.txt anew: the table of all texts in the code that a user can see
 	$(BIN)/python -m tools.texts

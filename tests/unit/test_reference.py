@@ -1,29 +1,37 @@
-"""Tests that docs/reference.md has each public name of the client, with the text of its docstring."""
+"""Tests that the pages of docs/reference/ are up to date with the code, and that the client's page has each name."""
 
 import re
 
+import pytest
+
 import truenext
-from tests.unit import reference
+from tools.reference import FOLDER, PAGES, client, path_of
 
 
-def test_reference_page_is_made_of_the_current_docstrings() -> None:
-    assert reference.PAGE.read_text() == reference.page(), "it is stale: say `make reference`"
+@pytest.mark.parametrize("name", PAGES)
+def test_page_of_the_reference_is_made_of_the_current_code(name: str) -> None:
+    assert path_of(name).read_text(encoding="utf-8") == PAGES[name](), "the page is stale: run `make reference`"
 
 
-def test_the_page_has_every_public_name() -> None:
-    headings = set(re.findall(r"^##+ (\w+)$", reference.page(), re.MULTILINE))
+def test_each_page_of_the_reference_has_a_generator() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(PAGES)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_entry_of_the_reference_is_without_text(name: str) -> None:
+    text = PAGES[name]()
+    assert not re.findall(r"^\| .* \|  \|$", text, re.MULTILINE)
+    assert not re.findall(r"^(#+) .*\n+\1 .*$", text, re.MULTILINE)
+    assert not re.findall(r"^```\n+#+ .*$", text, re.MULTILINE)
+
+
+def test_page_of_the_client_has_every_public_name() -> None:
+    headings = set(re.findall(r"^##+ (\w+)$", client.page(), re.MULTILINE))
     assert set(truenext.__all__) - headings == {"Code", "__version__"}
-
-
-def test_public_names_are_explained() -> None:
-    page = reference.page()
-    assert not re.findall(r"^\| .* \|  \|$", page, re.MULTILINE)
-    assert not re.findall(r"^## .*\n+## .*$", page, re.MULTILINE)
-    assert not re.findall(r"^```\n+#+ .*$", page, re.MULTILINE)
 
 
 def test_reference_of_a_message_has_attributes_of_all_its_classes() -> None:
     """The attributes of a message are in three classes, and the page must have them all."""
-    of_messages = reference.page().split("\n## Message\n")[1].split("\n## Processing\n")[0]
+    of_messages = client.page().split("\n## Message\n")[1].split("\n## Processing\n")[0]
     for name in ("text", "body", "headers", "attempts", "deliveries", "was_lost", "may_have_missed", "process", "nack"):
         assert re.search(rf"^(\| `{name}`|### Message\.{name}$)", of_messages, re.MULTILINE), name

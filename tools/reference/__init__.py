@@ -1,0 +1,16 @@
+"""Generators of the reference, docs/reference/: one module per page, each with `page() -> str`. `make reference`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tools.reference import client
+
+FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+PAGES: dict[str, Callable[[], str]] = {
+    "client": client.page,
+}
+"""Generators by name of the page, without `.md`."""
+
+
+def path_of(name: str) -> Path:
+    return FOLDER / f"{name}.md"
