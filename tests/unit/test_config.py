@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -451,3 +451,13 @@ def test_damage_to_a_file_is_a_fault_or_none_and_never_a_crash(
         assert all(fault.startswith(f"{file}: ") for fault in error.faults)
     else:
         assert isinstance(found.policies, Policies)
+
+
+@dataclass(frozen=True)
+class Undescribed:
+    size: int = 7
+
+
+def test_a_setting_that_is_not_described_is_noticed() -> None:
+    with pytest.raises(TypeError, match=r"Undescribed\.size is not described"):
+        settings_of(Undescribed)

@@ -62,20 +62,21 @@ class BrokerSettings:
     )
     data: Path | None = setting(
         None,
-        "Folder that messages are stored in, relative to the folder of the configuration file.",
+        "Folder that messages are stored in, relative to the folder of the configuration file. A broker needs this or "
+        "memory.",
         fixed=_WITH_STORE,
         reason="The operator chooses where messages are stored.",
     )
     memory: bool = setting(
         False,
-        "Store nothing on disk, for tests; instead of data.",
+        "Store nothing on disk, for tests: no messages and no history. It excludes data, disk_limit and history = true.",
         fixed=_WITH_STORE,
         reason="Messages are to survive a restart.",
     )
     memory_limit: int = setting(
         MEMORY_LIMIT,
-        "Private memory of the broker, all in all; messages beyond that wait on disk. No more than the memory of the "
-        "machine, or of the broker's control group.",
+        "Private memory of the broker, all in all; messages beyond that wait on disk. A broker does not start if it is "
+        "more than the memory of the machine, or of the broker's control group.",
         unit="bytes",
         least=MEMORY_LIMIT_MIN,
         fixed=_AT_START,
@@ -149,17 +150,18 @@ class BrokerSettings:
     )
     certificate: Path | None = setting(
         None,
-        "File with the certificate of the broker, and those that have signed it, PEM, for stomp+ssl:// addresses.",
+        "File with the certificate of the broker, and those that have signed it, PEM, for stomp+ssl:// addresses. A "
+        "reload reads a changed file.",
         reason="Only an address with TLS needs one.",
     )
     key: Path | None = setting(
         None,
-        "File with the private key of the certificate, PEM, without a password.",
+        "File with the private key of the certificate, PEM, without a password. A reload reads a changed file.",
         reason="It may be in the file of the certificate.",
     )
     client_ca: Path | None = setting(
         None,
-        "File with the certificates that sign those of clients, PEM.",
+        "File with the certificates that sign those of clients, PEM. A reload reads a changed file.",
         reason="Clients without certificates log in with passwords.",
     )
     client_certificates: ClientCertificates = setting(
@@ -170,7 +172,7 @@ class BrokerSettings:
     users: Path | None = setting(
         None,
         "File with users, their passwords and grants, relative to the folder of the configuration file; without it "
-        "every client may do everything.",
+        "every client may do everything. A reload reads a changed file, but not the name of another one.",
         fixed=_WITH_CONNECTIONS,
         reason="A first try needs no passwords, and the broker listens on loopback only.",
     )

@@ -21,7 +21,7 @@ from truenext.model.url import parse_url
 def config() -> None:
     """Check a configuration file of a broker.
 
-    For `truenext serve --config`; see docs/policies.md.
+    For `truenext serve --config`; see docs/reference/settings.md.
     """
 
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 @click.option(
     "--config",
     type=PathParam(exists=True, dir_okay=False),
-    help="File with these and other settings, see docs/policies.md; options override it.",
+    help="File with these and other settings, see docs/reference/settings.md; options override it.",
 )
 @click.option(
     "--listen",

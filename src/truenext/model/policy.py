@@ -130,7 +130,8 @@ class Policy:
     memory_limit: int = setting(
         maxsize,
         "Memory for the messages of one queue; those beyond it are evicted. A change evicts at once, or as soon as "
-        "messages are durable.",
+        "messages are durable. The broker ends a connection that lets a subscription grow beyond it, in memory or on "
+        "disk, if the subscription ends with its connection.",
         unit="bytes",
         least=1,
         none=maxsize,
