@@ -10,7 +10,7 @@ from tests.integration.pages import Folder, blocks_of, follow
 from truenext.testing import QueueContents, blocking_broker
 
 
-@pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/tutorial-stages.md"])
+@pytest.mark.parametrize("page", ["docs/first-hour.md", "docs/tutorial-stages.md"])
 def test_tutorial_in_the_environment_that_it_makes(page: str, tmp_path: Path) -> None:
     """No broker runs before, and only the requirements of the page are installed."""
     python = make_environment(tmp_path / "environment", requirements_of_page(page))
@@ -19,7 +19,7 @@ def test_tutorial_in_the_environment_that_it_makes(page: str, tmp_path: Path) ->
 
 def test_moving_from_stomp_py(tmp_path: Path) -> None:
     """The programs with stomp.py and with truenext print the same."""
-    blocks = [block.text for block in blocks_of("docs/moving-from-stomp-py.md")]
+    blocks = [block.text for block in blocks_of("docs/other-clients.md")]
     printed = []
     for side in ("# stomp.py\n", "# truenext\n"):
         with blocking_broker() as broker:
@@ -30,7 +30,7 @@ def test_moving_from_stomp_py(tmp_path: Path) -> None:
     assert printed == ["9 urgent\nHOW?\n"] * 2
 
 
-@pytest.mark.parametrize("page", ["README", "docs/client", "docs/clients", "docs/attempts", "docs/shutdown"])
+@pytest.mark.parametrize("page", ["README", "docs/client", "docs/other-clients", "docs/attempts", "docs/in-doubt"])
 def test_examples_of_page_run(page: str, tmp_path: Path) -> None:
     with blocking_broker() as broker:
         follow(f"{page}.md", Folder(tmp_path / "folder", broker.url))
