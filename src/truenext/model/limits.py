@@ -1,167 +1,517 @@
-"""Limits: how much one peer may make the broker hold.
+"""Limits: how much one peer may make the broker hold, and below them the constants that only tune the broker.
 
 Every limit is checked before memory is allocated for what it limits. Sizes are in bytes unless the name says
 otherwise. Queues may hold as many messages as fit on the disk; policy.py and the command line limit how many are in
 memory.
+
+docs/reference/limits.md is made of the text below each limit: what it limits, and in a paragraph of its own
+
+    Setting: the setting that changes it, and its default or bound is this value; a limit without this line is fixed
+    Exceeded: `text of the error`, in which {NAME} is the value and … stands for the individual case; or what happens
+
+Source: docs/contract.md, "Memory and disk"
+"""
+
+# ---- Connections and logins ----
+
+CONNECTIONS_MAX = 1000
+"""Connections of one listener; fewer if the system lets the broker open fewer files (`ulimit -n`).
+
+Exceeded: `the listener has … connections, the most that it accepts`
+"""
+
+CONNECTIONS_BEFORE_LOGIN_MAX = 200
+"""Connections of one listener that have not logged in; fewer if the system lets the broker open fewer files. One more
+ends the oldest.
+
+Exceeded: `no CONNECT yet, and … connections that came later wait for theirs`
+"""
+
+CONTROL_ONLY_CONNECTIONS_MAX = 10
+"""Connections beyond CONNECTIONS_MAX that may only send control requests, so that an operator still can.
+
+Exceeded: `and {CONTROL_ONLY_CONNECTIONS_MAX} more for control requests alone: try again later`
+"""
+
+CONTROL_ONLY_IDLE_S = 5.0
+"""Seconds that a control-only connection may stay open without a control request.
+
+Exceeded: `this connection may only send control requests, and has sent none for {CONTROL_ONLY_IDLE_S} seconds`
 """
 
 LOGIN_BYTES_MAX = 8 * 1024
-"""Bytes that a peer may send before its CONNECT is complete: a stranger gets no more memory than a login needs."""
+"""Bytes that a peer may send before its CONNECT is complete: a stranger gets no more memory than a login needs.
+
+Exceeded: `more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete`
+"""
 
 LOGIN_SECONDS_MAX = 5.0
-"""Seconds from accept to a complete CONNECT: an idle stranger must not hold a connection."""
+"""Seconds from accept to a complete CONNECT: an idle stranger must not hold a connection.
+
+Exceeded: `no CONNECT within {LOGIN_SECONDS_MAX} seconds`
+"""
 
 LOGINS_WAITING_MAX = 100
-"""Logins that wait until their passwords are checked, each about 30 ms; from one address half as many."""
+"""Logins that wait until their passwords are checked, each about 30 ms; from one address half as many.
+
+Exceeded: `{LOGINS_WAITING_MAX} logins, or half as many from this address, wait to be checked: try again later`
+"""
 
 FAILED_LOGINS_PER_USER = 10
-"""Failed logins of one user from one address in a minute, after which further ones are refused unchecked."""
+"""Failed logins of one user from one address in a minute, after which further ones are refused unchecked.
+
+Exceeded: `{FAILED_LOGINS_PER_USER} logins of this user, or … logins, have failed from this address within a minute`
+"""
 
 FAILED_LOGINS_PER_ADDRESS = 100
-"""Failed logins from one address in a minute, after which further ones are refused unchecked."""
+"""Failed logins from one address in a minute, after which further ones are refused unchecked.
+
+Exceeded: `… logins of this user, or {FAILED_LOGINS_PER_ADDRESS} logins, have failed from this address within a minute`
+"""
+
+SECRETS_MAX = 1000
+"""Ended connections whose secret and number the broker remembers.
+
+Exceeded: No error. A CONNECT that comes later is not recognised as late.
+"""
+
+HEART_BEAT_MS_MIN = 250
+"""Shortest heart-beat interval in milliseconds: the timers of all connections must not become a load.
+
+Exceeded: No error. CONNECTED offers this interval instead.
+"""
+
+# ---- Frames ----
 
 HEADERS_MAX = 128
-"""Headers of one frame: each costs a dictionary entry, whatever its length."""
+"""Headers of one frame: each costs a dictionary entry, whatever its length. truenext's client takes 112 from its
+program, and adds up to 16.
+
+Exceeded: `more than {HEADERS_MAX} headers in one frame`
+"""
 
 HEADER_BYTES_MAX = 64 * 1024
-"""Bytes of all header lines of one frame, the command included; also all that may arrive without a blank line."""
+"""Bytes of all header lines of one frame, the command included; also all that may arrive without a blank line.
+
+Exceeded: `more than {HEADER_BYTES_MAX} bytes of headers in one frame`
+"""
 
 MESSAGE_HEADERS_MAX = 2 * HEADERS_MAX
+"""Headers of one frame that truenext's client takes from its broker.
+
+Exceeded: `more than {MESSAGE_HEADERS_MAX} headers in one frame`
+"""
+
 MESSAGE_HEADER_BYTES_MAX = 2 * HEADER_BYTES_MAX
-"""Like HEADER_BYTES_MAX, for frames from the broker, which adds headers: to a dead letter that has failed four
-causes, each up to twice as long when escaped."""
+"""Bytes of all header lines of one frame that truenext's client takes from its broker, which adds headers: to a dead
+letter that has failed four causes, each up to twice as long when escaped.
+
+Exceeded: `more than {MESSAGE_HEADER_BYTES_MAX} bytes of headers in one frame`
+"""
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes of one message's body: the largest block that one frame may make the broker allocate."""
+"""Bytes of one message's body: the largest block that one frame may make the broker allocate.
+
+Exceeded: `body of more than {BODY_BYTES_MAX} bytes`
+"""
 
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
-"""Like BODY_BYTES_MAX, for frames from the broker: one answer may describe all of its queues, in 120 bytes each."""
+"""Bytes of a body that the `truenext` command takes from a broker: one answer may describe all of its queues, in 120
+bytes each.
 
-CONNECTIONS_MAX = 1000
-"""Concurrent connections of one listener; fewer if the system lets the broker open fewer files (cli/files.py)."""
+Exceeded: `content-length … is more than {ANSWER_BYTES_MAX} bytes`
+"""
 
-CONNECTIONS_BEFORE_LOGIN_MAX = 200
-"""Connections of one listener that have not logged in yet: beyond that the oldest is ended for the next."""
+INCOMPLETE_FRAME_BYTES = 16 * 1024
+"""Bytes from which on an incomplete frame counts towards the memory for such frames, a sixteenth of `--memory-limit`:
+smaller ones take at most 16 MiB on CONNECTIONS_MAX connections, and most messages are smaller. When that memory is used
+up, only the first of these frames is read on.
 
-CONTROL_ONLY_CONNECTIONS_MAX = 10
-"""Connections beyond CONNECTIONS_MAX that may only send control requests, so that an operator still can."""
+Exceeded: No error. The other frames wait for their turn.
+"""
 
-CONTROL_ONLY_IDLE_S = 5.0
-"""Seconds that a control-only connection may stay open without a control request."""
+INCOMPLETE_FRAME_PROGRESS_BYTES = 1024 * 1024
+"""Bytes of such a frame that a client must send in INCOMPLETE_FRAME_SECONDS while other clients wait: the largest frame
+may then take three minutes at most.
 
-SUBSCRIPTIONS_MAX = 1000
-"""Subscriptions of one connection, and temporary queues that it owns."""
+Exceeded: `the client has sent less than {INCOMPLETE_FRAME_PROGRESS_BYTES} bytes of a large frame in … seconds, and other connections wait for its memory`
+"""  # noqa: E501
+
+INCOMPLETE_FRAME_SECONDS = 10
+"""Seconds in which a client must have sent INCOMPLETE_FRAME_PROGRESS_BYTES: longer than a network is normally silent,
+and short enough to retry afterwards.
+
+Exceeded: `bytes of a large frame in {INCOMPLETE_FRAME_SECONDS} seconds, and other connections wait for its memory`
+"""
+
+UNSENT_BYTES_MAX = 1024 * 1024
+"""Bytes of messages dispatched to a connection that its socket has not taken yet.
+
+Exceeded: No error. The next message follows when the socket has taken some.
+"""
+
+UNSENT_ANSWER_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of answers, such as receipts, that a client has not read.
+
+Exceeded: The connection is cut, and the log says `the client has … bytes of unread answers, at most {UNSENT_ANSWER_BYTES_MAX}`
+"""  # noqa: E501
+
+# ---- Names and destinations ----
 
 NAME_LENGTH_MAX = 255
-"""Characters of a client's names for subscriptions, transactions, receipts and producers: the broker keeps them."""
+"""Characters of a client's name for a subscription, transaction, receipt, producer or group: the broker keeps them.
+
+Exceeded: `… of … characters; at most {NAME_LENGTH_MAX}`
+"""
 
 DESTINATION_LENGTH_MAX = 255
-"""Characters of a destination's name: names are kept in memory and in the store for good."""
+"""Characters of a destination's name; 4 fewer if it does not begin with `DLQ.`. Names are kept in memory and in the
+store for good.
+
+Exceeded: `destination name of … characters; at most …`
+"""
 
 DURABLE_LENGTH_MAX = DESTINATION_LENGTH_MAX - len("DLQ.subscription..")
 """Characters of a client-id and the name of its durable subscription together: both are part of the name of its
-dead-letter queue."""
+dead-letter queue, `DLQ.subscription.CLIENT.NAME`.
+
+Exceeded: `client-id and name of a durable subscription of … characters together; at most {DURABLE_LENGTH_MAX}`
+"""
+
+COMPOSITE_MAX = 100
+"""Destinations of one message.
+
+Exceeded: `a composite destination of … parts; at most {COMPOSITE_MAX}`
+"""
+
+# ---- Subscriptions ----
+
+SUBSCRIPTIONS_MAX = 1000
+"""Subscriptions of one connection, and temporary queues that it owns.
+
+Exceeded: `more than {SUBSCRIPTIONS_MAX} subscriptions on one connection`
+"""
+
+WINDOW_DEFAULT = 1000
+"""Window, in messages, of a consumer that names none and acknowledges cumulatively, and the largest automatic
+window: ActiveMQ's default.
+
+Setting: `activemq.prefetchSize` of the SUBSCRIBE
+Exceeded: No error. The next message follows when one is acknowledged.
+"""
+
+WINDOW_MAX = 32_767
+"""Largest window that a consumer may request, in messages. One cumulative NACK can requeue a whole window in one step,
+which must not take long.
+
+Exceeded: `… is more than {WINDOW_MAX} messages, the largest window`
+"""
+
+KEPT_MAX = 32_767
+"""Messages that one `release` may exclude: a window's worth.
+
+Exceeded: `or with more than {KEPT_MAX} messages to keep`
+"""
+
+CONSUMER_PRIORITY_MAX = 127
+"""Highest consumer priority, and the lowest with a minus: ActiveMQ's.
+
+Exceeded: `is not a number from -{CONSUMER_PRIORITY_MAX} to {CONSUMER_PRIORITY_MAX}`
+"""
+
+BROWSERS_MAX = 100
+"""Browsers of one broker that have not been shown everything: each turn searches for the next one with credit.
+
+Exceeded: `more than {BROWSERS_MAX} browsers at once; try again when others are done`
+"""
 
 SELECTOR_LENGTH_MAX = 4096
-"""Characters of a selector: it is compiled at once, in about 5 us each, and tested against all waiting messages."""
+"""Characters of a selector: it is compiled at once, in about 5 us each, and tested against all waiting messages.
+
+Exceeded: `selector of … characters; at most {SELECTOR_LENGTH_MAX}`
+"""
 
 SELECTOR_DEPTH_MAX = 32
-"""Nested parentheses of a selector: each level is several nested calls when it is tested."""
+"""Nested parentheses of a selector: each level is several nested calls when it is tested.
+
+Exceeded: `more than {SELECTOR_DEPTH_MAX} nested parentheses`
+"""
 
 SELECTOR_SCAN_MAX = 256
 """Characters of a selector in those pieces of its LIKE patterns that hold a _ and are between two %: only there a
-test takes time in proportion to value times pattern."""
+test takes time in proportion to value times pattern.
+
+Exceeded: `has more than {SELECTOR_SCAN_MAX} characters of LIKE in parts with _ between two %`
+"""
+
+GROUPS_MAX = 10_000
+"""Groups of one queue whose owner is remembered while no message of the group is held: some 300 bytes each.
+
+Exceeded: No error. The longest unused group is forgotten.
+"""
+
+GROUPS_MIN = 100
+"""Groups in place of GROUPS_MAX when queues have taken all memory that `--memory-limit` leaves for them; a queue counts
+with its groups.
+
+Exceeded: No error. The longest unused groups are forgotten.
+"""
+
+# ---- Transactions ----
+
+TRANSACTIONS_MAX = 64
+"""Open transactions of one connection: a session normally has one, a pool of workers a few.
+
+Setting: `transactions_max`
+Exceeded: `more than … open transactions on one connection (transactions_max)`
+"""
+
+TRANSACTIONS_CEILING = 10_000
+"""Highest valid setting in place of TRANSACTIONS_MAX: each takes some 500 bytes, which no other limit counts.
+
+Setting: `transactions_max`
+Exceeded: The setting is refused, with its range.
+"""
+
+TRANSACTION_BYTES_MAX = 16 * 1024 * 1024
+"""Bytes of sends and causes that one connection may hold in open transactions, unless it is one larger message: each
+transaction becomes one batch of the store.
+
+Setting: `transaction_bytes_max`
+Exceeded: `more than … bytes in open transactions of one connection (transaction_bytes_max); commit more often`
+"""
+
+TRANSACTION_BYTES_CEILING = 64 * 1024 * 1024
+"""Highest valid setting in place of TRANSACTION_BYTES_MAX: a batch is written in one piece, for most of a second, while
+other batches wait.
+
+Setting: `transaction_bytes_max`
+Exceeded: The setting is refused, with its range.
+"""
+
+TRANSACTION_MESSAGES_MAX = 50_000
+"""Sends and acknowledgements in one connection's open transactions: a limit for small messages.
+
+Setting: `transaction_messages_max`
+Exceeded: `more than … sends and acknowledgements in open transactions of one connection (transaction_messages_max)`
+"""
+
+TRANSACTION_MESSAGES_CEILING = 200_000
+"""Highest valid setting in place of TRANSACTION_MESSAGES_MAX: a COMMIT is one step of about a second, in which no other
+client is served.
+
+Setting: `transaction_messages_max`
+Exceeded: The setting is refused, with its range.
+"""
+
+SPARK_SURPLUS_BYTES_MAX = 16 * 1024
+"""Bytes by which one transaction's sends to queues `Spark.` + anything may exceed what it frees while the disk has no
+space: the last bundle of a batch may be empty, and frees nothing.
+
+Exceeded: `in a transaction acknowledge first, and at least as many bytes as it sends (except {SPARK_SURPLUS_BYTES_MAX} bytes to queues Spark.*)`
+"""  # noqa: E501
+
+# ---- Producers with numbers ----
+
+PRODUCERS_MAX = 100_000
+"""Producers whose numbers are remembered; each is kept for PRODUCER_RETENTION_MS after its last use.
+
+Exceeded: `there are {PRODUCERS_MAX} producers with numbers, the most allowed`
+"""
+
+PRODUCER_RETENTION_MS = 7 * 24 * 3600 * 1000
+"""Milliseconds for which a producer's numbers are remembered after its last use.
+
+Exceeded: No error. A repeat after that is accepted as new.
+"""
+
+PRODUCER_RETENTION_MS_MIN = 3600 * 1000
+"""Milliseconds in place of PRODUCER_RETENTION_MS for a producer with a single SEND, when there are PRODUCERS_MAX.
+
+Exceeded: No error. A repeat after that is accepted as new.
+"""
+
+PRODUCER_NUMBER_MAX = 2**63 - 1
+"""Highest number of a SEND or COMMIT: it is stored in eight bytes.
+
+Exceeded: `truenext-number … is more than {PRODUCER_NUMBER_MAX}`
+"""
+
+RESOLVED_MAX = 100
+"""COMMITs of one producer remembered as resolved (rolled back): the highest ones.
+
+Exceeded: No error. The outcome of lower ones is `unknown`.
+"""
+
+RESOLVED_TOTAL_MAX = 500_000
+"""COMMITs of all producers remembered as resolved, about 25 MiB.
+
+Exceeded: No error. No further COMMIT is resolved, and the answer says so.
+"""
+
+# ---- Causes, delays and schedules ----
+
+CAUSE_BYTES_MAX = 4096
+"""Bytes of UTF-8 of the cause that a NACK states: even escaped, most clients take as much in one header line (10
+KiB).
+
+Exceeded: `truenext-cause of … bytes; at most {CAUSE_BYTES_MAX}`
+"""
+
+ATTEMPTS_MAX = 1_000_000
+"""Highest number of attempts before a message becomes a dead letter: the store has four bytes for attempts.
+
+Setting: `attempts_max`
+Exceeded: The setting is refused, with its range.
+"""
+
+DELAY_MS_MAX = 7 * 24 * 3600 * 1000
+"""Longest delay in milliseconds that a NACK may request: messages that wait longer belong into a queue of their own.
+
+Exceeded: `truenext-delay … is more than {DELAY_MS_MAX} milliseconds (7 days)`
+"""
+
+SCHEDULE_MS_MAX = 100 * 365 * 24 * 3600 * 1000
+"""Longest delay or period of a scheduled send, in milliseconds.
+
+Exceeded: `scheduled more than {SCHEDULE_MS_MAX} milliseconds (100 years) from now`
+"""
+
+SCHEDULE_TIME_MAX = 2 * SCHEDULE_MS_MAX
+"""Latest time that a scheduled send may name, in milliseconds since 1970.
+
+Exceeded: `AMQ_SCHEDULED_TIME … is more than {SCHEDULE_TIME_MAX} milliseconds since 1970 (the year 2169)`
+"""
+
+TTL_MS_MAX = SCHEDULE_MS_MAX
+"""Longest time to live that a SEND may give its message, in milliseconds.
+
+Exceeded: `truenext-ttl … is more than {TTL_MS_MAX} milliseconds (100 years)`
+"""
+
+CRON_LENGTH_MAX = 100
+"""Characters of a cron expression.
+
+Exceeded: `AMQ_SCHEDULED_CRON is not five fields of {CRON_LENGTH_MAX} characters in all`
+"""
+
+# ---- Control requests ----
+
+CONTROL_REQUEST_BYTES_MAX = 64 * 1024
+"""Bytes of the body of a control request.
+
+Exceeded: `a control request of more than {CONTROL_REQUEST_BYTES_MAX} bytes`
+"""
+
+CONTROL_REQUEST_SEQUENCES_MAX = 1000
+"""Messages that one control request may name.
+
+Exceeded: `of length <= {CONTROL_REQUEST_SEQUENCES_MAX}`
+"""
+
+PIECES_MAX = 100
+"""Answers that one connection may wait for, each to a control request or a piece of bulk work.
+
+Exceeded: `{PIECES_MAX} control requests of this connection have no answer yet, the most allowed`
+"""
+
+ANSWER_STALL_SECONDS = 10
+"""Seconds for which a client may take almost nothing of a large answer, if other answers wait.
+
+Exceeded: `the client has read almost nothing of the answer to its control request for {ANSWER_STALL_SECONDS} seconds`
+"""
+
+ANSWER_SECONDS_MAX = 60
+"""Seconds in which a client must have taken all of a large answer, if other answers wait.
+
+Exceeded: `or not all of it for {ANSWER_SECONDS_MAX} seconds, and other requests wait`
+"""
+
+SHOWN_BODY_BYTES = 1000
+"""Bytes of a scheduled send's body that a list shows.
+
+Exceeded: No error. The rest is left out.
+"""
+
+# ---- Memory and disk ----
+
+MEMORY_LIMIT = 256 * 1024 * 1024
+"""Bytes of the broker's private memory: 48 MiB for itself, a quarter for messages, the rest for queues, subscriptions
+and their selectors. Open transactions of all connections may have a sixteenth, and so may incomplete frames, beside one
+of the largest size.
+
+A queue takes 1.3 KiB of the part for queues, 3 to 5 KiB with groups, and 4 bytes more for each byte of its name beyond
+64. A subscription takes 1 KiB, or 4 KiB to a pattern of queues, and its selector 0.1 to 0.8 KiB for each number, text
+or name in it. Each queue of a subscription takes 0.3 KiB for a second pattern, and 1.2 to 2 KiB for each different
+selector, or more if that compares with certain texts. Dead-letter queues, the first temporary queue of each connection,
+and 2 MiB for subscriptions come in addition.
+
+Setting: `memory_limit` of `[broker]`
+Exceeded: `open transactions of all connections have … bytes, at most … (--memory-limit)`, `no memory for another queue: … queues and their consumers take all of the … MiB that --memory-limit leaves for them`, `no memory for this subscription: it needs … KiB with its selector and in all its queues, and queues and their consumers take … of the … MiB that --memory-limit leaves for them`
+"""  # noqa: E501
+
+MEMORY_LIMIT_MIN = 128 * 1024 * 1024
+"""Lowest memory limit: the broker itself takes about half of it.
+
+Setting: `memory_limit` of `[broker]`
+Exceeded: The setting is refused, with its range.
+"""
+
+DISK_LIMIT_MIN = 1024 * 1024 * 1024
+"""Lowest disk limit: up to half of it is the journal, before a segment is copied into the checkpoint. If none is set,
+the limit is the size of the disk.
+
+Setting: `disk_limit`
+Exceeded: The setting is refused, with its range. When the disk limit is reached: `the broker's disk is as full as it may be (its reserve of free space, or --disk-limit; of a broker with --memory, --memory-limit)`
+"""  # noqa: E501
+
+PAGE_SIZE = 1000
+"""Messages read from the store at a time.
+
+Setting: `page_size`
+Exceeded: No error. The next page follows.
+"""
+
+PAGE_SIZE_MAX = 100_000
+"""Highest page size: a page is taken over in one step, which must not take long.
+
+Setting: `page_size`
+Exceeded: The setting is refused, with its range.
+"""
+
+CONFIGURATION_BYTES_MAX = 1024 * 1024
+"""Bytes of a configuration file: about ten thousand settings. A running broker reads it in one step.
+
+Exceeded: `a configuration file has at most {CONFIGURATION_BYTES_MAX} bytes`
+"""
+
+# ---- History ----
+
+HISTORY_BYTES_MAX = 8 * 1024 * 1024 * 1024
+"""Bytes of history that are kept.
+
+Setting: `history_bytes_max`
+Exceeded: No error. The oldest files are deleted first.
+"""
+
+HISTORY_DAYS_MAX = 30
+"""Days for which history is kept.
+
+Setting: `history_days_max`
+Exceeded: No error. The oldest files are deleted first.
+"""
+
+# ---- Tuning: no client is refused because of these ----
 
 SELECTOR_CACHE_BYTES = 2 * 1024 * 1024
 """Bytes of recently compiled selectors that are kept for reuse, even if no subscription has them."""
-
-COMPOSITE_MAX = 100
-"""Destinations of one message."""
 
 CONTENT_BYTES_MIN = 1024
 """Bytes of header and body from which on several queues share what is stored. Below this, counting references costs
 more time than writing the bytes."""
 
-SPARK_SURPLUS_BYTES_MAX = 16 * 1024
-"""Bytes by which one transaction's sends to queues of Spark may exceed what it frees while the disk has no space:
-the last bundle of a batch may be empty, and frees nothing."""
-
-TRANSACTIONS_MAX = 64
-"""Default for the open transactions of one connection: a session normally has one, a pool of workers a few."""
-
-TRANSACTIONS_CEILING = 10_000
-"""Highest valid setting in place of TRANSACTIONS_MAX: each takes some 500 bytes, which no other limit counts."""
-
-TRANSACTION_BYTES_MAX = 16 * 1024 * 1024
-"""Default for the bytes that one connection may hold in open transactions, unless it is one larger message: each
-transaction becomes one batch of the store."""
-
-TRANSACTION_BYTES_CEILING = 64 * 1024 * 1024
-"""Highest valid setting in place of TRANSACTION_BYTES_MAX: a batch is written in one piece, for most of a second, while
-other batches wait."""
-
-TRANSACTION_MESSAGES_MAX = 50_000
-"""Default for sends and acknowledgements in one connection's open transactions: a limit for small messages."""
-
-TRANSACTION_MESSAGES_CEILING = 200_000
-"""Highest valid setting in place of TRANSACTION_MESSAGES_MAX: a COMMIT is one step of about a second, in which no other
-client is served."""
-
-PRODUCERS_MAX = 100_000
-"""Producers whose numbers are remembered; each is kept for PRODUCER_RETENTION_MS after its last use."""
-
-PRODUCER_RETENTION_MS_MIN = 3600 * 1000
-"""Milliseconds in place of PRODUCER_RETENTION_MS for a producer with a single SEND, when there are PRODUCERS_MAX."""
-
-PRODUCER_RETENTION_MS = 7 * 24 * 3600 * 1000
-"""Milliseconds for which a producer's numbers are remembered after its last use (guarantee L5)."""
-
-DELAY_MS_MAX = 7 * 24 * 3600 * 1000
-"""Longest delay in milliseconds that a NACK may request: messages that wait longer belong into a queue of their own."""
-
-CAUSE_BYTES_MAX = 4096
-"""Bytes of UTF-8 of the cause that a NACK states: even escaped, most clients take as much in one header line (10
-KiB)."""
-
-RESOLVED_MAX = 100
-"""COMMITs of one producer remembered as resolved (rolled back): the highest ones."""
-
-RESOLVED_TOTAL_MAX = 500_000
-"""COMMITs of all producers remembered as resolved, about 25 MiB: beyond this none is resolved any more."""
-
-PRODUCER_NUMBER_MAX = 2**63 - 1
-"""Highest number of a SEND or COMMIT: it is stored in eight bytes."""
-
-WINDOW_DEFAULT = 1000
-"""Window, in messages, of a consumer that names none and acknowledges cumulatively, and the largest automatic
-window: ActiveMQ's default."""
-
-CONSUMER_PRIORITY_MAX = 127
-"""Highest consumer priority, and the lowest with a minus: ActiveMQ's."""
-
-WINDOW_MAX = 32_767
-"""Largest window that a consumer may request, in messages; more is refused. One cumulative NACK can requeue a whole
-window in one step, which must not take long."""
-
-UNSENT_BYTES_MAX = 1024 * 1024
-"""Bytes of messages dispatched to a connection that its socket has not taken yet; beyond it no more are dispatched."""
-
-UNSENT_ANSWER_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of answers (receipts, for example) that a peer has not read; beyond it the connection is cut."""
-
 READ_BYTES = 128 * 1024
 """Bytes taken from a socket in one read: large enough to share a pass among many frames, small enough to be fair."""
-
-INCOMPLETE_FRAME_BYTES = 16 * 1024
-"""Bytes from which on an incomplete frame counts towards the memory for such frames: smaller ones take at most 16
-MiB on CONNECTIONS_MAX connections, and most messages are smaller."""
-
-INCOMPLETE_FRAME_SECONDS = 10
-"""Seconds in which a client must make progress with an incomplete frame that counts, or be disconnected, while
-others wait for that memory: longer than a network is normally silent, and short enough to retry afterwards."""
-
-INCOMPLETE_FRAME_PROGRESS_BYTES = 1024 * 1024
-"""Bytes in INCOMPLETE_FRAME_SECONDS that are enough progress: the largest frame may then take three minutes at most."""
 
 GATHERING_BYTES_MAX = 4 * 1024 * 1024
 """Approximate bytes of the batch that gathers while another is made durable, and of the answers that wait for it;
@@ -199,9 +549,6 @@ SEQUENCE_RESERVE = 1 << 18
 """Reserved sequence numbers that must be left for connections to be read. If one read uses more, messages beyond the
 reservation wait for the next one."""
 
-HEART_BEAT_MS_MIN = 250
-"""Shortest heart-beat interval offered, in milliseconds: the timers of all connections must not become a load."""
-
 HEART_BEAT_GRACE_FACTOR = 2.25
 """Number of its heart-beat intervals without a byte after which a peer counts as lost. Documented are 2 to 2.5: the
 timers of neither side are exact."""
@@ -211,12 +558,6 @@ STORE_TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
 
 ANSWERS_IN_FLIGHT_BYTES_MAX = 8 * 1024 * 1024
 """Bytes of large answers to control requests on their way to clients at once, or one larger answer."""
-
-ANSWER_STALL_SECONDS = 10
-"""Seconds without notable progress after which a client that reads an answer is disconnected, if other answers wait."""
-
-ANSWER_SECONDS_MAX = 60
-"""Seconds after which a client that still reads an answer is disconnected in any case, if other answers wait."""
 
 REPLIES_EXCESS_BYTES_MAX = 24 * 1024 * 1024
 """Bytes by which messages may exceed their part of the memory, or three quarters of that if it is less, before the
@@ -243,30 +584,6 @@ GROUP_FOUND_MIN = 10
 """Messages of one group found in one lane for a selector and not dispatched yet, however many groups there are. With
 few groups each may have an equal share of SCAN_FOUND_MAX."""
 
-GROUPS_MAX = 10_000
-"""Groups of one queue whose owner is remembered while no message of the group is held: some 300 bytes each."""
-
-GROUPS_MIN = 100
-"""Like GROUPS_MAX, when queues have taken all memory that they may."""
-
-KEPT_MAX = 32_767
-"""Messages that one release may exclude: a window's worth."""
-
-SECRETS_MAX = 1000
-"""Ended connections whose secret and number the broker remembers."""
-
-BROWSERS_MAX = 100
-"""Browsers of one broker that have not been shown everything: each turn searches for the next one with credit."""
-
-CONFIGURATION_BYTES_MAX = 1024 * 1024
-"""Bytes of a configuration file: about ten thousand settings. A running broker reads it in one step."""
-
-MEMORY_LIMIT = 256 * 1024 * 1024
-"""Default for the broker's private memory in bytes: for itself, a quarter for messages, the rest for queues."""
-
-MEMORY_LIMIT_MIN = 128 * 1024 * 1024
-"""Lowest memory limit: the broker itself takes about half of it."""
-
 BROKER_BYTES = 48 * 1024 * 1024
 """Bytes of MEMORY_LIMIT that are neither for messages nor for queues: the interpreter, the journal's index, batches
 on their way, pages. When queues have taken all the rest no queue is created any more, except for messages that have
@@ -287,51 +604,14 @@ UNUSED_QUEUES_CHECKED_MAX = 5000
 UNUSED_QUEUES_REMOVED_MAX = 500
 """Queues removed in one step: other clients are served in between."""
 
-DISK_LIMIT_MIN = 1024 * 1024 * 1024
-"""Lowest disk limit: up to half of it is the journal, before a segment is copied into the checkpoint."""
-
-PAGE_SIZE = 1000
-"""Messages read from the store at a time."""
-
-PAGE_SIZE_MAX = 100_000
-"""Highest page size: a page is taken over in one step, which must not take long."""
-
-ATTEMPTS_MAX = 1_000_000
-"""Highest value of the setting attempts_max: the store has four bytes for attempts."""
-
-PAGE_BYTES_SHORT = 64 * 1024
-SCHEDULE_MS_MAX = 100 * 365 * 24 * 3600 * 1000
-"""Longest delay or period of a scheduled send, in milliseconds."""
-
-SCHEDULE_TIME_MAX = 2 * SCHEDULE_MS_MAX
-"""Latest time that a scheduled send may name, in milliseconds since 1970."""
-
-TTL_MS_MAX = SCHEDULE_MS_MAX
-"""Longest time to live that a SEND may give its message, in milliseconds."""
-
-CRON_LENGTH_MAX = 100
-"""Characters of a cron expression."""
-
 DUE_SENDS_PER_READ = 500
 """Scheduled sends that are read at a time and become messages in one step."""
-
-SHOWN_BODY_BYTES = 1000
-"""Bytes of a scheduled send's body that a list shows."""
 
 SHOWN_SENDS_PER_PIECE = 100
 """Scheduled sends that are listed in one step."""
 
 SEQUENCE_MAX = 2**63 - 1
 """Highest sequence number that is allocated."""
-
-CONTROL_REQUEST_BYTES_MAX = 64 * 1024
-"""Bytes of the body of a control request."""
-
-CONTROL_REQUEST_SEQUENCES_MAX = 1000
-"""Messages that one control request may name."""
-
-PIECES_MAX = 100
-"""Answers that one connection may wait for, each to a control request or a piece of bulk work."""
 
 BULK_MESSAGES_PER_PIECE = 500
 """Messages moved or removed in one piece of bulk work: other clients are served in between."""
@@ -342,18 +622,13 @@ QUEUE_REMOVAL_BYTES = 20
 PAUSE_BYTES = 20
 """Approximate bytes that a paused or resumed queue counts in a batch."""
 
-PAGE_SIZE_SHORT = 16
-"""Messages read at a time while memory is short: those that are not dispatched at once are evicted again."""
-
 PAGE_BYTES = 1024 * 1024
 """Bytes of records read from the store at a time, or one message."""
+
+PAGE_SIZE_SHORT = 16
+PAGE_BYTES_SHORT = 64 * 1024
+"""Messages and bytes read at a time while memory is short: those that are not dispatched at once are evicted again."""
 
 HISTORY_FILE_BYTES = 16 * 1024 * 1024
 """Bytes of history after which a new file begins: about a million events, which an export to Parquet holds in
 memory."""
-
-HISTORY_BYTES_MAX = 8 * 1024 * 1024 * 1024
-"""Bytes of history that are kept; the oldest files are deleted first."""
-
-HISTORY_DAYS_MAX = 30
-"""Days for which history is kept."""
