@@ -30,7 +30,7 @@ def test_moving_from_stomp_py(tmp_path: Path) -> None:
     assert printed == ["9 urgent\nHOW?\n"] * 2
 
 
-@pytest.mark.parametrize("page", ["README", "docs/client", "docs/other-clients", "docs/attempts", "docs/in-doubt"])
+@pytest.mark.parametrize("page", ["README", "docs/client", "docs/attempts", "docs/in-doubt"])
 def test_examples_of_page_run(page: str, tmp_path: Path) -> None:
     with blocking_broker() as broker:
         follow(f"{page}.md", Folder(tmp_path / "folder", broker.url))
