@@ -1,6 +1,6 @@
 """Tests of `truenext send`, `receive` and `browse` with files, lines and JSON, and when the broker goes away.
 
-Source of what is expected: docs/commands.md.
+Source of what is expected: docs/reference/commands.md.
 """
 
 import base64

@@ -69,7 +69,7 @@ class BrokerSettings:
     )
     memory: bool = setting(
         False,
-        "Store nothing on disk, for tests: no messages and no history. It excludes data, disk_limit and history = true.",
+        "Store nothing on disk, for tests: neither messages nor history. It excludes data, disk_limit and history.",
         fixed=_WITH_STORE,
         reason="Messages are to survive a restart.",
     )

@@ -36,7 +36,9 @@ def config() -> None:
 def check(file: Path, queue: str | None) -> None:
     """Print each fault of FILE on a line, or that it has none.
 
-    Exits 0 if it has none, 1 if it has faults, 2 if it could not be read.
+    Notes are no faults: a broker on this machine, or without other options, rejects what they name, such as a
+    memory_limit beyond the memory of the machine. Exits 0 if FILE has no faults, 1 if it has, 2 if it could not be
+    read.
     """
     try:
         configuration = with_files(configure(file))

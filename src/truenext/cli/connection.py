@@ -43,7 +43,7 @@ _url_option = click.option(
     show_envvar=True,
     default=[DEFAULT_URL],
     show_default=True,
-    help="Address of the broker.",
+    help="Address of the broker, stomp://HOST:PORT, or stomp+ssl://HOST:PORT with TLS.",
 )
 _user_option = click.option(
     "--user",

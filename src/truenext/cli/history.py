@@ -15,7 +15,7 @@ from truenext.history.export import export_all, export_closed_files
 def history() -> None:
     """Export the history of a broker.
 
-    The history is the broker's record of every message; see docs/history.md.
+    The history is the broker's record of every message; see docs/reference/history.md.
     """
 
 

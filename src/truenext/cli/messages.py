@@ -31,7 +31,12 @@ selector_option = click.option(
     type=SELECTOR,
     help="Only messages that this JMS selector matches, such as \"colour = 'red' AND JMSPriority > 6\".",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line: headers and body.")
+json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="One JSON object a line: headers, and body; or body_base64 in place of a body that is not UTF-8.",
+)
 
 
 @click.command()
@@ -44,7 +49,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
     multiple=True,
     help="Send the content of this file; - is standard input. May be repeated.",
 )
-@click.option("--lines", is_flag=True, help="Send each line of the files, or of standard input, as a message.")
+@click.option(
+    "--lines",
+    is_flag=True,
+    help="Send each line of the files, or of standard input, as a message, without its line feed.",
+)
 @click.option("--priority", type=click.IntRange(0, 9), default=4, show_default=True, help="9 is delivered first.")
 @click.option("--transient", is_flag=True, help="Do not write the message to disk; a crash of the broker loses it.")
 @click.option(
@@ -71,6 +80,13 @@ def send(
     The body is BODY, or the content of files or of standard input.
 
     Each file is a message, or with --lines each of its lines. Returns when the broker has confirmed all messages.
+
+    An empty file is an empty message, and has no lines. Nothing is sent if one of the files is missing; if a file
+    cannot be read later, earlier messages stay sent. With several files or --lines, standard error shows how many
+    messages were sent: every two seconds, and at the end.
+
+    While the disk of the broker is full, the command says so on standard error and tries again. If no message was
+    confirmed for a minute, it exits 1 with the number of confirmed messages: after 500, continue with line 501.
     """
     if body is not None and (lines or files):
         raise click.UsageError("BODY excludes --file and --lines: use one of them")
@@ -117,7 +133,12 @@ def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
 @click.argument("queue", type=DestinationParam())
 @click.option("--count", type=COUNT, show_default="1", help="Messages to receive.")
 @click.option("--all", "receive_all", is_flag=True, help="Receive messages until none comes within the timeout.")
-@click.option("--follow", is_flag=True, help="Receive messages until Ctrl-C; reconnect if necessary.")
+@click.option(
+    "--follow",
+    is_flag=True,
+    help="Receive messages until Ctrl-C. If the connection is lost, say so on standard error and reconnect. A "
+    "broker must answer at the start.",
+)
 @click.option("--timeout", type=SecondsParam(), default=2.0, show_default=True, help="Seconds to wait for a message.")
 @selector_option
 @json_option
@@ -137,6 +158,9 @@ def receive(
     The true next comes first.
 
     A message is acknowledged once it is printed. Exits 1 if fewer messages than --count came.
+
+    The broker dispatches a message only when the command is about to print it, so other consumers see no `redelivered`
+    on messages that were not printed. A broker other than truenext may send one message ahead.
     """
     if (count is not None) + receive_all + follow > 1:
         raise click.UsageError("--count, --all and --follow exclude each other: use one of them")
@@ -165,7 +189,11 @@ def receive(
 @click.argument("queue", type=DestinationParam())
 @selector_option
 @click.option("--count", type=COUNT, help="Messages to show at most.")
-@click.option("--follow", is_flag=True, help="Then show new messages until Ctrl-C; reconnect if necessary.")
+@click.option(
+    "--follow",
+    is_flag=True,
+    help="Then show new messages until Ctrl-C. If the connection is lost, say so on standard error and reconnect.",
+)
 @json_option
 @broker_options
 def browse(
@@ -174,6 +202,9 @@ def browse(
     """Print the bodies of the messages that wait in QUEUE.
 
     The true next comes first. Messages stay in the queue.
+
+    With --follow the command polls the queue about once a second, and shows the messages that are new. This needs a
+    truenext broker; `send`, `receive` and `browse` without --follow work with any STOMP 1.2 broker.
     """
     with connected(broker) as connection:
         shown = connection.browse(queue, selector=selector)

@@ -62,7 +62,7 @@ def record(
     Runs the workload, and writes what a client sees as Parquet.
 
     All messages are confirmed before the consumer subscribes, so that they are dispatched in the order of the queue.
-    The files have the columns of docs/history.md.
+    The files have the columns of docs/reference/history.md.
     """
     if seed is not None and case != "mix":
         raise click.UsageError(f"--seed is for --case mix: --case {case} is not random")

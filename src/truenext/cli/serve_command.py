@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
     type=URL,
     multiple=True,
     show_default=DEFAULT_URL,
-    help="Where to listen, stomp://HOST:PORT, or stomp+ssl:// with TLS; port 0 picks a free one. May be repeated.",
+    help="Where to listen, stomp://HOST:PORT, or stomp+ssl:// with TLS; port 0 picks a free one. May be repeated. "
+    "TRUENEXT_URL is not used.",
 )
 @click.option(
     "--server-name",
@@ -123,6 +124,7 @@ logger = logging.getLogger(__name__)
     "--log-level",
     type=click.Choice([each.value for each in LogLevel]),
     show_default=LogLevel.WARNING.value,
+    help="Lowest level that is logged, to standard error.",
 )
 def serve(
     data: Path | None,

@@ -102,7 +102,7 @@ users_option = click.option(
 )
 name_argument = click.argument("name", metavar="NAME", type=UserNameParam())
 generate_option = click.option(
-    "--generate", is_flag=True, help="Generate the password, and print it once, on standard output."
+    "--generate", is_flag=True, help="Generate the password, and print it once, alone on standard output."
 )
 
 
@@ -128,6 +128,9 @@ def user() -> None:
 
     For `truenext serve --users`; see docs/security.md. A running broker uses a changed file after SIGHUP, or
     `truenext reload` by an admin.
+
+    A change replaces the file as a whole, after a check; its comments, order, mode and owner stay. A file with faults
+    is refused with all of them.
     """
 
 
@@ -154,8 +157,8 @@ def add(
 ) -> None:
     """Add a user.
 
-    Makes the users file if there is none. Options for grants can be repeated. The password is asked for on a terminal;
-    otherwise it is the line on standard input.
+    Makes the users file, with mode 0600, if there is none. Options for grants can be repeated. The password is asked
+    for twice on a terminal; otherwise it is the first line of standard input.
     """
     edited = _UsersFile(file, may_be_missing=True)
     if name in edited.users:
@@ -178,7 +181,8 @@ def add(
 def password(name: str, file: Path, keep_old: bool, generate: bool) -> None:
     """Replace the password of a user.
 
-    It is asked for on a terminal; otherwise it is the line on standard input.
+    It is asked for twice on a terminal; otherwise it is the first line of standard input. After --keep-old, remove the
+    second hash from `passwords` in the file once all clients have the new password.
     """
     edited = _UsersFile(file)
     old = edited.entry(name)
@@ -242,7 +246,8 @@ def _facts(entry: UserEntry) -> dict[str, Any]:
 def print_hash() -> None:
     """Print the `passwords` of a user, to be put into a users file.
 
-    The password is asked for on a terminal; otherwise it is the line on standard input.
+    This is for a file that is made otherwise, such as a template or a config map. The password is asked for twice on a
+    terminal; otherwise it is the first line of standard input.
     """
     terminal.echo(tomlkit.dumps({PASSWORDS: [hash_password(_new_password(False))]}).rstrip("\n"))
 
@@ -256,6 +261,7 @@ def check(name: str, right: str, destination: str, file: Path) -> None:
     """Print which grant allows a user to send, take, browse or manage.
 
     RIGHT is send, take, browse or manage. DESTINATION is a queue, topic or pattern: orders, /topic/news, 'orders.>'.
+    One grant must cover all of a pattern.
 
     Exits 0 if a grant allows it, 1 if none does, 2 if the users file cannot be read or has faults.
     """

@@ -39,7 +39,7 @@ def check(target: str, file: Path, write: bool) -> None:
     Compares the service with FILE: messages that are under way, and services that send requests to it.
 
     Commit FILE with the service, and write it anew with each change that is deployed. Exits 0 if nothing breaks, or if
-    FILE was written; 1 if something breaks; 2 if the check failed.
+    FILE was written; 1 if something breaks, but not for warnings alone; 2 if the check failed.
     """
     try:
         service = load_service(target)

@@ -58,7 +58,8 @@ CLOSE_TIMEOUT_S = 10.0
     type=URL,
     envvar=URL_VARIABLE,
     show_envvar=True,
-    help="Address of the broker, instead of the service's own. May be repeated: the first broker that answers is used.",
+    help="Address of the broker, instead of the service's own. May be repeated, and the variable may have several, "
+    "with spaces between them: the first broker that answers is used.",
 )
 @credentials_options
 @click.option("--database", type=DatabaseUrlParam(), help="Database instead of the service's own, a URL of SQLAlchemy.")
@@ -87,6 +88,7 @@ CLOSE_TIMEOUT_S = 10.0
     type=click.Choice([each.value for each in LogLevel]),
     default=LogLevel.WARNING.value,
     show_default=True,
+    help="Lowest level that is logged, to standard error.",
 )
 def run(
     target: str,
@@ -101,7 +103,11 @@ def run(
     """Run the stages of a service until SIGTERM or Ctrl-C.
 
     Prints one line once it consumes messages. Waits for a broker or database that is not available yet. On the first
-    signal it completes running stages for at most 30 seconds, releases all other messages, and exits 0.
+    signal it completes running stages for at most 30 seconds, releases all other messages, and exits 0. On a second
+    signal it releases these, too, and exits with 128 + the number of the signal.
+
+    The command logs in as the service does, unless --user or a password is given. --ca, and --certificate with --key,
+    replace those of the service.
     """
     terminal.set_line_buffering()
     logs.configure_logging(log_level)
