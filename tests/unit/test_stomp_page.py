@@ -8,7 +8,7 @@ from msgspec.structs import fields
 from truenext.broker import connection_request, producer_request
 from truenext.engine.dispatch.heads import WaitReason
 from truenext.engine.state.producer import CommitOutcome
-from truenext.wire.stomp.actions import ACTION_PARSERS, _ReleaseBody
+from truenext.wire.stomp.actions import ACTION_PARSERS, ReleaseBody
 from truenext.wire.stomp.headers import BROKER_HEADERS, OWN_HEADERS, OWN_PREFIX
 from truenext.wire.stomp.login import CONNECT_HEADERS
 
@@ -74,7 +74,7 @@ def test_stomp_page_has_exactly_the_verbs() -> None:
 
 
 def test_stomp_page_has_exactly_the_fields() -> None:
-    assert first_column("field of `release`") == [field.encode_name for field in fields(_ReleaseBody)]
+    assert first_column("field of `release`") == [field.encode_name for field in fields(ReleaseBody)]
     subscription = [field.encode_name for field in fields(connection_request.SubscriptionReport)]
     assert first_column("field of a subscription") == subscription
     answers = {cells[0]: set(names(cells[2])) for cells in rows("verb | question")}

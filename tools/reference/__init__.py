@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.reference import client, commands, limits, settings
+from tools.reference import client, commands, control, limits, settings
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 PAGES: dict[str, Callable[[], str]] = {
     "client": client.page,
     "commands": commands.page,
+    "control": control.page,
     "limits": limits.page,
     "settings": settings.page,
 }

@@ -23,31 +23,49 @@ _ITEMS_PER_STEP = 50
 
 
 class TransactionReport(msgspec.Struct):
+    """One open transaction of the connection."""
+
     name: str
+    """Name of the transaction."""
     sends: int
+    """Number of its sends."""
     acknowledged: int
+    """Number of acknowledged messages."""
     nacked: int
     """Number of NACKed messages, which `acknowledged` does not count."""
     rollback_only: bool
+    """True if a frame of the transaction was refused, so that it can only be aborted."""
 
 
 class SubscriptionReport(msgspec.Struct):
+    """One subscription of the connection."""
+
     id: str
+    """Id that the client gave it."""
     destination: str
+    """Destination that the client named, with `/queue/` and without options."""
     held: int
+    """Number of messages that it holds."""
     started: int
+    """Number of these messages that were started."""
     window: int | None
     """Messages that the consumer may hold unless it is suspended; None in auto mode, of a browser, and if it pulls."""
     requested: int | None
     """Number of messages still to come for a pull request; None if the subscription does not pull."""
     idle: str
-    """Value of a WaitReason; "" if a message could be dispatched."""
+    """Reason for no messages (WaitReason); "" if a message could be dispatched. The first reason that is true is
+    reported, of several queues that of the next message."""
 
 
 class ConnectionReport(msgspec.Struct):
+    """State of the connection that sends the request, after all earlier frames of the connection."""
+
     round: int
+    """Number of `release` requests that were executed on this connection."""
     transactions: list[TransactionReport]
+    """Open transactions."""
     subscriptions: list[SubscriptionReport]
+    """Subscriptions, browsers last."""
 
 
 def check_body(body: bytes) -> None:
@@ -57,7 +75,10 @@ def check_body(body: bytes) -> None:
 
 
 def make_connection_report(engine: Engine, session: ConnectionState) -> AnswerGenerator:
-    """Make a ConnectionReport as JSON, in steps."""
+    """Report the connection that sends the request: its transactions, its subscriptions, and why these get no messages.
+
+    Makes a ConnectionReport as JSON, in steps.
+    """
     report = ConnectionReport(session.release_count, [], [])
     for number, (name, transaction) in enumerate(list(session.transactions.items()), 1):
         nacked = len(transaction.nacked())

@@ -10,11 +10,21 @@ from heapq import heappush, heappushpop, merge
 from io import BytesIO
 from itertools import count
 from sys import maxsize
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from truenext.broker import connection_request, producer_request
+from truenext.broker.control_answers import (
+    MemoryReport,
+    QueueChange,
+    QueueReport,
+    StatusReport,
+    StuckQueueReport,
+    SubscriptionCounts,
+    TemporaryQueueReport,
+    TemporaryReport,
+)
 from truenext.broker.control_requests import AnswerGenerator
 from truenext.broker.event_loop import Steps
 from truenext.broker.pager import Pager
@@ -85,6 +95,7 @@ class QueueRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of a control request that changes one queue, in JSON."""
 
     queue: str
+    """Name of the queue."""
 
 
 def apply_queue_change(engine: Engine, verb: str, body: bytes) -> bytes:
@@ -93,7 +104,7 @@ def apply_queue_change(engine: Engine, verb: str, body: bytes) -> bytes:
     Raises: RemoteProtocolError if it cannot be done.
     """
     request = decode_client_json(verb, body, QueueRequest)
-    return msgspec.json.encode({"queue": request.queue} | QUEUE_CHANGES[verb](engine, request.queue))
+    return _encode(QUEUE_CHANGES[verb](engine, request.queue))
 
 
 def make_reply_message(request: ControlRequest, body: bytes, now_ms: int) -> Send:
@@ -116,6 +127,7 @@ def make_reply_message(request: ControlRequest, body: bytes, now_ms: int) -> Sen
 
 
 def _queues(context: QueryContext) -> AnswerGenerator:
+    """Report all queues and durable subscriptions."""
     engine = context.engine
     held_by_wildcards: Counter[Queue] = Counter()
     yield from _count_held_by_wildcards(engine, held_by_wildcards)
@@ -138,16 +150,15 @@ def _queues(context: QueryContext) -> AnswerGenerator:
         queue = permanent.pop(name)
         receivers = engine.clients.receivers_of(queue)
         held = yield from _held_by_consumers(receivers)
-        row: dict[str, Any] = {
-            "name": name,
-            "waiting": queue.waiting_count(),
-            "unacknowledged": held_by_wildcards[queue] + held,
-            "consumers": len(receivers.consumers) + len(receivers.wildcards),
-            "scheduled": engine.scheduled_count(name),
-            "paused": queue.is_paused,
-        }
-        if queue.destination.topic:
-            row["topic"] = queue.destination.topic
+        row = QueueReport(
+            name=name,
+            waiting=queue.waiting_count(),
+            unacknowledged=held_by_wildcards[queue] + held,
+            consumers=len(receivers.consumers) + len(receivers.wildcards),
+            scheduled=engine.scheduled_count(name),
+            paused=queue.is_paused,
+            topic=queue.destination.topic or msgspec.UNSET,
+        )
         if number:
             answer.write(b",")
         answer.write(_encode(row))
@@ -158,6 +169,7 @@ def _queues(context: QueryContext) -> AnswerGenerator:
 
 
 def _status(context: QueryContext) -> AnswerGenerator:
+    """Report the state of the broker: memory, disk space, and numbers of messages."""
     engine = context.engine
     permanent = durable = non_durable = waiting = in_memory = 0
     temporary = _TemporaryTotals()
@@ -179,34 +191,35 @@ def _status(context: QueryContext) -> AnswerGenerator:
         yield
     memory = engine.memory
     return _encode(
-        {
-            "stuck": [
-                {"queue": queue.name, "waiting_ms": waiting_ms}
+        StatusReport(
+            stuck=[
+                StuckQueueReport(queue.name, waiting_ms)
                 for queue, waiting_ms in context.stuck_audit.stuck_queues(engine.commit_state.now_ms)
             ],
-            "memory": {
-                "limit": None if memory.limit == maxsize else memory.limit,
-                "used": memory.message_bytes,
-                "leaving": memory.pending_free_bytes,
-                "unsent": memory.unsent_bytes,
-                "open": memory.transaction_bytes,
-                "incomplete": memory.incomplete_bytes,
-            },
-            "disk_level": engine.commit_state.disk_level.name.lower(),
-            "disk_bytes": context.disk_level_bytes,
-            "page_reads": len(context.pager.pending),
-            "queues": permanent,
-            "subscriptions": {"durable": durable, "non_durable": non_durable},
-            "scheduled": scheduled,
-            "scheduled_for_topics": engine.scheduled_count(""),
-            "waiting": waiting,
-            "in_memory": in_memory,
-            "temporary": temporary.report(context),
-        }
+            memory=MemoryReport(
+                limit=None if memory.limit == maxsize else memory.limit,
+                used=memory.message_bytes,
+                leaving=memory.pending_free_bytes,
+                unsent=memory.unsent_bytes,
+                open=memory.transaction_bytes,
+                incomplete=memory.incomplete_bytes,
+            ),
+            disk_level=engine.commit_state.disk_level.name.lower(),
+            disk_bytes=context.disk_level_bytes,
+            page_reads=len(context.pager.pending),
+            queues=permanent,
+            subscriptions=SubscriptionCounts(durable, non_durable),
+            scheduled=scheduled,
+            scheduled_for_topics=engine.scheduled_count(""),
+            waiting=waiting,
+            in_memory=in_memory,
+            temporary=temporary.report(context),
+        )
     )
 
 
 def _reload(context: QueryContext) -> AnswerGenerator:
+    """Read the configuration file again, and apply it as a whole or not at all."""
     # One step only: all queues get their policies between two dispatches.
     yield
     return _encode(context.reload())
@@ -233,21 +246,24 @@ class _TemporaryTotals:
             push = heappush if len(self._largest) < LARGEST_COUNT else heappushpop
             push(self._largest, (size, next(self._tie_breakers), queue.destination, waiting, held))
 
-    def report(self, context: QueryContext) -> dict[str, Any]:
+    def report(self, context: QueryContext) -> TemporaryReport:
         # Some of these connections may have ended since.
         sessions = context.engine.clients.sessions
         rows = []
         for size, _, destination, waiting, held in sorted(self._largest, reverse=True):
             if destination.session in sessions:
                 address, client_id = context.client_info(sessions[destination.session])
-                owner = {"destination": _own_address(destination), "client": address, "client_id": client_id}
-                rows.append(owner | {"waiting": waiting, "unacknowledged": held, "bytes": size})
-        return {
-            "waiting": self._waiting,
-            "unacknowledged": self._unacknowledged,
-            "bytes": self._bytes,
-            "largest": rows,
-        }
+                rows.append(
+                    TemporaryQueueReport(
+                        destination=_own_address(destination),
+                        client=address,
+                        client_id=client_id,
+                        waiting=waiting,
+                        unacknowledged=held,
+                        bytes=size,
+                    )
+                )
+        return TemporaryReport(self._waiting, self._unacknowledged, self._bytes, rows)
 
 
 def _own_address(destination: Destination) -> str:
@@ -286,20 +302,23 @@ def _chunks(items: list[_T], size: int = ITEMS_PER_STEP) -> Iterator[list[_T]]:
     return (items[at : at + size] for at in range(0, len(items), size))
 
 
-def _pause(engine: Engine, queue: str) -> dict[str, bool]:
-    return {"created": engine.pause(queue)}
+def _pause(engine: Engine, queue: str) -> QueueChange:
+    """Pause a queue: nothing is dispatched from it."""
+    return QueueChange(queue, created=engine.pause(queue))
 
 
-def _resume(engine: Engine, queue: str) -> dict[str, bool]:
+def _resume(engine: Engine, queue: str) -> QueueChange:
+    """Resume a paused queue."""
     engine.resume(queue)
-    return {}
+    return QueueChange(queue)
 
 
-QUEUE_CHANGES: dict[str, Callable[[Engine, str], dict[str, bool]]] = {"pause": _pause, "resume": _resume}
-"""Changes by verb. Their results are added to the answer."""
+QUEUE_CHANGES: dict[str, Callable[[Engine, str], QueueChange]] = {"pause": _pause, "resume": _resume}
+"""Changes by verb, with their answers."""
 
 QUERIES: dict[str, Callable[[QueryContext], AnswerGenerator]] = {
     "queues": _queues,
     "reload": _reload,
     "status": _status,
 }
+"""Queries by verb. Their requests have no body."""

@@ -21,26 +21,32 @@ class ProducerRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of a control request `producer`, in JSON."""
 
     producer: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
+    """Name of the producer."""
     commit: Annotated[int, msgspec.Meta(ge=0, le=PRODUCER_NUMBER_MAX)] | None = None
+    """Number of the COMMIT whose outcome is requested; None is none."""
     resolve: bool = False
-    """A COMMIT that is not recorded is rolled back for good."""
+    """True: a COMMIT that is not recorded is rolled back for good. Needs `commit`."""
 
 
 class ProducerAnswer(msgspec.Struct):
     """Body of the answer to a control request `producer`, in JSON."""
 
     known: bool
+    """True if the broker remembers the producer."""
     gapless: bool
+    """True if the producer's numbers have no gaps."""
     sends: int
     """Highest number of a SEND; 0 if none."""
     commits: int
     """Highest number of a COMMIT, a resolved one included; 0 if none."""
     outcome: CommitOutcome | None
-    """Outcome of the requested COMMIT."""
+    """Outcome of the requested COMMIT; None if none was requested."""
 
 
 def make_producer_report(engine: Engine, body: bytes, key_of: Callable[[str], str]) -> tuple[bytes, int]:
-    """Return the answer, and the number of the batch with which it is durable. `key_of` returns the key of a producer
+    """Report the numbers that a producer has used, and the outcome of one of its COMMITs.
+
+    Return the answer, and the number of the batch with which it is durable. `key_of` returns the key of a producer
     that the client names.
 
     Raises: RemoteProtocolError if the request is invalid

@@ -22,9 +22,11 @@ class ReloadResult(msgspec.Struct, frozen=True):
     """Result of a reload. If `errors` is not empty, nothing was changed."""
 
     file: str | None
+    """Path of the file; None if the broker has none."""
     changed: list[str]
     """Setting, value before, and value now, one line each."""
     errors: list[str]
+    """Reasons why the file is not applied."""
 
 
 NO_FILE = ReloadResult(None, [], ["this broker was started without --config and --users: it has no file to reload"])

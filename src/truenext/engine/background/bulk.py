@@ -53,8 +53,10 @@ class BulkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fields that the JSON requests for a piece of bulk work have in common."""
 
     queue: str
+    """Name of the queue, as `queues` reports it. For scheduled sends the queue that they go to; "" is all that do not
+    go to one queue."""
     sequences: Annotated[tuple[_Sequence, ...], Meta(max_length=CONTROL_REQUEST_SEQUENCES_MAX)] | None = None
-    """Sequences of the messages, in order; None is all."""
+    """Sequences of the messages, or numbers of the scheduled sends; None is all."""
     selector: str | None = None
     """Text of a selector that messages must match; None is all."""
     limit: Annotated[int, Meta(ge=1)] | None = None
@@ -68,21 +70,22 @@ class BulkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Redrive(BulkRequest, frozen=True, forbid_unknown_fields=True):
-    pass
+    """Move dead letters back to the queues that they came from."""
 
 
 class Move(BulkRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Move messages to another queue."""
+
     to: str
-    """Name of the target queue."""
+    """Name of the target queue, without `/queue/`."""
 
 
 class Purge(BulkRequest, frozen=True, forbid_unknown_fields=True):
-    pass
+    """Remove messages."""
 
 
 class ScheduledRequest(BulkRequest, frozen=True, forbid_unknown_fields=True):
-    """Request for scheduled sends. `queue` is the queue that they go to; "" is all that do not go to a single queue.
-    Their numbers stand for sequences; a repeated send keeps its first one."""
+    """Request for scheduled sends. Their numbers stand for sequences; a repeated send keeps its first one."""
 
     to: str | None = None
     """If `queue` is "", the address that the sends must go to; None is any. The order of several destinations does not
@@ -90,11 +93,11 @@ class ScheduledRequest(BulkRequest, frozen=True, forbid_unknown_fields=True):
 
 
 class ListScheduled(ScheduledRequest, frozen=True, forbid_unknown_fields=True):
-    pass
+    """List scheduled sends."""
 
 
 class Unschedule(ScheduledRequest, frozen=True, forbid_unknown_fields=True):
-    pass
+    """Cancel scheduled sends."""
 
 
 VERBS: dict[str, type[BulkRequest]] = {
@@ -110,50 +113,61 @@ class BulkResult(msgspec.Struct):
     """Result of one piece of bulk work, which the client gets as JSON."""
 
     count: int = msgspec.field(name="moved")
-    """Number of messages moved, removed or listed."""
+    """Number of messages moved or removed, or of scheduled sends listed or cancelled."""
     to: dict[str, int]
     """Number of messages moved, by queue."""
     left: int
-    """Number of matching messages that stay: uncommitted, without an original queue (re-drive), or `ended`; at the
-    end also those of consumers and open transactions (`count_held`)."""
+    """Number of matching messages that stay: uncommitted, damaged, without an original queue (`redrive`), `ended`, or
+    held by consumers and open transactions. Held messages count in the piece in which they would have been handled;
+    those that have left memory, and those beyond 5000, count even if the selector does not match."""
     next: tuple[int, int] | None
-    """Rank and sequence after which the next piece goes on; None at the end."""
+    """Rank and sequence after which the next piece goes on, for `after` of the next request; None at the end."""
     until: int
-    """Last sequence included; later messages are ignored."""
+    """Last sequence included, for `until` of the next request; later messages are ignored."""
     sequences: list[int] = []
-    """Sequences of the messages moved, if the request had some."""
+    """Sequences of the messages moved, removed or cancelled, if the request had some."""
     ended: dict[str, int] = msgspec.field(default_factory=dict)
-    """Number of messages among `left` whose durable subscription has ended, by the name of its queue."""
+    """Number of messages among `left` whose durable subscription has ended, or has begun anew for another topic or with
+    another selector, by the name of its queue. `move` can take them to a queue."""
     error: str = ""
     """Reason why the work cannot go on, found after it was accepted, such as that the durable subscription has
-    ended."""
+    ended; "" if there is none. A queue that was removed because it was empty is no reason: nothing is left to do."""
 
 
 class ScheduledSendInfo(msgspec.Struct):
-    """A scheduled send, in JSON; times are in milliseconds, due times since the epoch."""
+    """One scheduled send."""
 
     number: int
+    """Number that identifies the scheduled send."""
     due_ms: int
+    """Time at which it is due, in milliseconds since the epoch."""
     to: str
     """Address to send to, if that is not one queue."""
     period_ms: int
+    """Milliseconds between two sends; 0 if it is not repeated after a period."""
     repeat: int
+    """Number of further sends; -1 is for ever."""
     cron: str
+    """Cron expression of its times; "" is none."""
     delay_ms: int
-    """Delay after each hit of `cron`; 0 without it, as `due_ms` includes the delay."""
+    """Milliseconds of delay after each hit of `cron`; 0 without it, as `due_ms` includes the delay."""
     priority: int
+    """Priority of the message."""
     persistent: bool
+    """True if the message is persistent."""
     headers: dict[str, str]
+    """Headers of the message."""
     size: int
     """Size of the body in bytes."""
     body: str
-    """First SHOWN_BODY_BYTES of the body."""
+    """First {SHOWN_BODY_BYTES} bytes of the body."""
 
 
 class ScheduledResult(BulkResult):
-    """Result of ListScheduled and Unschedule; the latter has no `sends`."""
+    """Result of one piece of bulk work with scheduled sends."""
 
     sends: list[ScheduledSendInfo] = msgspec.field(default_factory=list)
+    """Scheduled sends, if they are listed."""
 
 
 HELD_COMPARED_MAX = 5000

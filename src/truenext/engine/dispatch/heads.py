@@ -24,18 +24,32 @@ class WaitReason(Enum):
     """Reason for no messages. The first one that is true is reported, of several queues that of the next message."""
 
     BROWSES = "browses"
+    """The subscription is a browser."""
     SUSPENDED = "suspended"
+    """The subscription was released with `suspend`, and not woken."""
     NO_CREDIT = "no credit"
+    """The window is full, or the subscription pulls and has requested nothing more."""
     UNREAD = "unread"
+    """The connection has too much to read."""
     JOINING = "joining"
+    """The subscription is to a pattern, and has not joined all queues yet."""
     PAUSED = "paused"
+    """The queue is paused."""
     EXCLUSIVE = "exclusive"
+    """The queue has an exclusive consumer, which is another one."""
     SCANNING = "scanning"
+    """The selector is being compared with the messages."""
     READING = "reading"
+    """The message that may be next is being read."""
     COMMITTING = "committing"
+    """The next message is not durable yet."""
     GROUP = "group"
+    """The messages that wait are of groups of other consumers. Those that have left memory count as wanted."""
     DELAYED = "delayed"
+    """The next message is held back by one that waits for its retry, or only such messages are there. Those that have
+    left memory count as wanted."""
     EMPTY = "empty"
+    """The subscription has no message that waits and that its selector wants."""
 
 
 SCANNING, READING = WaitReason.SCANNING, WaitReason.READING

@@ -33,10 +33,17 @@ def producer_name(key: str) -> str:
 
 
 class CommitOutcome(Enum):
+    """Outcome of a numbered COMMIT."""
+
     COMMITTED = "committed"
+    """The COMMIT was accepted: its number is the highest, or lower and the producer's numbers have no gaps."""
     ROLLED_BACK = "rolled back"
+    """The COMMIT was resolved so, and can never be accepted."""
     NOT_YET_COMMITTED = "not so far"
+    """The number is higher than the highest, or it is 1 and the producer is not known. The COMMIT may still come."""
     UNKNOWN = "unknown"
+    """The producer is not known, and the number is not 1; or a lower number may have been left out by a producer with
+    gaps, or resolved and forgotten."""
 
 
 class Producer(msgspec.Struct, gc=False):

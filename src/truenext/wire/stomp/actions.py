@@ -23,15 +23,27 @@ _EXTRA_QUOTES_MAX = 100
 ConnectionAction = Started | Credit | Release | Wake
 
 
-class _ReleaseBody(msgspec.Struct, forbid_unknown_fields=True):
+class ReleaseBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of a SEND to /control/release, in JSON."""
+
     subscriptions: list[str]
+    """Subscriptions whose messages are released; may be empty."""
     keep: list[str] = []
+    """Messages that are not released, by their `ack` headers. Names of messages that these subscriptions do not hold
+    have no effect."""
     suspend: bool = False
+    """True: the subscriptions are suspended afterwards."""
     abort: str | None = None
+    """Transaction that is aborted in the same step; None is none."""
     count_attempts: Literal["all", "nacked"] = "all"
+    """Messages of the aborted transaction for which an attempt counts, as `truenext-count-attempts` of an ABORT."""
 
 
 def _started(frame: Frame) -> Started:
+    """Report that the program has a message, if no ACK reports it. It costs no sync.
+
+    - `id`: the `ack` of the MESSAGE.
+    """
     subscription, sequence, dispatch = read_ack_id(
         "started", require_header("SEND to /control/started", frame.headers, "id")
     )
@@ -39,6 +51,13 @@ def _started(frame: Frame) -> Started:
 
 
 def _credit(frame: Frame) -> Credit:
+    """Request more messages for a subscription that pulls, and wake it.
+
+    - `id`: the subscription.
+    - `messages`: number of messages, 0 to {WINDOW_MAX}. 0 withdraws the messages that were requested and have not come.
+    - `wait`: `true` (default), or `false` to end the request when no message is ready.
+    - `correlation-id`: text that the end of the request repeats.
+    """
     headers = frame.headers
     correlation = headers.get("correlation-id")
     return Credit(
@@ -52,15 +71,20 @@ def _credit(frame: Frame) -> Credit:
 
 
 def _wake(frame: Frame) -> Wake:
+    """Wake a suspended subscription. It has no effect on others.
+
+    - `id`: the subscription.
+    """
     return Wake(read_name("id", require_header("SEND to /control/wake", frame.headers, "id")))
 
 
 def _release(frame: Frame) -> Release:
+    """Release the messages that subscriptions hold. Its body is JSON."""
     # Each name has two quotation marks. A list of millions would take long to parse, only to be refused.
     quotes = frame.body.count(b'"') - frame.body.count(b'\\"')
     if quotes > 2 * (KEPT_MAX + SUBSCRIPTIONS_MAX) + _EXTRA_QUOTES_MAX:
         raise _too_much()
-    request = decode_client_json("release", frame.body, _ReleaseBody)
+    request = decode_client_json("release", frame.body, ReleaseBody)
     if len(request.keep) > KEPT_MAX or len(request.subscriptions) > SUBSCRIPTIONS_MAX:
         raise _too_much()
     names = [read_name("a name in subscriptions", name) for name in request.subscriptions]

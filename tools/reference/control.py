@@ -1,0 +1,182 @@
+"""Page of the control requests, docs/reference/control.md, from their structs in the code."""
+
+import inspect
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from tools.reference.json_types import enum_table, fields_table, in_json, struct_parts
+from tools.reference.markdown import code, fence, joined, paragraphs, table, wrapped
+from tools.reference.members import members_of
+from truenext.broker import connection_request, control_answers, producer_request
+from truenext.broker.connection_request import ConnectionReport, SubscriptionReport, TransactionReport
+from truenext.broker.control import QUERIES, QUEUE_CHANGES, QueueRequest
+from truenext.broker.producer_request import ProducerAnswer, ProducerRequest
+from truenext.broker.reload import ReloadResult
+from truenext.engine.background import bulk
+from truenext.engine.dispatch.heads import WaitReason
+from truenext.engine.state.producer import CommitOutcome
+from truenext.model.disk_level import DiskLevel
+from truenext.wire.stomp.actions import ACTION_PARSERS, ReleaseBody
+
+_HEAD = """\
+# Reference of control requests
+
+Look up each verb of `/control/VERB` here, with the fields of its request and of its answer. A client sends such a
+request with any STOMP library, and the `truenext` command and truenext's clients send the same ones.
+[protocol.md](../protocol.md) describes how, and [security.md](../security.md) which of them a user may send.
+
+This page is made from the code: `make reference`.
+"""
+_EXAMPLE = """\
+SUBSCRIBE                          SEND                              MESSAGE
+id:answers                         destination:/control/purge        destination:/remote-temp-queue/...
+destination:/temp-queue/answers    reply-to:/temp-queue/answers      correlation-id:1
+                                   correlation-id:1                  content-type:application/json
+^@
+                                   {"queue":"orders.old"}^@          {"moved":500,...,"next":[5,812],...}^@"""
+_ANSWERS: dict[str, tuple[type[Struct], ...]] = {
+    "queues": (control_answers.QueueReport,),
+    "reload": (ReloadResult,),
+    "status": (
+        control_answers.StatusReport,
+        control_answers.StuckQueueReport,
+        control_answers.MemoryReport,
+        control_answers.SubscriptionCounts,
+        control_answers.TemporaryReport,
+        control_answers.TemporaryQueueReport,
+    ),
+}
+"""Structs of the answers to queries, by verb: the answer, and the structs in it."""
+_BULK = "bulk-work"
+
+
+def page() -> str:
+    return joined(_parts())
+
+
+def _parts() -> Iterator[str]:
+    yield _HEAD
+    yield "## Verbs"
+    yield wrapped(
+        "A request with an answer is a SEND with a `reply-to`, a temporary queue of the same connection. The answer is "
+        "a message there, with JSON in its body, and the `correlation-id` of the request:"
+    )
+    yield fence(_EXAMPLE, "")
+    yield table(("verb", "does", "body of the request", "answer"), _verbs())
+    yield "The other verbs change something for the connection that sends them, and have no answer but a RECEIPT:"
+    yield table(
+        ("verb", "does", "headers or body"),
+        [
+            (f"[`{verb}`](#{verb})", _summary(parser), "body in JSON" if verb == "release" else _headers(parser))
+            for verb, parser in ACTION_PARSERS.items()
+        ],
+    )
+    for verb in QUERIES:
+        yield f"## {verb}"
+        yield from _query(verb)
+    for verb, change in QUEUE_CHANGES.items():
+        yield f"## {verb}"
+        yield from _text(change)
+        yield fields_table(QueueRequest, is_request=True)
+        yield wrapped("The answer comes once the change is durable:")
+        only = () if verb == "pause" else ("queue",)
+        yield fields_table(control_answers.QueueChange, only=only)
+    yield from _bulk_work()
+    yield from _producer()
+    yield from _connection()
+    for verb, parser in ACTION_PARSERS.items():
+        yield f"## {verb}"
+        yield from _text(parser)
+        if verb == "release":
+            yield fields_table(ReleaseBody, is_request=True)
+
+
+def _verbs() -> Iterator[tuple[str, str, str, str]]:
+    for verb, query in QUERIES.items():
+        answer = _ANSWERS[verb][0].__name__
+        of = "list of " if verb == "queues" else ""
+        yield _link(verb), _summary(query), "empty", f"{of}[{answer}](#{answer.lower()})"
+    for verb, change in QUEUE_CHANGES.items():
+        yield _link(verb), _summary(change), "`queue`", "the same, once the change is durable"
+    for verb, request in bulk.VERBS.items():
+        yield _link(verb, _BULK), _first(request.__doc__), "a piece of work", "what was done, once it is durable"
+    names = ", ".join(code(member.name) for member in members_of(ProducerRequest))
+    yield _link(producer_request.VERB), _summary(producer_request.make_producer_report), names, "numbers and outcome"
+    report = _summary(connection_request.make_connection_report)
+    yield _link(connection_request.VERB), report, "empty", "[ConnectionReport](#connectionreport)"
+
+
+def _query(verb: str) -> Iterator[str]:
+    yield from _text(QUERIES[verb])
+    for struct in _ANSWERS[verb]:
+        yield from struct_parts(struct, "###")
+        if struct is control_answers.StatusReport:
+            rows = [(code(member.name.lower()), member.doc) for member in members_of(DiskLevel)]
+            yield table(("`disk_level`", "means"), rows)
+
+
+def _bulk_work() -> Iterator[str]:
+    yield "## Bulk work"
+    verbs = [(code(verb), _first(request.__doc__)) for verb, request in bulk.VERBS.items()]
+    yield table(("verb", "does"), verbs)
+    yield wrapped(
+        "A client requests such work piece by piece. Each request repeats the first one, with `after` and `until` set "
+        "to `next` and `until` of the last answer. The work is done when `next` is `null`. A client that sends no "
+        "further request stops the work between two pieces."
+    )
+    yield "### Request"
+    yield fields_table(bulk.BulkRequest, is_request=True)
+    yield "`move` also has:"
+    yield fields_table(bulk.Move, only=_own_fields(bulk.Move), is_request=True)
+    yield "`scheduled` and `unschedule` also have:"
+    yield fields_table(bulk.ScheduledRequest, only=_own_fields(bulk.ScheduledRequest), is_request=True)
+    yield "### Answer"
+    yield fields_table(bulk.BulkResult)
+    yield "`scheduled` also has:"
+    yield fields_table(bulk.ScheduledResult, only=_own_fields(bulk.ScheduledResult))
+    yield from struct_parts(bulk.ScheduledSendInfo, "###")
+
+
+def _own_fields(struct: type[Struct]) -> list[str]:
+    return [member.name for member in members_of(struct)]
+
+
+def _producer() -> Iterator[str]:
+    yield f"## {producer_request.VERB}"
+    yield _summary(producer_request.make_producer_report)
+    yield fields_table(ProducerRequest, is_request=True)
+    yield "The answer comes once it is durable:"
+    yield fields_table(ProducerAnswer)
+    yield enum_table("`outcome`", CommitOutcome)
+
+
+def _connection() -> Iterator[str]:
+    yield f"## {connection_request.VERB}"
+    yield wrapped(_summary(connection_request.make_connection_report))
+    yield from struct_parts(ConnectionReport, "###")
+    yield from struct_parts(TransactionReport, "###")
+    yield from struct_parts(SubscriptionReport, "###")
+    yield enum_table("`idle`", WaitReason)
+
+
+def _link(verb: str, anchor: str = "") -> str:
+    return f"[`{verb}`](#{anchor or verb})"
+
+
+def _first(doc: str | None) -> str:
+    return in_json(inspect.cleandoc(doc or "").split("\n\n")[0])
+
+
+def _summary(function: object) -> str:
+    return _first(inspect.getdoc(function))
+
+
+def _headers(function: object) -> str:
+    """Return the names of the headers that the docstring of an action lists."""
+    lines = (inspect.getdoc(function) or "").split("\n")
+    return ", ".join(line[2:].partition(":")[0] for line in lines if line.startswith("- "))
+
+
+def _text(function: object) -> Iterator[str]:
+    yield from paragraphs(in_json(inspect.getdoc(function) or ""))
