@@ -1,4 +1,4 @@
-"""Tests of the test kit of stages. Source: docs/stages-testing.md"""
+"""Tests of the test kit of stages. Source: docs/testing.md, "Services of stages"."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from truenext.testing import NeverReached
 from truenext.testing import stages as kit
 from truenext.testing.stages import Stages, stages
 
-PAGE = ROOT / "docs" / "stages-testing.md"
+PAGE = ROOT / "docs" / "testing.md"
 
 
 def shop() -> tuple[Service, Endpoint[Number, Text], Endpoint[Number, Text]]:
@@ -583,7 +583,8 @@ def test_an_error_of_the_test_is_raised_and_nothing_is_left_of_the_service() -> 
 
 
 def test_the_programs_of_the_page_run(tmp_path: Path) -> None:
-    service, *tests = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    _, _, part = PAGE.read_text().partition("\n## Services of stages\n")
+    service, *tests = re.findall(r"```python\n(.*?)```", part, re.DOTALL)
     (tmp_path / "shop.py").write_text(service)
     (tmp_path / "test_shop.py").write_text("\n\n".join(tests))
     count = sum(test.count("def test_") for test in tests)
