@@ -1,15 +1,15 @@
-"""Tests that docs/stomp.md has exactly the codes that an ERROR may have."""
+"""Tests that docs/protocol.md has exactly the codes that an ERROR may have."""
 
 import re
 from pathlib import Path
 
 from truenext.errors import Code, NoSpaceError, RemoteProtocolError
 
-PAGE = Path(__file__).parents[2] / "docs" / "stomp.md"
+PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 
 
 def test_the_page_has_the_codes_in_the_order_of_the_enumeration() -> None:
-    _, _, section = PAGE.read_text().partition("\n## Codes\n")
+    _, _, section = PAGE.read_text().partition("\n## Error codes\n")
     section, _, _ = section.partition("\n## ")
     assert re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE) == [code.value for code in Code]
 

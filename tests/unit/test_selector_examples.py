@@ -13,7 +13,7 @@ from truenext.model.message import SentMessage
 from truenext.model.selector import compile_selector
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/reference").glob("*.md"))]
 
 EXAMPLES: dict[str, dict[str, str]] = {
     "JMSPriority > 6": {},
@@ -56,7 +56,7 @@ def shown() -> set[str]:
         + re.findall(r'selector that messages must match, such as "([^"]+)"', text)
     )
     (table,) = re.findall(
-        r"\| selector \| asks for \|\n(.*?)\n\n", (ROOT / "docs" / "headers.md").read_text(), re.DOTALL
+        r"\| selector \| asks for \|\n(.*?)\n\n", (ROOT / "docs" / "protocol.md").read_text(), re.DOTALL
     )
     for row in table.splitlines()[1:]:
         found.update(re.findall("`([^`]+)`", row.split("|")[1]))

@@ -1,4 +1,4 @@
-"""Test that a broker sends the frames that docs/stomp.md shows.
+"""Test that a broker sends the frames that docs/protocol.md shows.
 
 The page says how its exchanges are to be read. The text behind `C:` is sent as it is, and each frame of the broker is
 compared, header by header.
@@ -14,7 +14,7 @@ from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient
 from truenext.wire.stomp.frame import Frame
 
-PAGE = (Path(__file__).parents[2] / "docs" / "stomp.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 END = "^@"
 ELLIPSIS = "..."
 CHOSEN = re.compile(r"\b[A-Z]{2,}\b")
