@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 from bench.brokers import free_port
 from tests.integration.environments import make_environment, requirements_of_page
 from tests.integration.pages import Folder, follow
-from tests.unit.test_limits_page import ANYTHING, all_texts
+from tests.unit.test_limits import ANYTHING, all_texts
 from truenext.client.core.credentials import NO_CREDENTIALS
 from truenext.errors import ConfigurationError
 from truenext.spark.sink.options import parse_options as sink_options
@@ -110,7 +110,8 @@ def refusal(name: str, value: str) -> str:
 
 
 def test_table_of_columns_has_the_columns_that_there_are_with_their_types() -> None:
-    said = {quoted(name)[0]: quoted(kind)[0] for name, kind, _ in rows("| column | type | meaning |")}
+    columns = rows("| column | type | meaning |")
+    said = {name: quoted(kind)[0] for names, kind, _ in columns for name in quoted(names)}
     assert said.pop("error") == "string"
     schema = spark_schema(parse_options(REQUIRED))
     assert said == {column.name: column.dataType.simpleString() for column in schema}
