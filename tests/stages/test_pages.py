@@ -7,7 +7,7 @@ import pytest
 from tests.integration.pages import Folder, follow
 
 
-@pytest.mark.parametrize("page", ["stages", "stages-sql", "stages-outbox"])
+@pytest.mark.parametrize("page", ["stages", "stages-database"])
 def test_examples_of_page_about_stages_run(page: str, tmp_path: Path) -> None:
     """The examples start their own brokers."""
     follow(f"docs/{page}.md", Folder(tmp_path / "folder", "stomp://127.0.0.1:1"))
