@@ -3,15 +3,17 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.reference import client, commands, control, limits, settings
+from tools.reference import client, commands, control, headers, limits, settings, stages
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 PAGES: dict[str, Callable[[], str]] = {
     "client": client.page,
     "commands": commands.page,
     "control": control.page,
+    "headers": headers.page,
     "limits": limits.page,
     "settings": settings.page,
+    "stages": stages.page,
 }
 """Generators by name of the page, without `.md`."""
 

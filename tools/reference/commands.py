@@ -170,12 +170,10 @@ def _text(option: click.Option) -> str:
 
 
 def _marked_up(text: str) -> str:
-    """Return the text with options as code, and pages as links."""
+    """Return the text with options as code."""
     pieces = re.split(r"(`[^`]*`|```.*?```)", text, flags=re.DOTALL)
     for number in range(0, len(pieces), 2):
-        piece = re.sub(r"docs/reference/([a-z-]+\.md)", r"[\1](\1)", pieces[number])
-        piece = re.sub(r"docs/([a-z-]+\.md)", r"[\1](../\1)", piece)
-        pieces[number] = re.sub(r"(?<![\w-])(--[a-z][a-z-]*)", r"`\1`", piece)
+        pieces[number] = re.sub(r"(?<![\w-])(--[a-z][a-z-]*)", r"`\1`", pieces[number])
     return "".join(pieces)
 
 

@@ -1,5 +1,6 @@
 """Markdown that the pages of the reference share: wrapped text, tables, paragraphs of a docstring."""
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -35,7 +36,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return linked(" ".join(text.split())).replace("|", "\\|")
+
+
+def linked(text: str) -> str:
+    """Return the text with links in place of the names of pages."""
+    text = re.sub(r"`?docs/reference/([a-z-]+\.md)`?", r"[\1](\1)", text)
+    return re.sub(r"`?docs/([a-z-]+\.md)`?", r"[\1](../\1)", text)
 
 
 def code(text: str) -> str:
@@ -48,14 +55,14 @@ def fence(text: str, language: str = "python") -> str:
 
 def paragraphs(doc: str) -> Iterator[str]:
     """Yield the paragraphs of a docstring. Those that are indented are code, and lists stay lists."""
-    for paragraph in doc.split("\n\n"):
+    for paragraph in linked(doc).split("\n\n"):
         if not paragraph.strip():
             continue
         lines = paragraph.strip("\n").split("\n")
         if all(line.startswith("    ") for line in lines):
-            yield fence(textwrap.dedent("\n".join(lines)))
+            yield fence(textwrap.dedent("\n".join(lines)), "")
         elif lines[0].startswith("- "):
-            yield "\n".join(item(each) for each in f"\n{paragraph.strip()}".split("\n- ")[1:])
+            yield "\n".join(map(item, f"\n{paragraph.strip()}".split("\n- ")[1:]))
         else:
             text = " ".join(paragraph.split())
             yield wrapped(text.replace("Raises:", "**Raises:**", 1) if text.startswith("Raises:") else text)

@@ -58,22 +58,35 @@ class Definition:
         interceptors: Sequence[Interceptor] = (),
         events: Path | str | None = None,
     ) -> None:
-        """`broker` is a URL, or several, of which the first available one is used. `user` logs in there, with
-        `password`, or with the first line of the file `password_file`, which is read for each login. `ca`,
-        `certificate` and `key` are files for TLS, as of `truenext.connect`. `database` is a URL of SQLAlchemy, for
-        stages that take a Session or an AsyncSession.
+        """Define a service. Endpoints and stages are defined with its methods.
 
-        `concurrency`, `attempts` and `retry` are defaults for all stages. A stage handles `concurrency` messages at
-        once, and as many interactive ones. After `attempts` failures a message is a dead letter, unless the queue's
-        policy allows fewer. `retry` gives the delays of retries by the class of the exception: {Busy: "2s, 10s, 1m",
-        Bad: "never"}.
-
-        `exactly_once` is the default of exactly-once processing, for all stages but subscribers: effects in the
-        database and the messages that a stage sends happen once, however often its message is delivered
-        (docs/stages-outbox.md).
-
-        `events` is a folder in which each process that runs the stages records their executions, for `truenext audit
-        --stages`.
+        Args:
+            name: Name of the service: words of letters, digits, - and _, with dots between them.
+            broker: URL of the broker, or several, of which the first one that answers is used.
+            database: URL of SQLAlchemy, such as postgresql+psycopg:///shop or sqlite:////var/lib/shop.db, for stages
+                that take a session, and for exactly-once processing.
+            user: User of the broker; None if the broker has no users, or knows the service by its certificate.
+            password: Password of `user`.
+            password_file: File with the password in its first line, which is read for each login; excludes `password`.
+            ca: PEM file with the certificates that sign the broker's, for stomp+ssl:// addresses; None trusts those of
+                the system.
+            certificate: PEM file with a certificate that the service shows to the broker.
+            key: PEM file with the private key of `certificate`; None if it is in the same file.
+            concurrency: Number of messages that each stage handles at once, 1 to 1,000, and the same number of
+                interactive ones in addition. The process holds as many, and needs memory for them.
+            attempts: Number of failures after which a message is a dead letter, if lower than in the policy of the
+                queue; None leaves it to the policy.
+            retry: Delays before retries, by the class of the exception, see `StageOptions.retry`; other exceptions
+                follow the policy of the queue.
+            exactly_once: Exactly-once processing of all stages but subscribers: their effects in the database, and the
+                messages that they send, happen once, however often a message is delivered. It needs `database`, and
+                the tables of `truenext stages schema` (docs/stages-database.md).
+            lifespan: Function without parameters that opens a value for all stages, yields it, and closes it when the
+                service stops: an `async` generator, or one that `contextlib.asynccontextmanager` has decorated. Its
+                annotation `-> AsyncIterator[Shared]` names the class by which stages take the value.
+            interceptors: Interceptors of all stages and of messages that are sent, the first one outermost.
+            events: Folder in which each process that runs the stages records their executions, for `truenext audit
+                --stages`.
 
         Raises: DefinitionError
         """
@@ -148,6 +161,11 @@ class Definition:
     def remote(self, name: str, takes: type[Any], replies: type[Any] | None = None) -> Endpoint[Any, Any]:
         """Declare an endpoint of another service.
 
+        Args:
+            name: Name of the endpoint; one that begins with a dot is appended to the name of this service.
+            takes: Type of its message.
+            replies: Type of its reply; None if it replies nothing.
+
         Raises: DefinitionError, also if it was declared before with other types
         """
         endpoint: Endpoint[Any, Any] = Endpoint(expand_endpoint_name(name, self.name), takes, replies)
@@ -185,10 +203,17 @@ class Definition:
         state: type[Any] | None = None,
         **options: Unpack[StageOptions],
     ) -> LocalEndpoint[Any, Any]:
-        """Define an endpoint of this service. The functions that its `stage` decorates run one after the other. A
-        `name` that begins with a dot is appended to the name of the service. `state` is the type of data that the
-        stages of one flow share. The options `concurrency`, `attempts`, `retry` and `exactly_once` are defaults for
-        the stages (StageOptions).
+        """Define an endpoint of this service. The functions that its `stage` decorates run one after the other.
+
+        Args:
+            name: Name of the endpoint, and of the queue of its first stage: words of letters, digits, - and _, with
+                dots between them. One that begins with a dot is appended to the name of the service.
+            takes: Type of the message that the first stage takes: a msgspec.Struct, a dataclass, a model of pydantic,
+                or a type that JSON has. Unknown fields are ignored, and missing ones have their defaults.
+            replies: Type of the reply, which cannot be optional; None if the endpoint replies nothing.
+            state: Type of the state that the stages of one flow share, which needs a default for each field; None if
+                they share nothing. A called endpoint never sees the state of its caller.
+            **options: Defaults for the stages: `StageOptions`.
 
         Raises: DefinitionError
         """
@@ -203,8 +228,13 @@ class Definition:
     def single(
         self, name: str, takes: type[M], replies: type[R], **options: Unpack[StageOptions]
     ) -> Callable[[Callable[..., Any]], StatelessEndpoint[M, R]]:
-        """Decorate the only stage of a new endpoint, which the function's name then refers to. Options are those of
-        `endpoint`.
+        """Decorate the only stage of a new endpoint, which the function's name then refers to.
+
+        Args:
+            name: Name of the endpoint, as in `endpoint`.
+            takes: Type of its message, as in `endpoint`.
+            replies: Type of its reply, as in `endpoint`.
+            **options: Options of the stage: `StageOptions`.
 
         Raises: DefinitionError
         """
@@ -220,7 +250,13 @@ class Definition:
         self, name: str, takes: type[M], *, state: type[S] | None = None, **options: Unpack[StageOptions]
     ) -> Callable[[Callable[..., Any]], Endpoint[M, None]]:
         """Decorate the only stage of a new endpoint without replies, which the function's name then refers to.
-        `state` is the type of `reply_state`, if the endpoint receives replies. Options are those of `endpoint`.
+
+        Args:
+            name: Name of the endpoint, as in `endpoint`.
+            takes: Type of its message, as in `endpoint`; that of a reply if other flows name this endpoint as their
+                `reply_to`.
+            state: Type of the `reply_state` of these flows; None if they have none.
+            **options: Options of the stage: `StageOptions`.
 
         Raises: DefinitionError
         """
@@ -239,6 +275,10 @@ class Definition:
     def topic(self, name: str, takes: type[M]) -> Topic[M]:
         """Declare a topic, to which this service or another publishes.
 
+        Args:
+            name: Name of the topic, without /topic/, and no pattern.
+            takes: Type of its messages.
+
         Raises: DefinitionError, also if it was declared before with another type
         """
         topic = Topic(name, takes)
@@ -249,7 +289,14 @@ class Definition:
 
     def subscriber(self, topic: Topic[M], *, state: type[Any] | None = None) -> Callable[[F], F]:
         """Decorate a function that gets the messages published to a topic while its process runs, one at a time, in
-        each process of the service. A subscriber has no exactly-once processing, whatever the service's setting.
+        each process of the service.
+
+        A subscriber has no exactly-once processing, whatever the service's setting. It gives up a message after 7
+        failures, unless the service has `attempts`; the message is then gone, as topics have no dead letters.
+
+        Args:
+            topic: Topic whose messages the function takes first.
+            state: Type of a state that the function takes second, with its default; None if it takes none.
 
         Raises: DefinitionError
         """

@@ -147,14 +147,18 @@ class Service(Definition):
     def initiate(
         self, session: Session | AsyncSession | None = None, *, key: str | None = None, timeout: float = TIMEOUT_S
     ) -> InitiationContext | OutboxInitiationContext:
-        """Start flows, all or none, with `async with app.initiate() as initiation:`. They are sent in one
-        transaction, which commits at the end of the block, independently of a stage's transaction. In a function
-        that is not async, outside of the event loop, `with` does the same.
+        """Start flows, all or none, with `async with app.initiate() as initiation:`; `initiation` is an `Initiation`.
+        They are sent in one transaction, which commits at the end of the block, independently of a stage's transaction.
+        In a function that is not async, outside of the event loop, `with` does the same.
 
-        `session` is an open transaction of the program in the service's database. The flows start when that
-        transaction commits, and never if it is rolled back; neither a broker nor a connection of this process is
-        necessary (docs/stages-outbox.md). For 7 days all calls with the same `key` start the flows once; the block
-        queries the key at its beginning.
+        Args:
+            session: Open transaction of the program in the service's database. The flows start when that transaction
+                commits, and never if it is rolled back; neither a broker nor a connection of this process is necessary
+                (docs/stages-database.md). The block is `async with` for an AsyncSession, `with` for a Session.
+            key: Text that names the initiation, such as the number of an order; needs `session`. For 7 days all calls
+                with the same key start the flows once; the block queries the key at its beginning.
+            timeout: Seconds, more than 0, for the whole transaction: for a broker that is not available, and for the
+                commit. Not with `session`.
 
         Raises: LocalProtocolError if the service is not connected; ClosedError in another event loop than the
         service's; ValueError if `timeout` is not more than 0. At the end of the block: RolledBack if nothing was
@@ -199,8 +203,14 @@ class Service(Definition):
         timeout: float = TIMEOUT_S,
         **options: Unpack[FlowOptions],
     ) -> Coroutine[Any, Any, str]:
-        """Start one flow, and return its id once the broker has committed it. Await the call. `trace` and options
-        are those of `Initiation.send`.
+        """Start one flow, and return its id once the broker has committed it. Await the call.
+
+        Args:
+            to: Endpoint that handles the flow first.
+            message: Message of the type that the endpoint takes.
+            trace: Name of the flow for people, such as the number of an order; not empty.
+            timeout: Seconds, more than 0, as in `initiate`.
+            **options: Options of the flow: `FlowOptions`.
 
         Raises: as `initiate`; FlowError
         """
@@ -214,7 +224,17 @@ class Service(Definition):
     def publish(
         self, to: Topic[M], message: M, *, trace: str, timeout: float = TIMEOUT_S, **options: Unpack[FlowOptions]
     ) -> Coroutine[Any, Any, str]:
-        """Start a flow with each subscriber of a topic, and return their id; otherwise as `send`."""
+        """Start a flow with each connected subscriber of a topic, and return the id that they share. Await the call.
+
+        Args:
+            to: Topic.
+            message: Message of the type that the topic takes.
+            trace: Name of the flow for people; not empty.
+            timeout: Seconds, more than 0, as in `initiate`.
+            **options: Options of the flow: `FlowOptions`.
+
+        Raises: as `send`
+        """
         check_can_await(f"{self.name}.publish", _SEND_INSTEAD)
         return self._publish(to, message, trace, timeout, options)
 
@@ -225,7 +245,16 @@ class Service(Definition):
     def ask(
         self, to: Endpoint[M, R], message: M, *, trace: str, timeout: float = TIMEOUT_S, **options: Unpack[FlowOptions]
     ) -> Coroutine[Any, Any, R]:
-        """Start a flow, and return its reply. Await the call.
+        """Start a flow, and return its reply. Await the call. A stage that uses `ask` holds its worker while it waits;
+        `Flow.request` holds none.
+
+        Args:
+            to: Endpoint with a reply.
+            message: Message of the type that the endpoint takes.
+            trace: Name of the flow for people; not empty.
+            timeout: Seconds, more than 0, for all of it: for a broker that is not available, for the commit, and for
+                the reply.
+            **options: Options of the flow: `FlowOptions`.
 
         Raises: TimeoutError without a reply in `timeout` seconds, while the flow goes on; NotDecoded if the reply
         cannot be decoded; FlowError, also if a stage asks its own endpoint; as `initiate`
@@ -239,8 +268,12 @@ class Service(Definition):
         return cast("R", await self._initiator.ask(to, message, trace, timeout, options))
 
     def outcome(self, doubt: InDoubt | str, *, timeout: float = TIMEOUT_S) -> Coroutine[Any, Any, str]:
-        """Return the outcome of an initiation in doubt, by its InDoubt error or the token of that: "committed",
-        "rolled back" or "unknown". An initiation that has not happened by then never does. Await the call.
+        """Return the outcome of an initiation in doubt: "committed", "rolled back" or "unknown". An initiation that has
+        not happened by then never does. The broker remembers outcomes for a week. Await the call.
+
+        Args:
+            doubt: The InDoubt error, or its token; any process of the service may ask.
+            timeout: Seconds, more than 0, to wait for the broker.
 
         Raises: TimeoutError, ConnectionLost
         """

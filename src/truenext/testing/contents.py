@@ -14,14 +14,19 @@ READ_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingMessage:
+    """Message that waits in a queue."""
+
     body: bytes
+    """Body of the message."""
     headers: dict[str, str]
     """Headers that a browser gets: those of the SEND, `priority`, `truenext-sequence`, `truenext-attempts` and the
-    others of a MESSAGE (docs/stomp.md)."""
+    others of a MESSAGE (docs/reference/headers.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueContents:
+    """Contents of a queue at one moment."""
+
     messages: tuple[WaitingMessage, ...]
     """Waiting messages, in the order of their dispatch."""
     unacknowledged: int
@@ -31,10 +36,12 @@ class QueueContents:
 
     @property
     def waiting(self) -> int:
+        """Number of waiting messages."""
         return len(self.messages)
 
     @property
     def bodies(self) -> list[bytes]:
+        """Bodies of the waiting messages."""
         return [message.body for message in self.messages]
 
 

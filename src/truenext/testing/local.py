@@ -23,10 +23,7 @@ class HasSession(Protocol):
 
 
 class LocalBroker:
-    """Broker whose methods are called in its event loop.
-
-    `connection` is a client's connection or the header `session` of its CONNECTED; None means all connections.
-    """
+    """Broker of a test, whose methods are called in its event loop. It stores nothing on disk."""
 
     def __init__(self) -> None:
         self._store = MemoryStore()
@@ -84,14 +81,21 @@ class LocalBroker:
     def lose_commit(self, when: CommitMoment, *, required: bool = True) -> None:
         """Cut the connection of the next COMMIT, of any client: "before" the broker executes it, so that nothing of
         it has happened, or "after" it is durable. Its RECEIPT is never sent, and no command after it is executed.
-        Each further call cuts one more COMMIT. If none comes, the test fails at its end, unless `required` is False.
+        Each further call cuts one more COMMIT.
+
+        Args:
+            when: "before" or "after".
+            required: True if the test fails at its end, with NeverReached, when no COMMIT has come.
 
         Raises: ValueError
         """
         self.faults.order_commit_loss(when, required)
 
     def drop(self, connection: HasSession | str | None = None) -> None:
-        """Cut the connection without an ERROR: the client finds it reset.
+        """Cut the connection without an ERROR: the client finds it reset, and unread bytes are lost.
+
+        Args:
+            connection: Connection of a client, or the header `session` of its CONNECTED; None is all connections.
 
         Raises: LookupError if the broker has no such connection; ValueError if `connection` is none
         """
@@ -99,7 +103,11 @@ class LocalBroker:
             one.drop("dropped by a test")
 
     def freeze(self, connection: HasSession | str | None = None) -> None:
-        """Read and write nothing at the connection until `thaw`; the client cannot see if the broker closes it.
+        """Read and write nothing at the connection until `thaw`; the client cannot see if the broker closes it. New
+        connections are not frozen.
+
+        Args:
+            connection: Connection of a client, or the header `session` of its CONNECTED; None is all connections.
 
         Raises: LookupError if the broker has no such connection; ValueError if `connection` is none
         """
@@ -107,7 +115,13 @@ class LocalBroker:
             one.freeze()
 
     def thaw(self, connection: HasSession | str | None = None) -> None:
-        """Raises: LookupError if the broker has no such connection; ValueError if `connection` is none"""
+        """Let a frozen connection continue; it is closed if the broker has closed it meanwhile.
+
+        Args:
+            connection: Connection of a client, or the header `session` of its CONNECTED; None is all connections.
+
+        Raises: LookupError if the broker has no such connection; ValueError if `connection` is none
+        """
         for one in self._find_connections(connection):
             one.thaw()
 
@@ -127,15 +141,22 @@ class LocalBroker:
     # ---- The disk ----
 
     def fill_disk(self) -> None:
-        """Leave no free space for sends until `free_disk`."""
+        """Leave no free space for sends until `free_disk`; acknowledgements and commits go on."""
         self.faults.is_disk_full = True
 
     def free_disk(self) -> None:
+        """Give the disk free space again, after `fill_disk`."""
         self.faults.is_disk_full = False
 
     def slow_disk(self, seconds: float) -> None:
-        """Delay each batch from the next one on by `seconds` of the broker's clock; 0 ends this, also for the batch
-        that is being written."""
+        """Delay each batch that is written to the disk, from the next one on.
+
+        Args:
+            seconds: Seconds of the broker's clock, 0 or more; 0 ends the delay, also for the batch that is being
+                written.
+
+        Raises: ValueError
+        """
         self.faults.disk_delay_s = checked_seconds(seconds, "the delay of the disk")
         if not seconds:
             self._broker_run.store.end_batch_delay()
@@ -147,6 +168,11 @@ class LocalBroker:
 
         Returns once the broker has executed all that clients had sent before and, one after the other, all that
         became due, and has written the results to the sockets.
+
+        Args:
+            seconds: Seconds, 0 or more.
+
+        Raises: ValueError
         """
         checked_seconds(seconds, "the time to advance")
         async with self._lock:
@@ -156,6 +182,9 @@ class LocalBroker:
 
     async def queue(self, name: str) -> QueueContents:
         """Return the contents of a queue, or of a dead-letter queue (`DLQ.orders`), after all sends of clients before.
+
+        Args:
+            name: Name of the queue, without /queue/.
 
         Raises: ValueError if `name` is a destination, such as /queue/orders, or no queue can have it
         """

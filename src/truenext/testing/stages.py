@@ -44,7 +44,19 @@ M = TypeVar("M")
 R = TypeVar("R")
 
 Point = Literal["received", "run", "checked", "sent", "SQL committed", "committed"]
-"""Points on the way of a message through a stage: docs/stages-testing.md."""
+"""Point on the way of a message through a stage.
+
+    received       the message is received; its function has not run
+    run            the function, and those that follow directly, have returned; nothing is sent or committed
+    checked        the database has confirmed that its transaction can be committed
+    sent           the broker has all messages that the stage sends; no consumer can see them
+    SQL committed  the database has committed; the message is not acknowledged, and no sent message is visible
+    committed      everything is committed; only the functions of `after_commit` have not run
+
+A stage that has not used its session passes received, run and committed only. An exception at the first four is a
+failure of the stage, which takes back everything. At "SQL committed" it is the commit gap: the message is redelivered,
+and SQL stays committed. At "committed" nothing can be taken back: raise nothing there.
+"""
 
 ASK_TIMEOUT_S = 10.0
 ENDED_TIMEOUT_S = 30.0
@@ -66,10 +78,13 @@ class DeadLetter:
     queue: str
     """Queue of the stage that gave up the message."""
     trace: str
+    """Name of the flow; empty if the message has no envelope."""
     message: Any
     """Message of the envelope, decoded from JSON; the raw body if it has no envelope."""
     attempts: int
+    """Number of attempts at which the message was given up."""
     headers: Mapping[str, str]
+    """Headers of the dead letter."""
 
     @property
     def first_cause(self) -> str:
@@ -129,24 +144,57 @@ class Stages:
         timeout: float = ASK_TIMEOUT_S,
         **options: Unpack[FlowOptions],
     ) -> R:
-        """Call `Service.ask`."""
+        """Call `Service.ask`, and return the reply.
+
+        Args:
+            to: Endpoint with a reply.
+            message: Message of the type that the endpoint takes.
+            trace: Name of the flow.
+            timeout: Seconds to wait for the reply.
+            **options: Options of the flow: `FlowOptions`.
+
+        Raises: as `Service.ask`
+        """
         return await self._service.ask(to, message, trace=trace, timeout=timeout, **options)
 
     async def send(
         self, to: Endpoint[M, Any], message: M, *, trace: str = "test", **options: Unpack[FlowOptions]
     ) -> str:
-        """Call `Service.send`."""
+        """Call `Service.send`, and return the id of the flow.
+
+        Args:
+            to: Endpoint that handles the flow first.
+            message: Message of the type that the endpoint takes.
+            trace: Name of the flow.
+            **options: Options of the flow: `FlowOptions`.
+
+        Raises: as `Service.send`
+        """
         return await self._service.send(to, message, trace=trace, **options)
 
     async def publish(self, to: Topic[M], message: M, *, trace: str = "test", **options: Unpack[FlowOptions]) -> str:
-        """Call `Service.publish`."""
+        """Call `Service.publish`, and return the id that the flows share.
+
+        Args:
+            to: Topic.
+            message: Message of the type that the topic takes.
+            trace: Name of the flow.
+            **options: Options of the flow: `FlowOptions`.
+
+        Raises: as `Service.publish`
+        """
         return await self._service.publish(to, message, trace=trace, **options)
 
     # ---- Others ----
 
     def mock(self, endpoint: Endpoint[M, R], answer: Callable[[M], R]) -> list[M]:
-        """Answer for an endpoint of another service; a further call replaces the answer. An exception of `answer` is
-        a failure of that endpoint. Return the list of the requests, which grows as they come.
+        """Answer for an endpoint of another service; a further call replaces the answer. Return the list of the
+        requests, which grows as they come.
+
+        Args:
+            endpoint: Endpoint of `Service.remote`.
+            answer: Plain function that gets each message and returns the reply. Its exception is a failure of that
+                endpoint, which is retried there.
 
         Raises: ValueError if `endpoint` is one of the tested service, or none, or `answer` is no plain function
         """
@@ -193,9 +241,14 @@ class Stages:
         times: int = 1,
         required: bool = True,
     ) -> None:
-        """Call `action` the first `times` times a message reaches `point`, in the stage with the queue `stage`, or in
-        any. An exception of `action` is raised at that point. If no message ever reaches it, the test fails at its
-        end, unless `required` is False.
+        """Call `action` when a message reaches `point`.
+
+        Args:
+            point: Point on the way of a message: `Point`.
+            action: Plain function without arguments, called in the event loop. Its exception is raised at that point.
+            stage: Queue of the stage, such as order.place.stage.reserve; None is any stage.
+            times: Number of messages for which `action` is called, 1 or more.
+            required: True if the test fails at its end, with NeverReached, when no message has reached the point.
 
         Raises: ValueError if there is no such point; LookupError if the service has no stage with that queue
         """
@@ -223,7 +276,11 @@ class Stages:
                 each.action()
 
     async def advance(self, *, seconds: float) -> None:
-        """Put the broker's clock forward, past delays and expiry times."""
+        """Put the broker's clock forward, past delays and expiry times.
+
+        Args:
+            seconds: Seconds, 0 or more.
+        """
         await self.broker.advance(seconds=seconds)
 
     # ---- The end ----
@@ -232,7 +289,12 @@ class Stages:
         """Wait until all flows have ended, and return the dead letters. Retries are due at once: the broker's clock
         is put forward.
 
-        Flows that transactions of the program initiate count from their commit: the outbox is read, too.
+        Flows that transactions of the program initiate count from their commit: the outbox is read, too. Messages in a
+        durable subscription without a consumer, and retries of a subscriber, do not count.
+
+        Args:
+            dead_letters: Number of dead letters that the test expects, in all.
+            timeout: Seconds, more than 0, after which unfinished flows are an error.
 
         Raises: AssertionError if there are more or fewer dead letters than `dead_letters`, with the causes;
         TimeoutError, with the queues, if messages are left after `timeout` seconds or have no consumer; ValueError
@@ -358,9 +420,14 @@ class _Mock:
 async def stages(
     service: Service, *, database: str | None = None, overrides: Overrides | None = None
 ) -> AsyncIterator[Stages]:
-    """Run the stages of a service, with a broker of its own in this event loop. `database` replaces the service's
-    own: "sqlite://" is an empty one, in a file that is deleted afterwards. `overrides` has other factories for what
-    `Depends` names.
+    """Run the stages of a service, with a broker of its own in this event loop, for the duration of the block. Lifespan
+    and interceptors are those of the service; missing tables of exactly-once processing are created.
+
+    Args:
+        service: Service to test.
+        database: URL of SQLAlchemy in place of the service's own; "sqlite://" is an empty database, in a file that is
+            deleted afterwards.
+        overrides: Factories by the factories that they replace in `Depends`.
 
     Raises: ConfigurationError if the service is defined as it cannot be; ValueError; NeverReached at the end of a
     block that has raised nothing

@@ -582,7 +582,7 @@ class Connection:
     async def control_request(
         self, verb: str, arguments: object = None, *, timeout: float = DEFAULT_TIMEOUT_S
     ) -> bytes:
-        """Send a control request to the broker, and return the answer: JSON (docs/control.md).
+        """Send a control request to the broker, and return the answer: JSON (docs/reference/control.md).
 
         Raises: Refused, TimeoutError, ConnectionLost; LocalProtocolError if the broker is not truenext
         """

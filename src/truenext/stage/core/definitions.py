@@ -35,7 +35,8 @@ CONCURRENCY_MAX = 1000
 
 
 class Endpoint(Generic[M, R]):
-    """Endpoint of this or another service, to which flows can send messages and requests."""
+    """Endpoint of this or another service, to which flows can send messages and requests. A `LocalEndpoint`, which is
+    a `StatelessEndpoint` or a `StatefulEndpoint`, is one of this service."""
 
     def __init__(self, name: str, takes: type[M], replies: type[R] | None) -> None:
         """Called by `Service.remote`, `Service.endpoint` and the like. Raises: DefinitionError"""
@@ -74,16 +75,24 @@ class Topic(Generic[M]):
 
 
 class StageOptions(TypedDict, total=False):
-    """Options of a service, an endpoint or a stage; a missing one, or None, is taken from the next outer level."""
+    """Options of a service, an endpoint or a stage. A missing one, or None, is taken from the endpoint, and then from
+    the service. The rules of `retry` are merged: the nearest one for a class counts."""
 
     concurrency: int | None
-    """Number of messages that a stage handles at once; the same number of interactive ones in addition."""
+    """Number of messages that a stage handles at once, 1 to 1,000, and the same number of interactive ones in
+    addition; 8 by default."""
     attempts: int | None
-    """Number of failures after which a message is a dead letter, if lower than in the policy of the queue."""
+    """Number of failures, 1 or more, after which a message is a dead letter, if lower than in the policy of the queue;
+    by default the policy alone counts."""
     retry: Mapping[type[BaseException], str] | None
-    """Delays before retries, by the class of the exception: {Busy: "2s, 10s, 1m", Bad: "never"}."""
+    """Delays before retries, by the class of the exception: `{Busy: "2s, 10s, 1m", Bad: "never"}`. The nth delay
+    follows the nth failure, the last one all further failures; units are ms, s, m, h and d, up to 7 days. "never" makes
+    the message a dead letter at once. The nearest class in the order of inheritance counts; an exception without a rule
+    follows the policy of the queue. Of an exception group, one error that is never retried decides, else the longest
+    delay."""
     exactly_once: bool | None
-    """Exactly-once processing: the effects in the database happen once, and the messages are sent once."""
+    """Exactly-once processing: the effects in the database happen once, and the messages are sent once. It needs a
+    database; False by default."""
 
 
 class StageSettings:
@@ -257,10 +266,26 @@ class StatelessEndpoint(LocalEndpoint[M, R]):
     ) -> Any:
         """Decorate the function of the next stage: `@place.stage`, or `@place.stage(concurrency=8)`.
 
-        The function takes its message first: in the first stage what the endpoint takes, in a later one a reply that
-        the stage before requested, or the message that it passed on. It asks for other parameters by type. Its
-        result is the reply, if not None. A later stage's queue has its name: renaming it leaves messages in the old
-        queue. For the options see `StageOptions`.
+        An `async` function runs in the event loop, in a task of its own, a plain one in a thread. Its parameters are:
+
+        - first its message: in the first stage what the endpoint takes, in a later one a reply that the stage before
+          requested, or the message that it passed on. Its annotation is not `Any`, unless the endpoint takes `Any`.
+        - second the state, if the endpoint has one
+        - `Flow`, by its type
+        - `sqlalchemy.ext.asyncio.AsyncSession` in an `async` function, `sqlalchemy.orm.Session` in a plain one: the
+          session of the stage's transaction in the service's database
+        - the value of the lifespan, by its class
+        - `Annotated[T, Depends(factory)]`: a value that a factory makes
+
+        A parameter `T | None` is None if no T is provided; one with a default keeps it. The result of the function is
+        the reply, if not None. A stage annotated `-> Placed` that returns None must have replied or continued the flow;
+        one annotated `-> Placed | None` may also end the flow without a reply.
+
+        Args:
+            function: Function of the stage, if the decorator has no options.
+            name: Name of the stage; None is the name of the function. The queue of a later stage has its name, as
+                order.place.stage.reserve: renaming it leaves messages in the old queue.
+            **options: Options of the stage: `StageOptions`.
 
         Raises: DefinitionError
         """
@@ -291,7 +316,12 @@ class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
         name: str | None = None,
         **options: Unpack[StageOptions],
     ) -> Any:
-        """Decorate a function as with `StatelessEndpoint.stage`; it takes the state after its message.
+        """Decorate a function as with an endpoint without a state; the function takes the state after its message.
+
+        Args:
+            function: Function of the stage, if the decorator has no options.
+            name: Name of the stage; None is the name of the function.
+            **options: Options of the stage: `StageOptions`.
 
         Raises: DefinitionError
         """

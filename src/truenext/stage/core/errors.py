@@ -43,4 +43,5 @@ class BaseExceptionRaised(TruenextError):
 
 
 class NotDecoded(TruenextError):
-    """Message that is not of the type that the stage takes, such as a field of another type; the text says where."""
+    """Message that is not of the type that the stage takes, such as a field of another type; the text says where. It
+    becomes a dead letter at once."""

@@ -48,7 +48,13 @@ P = ParamSpec("P")
 
 
 class Flow:
-    """A flow, as one of its stages sees it."""
+    """A flow, as one of its stages sees it.
+
+    A stage calls at most one of `request`, `reply`, `next`, `next_direct` and `goto`, and only `request` several times;
+    without a call the flow ends. Nothing is sent before the stage has returned: then all of it is sent, or, if the
+    stage fails, nothing. At most 35 replies may be pending in one flow, one within the other, and at most 200 messages
+    may follow one another, replies not counted.
+    """
 
     def __init__(
         self,
@@ -86,9 +92,9 @@ class Flow:
         self.attempt: int = attempt
         """Number of the attempt: 1 if no consumer has failed with the message."""
         self.interactive: bool = context.interactive
-        """A caller waits for the flow."""
+        """True if a caller waits for the flow; its messages have priority 9."""
         self.persistent: bool = context.persistent
-        """Messages of the flow survive a crash of the broker."""
+        """True if messages of the flow survive a crash of the broker."""
         self.sender: str = envelope.sender
         """Service and queue of the stage that sent the message."""
         self.properties: dict[str, Any] = dict(context.properties)
@@ -112,6 +118,11 @@ class Flow:
         """Send a request to an endpoint; its reply goes to the next stage, with the current state. Several requests
         bring several replies, each as a message of its own.
 
+        Args:
+            to: Endpoint whose reply the next stage takes.
+            message: Message of the type that the endpoint takes.
+            attachments: Bytes by name, which go along with this message only.
+
         Raises: FlowError if there is no next stage, or it does not take the reply; Reject if the flow is too long
         """
         check_endpoint(to)
@@ -133,6 +144,10 @@ class Flow:
     def reply(self, message: object, *, attachments: Mapping[str, bytes] | None = None) -> None:
         """Reply to the caller of this endpoint; dropped if none waits. A stage may return its reply instead.
 
+        Args:
+            message: Reply of the type that the endpoint replies.
+            attachments: Bytes by name, which go along with this message only.
+
         Raises: FlowError if the endpoint replies another type
         """
         endpoint = self._stage.endpoint
@@ -150,6 +165,10 @@ class Flow:
     def next(self, message: object, *, attachments: Mapping[str, bytes] | None = None) -> None:
         """Continue with the next stage, with the current state.
 
+        Args:
+            message: Message of the type that the next stage takes.
+            attachments: Bytes by name, which go along with this message only.
+
         Raises: FlowError if there is none, or it takes another type; Reject if the flow is too long
         """
         next_stage = self._next_stage("next")
@@ -158,6 +177,10 @@ class Flow:
 
     def next_direct(self, message: object) -> None:
         """Continue with the next stage as soon as this one returns, in the same transaction and without a message.
+        Stages that follow directly are all `async` or all plain, and the first takes the session if a later one does.
+
+        Args:
+            message: Object that the next stage takes, of its type.
 
         Raises: FlowError if there is none, or it takes another type, or no stage runs: after `unstash`
         """
@@ -175,7 +198,13 @@ class Flow:
         state: object = None,
         attachments: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Continue with another endpoint, which replies in place of this one. `state` is for its first stage.
+        """Continue with another endpoint, which replies in place of this one.
+
+        Args:
+            to: Endpoint with the same type of reply, if a caller waits for it.
+            message: Message of the type that the endpoint takes.
+            state: State for its first stage; None is the default of the state.
+            attachments: Bytes by name, which go along with this message only.
 
         Raises: FlowError if it replies another type; Reject if the flow is too long
         """
@@ -279,9 +308,17 @@ class Flow:
         state: object = None,
         **options: Unpack[FlowOptions],
     ) -> str:
-        """Start another flow in the same transaction, and return its id. The arguments are those of
-        `Initiation.send`; the new flow inherits `interactive`, `persistent` and `properties`. Its name is
-        `this|trace`, or that of this flow if no trace is given; a trace `!name` makes it just `name`.
+        """Start another flow in the same transaction, concurrent with this one, and return its id.
+
+        Args:
+            to: Endpoint that handles the flow first.
+            message: Message of the type that the endpoint takes.
+            trace: Name of the new flow, which is called `this|trace`, or as this flow if the text is empty; `!name`
+                makes it just `name`.
+            reply_to: Endpoint or topic that gets the reply; None drops the reply.
+            reply_state: State for the first stage of `reply_to`; None is the default of the state.
+            state: State for the first stage of `to`; None is the default of the state.
+            **options: Options of the flow: `FlowOptions`. `interactive`, `persistent` and `properties` are inherited.
 
         Raises: FlowError
         """
@@ -290,7 +327,14 @@ class Flow:
         return start_flow(self._output, context, to, message, reply_to, reply_state, state, options, self.message_id)
 
     def publish(self, to: Topic[M], message: M, *, trace: str = "", **options: Unpack[FlowOptions]) -> str:
-        """Start a flow with each connected subscriber of the topic, in the same transaction; see `send`.
+        """Start a flow with each connected subscriber of the topic, in the same transaction, and return the id that
+        they share.
+
+        Args:
+            to: Topic.
+            message: Message of the type that the topic takes.
+            trace: Name of the new flow, as in `send`.
+            **options: Options of the flow, as in `send`.
 
         Raises: FlowError
         """
@@ -301,8 +345,15 @@ class Flow:
     # ---- After this stage ----
 
     def after_commit(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call a function after the commit: at most once, not after a crash, and outside of the transaction. It may
-        be async. Its exceptions are logged."""
+        """Call a function after the commit: at most once, not after a crash, and outside of the transaction. Its
+        exceptions are logged, and take nothing back.
+
+        Args:
+            function: Function to call. An `async` one is cancelled after 30 seconds, and its worker waits for it; a
+                plain one runs in a thread if its stage does.
+            *args: Positional arguments of the call.
+            **kwargs: Keyword arguments of the call.
+        """
         self._output.after_commit.append(partial(function, *args, **kwargs))
 
     def stash(self) -> bytes:

@@ -20,15 +20,18 @@ class FlowOptions(TypedDict, total=False):
     """Options of a new flow."""
 
     interactive: bool
-    """A caller waits: all messages have priority 9, instead of 4. Default: False; in a stage as its flow."""
+    """True if a caller waits: all messages have priority 9, instead of 4, and each stage handles them with workers of
+    their own. Default: False; in a stage as its flow."""
     persistent: bool
-    """Messages survive a crash of the broker. Default: True; in a stage as its flow."""
+    """True if messages survive a crash of the broker. Default: True; in a stage as its flow."""
     ttl: float
-    """Seconds after which no further stage of the flow starts."""
+    """Seconds, from 0.001 on, after which no further stage of the flow starts: its message expires. The time begins
+    when the broker has the first message, or with `initiate(session)` when the database has it. By default a flow never
+    expires."""
     properties: Mapping[str, Any]
     """Values that JSON can hold, for all stages of the flow. In a stage they are added to those of its flow."""
     attachments: Mapping[str, bytes]
-    """Attachments of the first message alone."""
+    """Bytes by name, which go along with the first message only."""
 
 
 def child_flow_context(

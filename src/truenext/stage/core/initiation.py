@@ -36,10 +36,16 @@ class Initiation:
         state: object = None,
         **options: Unpack[FlowOptions],
     ) -> str:
-        """Start a flow, and return its id. `trace` names it for people, such as by the order that it is about.
+        """Start a flow, and return its id.
 
-        The reply goes to `reply_to`, with `reply_state` as its state; without `reply_to` it is dropped. `state` is
-        for the first stage.
+        Args:
+            to: Endpoint that handles the flow first.
+            message: Message of the type that the endpoint takes.
+            trace: Name of the flow for people, such as the number of an order; not empty.
+            reply_to: Endpoint or topic that gets the reply; None drops the reply.
+            reply_state: State for the first stage of `reply_to`; None is the default of the state.
+            state: State for the first stage of `to`; None is the default of the state.
+            **options: Options of the flow: `FlowOptions`.
 
         Raises: FlowError
         """
@@ -50,6 +56,12 @@ class Initiation:
     def publish(self, to: Topic[M], message: M, *, trace: str, **options: Unpack[FlowOptions]) -> str:
         """Start a flow with each connected subscriber of the topic, and return the id that they share.
 
+        Args:
+            to: Topic.
+            message: Message of the type that the topic takes.
+            trace: Name of the flow for people; not empty.
+            **options: Options of the flow: `FlowOptions`.
+
         Raises: FlowError
         """
         check_topic(to)
@@ -59,6 +71,9 @@ class Initiation:
     def unstash(self, data: bytes) -> Flow:
         """Continue from a call of `Flow.stash`, with the message and state of then. The flow continues as
         by that stage, and is sent with this initiation. The same bytes may be unstashed several times.
+
+        Args:
+            data: Bytes that `Flow.stash` returned, in the same service.
 
         Raises: FlowError if the bytes are not from `stash`, or the service does not have the stage; NotDecoded
         """

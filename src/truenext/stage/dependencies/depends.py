@@ -27,14 +27,16 @@ class Depends:
     """Mark a parameter, in `Annotated[T, Depends(factory)]`, as a value that `factory` makes.
 
     A factory is a function, an `async` function, a generator of either kind that yields once, a function that
-    `contextlib` has made a context manager of, or a class. Code after the `yield` runs when the stage is done. A
-    class whose instances are context managers is entered, and left then. A factory may take the parameters that a
-    stage may take, except the stage's positional ones.
+    `contextlib` has made a context manager of, or a class. Code after the `yield` runs when the stage is done, before
+    anything is committed. A class whose instances are context managers is entered, and left then. A factory may take
+    the parameters that a stage may take, except its message and its state. It is called once for each message, however
+    many parameters depend on it. A plain stage, which runs in a thread, takes no `async` factory.
 
     Raises: ConfigurationError if `factory` is not callable
     """
 
     factory: Factory
+    """Callable that makes the value."""
 
     def __post_init__(self) -> None:
         if not callable(self.factory):

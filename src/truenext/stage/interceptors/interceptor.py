@@ -24,15 +24,21 @@ class Execution(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """One run of one stage with one message."""
 
     endpoint: str
+    """Name of the endpoint."""
     stage: str
+    """Name of the stage within its endpoint."""
     queue: str
+    """Queue of the stage."""
     message_id: str
+    """Id of the message, the same however often it is delivered."""
     flow_id: str
+    """Id of the flow, the same in all its stages."""
     trace: str
     """Name of the flow for people."""
     attempt: int
     """Number of the attempt; the first is 1."""
     interactive: bool
+    """True if a caller waits for the flow."""
     size: int
     """Bytes of the message's body, with its envelope."""
     carrier: Mapping[str, str] = {}
@@ -47,8 +53,11 @@ class MessageToSend(msgspec.Struct, eq=False, kw_only=True):
     destination: str
     """Name of a queue or topic."""
     message_id: str
+    """Id of the message."""
     flow_id: str
+    """Id of its flow."""
     trace: str
+    """Name of the flow for people."""
     size: int
     """Bytes of the encoded message, without its envelope."""
     carrier: dict[str, str] = {}
@@ -60,6 +69,7 @@ class ExecutionResult(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Result of an execution. All durations are in seconds."""
 
     outcome: ExecutionOutcome
+    """Outcome of the message."""
     error: BaseException | None = None
     """Cause of the outcome, if that is an error."""
     run: float | None = None
@@ -85,14 +95,26 @@ class Interceptor:
         a run of the next stage, which `execution.stage` then names.
 
         Its exception fails the stage, and neither hides the stage's own exception nor makes a failure a success.
+
+        Args:
+            execution: The run.
         """
         return nullcontext()
 
     def sending(self, execution: Execution | None, send: MessageToSend) -> None:
         """Inspect a message before it is sent, or put values into `send.carrier`. The message is final once its
-        transaction is committed. `execution` is None if no stage sends it. An exception is logged, and the message
-        is sent."""
+        transaction is committed. An exception is logged, and the message is sent.
+
+        Args:
+            execution: Run of the stage that sends the message; None if no stage sends it.
+            send: The message.
+        """
 
     def ended(self, execution: Execution, result: ExecutionResult) -> None:
         """Get the result of an execution, once, when the outcome of its message is known; also if `around` was never
-        entered, because the message was rejected before. An exception is logged."""
+        entered, because the message was rejected before. An exception is logged.
+
+        Args:
+            execution: The execution, with the `interceptor_data` of the hooks before.
+            result: Its result.
+        """

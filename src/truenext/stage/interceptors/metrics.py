@@ -27,12 +27,14 @@ class DurationHistogram(msgspec.Struct, frozen=True):
     """Sum of durations in seconds, and their number in each of BUCKETS."""
 
     seconds: float
+    """Sum of the durations."""
     buckets: tuple[int, ...]
     """Number of durations up to each of BUCKETS and above the one before; the last number is of those above all of
     them."""
 
     @property
     def count(self) -> int:
+        """Number of durations."""
         return sum(self.buckets)
 
 
@@ -42,6 +44,7 @@ class StageMetrics(msgspec.Struct, frozen=True):
     running: int
     """Number of current runs."""
     outcomes: dict[ExecutionOutcome, int]
+    """Number of executions by outcome."""
     sent: int
     """Number of messages that the stage sent, including those of transactions that were rolled back."""
     run: DurationHistogram

@@ -29,9 +29,14 @@ from truenext.version import VERSION
 
 
 class Tracing(Interceptor):
-    """Interceptor that makes the spans. `provider` is by default the program's global one."""
+    """Interceptor that makes a trace of OpenTelemetry of each flow, through all its processes."""
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
+        """Make an interceptor. It needs the package truenext[opentelemetry].
+
+        Args:
+            provider: Provider of the tracer; None is the program's global one.
+        """
         self._tracer = trace.get_tracer("truenext.stage", VERSION, provider)
 
     @contextmanager

@@ -38,7 +38,8 @@ class DatabaseErrorKind(Enum):
 
 
 class DatabaseUnavailable(TruenextError):
-    """The database is away, or cannot do what it could when it was opened; `__cause__` says more."""
+    """The database is away, or cannot do what it could when it was opened; `__cause__` says more. Stages that use it
+    release their messages, without an attempt, and continue when it is back."""
 
     kind = DatabaseErrorKind.UNAVAILABLE
 
@@ -58,7 +59,7 @@ class OutboxBusy(DatabaseUnavailable):
 class Swallowed(TruenextError):
     """The transaction has failed or ended, and the function went on as if it had not. Nothing was committed.
 
-    `__cause__` is the error that was swallowed, if it is known.
+    `__cause__` is the error that was swallowed, if it is known. This error decides about the message.
     """
 
 

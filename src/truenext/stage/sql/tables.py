@@ -200,7 +200,10 @@ def check_version(found: int | None) -> None:
 
 
 def schema_sql(url: str) -> str:
-    """Return the statements that create the tables, for the kind of database that `url` names.
+    """Return the statements that create the tables of exactly-once processing.
+
+    Args:
+        url: URL of SQLAlchemy, whose kind of database decides the dialect; nothing is connected.
 
     Raises: ConfigurationError
     """
@@ -235,8 +238,11 @@ def create_tables(connection: Connection) -> list[str]:
 
 
 def apply_schema(url: str) -> tuple[str, list[str]]:
-    """Create missing tables in the database that `url` names. Returns its URL without the password, and the names
-    of these tables.
+    """Create missing tables of exactly-once processing. Return the URL of the database without the password, and the
+    names of the tables that were missing.
+
+    Args:
+        url: URL of SQLAlchemy.
 
     Raises: ConfigurationError; DatabaseUnavailable
     """
