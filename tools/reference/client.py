@@ -81,7 +81,7 @@ def _parts() -> Iterator[str]:
     codes = ", ".join(f"`{code.value}`" for code in truenext.Code)
     yield "## Codes"
     yield wrapped(f"`truenext.Code`: why the broker has refused something, for a program. {codes}.")
-    yield wrapped("[protocol.md](../protocol.md) describes each of them.")
+    yield wrapped("[protocol.md](../protocol.md#error-codes) describes each of them.")
     yield "## In truenext.blocking"
     yield from _differences()
 

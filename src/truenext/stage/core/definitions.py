@@ -277,9 +277,10 @@ class StatelessEndpoint(LocalEndpoint[M, R]):
         - the value of the lifespan, by its class
         - `Annotated[T, Depends(factory)]`: a value that a factory makes
 
-        A parameter `T | None` is None if no T is provided; one with a default keeps it. The result of the function is
-        the reply, if not None. A stage annotated `-> Placed` that returns None must have replied or continued the flow;
-        one annotated `-> Placed | None` may also end the flow without a reply.
+        `T | None` counts as T. A parameter that nothing provides keeps its default; one without a default is a
+        ConfigurationError when the service starts. The result of the function is the reply, if not None. A stage
+        annotated `-> Placed` that returns None must have replied or continued the flow; one annotated `-> Placed | None`
+        may also end the flow without a reply.
 
         Args:
             function: Function of the stage, if the decorator has no options.
