@@ -279,8 +279,8 @@ class StatelessEndpoint(LocalEndpoint[M, R]):
 
         `T | None` counts as T. A parameter that nothing provides keeps its default; one without a default is a
         ConfigurationError when the service starts. The result of the function is the reply, if not None. A stage
-        annotated `-> Placed` that returns None must have replied or continued the flow; one annotated `-> Placed | None`
-        may also end the flow without a reply.
+        annotated `-> Placed` that returns None must have replied or continued the flow; one annotated
+        `-> Placed | None` may also end the flow without a reply.
 
         Args:
             function: Function of the stage, if the decorator has no options.
