@@ -5,7 +5,7 @@
     flows, from the events of stages ──────────────────┼──▶ findings, each with its order
     dead letters of the broker ────────────────────────┘
 
-`truenext audit --stages` judges broker and stages (docs/audit.md, docs/stages-events.md), and makes the table of
+`truenext audit --stages` judges broker and stages (docs/spark.md, docs/stages-running.md), and makes the table of
 flows. The part here adds what an order is.
 """
 

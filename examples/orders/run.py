@@ -86,7 +86,7 @@ class Queue(msgspec.Struct):
 
 
 class _Envelope(msgspec.Struct):
-    """Part of the message between two stages (docs/stages-wire.md)."""
+    """Part of the message between two stages (docs/protocol.md)."""
 
     flow: "_Flow"
 

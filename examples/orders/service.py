@@ -1,6 +1,6 @@
 """Service that processes orders, in five stages.
 
-Each stage writes one row, with exactly-once processing (docs/stages-outbox.md). No table has a primary key, so a row
+Each stage writes one row, with exactly-once processing (docs/stages-database.md). No table has a primary key, so a row
 that was written twice is there twice.
 
     order.place                    placed

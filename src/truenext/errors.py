@@ -36,7 +36,7 @@ class Code(StrEnum):
 
     An invalid value has the code of that value, also if it is too long; LIMIT is for too many of something.
 
-    Source: docs/stomp.md, "Codes"
+    Source: docs/protocol.md, "Error codes"
     """
 
     MALFORMED_FRAME = "malformed-frame"

@@ -1,6 +1,6 @@
 """Tests of the causes of failures that a client sends, and of those that it shows to its program.
 
-Source: docs/client.md, "What counts as a delivery attempt". Tests of the broker cover what it does with a cause.
+Source: docs/attempts.md. Tests of the broker cover what it does with a cause.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Tests of the moments at which a client writes its sends. Source: docs/client.md, "Sends"."""
+"""Tests of the moments at which a client writes its sends. Source: docs/client.md, "Send"."""
 
 import pytest
 

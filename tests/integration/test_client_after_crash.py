@@ -1,7 +1,7 @@
 """Tests that sessions go on after a crash of the broker, which forgets the numbers of commits without persistent
 messages.
 
-Source of what is expected: docs/contract.md, "Did it happen?"; docs/client.md, "Transactions".
+Source of what is expected: docs/contract.md, chapter 19; docs/client.md, "Transactions".
 """
 
 import asyncio

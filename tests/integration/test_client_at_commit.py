@@ -1,7 +1,7 @@
 """Tests of sessions that acknowledge their messages at the commit.
 
-Source of what is expected: docs/client.md, "Sessions" and "Transactions". test_client_attempts.py tests the attempts
-when code raises, test_client_breaks.py lost connections.
+Source of what is expected: docs/client.md, "Transactions". test_client_attempts.py tests the attempts when code
+raises, test_client_breaks.py lost connections.
 """
 
 import asyncio

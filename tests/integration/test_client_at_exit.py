@@ -1,6 +1,6 @@
 """Tests of connections that a program does not close before it ends.
 
-Source of what is expected: docs/shutdown.md, "The end of the program".
+Source of what is expected: docs/client.md, "Stop a program".
 """
 
 import signal

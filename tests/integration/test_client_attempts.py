@@ -1,6 +1,6 @@
 """Tests of the errors and losses that count as a delivery attempt.
 
-Source of what is expected: docs/client.md, "What counts as a delivery attempt".
+Source of what is expected: docs/attempts.md.
 """
 
 import asyncio

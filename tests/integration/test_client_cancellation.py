@@ -1,8 +1,8 @@
 """Tests of calls that are cancelled, at each moment at which they can be.
 
 Each call is made anew and cancelled at its first suspension, its second, and so on, until it ends before: as it begins
-to wait, and (*late*) as it is about to go on with the result. Source of what is expected: docs/client.md, "Cancellation
-and the end".
+to wait, and (*late*) as it is about to go on with the result. Source of what is expected: docs/client.md, "Cancelled
+calls".
 """
 
 import asyncio

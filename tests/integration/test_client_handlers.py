@@ -1,6 +1,6 @@
 """Tests of handlers: their rights, and the fate of their message and of the others.
 
-Source of what is expected: docs/client.md, "Handlers", "What is next".
+Source of what is expected: docs/client.md, "Handlers", "Order and prefetch".
 """
 
 import asyncio

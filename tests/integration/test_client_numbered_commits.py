@@ -1,6 +1,6 @@
 """Tests that a COMMIT under the program's own number takes effect once, however often and from wherever it is sent.
 
-Source of what is expected: docs/client.md, "Transactions"; docs/contract.md, L5.
+Source of what is expected: docs/client.md, "Transactions"; docs/contract.md, C18.5 to C18.7.
 """
 
 import asyncio

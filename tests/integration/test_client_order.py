@@ -1,7 +1,7 @@
 """Tests that sessions always hand out the true next message, after rollbacks and closes, at any prefetch.
 
 Document 004: five messages, the third of which is rolled back; 650 with random rollbacks; 20, 10 and 5 whose consumers
-and sessions are closed instead. Source of what is expected: docs/client.md, "What is next".
+and sessions are closed instead. Source of what is expected: docs/client.md, "Order and prefetch".
 
     TRUENEXT_SEED=7 pytest -s tests/integration/test_client_order.py
 """

@@ -1,6 +1,6 @@
 """Tests of sends of a client: refused, after a refused one, on a full disk, too late, too many at once.
 
-Source of what is expected: docs/client.md, "Sends".
+Source of what is expected: docs/client.md, "Send".
 """
 
 import asyncio

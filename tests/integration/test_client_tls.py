@@ -1,6 +1,6 @@
 """Tests of both clients over TLS, at brokers in processes of their own.
 
-Source of what is expected: docs/client.md, "TLS".
+Source of what is expected: docs/client.md, "Connect".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tests of connections that cannot be used any more: closed, in another event loop, in a forked process, after an error
 of their own.
 
-Source of what is expected: docs/client.md, "Cancellation and the end".
+Source of what is expected: docs/client.md, "Cancelled calls".
 """
 
 import asyncio

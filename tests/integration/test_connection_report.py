@@ -1,6 +1,6 @@
 """Tests of a connection's report on itself: round, transactions, subscriptions, and why a subscription is idle.
 
-Source of what is expected: docs/stomp.md, "What a connection may ask".
+Source of what is expected: docs/protocol.md, "Control requests".
 """
 
 import json

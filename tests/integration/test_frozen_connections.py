@@ -3,7 +3,7 @@
 A client sends, acknowledges, commits, releases and pulls through a network that freezes at a random byte. It takes its
 connection over, sometimes several times as CONNECT or CONNECTED freeze as well, repeats unconfirmed frames, and goes
 on. Sooner or later the old connection thaws. All frames that come are compared with the possible contents of the broker
-(possible_states.py). Source of what is expected: docs/contract.md, docs/stomp.md.
+(possible_states.py). Source of what is expected: docs/contract.md, docs/protocol.md.
 
     TRUENEXT_FREEZES=1000 TRUENEXT_SEED=7 pytest -s tests/integration/test_frozen_connections.py
 """

@@ -3,8 +3,7 @@
 Document 004: a dispatcher that still held one message when a rollback was complete handed it out before those that had
 been rolled back. Here a client has a buffer, from which it hands out by (9 - priority, sequence). It acknowledges in
 transactions and rolls back by one request, or ends its connection. Every MESSAGE of a new round is compared with the
-messages that the test knows to wait. Source of what is expected: docs/contract.md, "Releasing", "Deliveries and
-attempts".
+messages that the test knows to wait. Source of what is expected: docs/contract.md, C10.2, C20.1, C20.2, C20.7.
 
     TRUENEXT_ROLLBACKS=1000 TRUENEXT_SEED=7 pytest -s tests/integration/test_rollback_order.py
 """

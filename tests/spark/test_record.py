@@ -1,4 +1,4 @@
-"""Tests of `truenext record`: its files are as docs/history.md describes, and existing files are left alone."""
+"""Tests of `truenext record`: its files are as in docs/reference/history.md, and existing files are left alone."""
 
 import random
 import subprocess

@@ -1,4 +1,4 @@
-"""Tests of `ask`: a program waits for the reply of a flow. Source: docs/stages.md, "Beginning a flow" """
+"""Tests of `ask`: a program waits for the reply of a flow. Source: docs/stages.md, "Start a flow" """
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Tests of exceptions of stages that are no `Exception`. Source: docs/stages.md, "When a stage fails" """
+"""Tests of exceptions of stages that are no `Exception`. Source: docs/stages.md, "Failures and outages" """
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Tests of stages that cannot consume messages. Source: docs/stages.md; docs/stages-deploying.md"""
+"""Tests of stages that cannot consume messages. Source: docs/stages.md; docs/stages-running.md"""
 
 import asyncio
 from typing import Any

@@ -1,7 +1,7 @@
 """Tests of a crash of one process at each named point of a message's way: which effects happen once, and which twice.
 
 Expected: only the commit gap repeats effects, from SQL's COMMIT to the broker's. With exactly-once processing nothing
-is repeated. Source: docs/stages.md, "One transaction"; docs/stages-outbox.md
+is repeated. Source: docs/stages.md, "One transaction"; docs/stages-database.md
 """
 
 import asyncio

@@ -1,5 +1,5 @@
 """Tests of definitions of services, endpoints and stages: invalid ones are refused at set-up, by name. Source:
-docs/stages.md, "Endpoints" """
+docs/stages.md, "Endpoints and stages" """
 
 import re
 from collections.abc import AsyncIterator, Callable

@@ -1,5 +1,5 @@
 """Tests of failed stages: retries, dead letters and causes, and the effect on other messages. Source: docs/stages.md,
-"When a stage fails" """
+"Failures and outages" """
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Tests of stages while the broker's disk is full. Source: docs/stages.md, "When a stage fails" """
+"""Tests of stages while the broker's disk is full. Source: docs/stages.md, "Failures and outages" """
 
 import asyncio
 

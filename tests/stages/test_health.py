@@ -1,4 +1,4 @@
-"""Tests of liveness and readiness of a service's process. Source: docs/stages-deploying.md"""
+"""Tests of liveness and readiness of a service's process. Source: docs/stages-running.md"""
 
 from typing import Any
 

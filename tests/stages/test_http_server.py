@@ -1,4 +1,4 @@
-"""Tests of the HTTP server of a service. Source: docs/stages-deploying.md"""
+"""Tests of the HTTP server of a service. Source: docs/stages-running.md"""
 
 import asyncio
 import json

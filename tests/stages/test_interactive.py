@@ -1,4 +1,4 @@
-"""Tests of interactive flows, which overtake other flows. Source: docs/stages.md, "Beginning a flow" """
+"""Tests of interactive flows, which overtake other flows. Source: docs/stages.md, "Start a flow" """
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Test of interactive flows on the queues of thousands of other flows. Source: docs/stages.md, "Beginning a flow" """
+"""Test of interactive flows on the queues of thousands of other flows. Source: docs/stages.md, "Start a flow" """
 
 import asyncio
 import os

@@ -1,5 +1,5 @@
 """Tests of messages that end their process: they become dead letters, and no other message does. Source:
-docs/stages.md, "When a stage fails" """
+docs/stages.md, "Failures and outages" """
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Tests of mismatches between an old type and a new one, and of their places. Source: docs/stages-deploying.md"""
+"""Tests of mismatches between an old type and a new one, and of their places. Source: docs/stages-running.md"""
 
 import datetime
 import decimal

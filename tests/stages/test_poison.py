@@ -1,5 +1,5 @@
-"""Test of messages that never succeed, among many others, in two processes. Source: docs/stages.md, "When a stage
-fails" """
+"""Test of messages that never succeed, among many others, in two processes. Source: docs/stages.md, "Failures and
+outages" """
 
 import asyncio
 import json

@@ -1,5 +1,5 @@
 """Tests of sends that are refused at the call: to the wrong kind of destination, or after the end of the stage or the
-block. Source: docs/stages.md, "Endpoints" """
+block. Source: docs/stages.md, "Endpoints and stages" """
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Tests of the removal of a stage in two deployments, as in docs/stages-deploying.md, while flows are under way."""
+"""Tests of the removal of a stage in two deployments, as in docs/stages-running.md, while flows are under way."""
 
 import asyncio
 

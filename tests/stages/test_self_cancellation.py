@@ -1,5 +1,5 @@
 """Tests of programs that cancel the task in which their own code runs: the worker is not cancelled. Source:
-docs/stages.md, "When a stage fails" """
+docs/stages.md, "Failures and outages" """
 
 import asyncio
 import contextlib

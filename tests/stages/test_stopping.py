@@ -1,4 +1,4 @@
-"""Tests of messages when their service stops. Source: docs/stages.md, "Stopping" """
+"""Tests of messages when their service stops. Source: docs/stages-running.md, "Stop" """
 
 import asyncio
 import threading

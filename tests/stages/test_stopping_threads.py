@@ -1,5 +1,5 @@
-"""Tests of messages in progress when their service stops, in plain functions above all. Source: docs/stages.md,
-"Stopping" """
+"""Tests of messages in progress when their service stops, in plain functions above all. Source:
+docs/stages-running.md, "Stop" """
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Tests of topics and their subscribers. Source: docs/stages.md, "Endpoints" """
+"""Tests of topics and their subscribers. Source: docs/stages.md, "Endpoints and stages" """
 
 import asyncio
 import contextlib

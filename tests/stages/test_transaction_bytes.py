@@ -1,5 +1,5 @@
 """Test of many workers with large messages: they stay within the limit of a connection's open transactions. Source:
-docs/limits.md"""
+docs/reference/limits.md"""
 
 import asyncio
 

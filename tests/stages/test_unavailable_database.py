@@ -1,4 +1,4 @@
-"""Tests of a database that becomes unavailable under load, and returns. Source: docs/stages-failure.md"""
+"""Tests of a database that becomes unavailable under load, and returns. Source: docs/stages.md"""
 
 import asyncio
 import os

@@ -1,5 +1,5 @@
-"""Test of a service that is changed while flows are under way. Source: docs/stages.md, "Endpoints";
-docs/stages-deploying.md"""
+"""Test of a service that is changed while flows are under way. Source: docs/stages.md, "Endpoints and stages";
+docs/stages-running.md"""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Tests of the messages of stages on the wire. Source: docs/stages-wire.md"""
+"""Tests of the messages of stages on the wire. Source: docs/protocol.md"""
 
 import json
 from hashlib import blake2b

@@ -1,8 +1,8 @@
 """Control request `connection`: the release count, transactions and subscriptions of the connection that sends it,
 and why its subscriptions get no messages.
 
-The answer is made in steps, as there may be many subscriptions to many queues. Source: docs/stomp.md, "What a
-connection may ask"
+The answer is made in steps, as there may be many subscriptions to many queues. Source: docs/protocol.md, "Control
+requests"
 """
 
 import msgspec

@@ -1,6 +1,6 @@
 """Control request `producer`: outcome of a COMMIT, and numbers that a producer has used. Answered in one step.
 
-Source: docs/contract.md, "Did it happen?"
+Source: docs/contract.md, "In doubt"
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Takeover secrets: each proves that a login may take over a connection. Source: docs/contract.md, "Taking over" """
+"""Takeover secrets: each proves that a login may take over a connection. Source: docs/contract.md, "Takeover" """
 
 import secrets
 from collections import OrderedDict

@@ -68,6 +68,6 @@ def warn_of_basic_config() -> Iterator[None]:
     if callers:
         _logger.warning(
             "logging.basicConfig has no effect: the command has set up logging. Use --log-level, or force=True for the "
-            "program's own setting (docs/stages-deploying.md)",
+            "program's own setting (docs/stages-running.md)",
             extra={"place": callers[0]},
         )

@@ -5,7 +5,7 @@ dispatched or requested. In a queue the lanes are inspected in order of rank, un
 dispatched, or that must be read or compared first; of several queues the first of these counts, in the order of
 keys. There may be tens of thousands of queues, so the search is done in steps, and its parts are of different
 moments. Expired messages that are still there count as if they had not expired: the next turn removes them. Source:
-docs/stomp.md, "What a connection may ask"
+docs/protocol.md, "Control requests"
 """
 
 from __future__ import annotations

@@ -294,7 +294,7 @@ def _has_group(found: PageMessage) -> bool:
 # ---- End of a pull request that does not wait: when no message is ready for the subscription ----
 # It is checked right after dispatch, so ready messages were dispatched. If something must be read or compared first, or
 # the connection has no credit, the request stays. It is checked again when anything happens in its queue, as when a
-# page was read or messages were compared. Source: docs/contract.md, "Pulling"
+# page was read or messages were compared. Source: docs/contract.md, "Pull"
 
 
 class NoWaitPullEnder:

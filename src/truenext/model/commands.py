@@ -16,7 +16,7 @@ from truenext.model.selector import Selector
 
 
 class Login(msgspec.Struct, gc=False):
-    """Options of a connection beyond those of STOMP (docs/stomp.md, "CONNECT and CONNECTED")."""
+    """Options of a connection beyond those of STOMP (docs/protocol.md, "Login")."""
 
     number: int = 0
     """Number of this connection among those of a truenext client, rising; 0 is any other client."""

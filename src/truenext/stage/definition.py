@@ -30,7 +30,7 @@ S = TypeVar("S")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 SUBSCRIBER_ATTEMPTS = 7
-"""Default for subscribers: the broker itself sets no limit. Source: "Deliveries and attempts" in docs/contract.md"""
+"""Default for subscribers: the broker itself sets no limit. Source: "Attempts" in docs/contract.md"""
 CONCURRENCY = 8
 """Default number of messages that a stage handles at once, and of interactive ones in addition."""
 

@@ -36,7 +36,7 @@ class PriorityPool:
         """Last pause for a full disk of the broker; 0 after each commit."""
         self._disk_full_until = 0.0
         self.transaction_permits = FairSemaphore(TRANSACTIONS_MAX)
-        """Permits that keep a connection within the broker's limit of open transactions. Source: docs/limits.md"""
+        """Permits that keep a connection within the broker's limit of open transactions (docs/reference/limits.md)."""
         self.transaction_byte_permits = FairSemaphore(TRANSACTION_BYTES_MAX)
 
     def back_off_disk_full_s(self, now: float) -> float:

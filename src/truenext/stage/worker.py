@@ -10,7 +10,7 @@ before SQL's COMMIT rolls back both transactions. A stage that has not used SQL 
 With exactly-once processing, the first statement of SQL writes the message's id into the inbox, and the last one the
 output into the outbox, under the number of the broker's COMMIT. Then a loss after SQL's COMMIT does no harm.
 
-Source: docs/stages.md, "One transaction"; docs/stages-outbox.md
+Source: docs/stages.md, "One transaction"; docs/stages-database.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Naive oracle of exactly-once processing, written from docs/stages-outbox.md alone and not from the code.
+"""Naive oracle of exactly-once processing, written from docs/stages-database.md alone and not from the code.
 
 A program initiates an order, and sends a message about it to the hall. The order's stage writes one row and requests
 some parts. The stage of a part writes one row and sends a message to the hall. The hall has no database: its messages

@@ -1,5 +1,5 @@
 """Tests of exactly-once processing with lost connections, lost answers, restored brokers and restored databases.
-Source: docs/stages-outbox.md"""
+Source: docs/stages-database.md"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Tests of `initiate(session)`: a flow begins if the program's own transaction commits, and never without. Source:
-docs/stages-outbox.md, "In a transaction of your own" """
+docs/stages-database.md, "In a transaction of your own" """
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Tests of exactly-once processing at each isolation level of PostgreSQL, and behind a pooler. Source:
-docs/stages-outbox.md"""
+docs/stages-database.md"""
 
 from __future__ import annotations
 

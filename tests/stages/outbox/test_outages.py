@@ -1,7 +1,7 @@
 """Tests of exactly-once processing with a broker that is away or full, large messages, crossing transactions of users,
 and a database that is locked or not ready.
 
-Source: docs/stages-outbox.md
+Source: docs/stages-database.md
 """
 
 from __future__ import annotations

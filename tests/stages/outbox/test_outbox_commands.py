@@ -1,4 +1,4 @@
-"""Tests of the commands `truenext stages schema` and `truenext stages outbox`. Source: docs/stages-outbox.md"""
+"""Tests of the commands `truenext stages schema` and `truenext stages outbox`. Source: docs/stages-database.md"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tests of producers, their numbers and their unsent units, on a real database of each kind.
 
-Source: docs/stages-outbox.md, "Producers"; decision 67
+Source: docs/stages-database.md, "Producers"; decision 67
 """
 
 from __future__ import annotations

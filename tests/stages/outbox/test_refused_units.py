@@ -1,7 +1,7 @@
 """Tests of units that the broker does not accept: they are split, wait or go to the refused queue, and others pass
 them.
 
-Source: docs/stages-outbox.md, "For operators"
+Source: docs/stages-database.md, "For operators"
 """
 
 from __future__ import annotations

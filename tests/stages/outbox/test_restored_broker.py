@@ -1,6 +1,6 @@
 """Tests of programs and services that keep running while their broker is restored from an older copy.
 
-Source: docs/stages-outbox.md, "For operators"; docs/client.md
+Source: docs/stages-database.md, "For operators"; docs/client.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of the encoding of outbox units, and of the ids derived from them. Source: docs/stages-outbox.md"""
+"""Tests of the encoding of outbox units, and of the ids derived from them. Source: docs/stages-database.md"""
 
 from __future__ import annotations
 

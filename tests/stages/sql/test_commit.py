@@ -1,4 +1,4 @@
-"""Tests of a COMMIT whose answer was lost. Source: docs/stages-sql.md, "In doubt" """
+"""Tests of a COMMIT whose answer was lost. Source: docs/stages-database.md, "COMMIT in doubt" """
 
 import asyncio
 import sqlite3

@@ -1,4 +1,4 @@
-"""Tests of `Database`: its URLs, its probe and its pools. Source: docs/stages-sql.md, "Pools" """
+"""Tests of `Database`: its URLs, its probe and its pools. Source: docs/stages-database.md, "Connection pools" """
 
 import asyncio
 import logging

@@ -1,6 +1,6 @@
 """Tests of the kinds of database errors, most of them raised by a real database.
 
-Source: docs/stages-sql.md, "What an error means"
+Source: docs/stages-database.md, "Kinds of database errors"
 """
 
 from typing import Any

@@ -1,5 +1,5 @@
 """Tests of calls and statements that begin or end a transaction within a stage: they are refused, and the function's
-work is not committed. Source: docs/stages-sql.md, "What is refused" """
+work is not committed. Source: docs/stages-database.md, "Refused calls" """
 
 from collections.abc import Awaitable, Callable
 from typing import Any

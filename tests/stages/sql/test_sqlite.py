@@ -1,4 +1,4 @@
-"""Tests of SQLite as the database of a service. Source: docs/stages-sql.md, "SQLite" """
+"""Tests of SQLite as the database of a service. Source: docs/stages-database.md, "SQLite" """
 
 import asyncio
 import subprocess

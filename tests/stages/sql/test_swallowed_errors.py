@@ -1,6 +1,6 @@
 """Tests of errors that a function caught and that broke its transaction: they are found before the commit, and named.
 
-Source: docs/stages-sql.md, "What a swallowed error does"
+Source: docs/stages-database.md, "Swallowed errors"
 """
 
 from typing import Any

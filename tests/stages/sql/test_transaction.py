@@ -1,4 +1,4 @@
-"""Tests of the transaction of one message: it commits as a whole, or not at all. Source: docs/stages-sql.md"""
+"""Tests of the transaction of one message: it commits as a whole, or not at all. Source: docs/stages-database.md"""
 
 import pytest
 from sqlalchemy import select, text

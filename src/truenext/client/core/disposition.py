@@ -25,7 +25,7 @@ REJECTED = Disposition(False, is_rejected=True)
 
 # ---- Attempts that an exception counts ----
 #
-# Source: docs/client.md, "What counts as a delivery attempt"
+# Source: docs/attempts.md, "What counts"
 
 
 class CountedAttempts(Enum):

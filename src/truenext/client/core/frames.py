@@ -1,4 +1,4 @@
-"""Encoding of the frames that a client writes. Source: docs/stomp.md"""
+"""Encoding of the frames that a client writes. Source: docs/protocol.md"""
 
 from __future__ import annotations
 

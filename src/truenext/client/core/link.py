@@ -4,7 +4,7 @@ Frames are counted as the broker counts them: CONNECT is 1. A frame that may be 
 RECEIPT of this or a later frame arrives, or an ERROR that names it: the broker answers in the order of the frames.
 So a receipt is requested now and then, and its name is the number of its frame.
 
-Source: docs/stomp.md, "A frame that is refused"
+Source: docs/protocol.md, "Refused frames"
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class ProducerStatus(msgspec.Struct):
-    """State of a producer at the broker. Source: docs/stomp.md, /control/producer"""
+    """State of a producer at the broker. Source: docs/reference/control.md, `producer`"""
 
     sends: int
     """Highest number of a SEND of the producer."""
@@ -42,7 +42,7 @@ class SubscriptionStatus(msgspec.Struct):
 
 
 class ConnectionStatus(msgspec.Struct):
-    """State of this connection at the broker. Source: docs/stomp.md, /control/connection"""
+    """State of this connection at the broker. Source: docs/reference/control.md, `connection`"""
 
     subscriptions: list[SubscriptionStatus]
 

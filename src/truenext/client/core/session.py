@@ -6,7 +6,7 @@
     at commit     a message is acknowledged in the transaction when that is committed
 
 A rollback, a cancellation and a nack release the buffered messages: the next message that is delivered was
-dispatched after that, so it is the broker's true next. Source: docs/contract.md, "Releasing"
+dispatched after that, so it is the broker's true next. Source: docs/contract.md, "Release"
 """
 
 from __future__ import annotations
@@ -665,4 +665,4 @@ PULLED_MAX = 1000
 """Messages that one pull request asks for at most."""
 
 _TRANSIENT_IDLE_REASONS = frozenset({"", "reading", "scanning", "committing", "joining", "unread"})
-"""Reasons for an idle subscription that pass by themselves. Source: docs/stomp.md, `idle`"""
+"""Reasons for an idle subscription that pass by themselves. Source: docs/reference/control.md, `idle`"""

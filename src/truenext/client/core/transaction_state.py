@@ -77,7 +77,7 @@ class ProducerNumbers:
 
 
 class CallerNumber(NamedTuple):
-    """Number of the caller's own, under which only one COMMIT takes effect. Source: docs/contract.md, L5"""
+    """Number of the caller's own, under which only one COMMIT takes effect. Source: docs/contract.md, C18.5"""
 
     producer: str
     number: int

@@ -88,7 +88,7 @@ class SessionTransactions:
     @property
     def _is_commit_number_uncertain(self) -> bool:
         """Return whether a crash of the broker may have freed the last numbers, whose transactions had nothing
-        persistent. Source: "Did it happen?" in docs/contract.md"""
+        persistent. Source: "In doubt" in docs/contract.md"""
         producer = self._producer
         if producer.last_number == producer.last_durable_number:
             return False

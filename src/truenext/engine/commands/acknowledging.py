@@ -1,4 +1,4 @@
-"""ACK, NACK and started: settling messages that a consumer holds. Source: docs/contract.md, "Acknowledging"."""
+"""ACK, NACK and started: settling messages that a consumer holds. Source: docs/contract.md."""
 
 from __future__ import annotations
 

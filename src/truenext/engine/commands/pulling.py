@@ -1,4 +1,4 @@
-"""Pull requests: requesting messages, and withdrawing the request. Source: docs/contract.md, "Pulling"."""
+"""Pull requests: requesting messages, and withdrawing the request. Source: docs/contract.md, "Pull"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Releasing messages without an attempt; suspending and waking subscriptions. Source: docs/contract.md, "Releasing"."""
+"""Releasing messages without an attempt; suspending and waking subscriptions. Source: docs/contract.md, "Release"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SEND: accepts a message, by where and when it is sent. Source: docs/contract.md, "Accepting"
+"""SEND: accepts a message, by where and when it is sent. Source: docs/contract.md
 
 to one queue          accepted at once
 to several queues     a copy is accepted in each

@@ -1,4 +1,4 @@
-"""BEGIN, COMMIT and ABORT. Source: docs/contract.md, "Transactions"."""
+"""BEGIN, COMMIT and ABORT. Source: docs/contract.md."""
 
 from __future__ import annotations
 

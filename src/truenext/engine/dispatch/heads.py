@@ -5,7 +5,7 @@
     None     nothing
 
 Finding a head changes nothing: dispatch does what a head needs (selective.py), and idle.py reports it to the client.
-Source: docs/contract.md, "True next"; docs/stomp.md, "What a connection may ask"
+Source: docs/contract.md, "True next"; docs/protocol.md, "Control requests"
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pull requests of subscriptions: from the request until it is satisfied, withdrawn or ended.
 
 A request that does not wait ends when no message is ready; engine/turn.py finds that out. Source: docs/contract.md,
-"Pulling"
+"Pull"
 """
 
 from __future__ import annotations

@@ -381,7 +381,7 @@ def _requested_window(subscribe: Subscribe) -> int:
 
 @dataclass(slots=True, eq=False)
 class PullRequest:
-    """Messages that a pulling subscription has requested and not got. Source: "Pulling" in docs/contract.md"""
+    """Messages that a pulling subscription has requested and not got. Source: "Pull" in docs/contract.md"""
 
     remaining: int = 0
     """Number of messages requested and not dispatched yet."""

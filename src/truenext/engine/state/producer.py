@@ -1,7 +1,7 @@
 """Numbers that one producer has used, and the outcomes of its COMMITs.
 
 SENDs and COMMITs are numbered separately, in rising order. A producer may declare that its numbers have no gaps,
-with its first SEND or COMMIT. Source: docs/contract.md, L5 and "Did it happen?"
+with its first SEND or COMMIT. Source: docs/contract.md, C18.5 and "In doubt"
 """
 
 from __future__ import annotations

@@ -653,7 +653,7 @@ def is_expired(message: SentMessage | None, now_ms: int) -> bool:
 
 
 class RequeueReason(Enum):
-    """Reason for requeueing a message, as in docs/history.md; all but the last count as an attempt."""
+    """Reason for requeueing a message, as in docs/reference/history.md; all but the last count as an attempt."""
 
     NACKED = "nacked"
     ABORTED = "aborted"

@@ -145,7 +145,7 @@ class BrokerConnection:
         return self.wait(self.start_call(command, headers, body))
 
     def ask(self, verb: str, question: Mapping[str, Any] | None = None) -> Any:
-        """Send a control request, and return the decoded reply. Source: docs/control.md
+        """Send a control request, and return the decoded reply. Source: docs/reference/control.md
 
         Raises: Refused, ConnectionLost
         """

@@ -1,4 +1,4 @@
-"""Envelope: the body of a message between stages. Source: docs/stages-wire.md
+"""Envelope: the body of a message between stages. Source: docs/protocol.md
 
 A message carries all of its flow, so no process has to remember the flow: the message itself, the state of the stage
 that receives it, and for each endpoint that waits for a reply its destination and its state.

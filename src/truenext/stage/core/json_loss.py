@@ -7,7 +7,7 @@ JSON lacks.
 The checks are built once for each type, and visit only the parts of a value in which something can be lost. A type
 without a float and without `Any` has no checks. Values are never compared with what was decoded.
 
-Source: docs/stages.md, "Endpoints"
+Source: docs/stages.md, "Endpoints and stages"
 """
 
 from __future__ import annotations

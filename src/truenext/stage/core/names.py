@@ -70,7 +70,7 @@ def _check_length(name: str) -> None:
 # The first 12 digits are milliseconds since the epoch, of the start of a flow; all ids derived from an id have them,
 # too. So rows of one time are together in a database's index: at random places each row would change a page of its own.
 #
-# Source: docs/stages-wire.md
+# Source: docs/protocol.md
 
 LENGTH: Final = 32
 TIME_LENGTH: Final = 12

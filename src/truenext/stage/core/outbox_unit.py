@@ -5,7 +5,7 @@
     message    destination, body, id, priority, persistent, expiry of its flow, its time to live
 
 The format does not depend on the code that wrote it: an older process may send units of a newer one, and the other
-way round. Source: docs/stages-outbox.md
+way round. Source: docs/stages-database.md
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _adjust_ttl(message: EncodedMessage, left_s: float) -> EncodedMessage:
 
 # ---- Numbers under which a unit has its effect once, whichever process sends it and however often ----
 #
-# A producer is a name under which COMMITs are numbered, 1, 2, 3 (docs/contract.md, L5). A process owns several
+# A producer is a name under which COMMITs are numbered, 1, 2, 3 (docs/contract.md, C18.5). A process owns several
 # producers: each has one unit under way, and is free again when the broker has answered that one.
 
 

@@ -120,7 +120,7 @@ def _stage_removed(queue: str) -> Incompatibility:
         queue,
         "the stage is gone",
         "messages that wait in its queue, and replies that are on their way to it, have no consumer",
-        "Keep it after the other stages, with those that follow it (docs/stages-deploying.md). "
+        "Keep it after the other stages, with those that follow it (docs/stages-running.md). "
         f"{_DRAINED}, and its queue is empty, remove it.",
     )
 

@@ -5,5 +5,5 @@
     ├── housekeeping     deletes rows of sent units, many at a time, and rows whose retention has ended
     └── publishing       sends one unit, under its number
 
-Source: docs/stages-outbox.md; decision 67
+Source: docs/stages-database.md; decision 67
 """

@@ -4,7 +4,7 @@ Each process has a relay. It checks the outbox once a second, and after an error
 this process for which an answer of the database or the broker is missing, and those of dead processes. It sends their
 units, each under its own number: if another process has sent one, or sends it now, this has no effect.
 
-Source: docs/stages-outbox.md, "Producers"; decision 67
+Source: docs/stages-database.md, "Producers"; decision 67
 """
 
 from __future__ import annotations

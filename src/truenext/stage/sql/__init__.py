@@ -1,4 +1,4 @@
-"""SQL of stages: the database of a service, and one transaction for each message (docs/stages-sql.md).
+"""SQL of stages: the database of a service, and one transaction for each message (docs/stages-database.md).
 
 `Database` is one database with its pools; its `new_async_work()` and `new_thread_work()` return the work of one
 message. All modules but `truenext.stage.sql.errors` need SQLAlchemy, so they are imported when one of their names is

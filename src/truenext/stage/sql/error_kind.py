@@ -1,6 +1,6 @@
 """Kind of a database error: what the error means for the message.
 
-Source: docs/stages-sql.md, "What an error means"; PostgreSQL 18, appendix A; https://sqlite.org/rescode.html
+Source: docs/stages-database.md, "Kinds of database errors"; PostgreSQL 18, appendix A; https://sqlite.org/rescode.html
 """
 
 import sqlite3

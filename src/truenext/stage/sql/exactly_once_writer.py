@@ -4,7 +4,7 @@ The first statement inserts the id of the message into the inbox: if it is there
 processed. The last one inserts what the stage sends into the outbox, under the next number of a producer of this
 process.
 
-Source: docs/stages-outbox.md; docs/decisions/0067-once.md
+Source: docs/stages-database.md; docs/decisions/0067-once.md
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each call is a transaction of its own, over connections that no stage uses. A call that was not answered may have
 been executed: all of them may be repeated.
 
-Source: docs/stages-outbox.md
+Source: docs/stages-database.md
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ ALIVE_MS = 15_000
 DEAD_OWNER_KEPT_MS = 24 * 3600 * 1000
 """Milliseconds after which the row of a dead process is deleted."""
 PRODUCER_UNUSED_MS = 6 * 24 * 3600 * 1000
-"""Milliseconds after which an unused producer is not used again: the broker soon forgets it. Source: docs/limits.md,
-PRODUCER_RETENTION_MS"""
+"""Milliseconds after which an unused producer is not used again: the broker soon forgets it. Source:
+docs/reference/limits.md, PRODUCER_RETENTION_MS"""
 RETENTION_MS = 7 * 24 * 3600 * 1000
 """Milliseconds for which the inbox keeps a message after its acknowledgement."""
 DELETED_ROWS_MAX = 1000
@@ -509,7 +509,7 @@ def _stored_unit(row: Row[Any]) -> StoredUnit:
 #
 # Rows are named by their place, which is quicker than their key: no other transaction changes them now.
 #
-# Source: docs/stages-outbox.md; decision 67
+# Source: docs/stages-database.md; decision 67
 
 MESSAGES_MAX = 10_000
 """Messages of a combined unit, at most, unless its first part has more: a fifth of the limit of a transaction."""

@@ -1,7 +1,7 @@
 """Outbox of a program's own session: units of the flows that it starts are written in its transaction, and sent
 after the commit. Nothing is sent to the broker here.
 
-Source: docs/stages-outbox.md, "In a transaction of your own"
+Source: docs/stages-database.md, "In a transaction of your own"
 """
 
 from __future__ import annotations

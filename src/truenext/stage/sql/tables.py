@@ -7,7 +7,7 @@
     truenext_keys        the keys under which flows were started, for 7 days
     truenext_schema      the version of these tables
 
-Times are milliseconds since the epoch, by the clock of the database. Source: docs/stages-outbox.md
+Times are milliseconds since the epoch, by the clock of the database. Source: docs/stages-database.md
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     started, credit, wake   headers
     release                 JSON, as it may name more messages than a header can hold
 
-Source: docs/stomp.md
+Source: docs/protocol.md
 """
 
 from collections.abc import Callable

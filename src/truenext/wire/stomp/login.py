@@ -1,4 +1,4 @@
-"""Headers of a CONNECT that only truenext has. Source: docs/stomp.md, "CONNECT and CONNECTED" """
+"""Headers of a CONNECT that only truenext has. Source: docs/protocol.md, "Login" """
 
 from collections.abc import Mapping
 

@@ -74,7 +74,7 @@ class Rules:
     # ---- The broker ----
 
     def accept(self, after: Draft, numbered: Numbered, units: int, acknowledged: int = -1) -> str:
-        """COMMIT under a number (docs/contract.md, L5), without gaps.
+        """COMMIT under a number (docs/contract.md, C18.5), without gaps.
 
         Raises: Violation
         """
