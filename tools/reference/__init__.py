@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.reference import client, commands, control, headers, limits, settings, stages
+from tools.reference import client, commands, control, headers, history, limits, settings, stages
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 PAGES: dict[str, Callable[[], str]] = {
@@ -11,6 +11,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "commands": commands.page,
     "control": control.page,
     "headers": headers.page,
+    "history": history.page,
     "limits": limits.page,
     "settings": settings.page,
     "stages": stages.page,

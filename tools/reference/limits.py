@@ -1,13 +1,12 @@
 """Page of the limits, docs/reference/limits.md, from src/truenext/model/limits.py and the text below each limit."""
 
-import ast
 import inspect
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 from tools.reference.markdown import code, joined, table, wrapped
+from tools.reference.members import text_below
 from truenext.model import limits
 from truenext.model.numerals import format_size
 
@@ -66,20 +65,8 @@ def limits_by_name() -> dict[str, Limit]:
 
     Raises: ValueError if one has no text, or none on what happens when it is exceeded
     """
-    texts = _texts()
     names = [name for section, names in sections().items() if section != TUNING for name in names]
-    return {name: _limit(name, texts.get(name, "")) for name in names}
-
-
-def _texts() -> dict[str, str]:
-    """Return the text below each constant."""
-    texts = {}
-    body = ast.parse(inspect.getsource(limits)).body
-    for node, below in pairwise(body):
-        match node, below:
-            case (ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str(text)))):
-                texts[name] = inspect.cleandoc(text)
-    return texts
+    return {name: _limit(name, inspect.cleandoc(text_below(limits, name))) for name in names}
 
 
 def _limit(name: str, text: str) -> Limit:

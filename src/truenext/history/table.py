@@ -1,4 +1,4 @@
-"""History as an Arrow table, made from the broker's own files; docs/history.md describes its columns.
+"""History as an Arrow table, made from the broker's own files; schema.py describes its columns.
 
 Needs numpy and pyarrow (`pip install 'truenext[spark]'`), which a broker does not.
 """
@@ -11,32 +11,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from truenext.history import schema
 from truenext.history.files import EventBlock, HistoryChunk, blocks_of
 from truenext.model.events import COLUMNS, NO_WINDOW, PERSISTENT_FLAG, REASONS, SUBSCRIPTION_MODES, EventKind
 
+_ARROW_TYPES = {
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "tinyint": pa.int8(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
 SCHEMA = pa.schema(
     [
-        pa.field("event", pa.int64(), nullable=False),
-        pa.field("run", pa.int32(), nullable=False),
-        pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
-        pa.field("kind", pa.string(), nullable=False),
-        pa.field("queue", pa.string()),
-        pa.field("sequence", pa.int64()),
-        pa.field("priority", pa.int8()),
-        pa.field("persistent", pa.bool_()),
-        pa.field("size", pa.int32()),
-        pa.field("batch", pa.int64()),
-        pa.field("consumer", pa.int64()),
-        pa.field("deliveries", pa.int32()),
-        pa.field("attempts", pa.int32()),
-        pa.field("reason", pa.string()),
-        pa.field("mode", pa.string()),
-        pa.field("window", pa.int32()),
-        pa.field("target_queue", pa.string()),
-        pa.field("target_sequence", pa.int64()),
-        pa.field("count", pa.int64()),
-        pa.field("group", pa.int64()),
-        pa.field("cause", pa.string()),
+        pa.field(column.name, _ARROW_TYPES[column.type], nullable=column.name not in schema.REQUIRED)
+        for column in schema.COLUMNS
     ]
 )
 

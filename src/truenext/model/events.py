@@ -1,4 +1,4 @@
-"""History files of the broker, byte by byte. docs/history.md describes the events.
+"""History files of the broker, byte by byte. history/schema.py describes the columns of the events.
 
 A file is a header and a sequence of chunks; a chunk is a header and a sequence of blocks; a block is one or more events
 of one kind in one queue, by columns. All little-endian. If you change anything here, increase HISTORY_VERSION.
@@ -45,33 +45,62 @@ STARTS_FILE, FROM_BATCH = 1, 2
 
 
 class EventKind(IntEnum):
+    """Kind of event. docs/reference/history.md is made of the texts here."""
+
     NAME = 0
     RUN_STARTED = 1
+    """A run begins, before any other event of it."""
     RECOVERED = 2
+    """The run has recovered a queue: each name of a queue that has messages, or has ended and still has some on disk,
+    has one, after `run-started`."""
     ACCEPTED = 3
+    """A message got its sequence."""
     COMMITTED = 4
+    """Batches are durable."""
     SUBSCRIBED = 5
+    """A consumer has subscribed. A consumer of a pattern does so in each of its queues, also when one is created."""
     UNSUBSCRIBED = 6
+    """A consumer has ended, in each of its queues."""
     DISPATCHED = 7
+    """A message was dispatched to a consumer."""
     ACKNOWLEDGED = 8
+    """The message is gone; inside a transaction at its COMMIT."""
     RETURNED = 9
+    """The message was requeued at its place, or (`delayed`, `blocking`) will be when it is `due`. A message with too
+    many attempts is `dead-lettered` instead, and has no `returned`."""
     EXPIRED = 10
+    """The message was removed, and no consumer has handled it: its time had come, or its durable subscription had
+    ended."""
     DEAD_LETTERED = 11
+    """The message is gone from this queue: it is a dead letter in another one."""
     MOVED = 12
+    """The message is gone from this queue, as a request has moved or re-driven it."""
     REMOVED = 13
+    """The message is gone: it was purged."""
     PAUSED = 14
+    """Dispatch from the queue was paused. After a `run-started` each paused queue has one more `paused`."""
     RESUMED = 15
+    """Dispatch from the queue was resumed."""
     ACCEPTED_OF_GROUP = 16
     ENDED = 17
+    """The durable subscription has ended: all messages that wait in this queue are gone from here on. An `expired`
+    follows for each when it is removed, in whatever order, perhaps in a later run. All other events of this queue that
+    follow are of a new durable subscription of the same name."""
     WINDOW = 18
+    """The consumer may hold this number of messages from here on: an automatic window has changed, or the consumer was
+    suspended (0), or woken. Consumers of a pattern, and those that pull, have no such event."""
     REQUESTED = 19
+    """The consumer, which pulls, gets this number of messages from here on; 0 if its pull request was withdrawn, or has
+    ended before all of it came. Consumers of a pattern have no such event."""
     STARTED = 20
+    """The client has reported that it has started this dispatch, or has acknowledged or nacked the message inside a
+    transaction. Only connections that report started dispatches have it, perhaps more than once for a dispatch."""
     SUBSCRIBED_EXCLUSIVE = 21
     CAUSE = 22
 
     @property
     def label(self) -> str:
-        """Name of the kind in docs/history.md."""
+        """Name of the kind in docs/reference/history.md."""
         same = {EventKind.ACCEPTED_OF_GROUP: EventKind.ACCEPTED, EventKind.SUBSCRIBED_EXCLUSIVE: EventKind.SUBSCRIBED}
         return same.get(self, self).name.lower().replace("_", "-")
 

@@ -1,4 +1,4 @@
-"""Recorder: runs a workload on any STOMP broker, and records what its client sees as events of docs/history.md.
+"""Recorder: runs a workload on any STOMP broker, and records what its client sees as events of the history.
 
 A client sees when a message arrives, not when it was dispatched. So all messages are sent and confirmed before the
 one consumer subscribes: then nothing arrives in between, and the order of arrival is that of dispatch. Messages are
@@ -17,6 +17,7 @@ from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.client.core.send_options import Outgoing
 from truenext.client.threads.connection import Connection, Message, connect
 from truenext.errors import ConfigurationError, RemoteProtocolError
+from truenext.history.schema import DRAINED
 from truenext.model.limits import WINDOW_MAX
 from truenext.model.url import parse_url
 
@@ -74,7 +75,7 @@ ReportProgress = Callable[[str, int], None]
 
 
 class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Row of docs/history.md; None in the columns that its kind does not have."""
+    """Row of docs/reference/history.md; None in the columns that its kind does not have."""
 
     event: int
     run: int = 1
@@ -193,7 +194,7 @@ class Recorder:
                         report("received", received)
                         if received > 2 * count:
                             raise RemoteProtocolError(f"{self._url} delivers acknowledged messages again and again")
-            self._add_event("drained", queue=queue)
+            self._add_event(DRAINED, queue=queue)
 
     def _parse_identity(self, identity: str, count: int, queue: str) -> int:
         name, _, number = identity.rpartition("-")

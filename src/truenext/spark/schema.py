@@ -1,4 +1,4 @@
-"""Schema of the history for Spark: the columns of docs/history.md."""
+"""Schema of the history for Spark, made from history/schema.py, and the reader of its files."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import (
     BooleanType,
     ByteType,
+    DataType,
     DateType,
     IntegerType,
     LongType,
@@ -17,35 +18,24 @@ from pyspark.sql.types import (
 )
 
 from truenext.errors import ConfigurationError
+from truenext.history import schema
 from truenext.history.export import EVENTS_FOLDER as EVENTS_FOLDER
 from truenext.history.export import export_all
 from truenext.history.files import history_files
 from truenext.spark.paths import path_to_read
 
+_SPARK_TYPES: dict[str, DataType] = {
+    "bigint": LongType(),
+    "int": IntegerType(),
+    "tinyint": ByteType(),
+    "boolean": BooleanType(),
+    "string": StringType(),
+    "timestamp": TimestampType(),
+}
 EVENTS = StructType(
     [
-        StructField("event", LongType(), nullable=False),
-        StructField("run", IntegerType(), nullable=False),
-        StructField("at", TimestampType(), nullable=False),
-        StructField("kind", StringType(), nullable=False),
-        StructField("queue", StringType()),
-        StructField("sequence", LongType()),
-        StructField("priority", ByteType()),
-        StructField("persistent", BooleanType()),
-        StructField("size", IntegerType()),
-        StructField("batch", LongType()),
-        StructField("consumer", LongType()),
-        StructField("deliveries", IntegerType()),
-        StructField("attempts", IntegerType()),
-        StructField("reason", StringType()),
-        StructField("mode", StringType()),
-        StructField("window", IntegerType()),
-        StructField("target_queue", StringType()),
-        StructField("target_sequence", LongType()),
-        StructField("count", LongType()),
-        StructField("group", LongType()),
-        StructField("cause", StringType()),
-        StructField("date", DateType()),
+        *(StructField(each.name, _SPARK_TYPES[each.type], each.name not in schema.REQUIRED) for each in schema.COLUMNS),
+        StructField(schema.DATE, DateType()),
     ]
 )
 

@@ -1,6 +1,6 @@
 """Events of stages: records each execution in this process. The audit joins them to the broker's history.
 
-Each event is a line of JSON (docs/stages-events.md). The worker appends it in memory, and a thread writes, so that
+Each event is a line of JSON (docs/reference/history.md). The worker appends it in memory, and a thread writes, so that
 no stage waits for the disk. A crash of the process loses the events of the last tenth of a second at most, and
 perhaps the end of the last line. If the disk fails, events are lost and stages go on; events are numbered, so that
 readers detect gaps.
@@ -40,54 +40,83 @@ _SEQUENCE = "truenext-sequence"
 
 
 class FileOpened(msgspec.Struct, tag_field="kind", tag="opened"):
-    """First event of each file: its process, its service, and the format of the events."""
+    """A file begins. It is the first event of each file."""
 
     process: str
+    """Id of the process: the time at which it began to write, and random digits."""
     number: int
+    """Number of the event: 1 for the first of a process, one more for each; 0 with `opened`. A missing number is a lost
+    event."""
     at: int
+    """Microseconds since the epoch, by the clock of the process."""
     format: int
+    """Version of the format."""
     service: str
+    """Name of the service."""
     instance: str
+    """Name of the service with its host and process."""
 
 
 class ExecutionStarted(msgspec.Struct, tag_field="kind", tag="started", omit_defaults=True):
+    """A stage is about to run with a message."""
+
     process: str
     number: int
     at: int
     stage: str
+    """Queue of the stage, which is its name."""
     message: str
+    """Id of the message."""
     flow: str
+    """Id of the flow."""
     trace: str
+    """Name of the flow for people, its first 200 characters."""
     sender: str
+    """Service that sent the message and, after a blank, its stage."""
     attempt: int
+    """Number of the attempt; 1 if no consumer has failed with the message."""
     deliveries: int
+    """Number of dispatches of the message, this one included."""
     parent: str = ""
+    """Id of the message whose stage sent this one; missing if none did."""
     queue: str | None = None
+    """Queue of the message in the broker's history; missing if it was published."""
     sequence: int | None = None
+    """Sequence of the message in the broker's history; missing if it was published."""
     exactly_once: bool = False
+    """True if the stage is an exactly-once stage, else missing."""
 
 
 class SqlCommitted(msgspec.Struct, tag_field="kind", tag="SQL committed"):
+    """The database has confirmed the commit, and the message is not acknowledged yet."""
+
     process: str
     number: int
     at: int
     execution: int
+    """Field `number` of the `started` that it belongs to."""
 
 
 class ExecutionEnded(msgspec.Struct, omit_defaults=True):
+    """An execution has an outcome."""
+
     process: str
     number: int
     at: int
     kind: ExecutionOutcome
     execution: int
     total_us: int
+    """Microseconds from the arrival of the message in the service until its outcome was known."""
     run_us: int | None = None
+    """Microseconds of these in the stage with its dependencies."""
     commit_us: int | None = None
+    """Microseconds from there until the commit was confirmed; 0 if it was not."""
     error: str | None = None
+    """Class of the exception; missing with `completed` and `already processed`."""
 
 
 class ProcessClosed(msgspec.Struct, tag_field="kind", tag="closed"):
-    """Last event of a process that ended in order."""
+    """The process has ended in order, and writes nothing more."""
 
     process: str
     number: int

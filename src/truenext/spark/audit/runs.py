@@ -3,14 +3,15 @@
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from truenext.history.schema import DRAINED
 from truenext.model.events import REASONS, SUBSCRIPTION_MODES, EventKind
 
 # Blocks of 65,536 event numbers: one pass over all events serves all tables about whole runs.
 
 BLOCK_BITS = 16
 
-KINDS = ({kind.label for kind in EventKind} - {"name", "cause"}) | {"drained"}
-"""Kinds of event of docs/history.md."""
+KINDS = ({kind.label for kind in EventKind} - {"name", "cause"}) | {DRAINED}
+"""Kinds of event of docs/reference/history.md."""
 
 
 def block() -> Column:
@@ -57,8 +58,8 @@ def runs(blocks: DataFrame) -> DataFrame:
 
     `started_event`, `started_at` (null if the history begins within the run), `is_clean` (end of the previous run),
     `first_event`, `last_event`, `last_at`, `is_recovered` (the run finished its recovery), `unknown_event` (first
-    event that is not in docs/history.md, or null), `previous_run`, `previous_at` (its last event), and `next_event`,
-    `next_at` (start of the next run).
+    event that is not in docs/reference/history.md, or null), `previous_run`, `previous_at` (its last event), and
+    `next_event`, `next_at` (start of the next run).
     """
     order = Window.orderBy("run")
     return (

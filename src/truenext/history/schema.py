@@ -1,0 +1,160 @@
+"""Schema of the history: its columns, and the texts in the columns `reason` and `mode`, with a meaning each.
+
+The schemas for Arrow (table.py) and for Spark are made from it, and so is docs/reference/history.md. The kinds of event
+are in model/events.py.
+"""
+
+from typing import Literal, NamedTuple
+
+ColumnType = Literal["bigint", "int", "tinyint", "boolean", "string", "timestamp"]
+"""Types, as SQL calls them; a timestamp has microseconds, in UTC."""
+
+
+class HistoryColumn(NamedTuple):
+    name: str
+    type: ColumnType
+    meaning: str
+    kinds: tuple[str, ...] = ()
+    """Kinds of event that have a value in this column; all others have null. Empty: all kinds have one."""
+
+
+_OF_MESSAGES = (
+    *("accepted", "dispatched", "started", "acknowledged", "returned", "expired"),
+    *("dead-lettered", "moved", "removed"),
+)
+_OF_QUEUES = (
+    *("recovered", "accepted", "subscribed", "unsubscribed", "dispatched", "window", "requested", "started"),
+    *(
+        "acknowledged",
+        "returned",
+        "expired",
+        "ended",
+        "dead-lettered",
+        "moved",
+        "removed",
+        "paused",
+        "resumed",
+        "drained",
+    ),
+)
+
+COLUMNS: tuple[HistoryColumn, ...] = (
+    HistoryColumn(
+        "event",
+        "bigint",
+        "number of the event: one counter for all queues, 1 for the first event, one more for each. A missing number "
+        "is a gap: a crash or damage has lost events",
+    ),
+    HistoryColumn("run", "int", "run of the broker in which it happened, 1 from its first start on"),
+    HistoryColumn("at", "timestamp", "time by the broker's clock; the order is that of `event`, never that of `at`"),
+    HistoryColumn("kind", "string", "kind of event, see above"),
+    HistoryColumn("queue", "string", "name of the queue", _OF_QUEUES),
+    HistoryColumn("sequence", "bigint", "sequence of the message; no sequence is used twice", _OF_MESSAGES),
+    HistoryColumn(
+        "priority",
+        "tinyint",
+        "priority of the message, 0 to 9. Of `subscribed` the consumer priority, -127 to 127, if the consumer is "
+        "exclusive, else null",
+        ("accepted", "subscribed"),
+    ),
+    HistoryColumn("persistent", "boolean", "true if the message is persistent", ("accepted",)),
+    HistoryColumn("size", "int", "bytes of the body", ("accepted",)),
+    HistoryColumn(
+        "batch",
+        "bigint",
+        "of `accepted`: 0, or the batch that makes the message visible. Of `committed`: this batch and all before it "
+        "are durable. Each run counts its batches anew",
+        ("accepted", "committed"),
+    ),
+    HistoryColumn(
+        "consumer",
+        "bigint",
+        "number of the subscription; no number is used twice in a run",
+        ("subscribed", "unsubscribed", "dispatched", "window", "requested", "started"),
+    ),
+    HistoryColumn("deliveries", "int", "number of dispatches of the message, this one included", ("dispatched",)),
+    HistoryColumn("attempts", "int", "number of attempts of the message by now", ("returned",)),
+    HistoryColumn(
+        "reason", "string", "reason of the requeue, or end of the previous run, see below", ("returned", "run-started")
+    ),
+    HistoryColumn("mode", "string", "mode of the subscription, see below", ("subscribed",)),
+    HistoryColumn(
+        "window",
+        "int",
+        "number of messages that the consumer may hold; null in `auto` mode, and if it pulls",
+        ("subscribed", "window"),
+    ),
+    HistoryColumn(
+        "target_queue",
+        "string",
+        "queue of the message's new entry, whose own `accepted` follows",
+        ("dead-lettered", "moved"),
+    ),
+    HistoryColumn("target_sequence", "bigint", "sequence of that entry", ("dead-lettered", "moved")),
+    HistoryColumn(
+        "count",
+        "bigint",
+        "of `recovered`: messages that the queue had at the start, and those that durable subscriptions of its name "
+        "had when they ended and that have not expired yet. Of `requested`: messages that the subscription gets from "
+        "here on, in all",
+        ("recovered", "requested"),
+    ),
+    HistoryColumn(
+        "group", "bigint", "number that stands for the group of the message; null if it has none", ("accepted",)
+    ),
+    HistoryColumn(
+        "cause",
+        "string",
+        "of `returned`: the cause that the NACK stated. Of `dead-lettered`: the last cause of the message. Null if "
+        "there is none",
+        ("returned", "dead-lettered"),
+    ),
+)
+DATE = "date"
+"""Folder of a Parquet file: the date of `at`, in UTC, which readers show as one more column of the type date."""
+REQUIRED = ("event", "run", "at", "kind")
+"""Columns that are never null."""
+
+DRAINED = "drained"
+"""An observer found the queue empty: a message that waits by the earlier events is lost. Only `truenext record` writes
+such an event."""
+
+REASONS: dict[str, str] = {
+    "nacked": "a NACK",
+    "aborted": "an ABORT",
+    "lost": "a lost connection that counts as an attempt",
+    "released": "no attempt",
+    "delayed": "after `nacked`, `aborted` or `lost` and ` and `: the message waits for its retry, and others skip it. "
+    "Alone: a page of the store has shown a message that waits",
+    "blocking": "as `delayed`, and the messages after it wait, too",
+    "due": "the time of its retry has come",
+    "clean": "of `run-started`: the previous run was stopped",
+    "unclean": "of `run-started`: the previous run was killed, or crashed",
+}
+"""Texts that `reason` consists of."""
+
+MODES: dict[str, str] = {
+    "auto": "acknowledged by the socket",
+    "client": "acknowledged cumulatively",
+    "client-individual": "acknowledged one by one",
+    " with selector": "the consumer has a selector, which is not recorded, so that none of its messages is judged by "
+    "the order. A consumer of a pattern has it, too: a message that it skips may be held back by another queue",
+    " with express": "express dispatch",
+    " with started": "the connection reports which dispatches it has started",
+    " pulling": "the subscription pulls",
+    " exclusive": "the consumer is exclusive",
+}
+"""Texts that `mode` consists of, in this order: one of the first three, and those of the others that are true."""
+
+STAGE_TABLES: dict[str, str] = {
+    "flows": "flow: `started_at`, `seconds`, `messages`, `runs`, `failures`, `given_up`, `in_progress`",
+    "stage_runs": "execution of a stage: its stage and message, its outcome, the times at which the broker accepted "
+    "and dispatched the message, and the kind of event by which the message ended (`end_kind`). `process` and "
+    "`execution` are those of its events",
+    "stages": "stage: its executions by outcome, `interrupted` if none was recorded; milliseconds that messages waited "
+    "and executions took: p50, p99, max",
+    "stage_findings": "finding",
+    "commit_gaps": "execution whose SQL was committed, and whose message was not acknowledged with it",
+    "waterfalls": "execution that is on the page; `position` counts from 1 in each flow",
+}
+"""Tables of `truenext audit --stages` in Parquet, with the meaning of a row."""
