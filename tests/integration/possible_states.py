@@ -1,6 +1,6 @@
 """Possible contents of a broker's queues, as far as a client can know them whose connections freeze.
 
-Written from docs/contract.md alone ("Return", "Deliveries and attempts", "Releasing", "Taking over", L1 to L5). The
+Written from docs/contract.md alone (chapters 9, 10, 20 and 22, C18.1 to C18.7). The
 broker has carried out a first part of what a connection has sent, and never carries out the rest. The client does not
 know how long that part is, so each length is a world of its own. Later answers of the broker rule worlds out; when none
 is left the broker has broken its contract.

@@ -1,6 +1,6 @@
 """Tests of acknowledgement: acknowledged messages are gone, and all others return to their place with the right count.
 
-Source of what is expected: docs/contract.md, "Return" and "Deliveries and attempts".
+Source of what is expected: docs/contract.md, chapters 9 to 11.
 """
 
 import re
@@ -100,6 +100,7 @@ def test_ack_in_client_mode_covers_by_order_of_dispatch_not_by_order_of_arrival(
 
 @MODES
 def test_an_acknowledgement_gives_its_credit_back(broker: BrokerProcess, queue: str, ack: str) -> None:
+    # C4.6
     fill(broker, queue, 6)
     reader = broker.connect()
     reader.subscribe(queue, ack=ack, prefetch=2)
@@ -114,6 +115,7 @@ def test_an_acknowledgement_gives_its_credit_back(broker: BrokerProcess, queue: 
 
 @pytest.mark.parametrize("version", ["1.1", "1.2"])
 def test_a_nack_returns_one_message_to_its_exact_place_at_once(broker: BrokerProcess, queue: str, version: str) -> None:
+    # C9.1, C9.5
     fill(broker, queue, 10)
     reader = broker.connect(version=version)
     reader.subscribe(queue, prefetch=6)
@@ -132,6 +134,7 @@ def test_a_nack_returns_one_message_to_its_exact_place_at_once(broker: BrokerPro
 
 
 def test_a_nack_in_client_mode_returns_all_that_came_before_in_one_step(broker: BrokerProcess, queue: str) -> None:
+    # C9.1, C9.2
     fill(broker, queue, 8)
     reader, other = broker.connect(), broker.connect()
     reader.subscribe(queue, ack="client", prefetch=6)
@@ -181,6 +184,7 @@ def test_attempts_are_remembered_over_a_restart(own_broker: BrokerProcess, queue
 def test_a_transaction_over_two_queues_is_done_as_a_whole_at_commit(
     broker: BrokerProcess, new_queue: Callable[[], str]
 ) -> None:
+    # C18.4
     source, target, other_target = new_queue(), new_queue(), new_queue()
     fill(broker, source, 3)
     worker = broker.connect()
@@ -208,6 +212,7 @@ def test_a_transaction_over_two_queues_is_done_as_a_whole_at_commit(
 def test_a_transaction_over_two_queues_is_undone_as_a_whole_at_abort(
     broker: BrokerProcess, new_queue: Callable[[], str]
 ) -> None:
+    # C18.4
     source, other_source, target = new_queue(), new_queue(), new_queue()
     fill(broker, source, 2)
     fill(broker, other_source, 2)
@@ -232,6 +237,7 @@ def test_a_transaction_over_two_queues_is_undone_as_a_whole_at_abort(
 def test_a_transaction_that_is_not_committed_never_happened(
     own_broker: BrokerProcess, new_queue: Callable[[], str], end_started_by: str
 ) -> None:
+    # C18.4
     source, target = new_queue(), new_queue()
     sender, worker = own_broker.connect(), own_broker.connect()
     sender.send(source, b"work", persistent=True, confirmed=True)
@@ -258,6 +264,7 @@ def test_a_transaction_that_is_not_committed_never_happened(
 def test_an_acknowledgement_inside_a_transaction_gives_its_credit_back_at_once(
     broker: BrokerProcess, queue: str
 ) -> None:
+    # C4.6
     fill(broker, queue, 4)
     reader = broker.connect()
     reader.subscribe(queue, prefetch=1)
@@ -273,6 +280,7 @@ def test_an_acknowledgement_inside_a_transaction_gives_its_credit_back_at_once(
 
 
 def test_a_nack_inside_a_transaction_takes_effect_at_commit(broker: BrokerProcess, queue: str) -> None:
+    # C9.3
     fill(broker, queue, 2)
     reader = broker.connect()
     reader.subscribe(queue)
@@ -291,6 +299,7 @@ def test_a_nack_inside_a_transaction_takes_effect_at_commit(broker: BrokerProces
 def test_a_receipt_for_an_acknowledgement_is_followed_by_no_redelivery_after_a_crash(
     own_broker: BrokerProcess, queue: str
 ) -> None:
+    # C18.3
     sender, reader = own_broker.connect(), own_broker.connect()
     for number in range(20):
         sender.send(queue, b"%d" % number, persistent=True)
@@ -429,6 +438,7 @@ def test_an_acknowledgement_in_auto_mode_is_refused(broker: BrokerProcess, queue
 
 @pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "transient"])
 def test_after_seven_attempts_a_message_is_a_dead_letter(broker: BrokerProcess, queue: str, persistent: bool) -> None:
+    # C11.1
     sender, reader = broker.connect(), broker.connect()
     sender.send(queue, b"poison", persistent=persistent, priority=7, headers={"colour": "red: dark"}, confirmed=True)
     sender.send(queue, b"good", confirmed=True)
@@ -459,6 +469,7 @@ def test_after_seven_attempts_a_message_is_a_dead_letter(broker: BrokerProcess, 
 
 
 def test_a_message_nacked_in_a_dead_letter_queue_stays_there_at_its_place(broker: BrokerProcess, queue: str) -> None:
+    # C11.6
     dead_letters = f"DLQ.{queue}"
     fill(broker, dead_letters, 3)
     reader = broker.connect()
@@ -510,6 +521,7 @@ def test_seven_aborts_make_a_dead_letter_too(broker: BrokerProcess, queue: str) 
 def test_a_consumer_that_crashes_ten_times_dead_letters_only_the_message_it_was_handling(
     broker: BrokerProcess, queue: str, ack: str
 ) -> None:
+    # C10.2
     fill(broker, queue, 50)
     for crash in range(10):
         reader = broker.connect()
@@ -529,6 +541,7 @@ def test_a_consumer_that_crashes_ten_times_dead_letters_only_the_message_it_was_
 
 
 def test_ten_clean_disconnects_count_no_attempt(broker: BrokerProcess, queue: str) -> None:
+    # C10.2
     fill(broker, queue, 20)
     for _ in range(10):
         reader = broker.connect()
@@ -543,6 +556,7 @@ def test_ten_clean_disconnects_count_no_attempt(broker: BrokerProcess, queue: st
 
 
 def test_ten_ends_of_the_broker_count_no_attempt(own_broker: BrokerProcess, queue: str) -> None:
+    # C10.2
     sender = own_broker.connect()
     for number in range(5):
         sender.send(queue, b"%d" % number, persistent=True, confirmed=True)
@@ -557,6 +571,7 @@ def test_ten_ends_of_the_broker_count_no_attempt(own_broker: BrokerProcess, queu
 
 
 def test_an_unsubscribe_requeues_held_messages_without_an_attempt(broker: BrokerProcess, queue: str) -> None:
+    # C10.2
     fill(broker, queue, 10)
     reader = broker.connect()
     reader.subscribe(queue, prefetch=6)
@@ -642,6 +657,7 @@ def test_consumers_that_crash_while_the_broker_writes_to_them_disturb_no_other(
 def test_messages_that_a_slow_auto_readers_socket_has_not_taken_go_to_the_next_reader(
     broker: BrokerProcess, queue: str, end: str
 ) -> None:
+    # C10.13
     count, padding = 300, bytes(50_000)
     slow, sender, next_reader = broker.connect(receive_buffer=4096), broker.connect(), broker.connect()
     slow.subscribe(queue, ack="auto")

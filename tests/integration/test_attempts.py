@@ -1,4 +1,4 @@
-"""Tests that attempts are durable when docs/contract.md says so ("Deliveries and attempts"), with a real broker and
+"""Tests that attempts are durable when docs/contract.md says so (C10.5 to C10.7), with a real broker and
 kill -9."""
 
 from collections.abc import Callable
@@ -68,6 +68,7 @@ def attempts_after_kill(broker: BrokerProcess, queue: str) -> str:
 def test_attempt_survives_a_kill_after_the_receipt_of_the_frame_that_counted_it(
     held_broker: BrokerProcess, queue: str, fail: Fail
 ) -> None:
+    # C10.6, C10.7
     client, message = holding(held_broker, queue)
     receipt = client.new_receipt()
     fail(client, message, {"receipt": receipt})
@@ -82,6 +83,7 @@ def test_attempt_survives_a_kill_after_the_receipt_of_the_frame_that_counted_it(
 def test_attempt_of_a_lost_connection_survives_a_kill_after_a_later_receipt(
     held_broker: BrokerProcess, queue: str
 ) -> None:
+    # C10.6
     client, message = holding(held_broker, queue)
     client.started(message)
     client.arrived()
@@ -97,6 +99,7 @@ def test_attempt_of_a_lost_connection_survives_a_kill_after_a_later_receipt(
 def test_attempt_that_is_not_written_yet_is_forgotten_by_a_kill_although_its_message_came_again(
     held_broker: BrokerProcess, queue: str
 ) -> None:
+    # C10.7
     client, message = holding(held_broker, queue)
     abort(client, message, {})
     assert client.message().headers["truenext-attempts"] == "1"

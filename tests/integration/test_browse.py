@@ -52,6 +52,7 @@ def fill(client: RawClient, queue: str, count: int) -> list[str]:
 
 @EVICTED
 def test_browser_is_shown_the_whole_queue_in_order_and_does_not_change_it(broker: BrokerProcess, queue: str) -> None:
+    # C17.1, C17.2
     client = broker.connect()
     expected = fill(client, queue, 3000)
     # Those that consumers gave back have left memory, too.

@@ -35,6 +35,7 @@ def fill(broker: BrokerProcess, queue: str, count: int, *, transient_every: int 
 
 
 def test_move_keeps_order_and_persistence_of_the_messages(broker: BrokerProcess, queue: str) -> None:
+    # C12.1, C12.3
     fill(broker, queue, 10)
     assert broker.output_of("move", queue, f"{queue}.new") == f"10 moved to {queue}.new\n"
     moved = broker.remaining_messages(f"{queue}.new")
@@ -96,6 +97,7 @@ def test_dead_letters_are_re_driven_by_the_selector_of_the_help_by_their_cause_a
 
 
 def test_a_purge_removes_waiting_messages_and_leaves_held_ones(broker: BrokerProcess, queue: str) -> None:
+    # C12.1, C12.5
     fill(broker, queue, 10)
     client = broker.connect()
     client.subscribe(queue, prefetch=2)
@@ -161,6 +163,7 @@ def test_impossible_bulk_work_is_refused_with_its_cause(
 
 
 def test_kill_9_between_pieces_neither_loses_nor_doubles_moved_messages(own_broker: BrokerProcess) -> None:
+    # C12.3
     count = 300
     fill(own_broker, "q", count, transient_every=count + 1)
     for pieces in (1, 2, 3):
@@ -184,6 +187,7 @@ def test_kill_9_between_pieces_neither_loses_nor_doubles_moved_messages(own_brok
 
 
 def test_kill_9_between_the_pieces_of_a_purge_brings_nothing_back(own_broker: BrokerProcess) -> None:
+    # C12.3
     fill(own_broker, "q", 200, transient_every=500)
     client = requester(own_broker)
     control_request(client, "purge", queue="q", limit=50)
@@ -201,6 +205,7 @@ def test_kill_9_between_the_pieces_of_a_purge_brings_nothing_back(own_broker: Br
 
 
 def test_ten_thousand_messages_are_purged_from_the_disk_while_another_queue_is_served(tmp_path: Path) -> None:
+    # C12.4
     count = 10_000
     broker = BrokerProcess(tmp_path, ("--queue-memory-limit", "100KB"))
     try:
@@ -226,6 +231,7 @@ def test_ten_thousand_messages_are_purged_from_the_disk_while_another_queue_is_s
 
 
 def test_a_paused_queue_takes_sends_and_acknowledgements_and_dispatches_nothing(own_broker: BrokerProcess) -> None:
+    # C12.7
     client = own_broker.connect()
     client.send("q", b"held", persistent=True, confirmed=True)
     client.subscribe("q", prefetch=5)

@@ -144,6 +144,7 @@ def code_of(port: int, data: bytes, *, is_connected: bool = True) -> str:
 
 
 def test_refusals_carry_their_codes() -> None:
+    # C23.2
     codes: dict[str, str] = {}
 
     def use(port: int) -> None:

@@ -1,6 +1,6 @@
 """Tests of gapless numbers and of requests for the outcome of a COMMIT, over real sockets.
 
-Source of what is expected: docs/contract.md, "Did it happen?"; docs/stomp.md.
+Source of what is expected: docs/contract.md, chapter 19; docs/protocol.md.
 """
 
 import json
@@ -86,6 +86,7 @@ def test_gapless_for_a_producer_that_had_numbers_before_is_refused(broker: Broke
 def test_the_receipt_of_a_repeat_says_whether_it_may_have_been_left_out(
     broker: BrokerProcess, queue: str, headers: dict[str, str]
 ) -> None:
+    # C19.7
     client = broker.connect()
     for number in (1, 2):
         commit(client, queue, queue, number, headers=headers)
@@ -98,6 +99,7 @@ def test_the_receipt_of_a_repeat_says_whether_it_may_have_been_left_out(
 def test_a_commit_resolved_by_another_connection_is_rolled_back_in_the_open_transaction(
     broker: BrokerProcess, queue: str
 ) -> None:
+    # C19.3
     client, other = broker.connect(), broker.connect()
     commit(client, queue, queue, 1)
     client.begin("t")
@@ -162,6 +164,7 @@ def test_an_answer_comes_once_it_is_durable(held_broker: BrokerProcess) -> None:
 
 @pytest.mark.parametrize("is_clean", [True, False], ids=["stopped", "killed"])
 def test_an_answered_outcome_holds_after_a_restart(own_broker: BrokerProcess, is_clean: bool) -> None:
+    # C19.2
     client = own_broker.connect()
     commit(client, "q", "p", 1)
     client.send("q", b"transient", headers=numbered("p", 1), confirmed=True)
@@ -175,6 +178,7 @@ def test_an_answered_outcome_holds_after_a_restart(own_broker: BrokerProcess, is
 
 
 def test_a_disconnect_forgets_producers(own_broker: BrokerProcess) -> None:
+    # C18.9
     client = own_broker.connect()
     for producer in ("p", "q:\u00e4", "r"):
         client.send("q", producer.encode(), persistent=True, confirmed=True, headers=numbered(producer, 1))

@@ -1,6 +1,6 @@
 """Tests of cut connections: a client that comes back at once counts no attempt, and no other client waits for nothing.
 
-Source of what is expected: docs/contract.md, "Taking over".
+Source of what is expected: docs/contract.md, C22.5 to C22.8.
 """
 
 import time
@@ -37,6 +37,7 @@ def client_with_one_started(broker: BrokerProcess, queue: str, number: int = 1) 
 
 @FAULTS
 def test_a_client_that_comes_back_at_once_counts_no_attempt(broker: BrokerProcess, queue: str, is_reset: bool) -> None:
+    # C22.5
     client = client_with_one_started(broker, queue)
     for number in range(2, 12):
         cut(client, is_reset=is_reset)
@@ -53,6 +54,7 @@ def test_a_client_that_comes_back_at_once_counts_no_attempt(broker: BrokerProces
 def test_a_client_that_does_not_come_back_counts_an_attempt_of_its_started_message(
     broker: BrokerProcess, queue: str
 ) -> None:
+    # C22.5
     client = client_with_one_started(broker, queue)
     secret = secret_of(client)
     cut(client)
@@ -67,6 +69,7 @@ def test_a_client_that_does_not_come_back_counts_an_attempt_of_its_started_messa
 
 
 def test_messages_that_a_cut_client_had_not_started_go_to_others_at_once(broker: BrokerProcess, queue: str) -> None:
+    # C22.5, C22.6
     client = client_with_one_started(broker, queue)
     other = broker.connect()
     other.subscribe(queue, prefetch=2)
@@ -82,6 +85,7 @@ def test_messages_that_a_cut_client_had_not_started_go_to_others_at_once(broker:
 def test_messages_of_a_cut_client_without_a_secret_or_a_started_message_go_to_others_at_once(
     broker: BrokerProcess, queue: str, headers: dict[str, str]
 ) -> None:
+    # C22.6
     client = broker.connect(headers=headers)
     client.subscribe(queue, prefetch=1, headers={"activemq.exclusive": "true"})
     client.send(queue, b"0")
@@ -97,6 +101,7 @@ def test_messages_of_a_cut_client_without_a_secret_or_a_started_message_go_to_ot
 def test_transactions_of_a_cut_client_count_no_attempt_and_their_sends_never_happen(
     broker: BrokerProcess, queue: str
 ) -> None:
+    # C22.7
     client = broker.connect(headers=numbered(1))
     client.subscribe(queue)
     client.send(queue, b"0", persistent=True)
@@ -114,6 +119,7 @@ def test_transactions_of_a_cut_client_count_no_attempt_and_their_sends_never_hap
 def test_a_group_stays_with_a_cut_client_until_it_is_known_whether_it_comes_back(
     broker: BrokerProcess, queue: str
 ) -> None:
+    # C22.7
     client = broker.connect(headers=numbered(1))
     client.subscribe(queue, prefetch=1)
     for body in (b"0", b"1"):
@@ -127,6 +133,7 @@ def test_a_group_stays_with_a_cut_client_until_it_is_known_whether_it_comes_back
 
 
 def test_a_durable_subscription_of_a_cut_client_is_free_for_a_new_connection(broker: BrokerProcess, queue: str) -> None:
+    # C22.8
     fields = {"id": "d", "destination": f"/topic/{queue}", "durable": "true", "ack": "client-individual"}
 
     def connect(headers: dict[str, str]) -> RawClient:
@@ -147,6 +154,7 @@ def test_a_durable_subscription_of_a_cut_client_is_free_for_a_new_connection(bro
 
 
 def test_a_topic_subscription_of_a_cut_client_ends_at_once(broker: BrokerProcess, queue: str) -> None:
+    # C22.6
     client = broker.connect(headers=numbered(1))
     client.send_frame("SUBSCRIBE", {"id": "t", "destination": f"/topic/{queue}", "ack": "client"}, confirmed=True)
     client.send_frame("SEND", {"destination": f"/topic/{queue}"}, b"0", confirmed=True)
@@ -157,6 +165,7 @@ def test_a_topic_subscription_of_a_cut_client_ends_at_once(broker: BrokerProcess
 
 
 def test_a_clean_stop_does_not_wait_and_counts_no_attempt(own_broker: BrokerProcess, queue: str) -> None:
+    # C22.8
     client = client_with_one_started(own_broker, queue)
     cut(client)
     own_broker.await_facts(queue, unacknowledged=1)

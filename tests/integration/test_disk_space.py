@@ -1,6 +1,6 @@
 """Tests of clients while disk space for messages is short: which wait, which are refused, and which go on.
 
-The test sets how full the disk is (held_disk.py). Source of what is expected: docs/contract.md, "Memory and disk".
+The test sets how full the disk is (held_disk.py). Source of what is expected: docs/contract.md, C24.2 to C24.4.
 """
 
 import os
@@ -53,6 +53,7 @@ def assert_waits(client: RawClient, seconds: float = 0.3) -> None:
 def test_a_producer_is_not_read_while_space_is_short_and_then_goes_on(
     held_broker: BrokerProcess, queue: str, disk_level: DiskLevel
 ) -> None:
+    # C24.2
     client = producer(held_broker, queue)
     held_broker.set_disk_level(disk_level)
 
@@ -72,6 +73,7 @@ def test_a_producer_that_waits_for_space_is_not_ended_for_missing_heart_beats(
     held_broker: BrokerProcess, queue: str
 ) -> None:
     """The heart-beats of the producer are unread in the socket, after its sends."""
+    # C24.2
     client = producer(held_broker, queue, heart_beat="300,300")
     held_broker.set_disk_level(DiskLevel.LITTLE)
     receipt = send_unconfirmed(client, queue, b"second")
@@ -111,6 +113,7 @@ def test_a_producer_may_subscribe_and_disconnect_while_space_is_short(held_broke
 def test_a_producer_with_transactions_waits_for_space(
     held_broker: BrokerProcess, queue: str, disk_level: DiskLevel
 ) -> None:
+    # C24.2
     client = producer(held_broker, queue)
     held_broker.set_disk_level(disk_level)
     client.begin("t")
@@ -152,6 +155,7 @@ def test_sends_that_wait_for_space_when_the_broker_ends_are_not_stored(
 def test_a_producer_is_refused_while_space_is_short_with_when_full_refuse(
     held_broker: BrokerProcess, queue: str
 ) -> None:
+    # C24.2
     client, newcomer = producer(held_broker, queue), held_broker.connect()
     held_broker.set_disk_level(DiskLevel.LITTLE)
 
@@ -169,6 +173,7 @@ def test_a_producer_is_refused_while_space_is_short_with_when_full_refuse(
 
 def test_a_transient_send_needs_space_too(held_broker: BrokerProcess, queue: str) -> None:
     """A transient message may have to leave memory."""
+    # C24.3
     client = held_broker.connect()
     client.subscribe("other")
     held_broker.set_disk_level(DiskLevel.NONE)
@@ -315,6 +320,7 @@ def fill(broker: BrokerProcess, queue: str, count: int) -> None:
 def test_a_consumer_that_sends_without_any_space_is_refused_and_counts_no_attempt(
     held_broker: BrokerProcess, queue: str
 ) -> None:
+    # C24.3, C24.4
     fill(held_broker, queue, 6)
     worker = held_broker.connect()
     worker.subscribe(queue, prefetch=4)
@@ -339,6 +345,7 @@ def test_a_consumer_that_sends_without_any_space_is_refused_and_counts_no_attemp
 def test_acknowledgements_commits_and_aborts_get_through_without_any_space(
     held_broker: BrokerProcess, queue: str
 ) -> None:
+    # C24.3
     fill(held_broker, queue, 10)
     worker = held_broker.connect()
     worker.subscribe(queue, prefetch=10)
@@ -403,6 +410,7 @@ def test_a_refused_numbered_send_is_accepted_when_it_is_repeated(held_broker: Br
 
 
 def test_replies_and_control_requests_need_no_space(held_broker: BrokerProcess) -> None:
+    # C24.3
     requester = held_broker.connect()
     requester.subscribe("requests", subscription="requests")
     requester.send_frame("SUBSCRIBE", {"id": "replies", "destination": "/temp-queue/replies"}, confirmed=True)

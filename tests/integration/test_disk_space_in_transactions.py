@@ -1,7 +1,7 @@
 """Tests of the sends that a transaction may make without disk space.
 
-The test sets how full the disk is (held_disk.py), or fills it. Source of what is expected: docs/contract.md, "Memory
-and disk".
+The test sets how full the disk is (held_disk.py), or fills it. Source of what is expected: docs/contract.md, C24.5
+to C24.9.
 """
 
 from collections.abc import Iterator
@@ -53,6 +53,7 @@ def assert_refused(client: RawClient, transaction: str, text: str = FULL + ADVIC
 
 
 def test_a_transaction_sends_as_many_bytes_as_it_has_acknowledged_and_no_byte_more(held_broker: BrokerProcess) -> None:
+    # C24.5
     sent(held_broker, "source", b"a" * 1000, b"b" * 1000, b"c" * 1000)
     client, held = consumer(held_broker, "source", 3)
     client.begin("t")
@@ -71,6 +72,7 @@ def test_a_transaction_sends_as_many_bytes_as_it_has_acknowledged_and_no_byte_mo
 
 
 def test_a_transaction_that_acknowledges_only_after_its_send_is_refused(held_broker: BrokerProcess) -> None:
+    # C24.5
     sent(held_broker, "source", b"a" * 1000)
     client, held = consumer(held_broker, "source", 1)
     client.begin("t")
@@ -80,6 +82,7 @@ def test_a_transaction_that_acknowledges_only_after_its_send_is_refused(held_bro
 
 
 def test_a_transaction_with_transients_only_frees_nothing(held_broker: BrokerProcess) -> None:
+    # C24.6
     sent(held_broker, "source", b"a" * 1000, persistent=False)
     client, held = consumer(held_broker, "source", 1)
     client.begin("t")
@@ -89,6 +92,7 @@ def test_a_transaction_with_transients_only_frees_nothing(held_broker: BrokerPro
 
 
 def test_a_transaction_sends_16_kib_to_queues_of_spark_that_it_does_not_free(held_broker: BrokerProcess) -> None:
+    # C24.8
     sent(held_broker, "source", b"a")
     client, _ = consumer(held_broker, "source", 1)
     headers = "priority:4\ndestination:/queue/Spark.x\npersistent:true\ncontent-length:16283\n"
@@ -106,6 +110,7 @@ def test_a_transaction_sends_16_kib_to_queues_of_spark_that_it_does_not_free(hel
 
 
 def test_no_transaction_sends_once_a_write_has_found_no_space(held_broker: BrokerProcess, queue: str) -> None:
+    # C24.9
     sent(held_broker, queue, b"a" * 1000)
     client, held = consumer(held_broker, queue, 1)
     held_broker.set_disk_level(DiskLevel.FULL)
@@ -117,6 +122,7 @@ def test_no_transaction_sends_once_a_write_has_found_no_space(held_broker: Broke
 
 
 def test_a_content_counts_once_no_other_queue_has_a_copy_of_it(held_broker: BrokerProcess, queue: str) -> None:
+    # C24.6
     address, names = f"/topic/VirtualTopic.{queue}", [f"Consumer.{each}.VirtualTopic.{queue}" for each in "xy"]
     first, second = held_broker.connect(headers=TRUENEXT_CLIENT), held_broker.connect(headers=TRUENEXT_CLIENT)
     for client, name in zip((first, second), names, strict=True):
@@ -162,7 +168,7 @@ MIB = 1024 * 1024
 BODY = 8 * 1024
 PER_BUNDLE = 128
 OVERSHOOT = (SEGMENTS_MAX + LAG_SEGMENTS_MAX + SPARES_MAX + 1) * SEGMENT_BYTES_OF_SMALL_DISK
-"""Bytes by which the longest journal, of segments that are as large as a transaction, may pass a limit (run.md)."""
+"""Bytes by which the longest journal, of segments as large as a transaction, may exceed a limit: docs/operations.md"""
 
 
 @pytest.fixture(params=["limit", "size"])
@@ -197,6 +203,7 @@ def fill(broker: BrokerProcess, queue: str) -> int:
 def test_a_queue_that_has_filled_the_disk_is_packed_into_another_and_the_folder_stays_within_bounds(
     small_broker: BrokerProcess,
 ) -> None:
+    # C24.9
     broker = small_broker
     count = fill(broker, "source")
     client = broker.connect(headers=TRUENEXT_CLIENT)

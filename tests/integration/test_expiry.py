@@ -54,6 +54,7 @@ def test_expired_messages_without_a_consumer_are_removed_soon(own_broker: Broker
 def test_messages_that_expire_while_the_broker_is_down_are_removed_soon_after_its_start(
     own_broker: BrokerProcess,
 ) -> None:
+    # C15.2
     sender = own_broker.connect()
     send_expiring(sender, COUNT, 4000)
     own_broker.restart(is_clean=False)
@@ -92,6 +93,7 @@ def test_a_consumer_keeps_what_it_holds_and_gets_nothing_that_has_expired(own_br
 
 
 def test_a_message_says_when_its_time_to_live_ends_and_is_gone_then(own_broker: BrokerProcess) -> None:
+    # C15.4
     sender, reader = own_broker.connect(), own_broker.connect()
     reader.subscribe("seen")
     for ttl in ({"truenext-ttl": "3600000"}, {"truenext-ttl": "3600000", "AMQ_SCHEDULED_DELAY": "50"}, {"ttl": "1"}):
@@ -118,6 +120,7 @@ def test_a_message_says_when_its_time_to_live_ends_and_is_gone_then(own_broker: 
 
 
 def test_a_clock_that_is_set_forwards_expires_and_one_that_is_set_back_brings_nothing_back() -> None:
+    # C15.1, C15.6
     offset_ms = 0
     tick = CommitState.tick
 

@@ -1205,6 +1205,7 @@ def state_of(root: UserClient) -> object:
 def test_request_with_all_its_rights_is_executed_and_without_one_is_refused(
     connect: Callable[..., UserClient], case: Case
 ) -> None:
+    # C23.1
     row = case.row
     root = connect(ROOT, case.prefix, client_id=case.client_id)
     row.prepare(root)
@@ -1279,6 +1280,7 @@ def test_control_verb_that_does_not_exist_is_refused_as_one(connect: Callable[..
 
 
 def test_refusal_does_not_tell_whether_the_destination_exists(connect: Callable[..., UserClient]) -> None:
+    # C23.1
     root = connect(ROOT, "there", client_id=ROOT)
     fill(root, "known")
     follow(root, root.topic("known"))

@@ -45,6 +45,7 @@ def known(broker: BrokerProcess, client_id: str) -> RawClient:
     ],
 )
 def test_a_window_by_any_name_is_exact(broker: BrokerProcess, queue: str, suffix: str, headers: dict[str, str]) -> None:
+    # C4.9
     fill(broker, queue, *"abcd")
     client = broker.connect()
     follow(client, f"/queue/{queue}{suffix}", headers)
@@ -63,6 +64,7 @@ def test_a_prefetch_count_of_0_leaves_the_window_to_the_broker(broker: BrokerPro
 
 @pytest.mark.parametrize("name", ["activemq.prefetchSize", "prefetch-count"])
 def test_a_window_that_is_too_large_is_refused_and_says_the_limit(broker: BrokerProcess, queue: str, name: str) -> None:
+    # C4.9
     client = broker.connect()
     client.send_frame("SUBSCRIBE", {"id": "1", "destination": f"/queue/{queue}", name: "40000"})
     assert f"{name} 40000 is more than {WINDOW_MAX} messages" in client.error().headers["message"]

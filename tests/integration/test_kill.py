@@ -476,6 +476,7 @@ def check_sequences(ledger: Ledger) -> None:
 @pytest.mark.timeout(120 + 30 * CYCLES)
 @one_of("options", [(), ("--queue-memory-limit", "20KB", "--page-size", "7")], ids=["default limits", "20 KB a queue"])
 def test_a_broker_that_is_killed_under_load_keeps_every_promise(own_broker: BrokerProcess) -> None:
+    # C18.1, C18.3, C18.4, C18.5
     print(f"\nseed {SEED}, {CYCLES} cycles")
     chance = random.Random(SEED)
     ledger = Ledger()

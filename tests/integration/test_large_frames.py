@@ -56,6 +56,7 @@ def stalled(*clients: RawClient, body: bytes = BODY, size: int = BODY_BYTES_MAX)
 def test_connections_that_stall_within_large_frames_take_no_memory_and_let_others_send(
     own_broker: BrokerProcess, queue: str
 ) -> None:
+    # C24.11, C24.12, C24.18
     honest, modest, first, *others = [own_broker.connect() for _ in range(42)]
 
     def incomplete_bytes() -> int:
@@ -148,6 +149,7 @@ def test_connection_that_may_only_ask_is_ended_for_its_idleness_though_its_large
 def test_large_frames_of_those_that_wait_for_the_disk_take_no_memory_and_keep_no_consumer_from_sending(
     held_broker: BrokerProcess, queue: str
 ) -> None:
+    # C24.12
     producers = [held_broker.connect() for _ in range(10)]
     for producer in producers:
         producer.send(queue, b"", confirmed=True)

@@ -1,6 +1,6 @@
 """Tests of logins: who is let in, what a reload of the users file does to connections, and what belongs to a user.
 
-Source of what is expected: docs/security.md, "Passwords and logins", "Producer names"; docs/stomp.md, "Coming back".
+Source of what is expected: docs/security.md, "Passwords and logins", "Producer names"; docs/protocol.md, "Takeover".
 """
 
 import contextlib
@@ -587,6 +587,7 @@ def test_password_file_that_others_can_write_to_is_refused(guarded_broker: Guard
 
 
 def test_connection_is_taken_over_by_its_own_user_alone(guarded_broker: GuardedBroker) -> None:
+    # C22.9
     shop = guarded_broker.login("shop", headers=numbered_connection(1))
     shop.send_to("/queue/shop.q", b"held")
     shop.subscribe_to("/queue/shop.q")
@@ -633,6 +634,7 @@ def repeats(client: UserClient, number: int, *, producer: str = "p", is_gapless:
 
 
 def test_numbered_sends_of_two_users_with_one_producer_name_do_not_interfere(guarded_broker: GuardedBroker) -> None:
+    # C18.10
     shop, till = guarded_broker.login("shop"), guarded_broker.login("till")
     assert [repeats(client, number) for number in (1, 3) for client in (shop, till)] == [False] * 4
     assert not repeats(till, 7)
@@ -660,6 +662,7 @@ def test_gapless_numbers_of_two_users_have_their_own_next_number(guarded_broker:
 
 
 def test_outcome_of_a_commit_is_told_and_resolved_for_its_user_alone(guarded_broker: GuardedBroker) -> None:
+    # C18.10
     shop, till = guarded_broker.login("shop"), guarded_broker.login("till")
     gapless = {"truenext-gapless": "true"}
     shop.begin("t")
@@ -700,6 +703,7 @@ def test_producer_names_stay_apart_over_a_restart(guarded_broker: GuardedBroker,
 
 
 def test_producer_of_the_time_before_users_is_copied_for_each_user(tmp_path: Path) -> None:
+    # C18.10
     folder = tmp_path / "data"
     before = BrokerProcess(tmp_path)
     assert before.data == folder

@@ -168,6 +168,7 @@ def test_a_random_mix_is_sorted_by_priority_and_then_by_arrival(
 def test_a_random_mix_of_sends_and_receives_gives_the_smallest_key_at_every_moment(
     broker: BrokerProcess, queue: str
 ) -> None:
+    # C2.1, C4.1
     print(f"seed {SEED}")
     chance = random.Random(SEED)
     sender, receiver = broker.connect(), broker.connect()
@@ -190,6 +191,7 @@ def test_a_random_mix_of_sends_and_receives_gives_the_smallest_key_at_every_mome
 
 
 def test_transactions_stand_in_the_order_of_their_commits(broker: BrokerProcess, queue: str) -> None:
+    # C2.4
     sender, receiver = broker.connect(), broker.connect()
     sender.begin("first begun")
     sender.begin("second begun")
@@ -236,6 +238,7 @@ def test_two_receivers_at_prefetch_1_share_the_messages_in_order(broker: BrokerP
 def test_two_subscriptions_of_one_connection_share_a_queue_and_each_is_in_order(
     broker: BrokerProcess, queue: str
 ) -> None:
+    # C4.2
     client = broker.connect()
     for subscription in "ab":
         client.subscribe(queue, prefetch=10, subscription=subscription)
@@ -254,6 +257,7 @@ def test_two_subscriptions_of_one_connection_share_a_queue_and_each_is_in_order(
 def test_a_message_being_committed_holds_back_only_messages_of_its_priority(
     held_broker: BrokerProcess, queue: str
 ) -> None:
+    # C3.5
     receiver, persistent, transient = held_broker.connect(), held_broker.connect(), held_broker.connect()
     receiver.subscribe(queue)
     held_broker.hold_disk()
@@ -273,6 +277,7 @@ def test_a_message_being_committed_holds_back_only_messages_of_its_priority(
 def test_ready_messages_of_priority_4_do_not_wait_for_a_priority_9_in_flight(
     held_broker: BrokerProcess, queue: str
 ) -> None:
+    # C3.5
     receiver, persistent, transient = held_broker.connect(), held_broker.connect(), held_broker.connect()
     receiver.subscribe(queue, prefetch=1)
     held_broker.hold_disk()
@@ -294,6 +299,7 @@ def test_ready_messages_of_priority_4_do_not_wait_for_a_priority_9_in_flight(
 
 
 def test_a_transaction_becomes_visible_in_one_step(held_broker: BrokerProcess, new_queue: Callable[[], str]) -> None:
+    # C3.2
     queue, other_queue = new_queue(), new_queue()
     receiver, sender = held_broker.connect(), held_broker.connect()
     receiver.subscribe(queue, subscription="1")
@@ -363,6 +369,7 @@ class Stream:
 def test_a_transient_of_priority_9_is_the_very_next_under_a_sustained_persistent_stream(
     broker: BrokerProcess, queue: str
 ) -> None:
+    # C4.1
     receiver, express = broker.connect(), broker.connect()
     receiver.subscribe(queue, prefetch=1)
     next_of_stream = 0
@@ -437,6 +444,7 @@ def send_mix(sender: RawClient, queue: str, count: int) -> list[tuple[int, int, 
 def test_after_a_clean_stop_everything_stands_at_its_place_transients_too(
     own_broker: BrokerProcess, queue: str, prefetch: int | None
 ) -> None:
+    # C16.2
     mix = send_mix(own_broker.connect(), queue, 30)
 
     own_broker.restart(is_clean=True)
@@ -454,6 +462,7 @@ def test_after_a_clean_stop_everything_stands_at_its_place_transients_too(
 def test_after_a_crash_only_the_transients_are_gone_and_the_others_are_flagged(
     own_broker: BrokerProcess, queue: str, prefetch: int | None
 ) -> None:
+    # C10.1, C16.1, C25.4
     mix = send_mix(own_broker.connect(), queue, 30)
 
     own_broker.restart(is_clean=False)
@@ -496,6 +505,7 @@ def test_messages_held_at_a_restart_come_again_at_their_place(
 def test_sequences_go_on_behind_every_one_that_was_given_out_also_to_lost_transients(
     own_broker: BrokerProcess, queue: str
 ) -> None:
+    # C2.3, C16.1
     seen = []
     for is_clean in (False, True, False):
         sender = own_broker.connect()
@@ -573,6 +583,7 @@ def roll_back_the_third(
 
 
 def test_the_five_messages_of_an_aborted_transaction_come_again_in_order(broker: BrokerProcess, queue: str) -> None:
+    # C9.1
     sender, receiver = broker.connect(), broker.connect()
     for number in range(6):
         sender.send(queue, b"%d" % number, persistent=number % 2 == 0, confirmed=True)

@@ -118,6 +118,7 @@ def test_an_urgent_message_among_six_is_the_first_for_a_new_consumer(
 def test_500_kilobytes_of_mixed_priorities_come_in_true_order(
     broker: BrokerProcess, queue: str, kind: str, prefetch: int | None
 ) -> None:
+    # C24.1
     sender, receiver = broker.connect(), broker.connect()
     order = []
     for number in range(500):
@@ -170,6 +171,7 @@ def spill(broker: BrokerProcess, queue: str, *, first: int = 0) -> list[tuple[in
 
 @LITTLE_MEMORY
 def test_transients_that_left_memory_come_back_in_order(own_broker: BrokerProcess, queue: str) -> None:
+    # C18.2, C24.1
     sent = spill(own_broker, queue)
     receiver = own_broker.connect()
     receiver.subscribe(queue, prefetch=3)
@@ -229,6 +231,7 @@ def test_transients_that_a_consumer_took_do_not_come_back_after_a_clean_stop(
 def test_reading_of_a_page_holds_back_lower_priorities_and_not_higher_ones(
     held_broker: BrokerProcess, queue: str
 ) -> None:
+    # C4.3
     sender, receiver = held_broker.connect(), held_broker.connect()
     send_all(sender, queue, "persistent", named("four", 5), 4, size=1000)
     held_broker.hold_pages()
@@ -362,6 +365,7 @@ def large(number: int, size: int) -> bytes:
 def test_consumers_that_do_not_read_their_sockets_take_no_memory_from_others(
     own_broker: BrokerProcess, queue: str
 ) -> None:
+    # C4.5
     count, size = 500, 500_000
     sender, reader, other_reader = own_broker.connect(), own_broker.connect(), own_broker.connect()
     deaf = [own_broker.connect(receive_buffer=4096) for _ in range(50)]
@@ -430,6 +434,7 @@ def test_held_messages_leave_memory_and_come_whole_to_the_next_consumer(own_brok
 def test_a_client_that_does_not_read_its_replies_is_the_only_one_cut_when_memory_is_short(
     own_broker: BrokerProcess, queue: str
 ) -> None:
+    # C24.16, C24.18
     size = 200_000
     modest, deaf, server = own_broker.connect(), own_broker.connect(receive_buffer=4096), own_broker.connect()
     server.subscribe("requests")

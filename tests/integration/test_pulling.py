@@ -1,6 +1,6 @@
 """Tests of pulling subscriptions: they get as many messages as they request, and learn that none is ready.
 
-Source of what is expected: docs/contract.md, "Pulling"; docs/stomp.md.
+Source of what is expected: docs/contract.md, C21.1 to C21.7; docs/protocol.md.
 """
 
 import pytest
@@ -41,6 +41,7 @@ def unused(message: Frame) -> int:
 def test_a_pulling_subscription_gets_no_message_beyond_its_requests(
     queue: str, sender: RawClient, reader: RawClient
 ) -> None:
+    # C21.1
     pull(reader, queue)
     fill(sender, queue, 5)
     assert reader.arrived() == []
@@ -57,6 +58,7 @@ def test_a_pulling_subscription_gets_no_message_beyond_its_requests(
 def test_a_waiting_pull_request_is_answered_when_a_message_comes(
     queue: str, sender: RawClient, reader: RawClient
 ) -> None:
+    # C21.2
     pull(reader, queue)
     reader.pull(3)
     assert reader.arrived() == []
@@ -69,6 +71,7 @@ def test_a_waiting_pull_request_is_answered_when_a_message_comes(
 def test_a_pull_request_without_wait_ends_when_no_message_is_ready(
     queue: str, sender: RawClient, reader: RawClient
 ) -> None:
+    # C21.3
     pull(reader, queue)
     reader.pull(3, waits=False, name="a")
     end = reader.message()
@@ -85,6 +88,7 @@ def test_a_pull_request_without_wait_ends_when_no_message_is_ready(
 def test_a_withdrawn_pull_request_gets_no_message_after_the_answer(
     queue: str, sender: RawClient, reader: RawClient
 ) -> None:
+    # C21.5
     pull(reader, queue)
     reader.pull(3)
     fill(sender, queue, 1)
@@ -99,6 +103,7 @@ def test_a_withdrawn_pull_request_gets_no_message_after_the_answer(
 
 
 def test_pull_requests_add_up(queue: str, sender: RawClient, reader: RawClient) -> None:
+    # C21.6
     pull(reader, queue)
     reader.pull(1)
     reader.pull(2)
@@ -107,6 +112,7 @@ def test_pull_requests_add_up(queue: str, sender: RawClient, reader: RawClient) 
 
 
 def test_a_pulling_subscription_gets_the_true_next_message(queue: str, sender: RawClient, reader: RawClient) -> None:
+    # C21.1, C21.7
     pull(reader, queue)
     for priority in (1, 4, 9, 4):
         sender.send(queue, b"%d" % priority, priority=priority)
@@ -122,6 +128,7 @@ def test_a_pulling_subscription_gets_the_true_next_message(queue: str, sender: R
 def test_a_pull_request_without_wait_reads_and_compares_all_messages_first(
     queue: str, sender: RawClient, reader: RawClient
 ) -> None:
+    # C21.3
     for number in range(300):
         sender.send(queue, b"%d" % number, persistent=True, headers={"n": str(number)})
     sender.arrived()
@@ -141,6 +148,7 @@ def test_a_pull_request_without_wait_reads_and_compares_all_messages_first(
 def test_a_pull_request_without_wait_finds_no_message_in_a_paused_queue(
     broker: BrokerProcess, queue: str, sender: RawClient, reader: RawClient
 ) -> None:
+    # C21.3
     fill(sender, queue, 1)
     broker.output_of("pause", queue)
     pull(reader, queue)
@@ -152,6 +160,7 @@ def test_a_pull_request_without_wait_finds_no_message_in_a_paused_queue(
 
 
 def test_a_consumer_of_a_pattern_pulls_from_all_its_queues(queue: str, sender: RawClient, reader: RawClient) -> None:
+    # C21.7
     pull(reader, f"{queue}.*")
     reader.pull(1, waits=False)
     assert unused(reader.message()) == 1
@@ -189,6 +198,7 @@ def test_a_release_ends_a_pull_request_without_an_answer(broker: BrokerProcess, 
     ],
 )
 def test_headers_that_exclude_pulling_are_refused(queue: str, reader: RawClient, headers: dict[str, str]) -> None:
+    # C21.7
     fields = {"id": "1", "destination": f"/queue/{queue}", "ack": "client-individual", "truenext-pull": "true"}
     reader.send_frame("SUBSCRIBE", fields | headers)
     assert "pull" in reader.error().body.decode()
@@ -202,6 +212,7 @@ def test_a_prefetch_of_0_makes_a_pulling_subscription(queue: str, sender: RawCli
 
 
 def test_pull_requests_beyond_the_limit_are_refused(queue: str, reader: RawClient) -> None:
+    # C21.1
     pull(reader, queue)
     reader.pull(32767)
     reader.pull(1)

@@ -128,6 +128,7 @@ def moved_back_once_over_kills(broker: BrokerProcess) -> None:
 
 
 def test_a_failed_message_under_while_waiting_block_is_never_overtaken(tmp_path: Path) -> None:
+    # C3.6
     with running(tmp_path, delay_ms=300, while_waiting="block") as broker:
         client = broker.connect()
         for number in range(20):
@@ -192,6 +193,7 @@ def test_a_retry_that_became_due_while_the_process_was_stopped_is_dispatched(tmp
 
 
 def test_a_nack_has_its_own_delay(broker: BrokerProcess, queue: str) -> None:
+    # C9.5
     client = broker.connect()
     for body in (b"later", b"behind"):
         client.send(queue, body)
@@ -219,6 +221,7 @@ def test_a_nack_inside_a_transaction_has_its_delay_from_the_commit_on(broker: Br
 
 
 def test_a_message_says_the_first_and_the_last_cause_over_a_crash_and_as_a_dead_letter(tmp_path: Path) -> None:
+    # C10.11, C11.3
     at_once = {"truenext-delay": "0"}
     with running(tmp_path, attempts_max=4) as broker:
         client = broker.connect()
@@ -257,6 +260,7 @@ def causes_of(message: Frame, of: str = "") -> tuple[str | None, str | None]:
 def test_a_rejected_message_is_a_dead_letter_at_once_with_its_origin(
     broker: BrokerProcess, queue: str, in_transaction: bool
 ) -> None:
+    # C11.1, C11.2, C11.3
     client = broker.connect()
     expires = int(time.time() * 1000) + 3_600_000
     client.send(queue, b"poison", priority=7, headers={"expires": str(expires), "colour": "red"})
@@ -314,6 +318,7 @@ def test_messages_acknowledged_in_a_repeated_commit_count_attempts_until_they_ar
 
 
 def test_a_lost_connection_returns_its_messages_at_once(tmp_path: Path) -> None:
+    # C9.6
     with running(tmp_path, first_delay_ms=60_000) as broker:
         client = broker.connect()
         client.send("q", b"hello", confirmed=True)
@@ -328,6 +333,7 @@ def test_a_lost_connection_returns_its_messages_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["SEND", "in a transaction", "scheduled", "1.0, padded", "numbered"])
 def test_a_client_cannot_forge_the_headers_of_a_dead_letter(broker: BrokerProcess, queue: str, way: str) -> None:
     """Otherwise an operator's re-drive would move it where a client wants."""
+    # C11.3
     client = broker.connect(version="1.0" if way == "1.0, padded" else "1.2")
     forged = dict.fromkeys(DEAD_LETTER_HEADERS, "7") | {"truenext-original-destination": "/queue/target"}
     if way == "1.0, padded":
@@ -352,6 +358,7 @@ def test_a_client_cannot_forge_the_headers_of_a_dead_letter(broker: BrokerProces
 
 
 def test_queues_can_share_a_dead_letter_queue_in_which_failures_stay(tmp_path: Path) -> None:
+    # C11.1, C11.6
     with running(tmp_path, attempts_max=1, first_delay_ms=0, delay_ms=0, dead_letters="undeliverable") as broker:
         client = broker.connect()
         for queue in ("a", "b"):
@@ -379,6 +386,7 @@ def dead_letters(broker: BrokerProcess, queue: str, count: int, **headers: str) 
 
 
 def test_a_dead_letter_is_moved_back_as_it_was(broker: BrokerProcess, queue: str) -> None:
+    # C12.2
     expires = str(int(time.time() * 1000) + 3_600_000)
     (letter,) = dead_letters(broker, queue, 1, expires=expires, colour="red", priority="6", persistent="true")
     moved = broker.truenext("redrive", f"/queue/DLQ.{queue}")
@@ -398,6 +406,7 @@ def test_a_dead_letter_is_moved_back_as_it_was(broker: BrokerProcess, queue: str
 
 
 def test_an_expiry_that_is_past_does_not_come_back(broker: BrokerProcess, queue: str) -> None:
+    # C12.2
     dead_letters(broker, queue, 1, expires=str(int(time.time() * 1000) + 2000))
     time.sleep(2)
     assert broker.truenext("redrive", f"DLQ.{queue}").stdout == f"1 moved to {queue}\n"

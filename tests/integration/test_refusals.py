@@ -1,6 +1,6 @@
 """Tests that a connection goes on after a refused frame, and that the frame has no effect.
 
-Source of what is expected: docs/contract.md, "Refusals"; docs/stomp.md.
+Source of what is expected: docs/contract.md, C23.3 to C23.7; docs/protocol.md.
 """
 
 import pytest
@@ -23,6 +23,7 @@ def of(error: Frame) -> tuple[str, int]:
 
 
 def test_an_error_names_the_frame_and_the_connection_goes_on(client: RawClient, queue: str) -> None:
+    # C23.3, C23.4
     client.send(queue, b"0")
     client.send_frame("SEND", {"destination": "nonsense:"}, b"1")
     client.send(queue, b"2")
@@ -45,6 +46,7 @@ def test_an_error_names_the_frame_and_the_connection_goes_on(client: RawClient, 
 def test_the_error_comes_before_the_receipt_of_a_later_frame_and_instead_of_its_own(
     client: RawClient, queue: str
 ) -> None:
+    # C23.4
     for number in range(20):
         client.send_frame(
             "SEND", {"destination": f"/queue/{queue}", "persistent": "true", "receipt": f"a{number}"}, b"x"
@@ -57,6 +59,7 @@ def test_the_error_comes_before_the_receipt_of_a_later_frame_and_instead_of_its_
 
 
 def test_a_transaction_with_a_refused_frame_can_only_be_aborted(client: RawClient, queue: str) -> None:
+    # C23.5
     client.begin("a")
     client.begin("b")
     client.send(queue, b"a", transaction="a")
@@ -75,6 +78,7 @@ def test_a_transaction_with_a_refused_frame_can_only_be_aborted(client: RawClien
 
 
 def test_a_refused_acknowledgement_dooms_its_transaction(client: RawClient, queue: str) -> None:
+    # C23.5
     client.subscribe(queue)
     client.send(queue, b"0")
     message = client.message()
@@ -116,6 +120,7 @@ def test_an_unsubscribe_that_was_refused_leaves_the_subscription(broker: BrokerP
 
 
 def test_bytes_that_are_no_frame_end_the_connection(client: RawClient, queue: str) -> None:
+    # C23.3
     client.send(queue, b"0", confirmed=True)
     client.write(b"SEND\nno colon\n\n\0")
     assert client.error().headers["truenext-code"] == "malformed-frame"
@@ -133,6 +138,7 @@ def test_an_invalid_receipt_name_is_refused_before_its_frame_is_carried_out(
 def test_a_send_that_would_wait_for_space_is_refused_and_later_frames_are_read(
     held_broker: BrokerProcess, queue: str
 ) -> None:
+    # C23.6, C23.7
     broker = held_broker
     client = broker.connect(headers=TRUENEXT_CLIENT)
     client.send_frame("SUBSCRIBE", {"id": "replies", "destination": "/temp-queue/replies"}, confirmed=True)
@@ -150,6 +156,7 @@ def test_a_send_that_would_wait_for_space_is_refused_and_later_frames_are_read(
 
 def test_frames_are_counted_by_either_way_of_reading(client: RawClient, queue: str) -> None:
     """Frames of a known shape are read in another way, and heart-beats are not counted."""
+    # C23.4
     position = 1
     chunk = b""
     wrong = []
@@ -165,6 +172,7 @@ def test_frames_are_counted_by_either_way_of_reading(client: RawClient, queue: s
 
 
 def test_connection_of_another_client_is_ended_by_a_refused_frame(broker: BrokerProcess, queue: str) -> None:
+    # C10.2, C23.3
     client = broker.connect()
     client.send_frame("SEND", {"destination": "/queue/"}, b"")
     error = client.error()

@@ -1,7 +1,7 @@
 """Tests of releases: messages return to their exact place without an attempt, and the client can tell earlier
 dispatches.
 
-Source of what is expected: docs/contract.md, "Releasing"; docs/stomp.md.
+Source of what is expected: docs/contract.md, chapter 20; docs/protocol.md.
 """
 
 from collections.abc import Sequence
@@ -52,6 +52,7 @@ def of_round(reader: RawClient, number: int, count: int) -> list[Frame]:
 def test_released_messages_come_again_in_order_and_without_an_attempt(
     broker: BrokerProcess, queue: str, reader: RawClient
 ) -> None:
+    # C20.1
     fill(broker, queue, 5)
     reader.subscribe(queue, prefetch=3)
     first = reader.only(3)
@@ -63,6 +64,7 @@ def test_released_messages_come_again_in_order_and_without_an_attempt(
 
 
 def test_messages_to_keep_are_not_released(broker: BrokerProcess, queue: str, reader: RawClient) -> None:
+    # C20.1
     fill(broker, queue, 4)
     reader.subscribe(queue, prefetch=3)
     zero, one, two = reader.only(3)
@@ -75,6 +77,7 @@ def test_messages_to_keep_are_not_released(broker: BrokerProcess, queue: str, re
 
 
 def test_an_ack_of_an_earlier_dispatch_is_refused(broker: BrokerProcess, queue: str, reader: RawClient) -> None:
+    # C20.8
     fill(broker, queue, 1)
     reader.subscribe(queue)
     (first,) = reader.only(1)
@@ -88,6 +91,7 @@ def test_an_ack_of_an_earlier_dispatch_is_refused(broker: BrokerProcess, queue: 
 def test_an_abort_releases_the_transaction_and_the_buffer_in_one_step(
     broker: BrokerProcess, queue: str, reader: RawClient
 ) -> None:
+    # C20.2
     fill(broker, queue, 6)
     reader.subscribe(queue, prefetch=4)
     messages = reader.only(4)
@@ -135,6 +139,7 @@ def test_an_abort_can_count_no_attempt(broker: BrokerProcess, queue: str, reader
 def test_a_suspended_subscription_gets_nothing_until_it_is_woken(
     broker: BrokerProcess, queue: str, reader: RawClient
 ) -> None:
+    # C20.4
     fill(broker, queue, 3)
     reader.subscribe(queue, prefetch=2)
     reader.only(2)
@@ -178,6 +183,7 @@ def test_a_release_can_keep_more_messages_than_a_header_holds(
 def test_an_invalid_release_is_refused_with_its_cause(
     broker: BrokerProcess, queue: str, reader: RawClient, ack: str, named: str, others: dict[str, Any], code: str
 ) -> None:
+    # C20.6
     reader.subscribe(queue, ack=ack)
     reader.release(named, **others)
     assert reader.next_error().headers["truenext-code"] == code
@@ -211,6 +217,7 @@ def test_a_message_that_always_fails_takes_no_neighbour_to_the_dead_letters(
 def test_a_group_stays_with_a_suspended_subscription_while_its_transaction_has_a_message_of_it(
     broker: BrokerProcess, queue: str, reader: RawClient
 ) -> None:
+    # C5.3, C20.5
     sender = broker.connect()
     for number in range(6):
         sender.send(queue, b"%d" % number, headers={"JMSXGroupID": "AB"[number % 2]})

@@ -69,6 +69,7 @@ def test_scheduled_sends_survive_a_restart(own_broker: BrokerProcess, is_clean: 
 
 
 def test_kill_9_while_scheduled_sends_become_due_neither_loses_nor_doubles_one(own_broker: BrokerProcess) -> None:
+    # C14.8
     count = 600
     client = own_broker.connect()
     for number in range(count):
@@ -124,6 +125,7 @@ def test_scheduled_shows_the_sends_in_the_order_in_which_they_are_due(own_broker
 
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_cancelled_sends_stay_cancelled_after_a_restart(own_broker: BrokerProcess, is_clean: bool) -> None:
+    # C14.7
     fill(own_broker, 1200)
     assert (
         own_broker.output_of("unschedule", "q", "--selector", "even = 'True'", "--dry-run")

@@ -1,7 +1,7 @@
 """Tests that subscribers of a topic get all messages in order, however much faster they are sent, within the memory of
 the broker.
 
-Over real sockets, with a real store. Source of what is expected: docs/contract.md, "Topics" and "Memory and disk".
+Over real sockets, with a real store. Source of what is expected: docs/contract.md, C6.2, C6.3 and C24.13 to C24.18.
 """
 
 import threading
@@ -73,6 +73,7 @@ def check_store(broker: BrokerProcess) -> str:
 def test_messages_sent_faster_than_they_are_read_come_in_order_within_the_memory_limit(
     own_broker: BrokerProcess, mode: str
 ) -> None:
+    # C24.13
     readers = [follow(own_broker, mode=mode) for _ in range(3)]
     with own_broker.watched_memory() as memory:
         publish(own_broker.connect(), 0, MANY)
@@ -177,6 +178,7 @@ def test_spilled_messages_of_an_ended_subscription_are_removed_in_the_background
 def test_a_subscriber_that_does_not_read_is_ended_with_the_reason_when_space_is_short(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
+    # C24.14, C24.18
     broker = BrokerProcess(tmp_path, options, can_hold_disk=True, policy={"stalled_subscriber_ms": 3000})
     broker.start()
     try:
@@ -206,6 +208,7 @@ def test_a_subscriber_that_does_not_read_is_ended_with_the_reason_when_space_is_
 
 @SMALL
 def test_a_producer_of_a_topic_waits_while_space_is_short(held_broker: BrokerProcess) -> None:
+    # C24.13
     reader = follow(held_broker)
     sender = held_broker.connect()
     publish(sender, 0, 1)
@@ -222,6 +225,7 @@ def test_a_producer_of_a_topic_waits_while_space_is_short(held_broker: BrokerPro
 
 @SMALL
 def test_a_producer_of_a_topic_waits_for_a_slower_disk(held_broker: BrokerProcess) -> None:
+    # C24.13
     reader = follow(held_broker)
     sender = held_broker.connect()
     held_broker.hold_disk()
@@ -238,6 +242,7 @@ def test_a_producer_of_a_topic_waits_for_a_slower_disk(held_broker: BrokerProces
 
 
 def test_a_subscription_that_keeps_more_than_its_topic_allows_is_ended_though_most_is_on_disk(tmp_path: Path) -> None:
+    # C24.15, C24.18
     size = MANY * BODY_BYTES
     broker = BrokerProcess(tmp_path, ["--memory-limit", "128MiB"], policy={"memory_limit": f"{size // 2**20}MiB"})
     broker.start()

@@ -1,6 +1,6 @@
 """Tests that only started messages count an attempt when a connection is lost, and that the next reader is told of it.
 
-Source of what is expected: docs/contract.md, "Deliveries and attempts"; docs/stomp.md.
+Source of what is expected: docs/contract.md, C10.2, C10.9, C10.10; docs/protocol.md.
 """
 
 import pytest
@@ -45,6 +45,7 @@ def again(broker: BrokerProcess, queue: str, count: int) -> list[Frame]:
 def test_only_started_messages_count_an_attempt_when_the_connection_is_lost(
     broker: BrokerProcess, queue: str, ends: str
 ) -> None:
+    # C10.2
     fill(broker, queue, 5)
     reader = broker.connect(headers=TRUENEXT_CLIENT)
     reader.subscribe(queue)
@@ -69,6 +70,7 @@ def test_only_started_messages_count_an_attempt_when_the_connection_is_lost(
 def test_messages_that_were_not_started_count_no_attempt_when_the_connection_is_lost(
     broker: BrokerProcess, queue: str
 ) -> None:
+    # C10.9
     fill(broker, queue, 2)
     reader = broker.connect(headers=TRUENEXT_CLIENT)
     reader.subscribe(queue)
@@ -91,6 +93,7 @@ def test_a_message_acknowledged_in_a_transaction_counts_as_started(broker: Broke
 
 
 def test_started_ends_with_the_dispatch(broker: BrokerProcess, queue: str) -> None:
+    # C10.9, C20.3
     fill(broker, queue, 2)
     reader = broker.connect(headers=TRUENEXT_CLIENT)
     reader.subscribe(queue)
@@ -107,6 +110,7 @@ def test_started_ends_with_the_dispatch(broker: BrokerProcess, queue: str) -> No
 def test_header_of_a_last_attempt_by_lost_connection_survives_restarts(
     own_broker: BrokerProcess, queue: str, unclean: bool
 ) -> None:
+    # C10.10
     broker = own_broker
     sender = broker.connect()
     for number in range(3):

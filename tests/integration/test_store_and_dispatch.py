@@ -1,7 +1,7 @@
 """Tests that the broker keeps every message, once and in order, in races of eviction, reading, early dispatch and early
 acknowledgement.
 
-*Early* is before the message is written. Source of what is expected: docs/contract.md, "Ready" and "Memory and disk".
+*Early* is before the message is written. Source of what is expected: docs/contract.md, C3.1, C3.2, C24.1.
 """
 
 import os
@@ -183,6 +183,7 @@ def nothing_received(client: RawClient) -> bool:
 def test_a_persistent_message_is_dispatched_before_it_is_durable_and_confirmed_after(
     held_broker: BrokerProcess, queue: str
 ) -> None:
+    # C3.1
     receiver = held_broker.connect()
     receiver.subscribe(queue)
     held_broker.hold_disk()
@@ -220,6 +221,7 @@ def test_messages_acknowledged_before_they_are_written_are_confirmed_and_do_not_
     held_broker: BrokerProcess, queue: str, follows_another: bool
 ) -> None:
     """A message of the gathering batch is taken out of it; a message in the store is removed by the next batch."""
+    # C3.1
     receiver = held_broker.connect()
     receiver.subscribe(queue)
     held_broker.hold_disk()
@@ -266,6 +268,7 @@ def test_persistent_and_transient_keep_their_order_while_the_disk_stands_still(
 def test_a_transaction_is_visible_once_it_is_durable_also_where_single_messages_are_at_once(
     held_broker: BrokerProcess, queue: str
 ) -> None:
+    # C3.2
     receiver, sender = held_broker.connect(), held_broker.connect()
     receiver.subscribe(queue)
     held_broker.hold_disk()

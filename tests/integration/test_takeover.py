@@ -1,6 +1,6 @@
 """Tests of takeovers: a client gets its own messages back, and nothing that its old connection sent takes effect later.
 
-Source of what is expected: docs/contract.md, "Taking over"; docs/stomp.md.
+Source of what is expected: docs/contract.md, C22.1 to C22.4; docs/protocol.md.
 """
 
 import contextlib
@@ -28,6 +28,7 @@ def is_taken_over(client: RawClient) -> str | None:
 
 
 def test_a_secret_is_handed_out_to_clients_that_number_their_connections(broker: BrokerProcess) -> None:
+    # C22.1
     clients = [broker.connect(headers=numbered(number)) for number in (1, 1, 7)]
     secrets = {secret_of(client) for client in clients}
     assert len(secrets) == 3 and all(re.fullmatch("[0-9a-f]{32}", secret) for secret in secrets)
@@ -38,6 +39,7 @@ def test_a_secret_is_handed_out_to_clients_that_number_their_connections(broker:
 
 
 def test_messages_held_by_the_old_connection_come_to_the_new_one(broker: BrokerProcess, queue: str) -> None:
+    # C22.2
     old = broker.connect(headers=numbered(1))
     old.subscribe(queue, headers={"activemq.exclusive": "true"})
     for number in range(2):
@@ -53,6 +55,7 @@ def test_messages_held_by_the_old_connection_come_to_the_new_one(broker: BrokerP
 
 
 def test_a_takeover_counts_no_attempt_of_started_and_acknowledged_messages(broker: BrokerProcess, queue: str) -> None:
+    # C22.2
     old = broker.connect(headers=numbered(1))
     old.subscribe(queue)
     for body in (b"0", b"1"):
@@ -77,6 +80,7 @@ def test_a_durable_subscription_is_free_for_the_client_that_comes_back(broker: B
 
 
 def test_a_secret_that_is_not_known_is_no_error_and_is_the_connections_own_from_then_on(broker: BrokerProcess) -> None:
+    # C22.3
     secret = "0123456789abcdef" * 2
     first = broker.connect(headers=numbered(5, secret))
     assert is_taken_over(first) == "false" and secret_of(first) == secret
@@ -88,6 +92,7 @@ def test_a_secret_that_is_not_known_is_no_error_and_is_the_connections_own_from_
 
 
 def test_a_connect_that_comes_late_is_refused_and_does_nothing(broker: BrokerProcess, queue: str) -> None:
+    # C22.4
     first = broker.connect(headers=numbered(1))
     secret = secret_of(first)
     third = broker.connect(headers=numbered(3, secret))
@@ -105,6 +110,7 @@ def test_a_connect_that_comes_late_is_refused_and_does_nothing(broker: BrokerPro
 
 
 def test_frames_of_the_old_connection_after_a_takeover_are_not_read(broker: BrokerProcess, queue: str) -> None:
+    # C22.2
     old = broker.connect(headers=numbered(1))
     with broker.asleep():
         new = broker.connect(sends_connect=False)
@@ -121,6 +127,7 @@ def test_frames_of_the_old_connection_after_a_takeover_are_not_read(broker: Brok
 def test_sends_of_the_old_connection_that_wait_for_disk_space_are_dropped(
     held_broker: BrokerProcess, queue: str
 ) -> None:
+    # C22.2
     broker = held_broker
     old = broker.connect(headers=numbered(1))
     old.send(queue, b"before", persistent=True, confirmed=True)
@@ -134,6 +141,7 @@ def test_sends_of_the_old_connection_that_wait_for_disk_space_are_dropped(
 
 
 def test_the_secret_is_in_no_log_and_no_answer(own_broker: BrokerProcess, queue: str) -> None:
+    # C22.1
     first = own_broker.connect(headers=numbered(1))
     second = own_broker.connect(headers=numbered(2, secret_of(first)))
     assert secret_of(second) not in own_broker.log

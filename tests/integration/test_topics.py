@@ -63,6 +63,7 @@ def test_a_transaction_is_published_when_it_is_committed(broker: BrokerProcess, 
 
 
 def test_a_pattern_follows_all_topics_that_match_in_one_order(broker: BrokerProcess, queue: str) -> None:
+    # C6.7
     reader, sender = broker.connect(), broker.connect()
     follow(reader, f"/topic/{queue}.*", headers={"activemq.prefetchSize": "1"})
     for number, topic in enumerate(["eu", "us", "eu.de", "us", "eu"]):
@@ -77,6 +78,7 @@ def test_a_pattern_follows_all_topics_that_match_in_one_order(broker: BrokerProc
 
 
 def test_a_virtual_topic_fills_the_queues_of_its_consumers(own_broker: BrokerProcess) -> None:
+    # C6.9
     client = own_broker.connect()
     for name in ("a", "b"):
         follow(client, f"/queue/Consumer.{name}.VirtualTopic.orders", name=name)
@@ -149,6 +151,7 @@ def control_request(client: RawClient, verb: str) -> object:
 def test_a_durable_subscription_collects_through_kills_until_it_is_ended(
     own_broker: BrokerProcess, headers: dict[str, str]
 ) -> None:
+    # C6.4, C6.5
     reader = known(own_broker)
     follow(reader, "/topic/news", headers=headers)
     own_broker.kill()
@@ -211,6 +214,7 @@ def test_a_durable_subscription_may_end_in_one_write_with_a_message_to_it(own_br
 
 
 def test_a_durable_subscription_has_one_user_at_a_time(broker: BrokerProcess, queue: str) -> None:
+    # C6.4
     first, second = known(broker, queue), known(broker, queue)
     follow(first, f"/topic/{queue}", headers={"durable": "true"})
     second.send_frame("SUBSCRIBE", {"id": "1", "destination": f"/topic/{queue}", "durable": "true"})
@@ -235,6 +239,7 @@ def test_a_durable_subscription_that_is_taken_up_for_another_topic_begins_anew(
 def test_a_subscribe_that_discards_messages_warns_and_another_spelling_discards_nothing(
     own_broker: BrokerProcess,
 ) -> None:
+    # C6.5, C6.6
     durable = {"durable": "true", "selector": "colour = 'red'"}
     reader = known(own_broker, "me")
     follow(reader, "/topic/news", headers=durable)
@@ -261,6 +266,7 @@ def test_a_subscribe_that_discards_messages_warns_and_another_spelling_discards_
 def test_a_rejected_message_of_a_durable_subscription_is_dead_lettered_and_can_be_redriven(
     broker: BrokerProcess, queue: str
 ) -> None:
+    # C11.4, C12.2
     reader = known(broker, queue)
     follow(reader, f"/topic/{queue}", headers={"durable": "true"})
     publish(reader, f"/topic/{queue}", "bad", {"persistent": "true"})
@@ -311,6 +317,7 @@ def test_work_on_a_subscription_that_has_ended_between_two_pieces_is_refused_in_
 def test_a_redriven_message_of_a_durable_subscription_arrives_as_it_was_first_sent(
     own_broker: BrokerProcess, address: str, way: str
 ) -> None:
+    # C12.2
     reader = known(own_broker, "me")
     subscribed = {"durable": "true", "selector": "colour = 'red' OR\ncolour = 'a:b'"}
     follow(reader, "/topic/news.*", headers=subscribed)
@@ -495,6 +502,7 @@ def test_dead_letters_of_a_subscription_with_a_long_selector_go_back_until_it_en
 def test_dead_letters_of_an_ended_subscription_are_left_with_the_reason_and_the_remedy(
     broker: BrokerProcess, queue: str
 ) -> None:
+    # C12.2
     reader = known(broker, queue)
     dead = f"DLQ.subscription.{queue}.1"
     # The first time it is taken up for another topic, the second time it ends.

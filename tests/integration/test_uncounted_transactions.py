@@ -1,6 +1,6 @@
 """Tests that transactions that count their NACKs alone count nothing else, however they end.
 
-Source of what is expected: docs/contract.md, "Deliveries and attempts"; docs/stomp.md.
+Source of what is expected: docs/contract.md, C10.3, C10.4; docs/protocol.md.
 """
 
 import time
@@ -89,6 +89,7 @@ def acknowledging(
 def test_lost_connection_counts_no_attempt_of_acknowledged_messages(
     broker: BrokerProcess, queue: str, lose: Callable[[RawClient], None]
 ) -> None:
+    # C10.3
     fill(broker, queue, 4)
     lose(acknowledging(broker, queue, 4, COUNTS_NACKS, heart_beat="1000,0" if lose is miss_heart_beats else "0,0"))
     broker.await_facts(queue, waiting=4, unacknowledged=0)
@@ -109,6 +110,7 @@ def test_seven_kills_dead_letter_only_messages_that_count(
 
 
 def test_lost_connection_counts_the_first_message_beside_such_a_transaction(broker: BrokerProcess, queue: str) -> None:
+    # C10.4
     fill(broker, queue, 5)
     acknowledging(broker, queue, 2, COUNTS_NACKS).crash()
     broker.await_facts(queue, waiting=5, unacknowledged=0)
@@ -163,6 +165,7 @@ def release(reader: RawClient) -> None:
 def test_messages_nacked_in_an_uncounted_transaction_count_however_it_ends(
     broker: BrokerProcess, queue: str, end: Callable[[RawClient], None]
 ) -> None:
+    # C10.4
     fill(broker, queue, 3)
     reader = broker.connect(headers=TRUENEXT_CLIENT)
     reader.subscribe(queue, prefetch=3)
@@ -180,6 +183,7 @@ def test_messages_nacked_in_an_uncounted_transaction_count_however_it_ends(
 def test_transaction_with_a_refused_frame_counts_no_attempt_of_acknowledged_messages(
     broker: BrokerProcess, queue: str
 ) -> None:
+    # C10.3
     fill(broker, queue, 1)
     reader = broker.connect(headers=TRUENEXT_CLIENT)
     reader.subscribe(queue, prefetch=1)

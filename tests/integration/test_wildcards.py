@@ -34,6 +34,7 @@ def fill(client: RawClient, queue: str, count: int) -> list[tuple[int, int, str]
 
 @EVICTED
 def test_a_pattern_takes_from_all_queues_that_match_in_one_order(broker: BrokerProcess, queue: str) -> None:
+    # C7.1, C7.4
     sender, receiver = broker.connect(), broker.connect()
     keys = fill(sender, queue, 300)
     publish(sender, f"/queue/{queue}", "is not meant")
@@ -69,6 +70,7 @@ def test_later_messages_overtake_those_of_another_queue_by_priority_alone(broker
 
 
 def test_a_pattern_has_one_window_and_releases_its_messages_to_their_queues(broker: BrokerProcess, queue: str) -> None:
+    # C7.4, C7.7
     sender, receiver = broker.connect(), broker.connect()
     follow(receiver, f"/queue/{queue}.*", headers={"activemq.prefetchSize": "3"})
     for number in range(6):
@@ -84,6 +86,7 @@ def test_a_pattern_has_one_window_and_releases_its_messages_to_their_queues(brok
 
 
 def test_a_cumulative_acknowledgement_covers_all_queues(broker: BrokerProcess, queue: str) -> None:
+    # C7.7
     sender, receiver = broker.connect(), broker.connect()
     follow(receiver, f"/queue/{queue}.*", headers={"ack": "client"})
     for number in range(4):
@@ -104,6 +107,7 @@ def test_the_real_queue_is_named_whatever_a_message_was_sent_to(broker: BrokerPr
 
 
 def test_dead_letter_queues_match_only_patterns_that_name_them(own_broker: BrokerProcess) -> None:
+    # C7.3
     all_queues, dead = own_broker.connect(), own_broker.connect()
     follow(all_queues, "/queue/>")
     publish(all_queues, "/queue/orders", "bad")
@@ -153,6 +157,7 @@ def test_a_pattern_matches_queues_of_an_earlier_run(own_broker: BrokerProcess) -
 def test_options_that_a_pattern_of_queues_cannot_have_are_refused(
     broker: BrokerProcess, headers: dict[str, str], reason: str
 ) -> None:
+    # C7.9
     client = broker.connect(sends_connect=False)
     client.send_connect("1.2", "0,0", client_id="me")
     client.send_frame("SUBSCRIBE", {"id": "1", "destination": "/queue/a.*", "ack": "client-individual"} | headers)

@@ -21,6 +21,7 @@ def fill(broker: BrokerProcess, queue: str, count: int, *, priority: int = 4) ->
 def test_a_consumer_that_acknowledges_every_500_cumulatively_gets_500_each_time(
     broker: BrokerProcess, queue: str
 ) -> None:
+    # C4.9
     fill(broker, queue, 1499)
     receiver = broker.connect()
     receiver.subscribe(queue, ack="client", prefetch=None)
@@ -43,6 +44,7 @@ def test_a_consumer_that_commits_every_100_gets_100_each_time(broker: BrokerProc
 
 
 def test_a_consumer_that_acknowledges_only_after_200_gets_200(broker: BrokerProcess, queue: str) -> None:
+    # C4.10
     fill(broker, queue, 399)
     receiver = broker.connect()
     receiver.subscribe(queue, prefetch=None)
@@ -85,6 +87,7 @@ def _acknowledged(receiver: RawClient, count: int) -> list[Frame]:
 def test_an_express_consumer_with_1000_of_priority_4_in_its_window_gets_the_9_next(
     broker: BrokerProcess, queue: str
 ) -> None:
+    # C4.13
     sender = fill(broker, queue, 1999)
     receiver = broker.connect()
     receiver.subscribe(queue, prefetch=1000, headers={"truenext-express": "true"})
@@ -99,6 +102,7 @@ def test_an_express_consumer_with_1000_of_priority_4_in_its_window_gets_the_9_ne
 
 
 def test_without_express_a_full_window_stays_as_it_is(broker: BrokerProcess, queue: str) -> None:
+    # C4.13
     sender = fill(broker, queue, 19)
     receiver = broker.connect()
     receiver.subscribe(queue, prefetch=10)
@@ -110,6 +114,7 @@ def test_without_express_a_full_window_stays_as_it_is(broker: BrokerProcess, que
 def test_an_exclusive_consumer_gets_all_messages_until_the_next_one_takes_over(
     broker: BrokerProcess, queue: str
 ) -> None:
+    # C4.12
     plain, first, second = [broker.connect() for _ in range(3)]
     plain.subscribe(queue)
     for receiver in (first, second):
@@ -125,6 +130,7 @@ def test_an_exclusive_consumer_gets_all_messages_until_the_next_one_takes_over(
 
 
 def test_the_consumer_of_the_highest_priority_gets_what_it_has_credit_for(broker: BrokerProcess, queue: str) -> None:
+    # C4.11
     low, high = broker.connect(), broker.connect()
     low.subscribe(queue, headers={"activemq.priority": "-1"})
     high.subscribe(queue, prefetch=5, headers={"activemq.priority": "5"})

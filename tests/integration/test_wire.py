@@ -830,6 +830,7 @@ def assert_nothing_received(broker: BrokerProcess, client: RawClient) -> None:
 
 
 def test_receipts_come_in_order_and_only_once_the_sends_are_durable(held_broker: BrokerProcess) -> None:
+    # C18.1
     sender, other, committing = (held_broker.connect() for _ in range(3))
     held_broker.hold_disk()
     sender.send("q", b"0", persistent=True, headers={"receipt": "a"})
@@ -1036,6 +1037,7 @@ def test_a_request_finds_its_way_back_through_a_temporary_queue(
 
 @AMID_TRAFFIC
 def test_a_temporary_queue_belongs_to_its_connection_and_ends_with_it(broker: BrokerProcess, queue: str) -> None:
+    # C25.5
     service, requester = broker.connect(), broker.connect()
     service.subscribe(queue)
     requester.send_frame("SUBSCRIBE", {"id": "1", "destination": "/temp-queue/replies"}, confirmed=True)
@@ -1065,11 +1067,12 @@ def test_a_temporary_queue_belongs_to_its_connection_and_ends_with_it(broker: Br
     expect_error(late, "only the connection that owns a temporary queue may subscribe to it")
 
 
-# ---- Numbered sends (L5) ----
+# ---- Numbered sends (C18.5 to C18.7) ----
 
 
 @pytest.mark.parametrize("end", ["same connection", "new connection", "clean", "kill -9"])
 def test_a_repeat_of_a_numbered_send_or_commit_is_accepted_once(own_broker: BrokerProcess, end: str) -> None:
+    # C18.5
     def send_everything(client: RawClient) -> None:
         client.send("q", b"1", persistent=True, headers=numbered("p", 1), confirmed=True)
         client.send("q", b"2", persistent=True, headers=numbered("p", 2), confirmed=True)
@@ -1100,6 +1103,7 @@ def test_a_repeat_of_a_numbered_send_or_commit_is_accepted_once(own_broker: Brok
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_only_the_receipt_of_a_repeat_has_the_repeat_header(own_broker: BrokerProcess, is_killed: bool) -> None:
+    # C18.6
     client = own_broker.connect()
 
     def sent_data(command: str, headers: dict[str, str]) -> dict[str, str]:
@@ -1130,6 +1134,7 @@ def test_only_the_receipt_of_a_repeat_has_the_repeat_header(own_broker: BrokerPr
 
 @pytest.mark.parametrize("kind", ["send", "commit"])
 def test_the_receipt_of_a_repeat_waits_until_the_first_is_durable(held_broker: BrokerProcess, kind: str) -> None:
+    # C18.6
     def send_frames(client: RawClient) -> None:
         if kind == "send":
             client.send("q", b"1", persistent=True, headers=numbered("p", 1) | {"receipt": "r"})
@@ -1152,6 +1157,7 @@ def test_the_receipt_of_a_repeat_waits_until_the_first_is_durable(held_broker: B
 
 
 def test_a_numbered_commit_of_a_transaction_that_was_rolled_back_is_refused(own_broker: BrokerProcess) -> None:
+    # C18.7
     client = own_broker.connect()
     client.begin("t")
     client.send("q", b"never", persistent=True, transaction="t", confirmed=True)

@@ -706,7 +706,7 @@ class BrokerMachine(RuleBasedStateMachine):
             "jump": any(
                 self.oracle.is_expired(letter)
                 or (letter.is_restored and not letter.is_removed)
-                # The longest delay would become one that a restart cuts (Return): see tests/unit/test_delays.py.
+                # The longest delay would become one that a restart cuts (C9.7): see tests/unit/test_delays.py.
                 or letter.due - self.oracle.steady_ms > DAY_MS
                 for letter in letters
             ),
@@ -1582,7 +1582,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.all_becomes_durable()
 
     def _freed_by(self, work: Work) -> tuple[int, int]:
-        """Memory and disk: return the least and the most bytes on disk that the acknowledged messages of a transaction
+        """C24.6: return the least and the most bytes on disk that the acknowledged messages of a transaction
         free; those not stored yet are uncertain."""
         stored, copies = self._stored_letters(), self.disk.copies()
         freed = unknown = 0
@@ -1767,7 +1767,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def evict(self) -> None:
         note("engine.evict()")
         for session, why in self.engine.evict().items():
-            # Memory and disk: what waits in a subscription leaves memory; there are no reply queues here.
+            # C24.13: what waits in a subscription leaves memory; C24.16: there are no reply queues here.
             peer = next(peer for peer, one in self.sessions.items() if one is session)
             if max(self._sizes_by_subscription(peer, is_least=False), default=0) <= self.policy.memory_limit:
                 raise Disagreement(f"{peer.name} is to be ended: {why}")
@@ -2286,7 +2286,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return {self._stored_letter(key, each.message)[0]: each for key, each in self.disk.contents().items()}
 
     def _stop(self) -> None:
-        """L2 and Restart: after a clean stop the waiting transients survive too, at their places."""
+        """C18.2, C16.2: after a clean stop the waiting transients survive too, at their places."""
         note("engine.stop()")
         self.engine.stop()
         for peer in list(self.oracle.peers):
@@ -2386,7 +2386,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return [each for each in self.oracle.readers if each.is_pulling]
 
     def _repeatable(self) -> list[tuple[str, int]]:
-        """Numbers that L5 still promises to recognise, whether a SEND had them or a COMMIT, newest first."""
+        """Numbers that C18.5 still promises to recognise, whether a SEND had them or a COMMIT, newest first."""
         remembered = self.oracle.producers.remembered()
         return [
             number

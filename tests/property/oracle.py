@@ -1,7 +1,7 @@
 """Oracle that decides which consumer gets which message next, by docs/contract.md alone.
 
 Written from the contract and never from the engine. Naive on purpose: one list of messages, searched and sorted again
-for each question. Section names in comments are those of docs/contract.md.
+for each question. Numbers such as C4.1 in comments are clauses of docs/contract.md.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,12 +21,12 @@ SOCKETS_BYTES_MIN = 4 * 1024 * 1024
 DEAD_LETTER_PREFIX = "DLQ."
 SPARK_PREFIX = "Spark."
 SPARK_SURPLUS = 16_384
-"""Memory and disk: bytes that a transaction may send there beyond what it frees."""
+"""C24.8: bytes that a transaction may send there beyond what it frees."""
 CONTENT_BYTES_MIN = 1024
 REFERENCE_BYTES = 34
-"""Topics, and Memory and disk: bytes of a reference to a content, which copies share from CONTENT_BYTES_MIN on."""
+"""C6.13, C24.6, C24.7: bytes of a reference to a content, which copies share from CONTENT_BYTES_MIN on."""
 MESSAGE_BYTES = 26
-"""Memory and disk: what a message takes more than its headers and body."""
+"""C24.5: what a message takes more than its headers and body."""
 TOPIC = "/topic/"
 AT_ONCE = 0
 
@@ -43,27 +43,27 @@ SELECTORS: dict[str, Filter] = {
 # contract; none of them may hide a mistake of the engine.
 
 NACKED_STAYS_WITH_TRANSACTION = True
-"""Return says "a NACK inside a transaction takes effect at COMMIT". Until then the message either counts as one that
+"""C9.3 says "a NACK inside a transaction takes effect at COMMIT". Until then the message either counts as one that
 the transaction acknowledged (it has left the window, an UNSUBSCRIBE does not return it, a lost connection charges it:
 True), or as unacknowledged (False)."""
 DEAD_LETTERS_EXPIRE = False
-"""Attempts says what a dead-lettered message keeps, and does not name its expiry."""
+"""C11.2 says that a dead letter has no expiry (False)."""
 EXPIRED_COMMIT_BLOCKS = True
-"""Ready says that an earlier message in commit "which this consumer could take" holds back. No consumer could take an
+"""C3.5 says that an earlier message in commit "that this consumer could take" holds back. No consumer could take an
 expired one; on the other hand only its removal would wake the queue before the commit does."""
 DEAD_LETTERS_WAIT_FOR_THEIR_BATCH = True
-"""Ready lets a persistent message be visible when it is accepted, with `--store-and-dispatch concurrent`, unless it was
+"""C3.1 lets a persistent message be visible when it is accepted, with `--store-and-dispatch concurrent`, unless it was
 sent in a transaction. A dead letter is persistent, and was sent by nobody: it waits for its batch either way (True)."""
 FLAG_OUTLIVES_CLEAN_STOPS = False
-"""Deliveries says that every message recovered after an unclean stop is flagged as redelivered. If it stays untouched
+"""C10.1 says that every message recovered after a crash is flagged as redelivered. If it stays untouched
 until the next clean stop, the run after that cannot tell any more (False)."""
 LATE_NACK_IS_CUMULATIVE = False
-"""Return says that a NACK inside a transaction may name a message that this transaction has acknowledged, and that the
-transaction then refuses *it*: also in `client` mode that one, and none before it (False)."""
+"""C9.3 says that a NACK inside a transaction may name a message that this transaction has acknowledged, and that the
+transaction then NACKs *it*: also in `client` mode that one, and none before it (False)."""
 WITHDRAWING_WAKES = False
-"""Pulling says that asking wakes a subscription that rests. To withdraw is not to ask (False)."""
+"""C21.4 says that withdrawing a pull request does not wake a suspended subscription (False)."""
 REQUESTED_MAX = 32_767
-"""Pulling: maximal number of messages requested in all."""
+"""C21.1: maximal number of messages requested in all."""
 
 
 class Disagreement(AssertionError):
@@ -72,14 +72,14 @@ class Disagreement(AssertionError):
 
 @dataclass(frozen=True)
 class Retries:
-    """Delays before a failed message is retried (Return), in milliseconds."""
+    """Delays before a failed message is retried (C9.5), in milliseconds."""
 
     first_delay: int = 0
     delay: int = 1000
     backoff: float = 1.0
     delay_max: int = 300_000
     holds: bool = False
-    """The rest of the queue waits as well (Ready)."""
+    """The rest of the queue waits as well (`block` of C3.6)."""
 
     def after(self, attempts: int) -> int:
         if attempts == 1:
@@ -100,7 +100,7 @@ class NackOptions:
 
 
 NO_CAUSES = ("", "")
-"""The first and the last (Deliveries and attempts)."""
+"""The first and the last (C10.11)."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,10 @@ class Parcel:
     colour: str = ""
     """A property, which selectors ask for."""
     group: str = ""
-    """Groups: empty is none."""
+    """C5.1: empty is none."""
     closes_group: bool = False
     ttl_ms: int = 0
-    """Expiry: time to live from the acceptance on, in ms; 0 if the message has an `expires` of its own."""
+    """C15.4: time to live from the acceptance on, in ms; 0 if the message has an `expires` of its own."""
 
     @property
     def unsent(self) -> int:
@@ -148,13 +148,13 @@ class Peer:
     receipts: list["Pending"] = field(default_factory=list)
     unsent: int = 0
     must_wait_for: int = AT_ONCE
-    """The batch that L1, L3 and L5 make a receipt asked for now wait for."""
+    """The batch that C18.1, C18.3 and C18.6 make a receipt asked for now wait for."""
     may_wait_for: int = AT_ONCE
     """The last batch that anything of this connection went to: no receipt asked for now has a reason to wait longer."""
     is_truenext_client: bool = False
-    """True if the client said so (Deliveries and attempts)."""
+    """True if the client said so (C22.1)."""
     round: int = 0
-    """Releasing: number of releases carried out."""
+    """C20.7: number of releases carried out."""
 
     def causes_in_transactions(self) -> list[str]:
         return [cause for work in self.transactions.values() for cause in work.causes]
@@ -192,27 +192,27 @@ class Reader:
     acknowledged_at: int = 0
     """The step of its last acknowledgement."""
     joined: set[str] | None = None
-    """Wildcards: the queues that it has joined so far, told by the broker; None once these are all."""
+    """C7.2: the queues that it has joined so far, told by the broker; None once these are all."""
     is_suspended: bool = False
-    """Releasing: True if the subscription gets nothing until it is woken."""
+    """C20.4: True if the subscription gets nothing until it is woken."""
     is_pulling: bool = False
     requested: int = 0
-    """Pulling: number of messages requested and not received yet."""
+    """C21.1: number of messages requested and not received yet."""
     waits: bool = False
-    """True if the pull request stays until all its messages have come."""
+    """True if the pull request stays until all its messages have come (C21.2)."""
     correlation: str | None = None
     """Correlation of the last pull request."""
 
     @property
     def is_of_many(self) -> bool:
-        """Wildcards."""
+        """C7.1."""
         return _is_of_many(self.queue)
 
     def is_for(self, queue: str) -> bool:
         return _is_for(self.queue, queue) and (self.joined is None or queue in self.joined)
 
     def matches(self, letter: "Letter") -> bool:
-        # Ready: one without a selector wants any.
+        # C3.4: one without a selector wants any.
         return self.selector is None or SELECTORS[self.selector](letter.parcel)
 
     def __repr__(self) -> str:
@@ -222,7 +222,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Ended:
-    """Notice to a pulling subscription that a pull request has ended (Pulling)."""
+    """Notice to a pulling subscription that a pull request has ended (C21.3)."""
 
     unused: int
     correlation: str | None
@@ -230,7 +230,7 @@ class Ended:
 
 @dataclass(eq=False)
 class OpenBrowse:
-    """One browse (Browsing), and what of its queue was as it is when it began."""
+    """One browse (chapter 17), and what of its queue was as it is when it began."""
 
     peer: Peer
     subscription: str
@@ -280,7 +280,7 @@ class Letter:
     acknowledged_by: "Work | None" = None
     nacked_by: "Work | None" = None
     is_first_of_group: bool = False
-    """True if its last dispatch made its consumer the owner of its group (Groups)."""
+    """True if its last dispatch made its consumer the owner of its group (C5.2)."""
     dispatched_at: int = 0
     deliveries: int = 0
     attempts: int = 0
@@ -307,7 +307,7 @@ class Letter:
 
     @property
     def key(self) -> tuple[int, int]:
-        """The key: K(m) = (9 - priority, sequence)."""
+        """C2.1: K(m) = (9 - priority, sequence)."""
         return (9 - self.parcel.priority, self.order)
 
     def __repr__(self) -> str:
@@ -316,7 +316,7 @@ class Letter:
 
 @dataclass(eq=False)
 class Planned:
-    """A scheduled send (Scheduled sends)."""
+    """A scheduled send (chapter 14)."""
 
     parcel: Parcel
     queue: str
@@ -341,13 +341,12 @@ class Work:
     causes: list[str] = field(default_factory=list)
     """Causes of NACKs in the transaction; they count like sends."""
     is_rollback_only: bool = False
-    """A frame of it was refused: it can only be aborted (Refusals)."""
+    """A frame of it was refused: it can only be aborted (C23.5)."""
     counts_all: bool = True
-    """Deliveries and attempts: its BEGIN has not said that it counts what it NACKs and nothing else."""
+    """C10.3: its BEGIN has not said that it counts what it NACKs and nothing else."""
 
     def failed(self) -> list[Letter]:
-        """Deliveries and attempts: what an end of it counts an attempt for, if the frame that ends it asks for no
-        less."""
+        """C10.2, C10.3: what an end of it counts an attempt for, if the frame that ends it asks for no less."""
         return self.acknowledged + self.nacked if self.counts_all else list(self.nacked)
 
     def add_cause(self, options: NackOptions | None) -> None:
@@ -378,7 +377,7 @@ class Durable:
 
     @property
     def dead_letters(self) -> str:
-        """Attempts: `DLQ.` + name, which is that of client and subscription."""
+        """C11.4: `DLQ.` + name, which is that of client and subscription."""
         return DEAD_LETTER_PREFIX + ".".join(self.queue.split(",")[:3])
 
 
@@ -424,21 +423,21 @@ class Oracle:
         self.attempts_max = attempts_max
         self.retries = retries or Retries()
         self.expired_move = expired_move
-        """True if expired messages move to the dead-letter queue (Expiry), or have at some time."""
+        """True if expired messages move to the dead-letter queue (C15.1), or have at some time."""
         self.is_concurrent = self.was_concurrent = is_concurrent
-        """Persistent messages are visible when they are accepted (Ready)."""
+        """Persistent messages are visible when they are accepted (C3.1)."""
         self.may_evict = False
         """Messages may have left memory, or have never been there in this run: what needs one may have to wait for a
         page, and a receipt for the removal of a transient one."""
         self.sockets_max: int | None = None
-        """Bytes that all sockets together may have to take (True next, credit)."""
+        """Bytes that all sockets together may have to take (C4.5)."""
         self.now_ms = 0
         self.steady_ms = 0
         """Time of a clock that does not jump, in ms."""
         self.letters: list[Letter] = []
         self.readers: list[Reader] = []
         self.owners: dict[tuple[str, str], Reader] = {}
-        """Owner of each owned group of a queue (Groups); the others are free."""
+        """Owner of each owned group of a queue (C5.2, C7.8); the others are free."""
         self.scanning_for: dict[str, dict[Reader, int]] = {}
         """Queues with groups, and for each waiting consumer the rank up to which it waits for a comparison or a read;
         told by the broker."""
@@ -512,11 +511,11 @@ class Oracle:
             topic = queue.removeprefix(TOPIC)
             queue = f"/{peer.name}//{subscription}"
             self._add_subscription(queue, topic, selector)
-            # Topics: what its selector does not want is not copied; from there on it has none.
+            # C6.8: what its selector does not want is not copied; from there on it has none.
             selector = None
         elif "*" not in queue and ">" not in queue:
             self._name(peer, queue)
-            # Topics: so does the receipt of any SUBSCRIBE to it.
+            # C6.10: so does the receipt of any SUBSCRIBE to it.
             self._wait(peer, must=self.made_in.get(queue, AT_ONCE))
         reader = Reader(peer, subscription, queue, mode, window, step, priority, is_exclusive, has_express)
         reader.selector = selector
@@ -526,7 +525,7 @@ class Oracle:
 
     def send(self, peer: Peer, queue: str, parcel: Parcel, transaction: str | None = None) -> None:
         if transaction is not None:
-            # L4; Guarantees, L1: inside a transaction a receipt says only that the frame was taken.
+            # C18.4; C18.1: inside a transaction a receipt says only that the frame was taken.
             peer.transactions[transaction].sends.append((queue, parcel))
             return
         self._event += 1
@@ -535,7 +534,7 @@ class Oracle:
 
     def send_numbered(self, peer: Peer, queue: str, parcel: Parcel, numbered: Numbered) -> NumberStatus:
         """Send a message with a number; return the status in its receipt. It is not refused."""
-        # L5: accepted once; the receipt of a repeat waits until the first is durable.
+        # C18.5, C18.6: accepted once; the receipt of a repeat waits until the first is durable.
         status = self.status_of(numbered)
         if status is not NumberStatus.NEW:
             self._repeated(peer, numbered)
@@ -577,7 +576,7 @@ class Oracle:
         for each in covered:
             each.nack_options = options or NackOptions()
         if transaction is not None:
-            # Return: a NACK inside a transaction takes effect at COMMIT.
+            # C9.3: a NACK inside a transaction takes effect at COMMIT.
             work = peer.transactions[transaction]
             for each in covered:
                 each.nacked_by = work
@@ -590,7 +589,7 @@ class Oracle:
         self._free_groups_of_suspended()
 
     def nack_acknowledged(self, letter: Letter, options: NackOptions) -> None:
-        """Return: a NACK inside a transaction may name a message that this transaction has acknowledged."""
+        """C9.3: a NACK inside a transaction may name a message that this transaction has acknowledged."""
         work = letter.acknowledged_by
         assert work is not None
         work.add_cause(options)
@@ -605,7 +604,7 @@ class Oracle:
             work.nacked.append(each)
 
     def mark_started(self, letter: Letter) -> None:
-        """Deliveries and attempts: it is said of one dispatch, costs no sync, and nothing else follows from it."""
+        """C10.9: it is said of one dispatch, costs no sync, and nothing else follows from it."""
         assert letter.holder is not None and letter in self.unacknowledged(letter.holder)
         letter.is_started = True
 
@@ -613,7 +612,7 @@ class Oracle:
         peer.transactions[transaction] = Work(transaction, counts_all=counts_all)
 
     def mark_rollback_only(self, peer: Peer, transaction: str) -> None:
-        """Refusals: a transaction of which a frame was refused can only be aborted."""
+        """C23.5: a transaction of which a frame was refused can only be aborted."""
         if transaction in peer.transactions:
             peer.transactions[transaction].is_rollback_only = True
 
@@ -623,14 +622,14 @@ class Oracle:
         """Commit a transaction; return the status in its receipt. It is not refused."""
         status = NumberStatus.NEW if numbered is None else self.status_of(numbered)
         if numbered is not None and status is not NumberStatus.NEW:
-            # L5: a transaction that is open ends as by ABORT; the receipt waits until the first is durable.
+            # C18.6, C18.7: a transaction that is open ends as by ABORT; the receipt waits until the first is durable.
             if transaction in peer.transactions:
                 self.abort(peer, transaction, counts_all=counts_all)
             self._repeated(peer, numbered)
             return status
         self._event += 1
         work = peer.transactions.pop(transaction)
-        # Ready: visible when the batch is durable, at once if it neither sends nor acknowledges anything persistent.
+        # C3.2: visible when the batch is durable, at once if it neither sends nor acknowledges anything persistent.
         made = len(self.made_in)
         spread = [self.copied_to(queue, parcel, peer) for queue, parcel in work.sends]
         parcels = [self._with_ttl(parcel) for _, parcel in work.sends]
@@ -652,8 +651,8 @@ class Oracle:
     # Where there is no room -------------------------------------------------------------------------------------------
 
     def takes_as_much(self, sends: Iterable[tuple[str, Parcel, int]], freed: int) -> bool:
-        """Memory and disk: true if a transaction that frees these bytes may send these messages, each with its size in
-        bytes."""
+        """C24.5, C24.7, C24.8: true if a transaction that frees these bytes may send these messages, each with its size
+        in bytes."""
         elsewhere = to_spark = 0
         for address, parcel, size in sends:
             if address.startswith(SPARK_PREFIX):
@@ -665,7 +664,7 @@ class Oracle:
     def _bytes_of_copies(self, address: str, parcel: Parcel, size: int) -> int:
         if "," not in address and not address.startswith(TOPIC):
             return size + MESSAGE_BYTES
-        # Queues that come and go: inside a transaction they are made at COMMIT.
+        # C8.1: inside a transaction they are made at COMMIT.
         queues, made_in = set(self.queues), dict(self.made_in)
         count = len(self.copied_to(address, parcel))
         self.queues, self.made_in = queues, made_in
@@ -673,16 +672,17 @@ class Oracle:
             return count * (size + MESSAGE_BYTES)
         return size + MESSAGE_BYTES + count * REFERENCE_BYTES
 
-    # Did it happen? ---------------------------------------------------------------------------------------------------
+    # In doubt ---------------------------------------------------------------------------------------------------------
 
     def query_producer(self, producer: str, number: int | None, *, resolves: bool) -> tuple[str | None, int]:
-        """Return the outcome of a COMMIT, and the earliest batch that the answer waits for."""
+        """Return the outcome of a COMMIT, and the earliest batch that the answer waits for (C19.2, C19.3)."""
         if resolves and number is not None:
             self.producers.resolve(producer, number, self.now_ms, self.gathering)
         outcome = None if number is None else self.producers.outcome(producer, number)
         return outcome, self.producers.query(producer, self.gathering)
 
     def forget_producers(self, peer: Peer, names: Iterable[str]) -> None:
+        # C18.9
         for name in names:
             self._wait(peer, must=self.producers.forget(name, self.gathering), may=self.gathering)
 
@@ -696,8 +696,8 @@ class Oracle:
 
     def _roll_back(self, peer: Peer, transaction: str, *, counts_all: bool) -> tuple[list[Letter], list[Letter]]:
         """End a transaction; return the messages requeued, and those of them that count an attempt."""
-        # Deliveries and attempts, ABORT: every message the transaction acknowledged or NACKed, or what it NACKed if the
-        # frame or its BEGIN says so.
+        # C10.2: every message the transaction acknowledged or NACKed, or what it NACKed if the frame or its BEGIN says
+        # so.
         work = peer.transactions.pop(transaction)
         returned = work.acknowledged + work.nacked
         for letter in returned:
@@ -716,7 +716,7 @@ class Oracle:
     ) -> None:
         """`kept` are names of subscriptions, sequences of the broker, and which dispatches.
 
-        Releasing: without an attempt, in one step; reports of started messages and pull requests end.
+        C20.1, C20.3: without an attempt, in one step; reports of started messages and pull requests end.
         """
         self._event += 1
         returned: list[Letter] = []
@@ -724,12 +724,13 @@ class Oracle:
         for reader in readers:
             returned += [each for each in self.unacknowledged(reader) if self._name_of(each) not in kept]
         if transaction is not None:
-            # Its name is of what is not held any more, and passed over: all of it comes back.
+            # C20.2; C20.1: its name is of what is not held any more, and passed over: all of it comes back.
             of_transaction, failed = self._roll_back(peer, transaction, counts_all=counts_all)
             returned += of_transaction
         if returned:
             self._wait_for_return(peer, failed=failed)
         self._requeue(returned, failed, is_tried_later=True)
+        # C20.3, C20.4, C20.7
         for reader in readers:
             reader.requested = 0
             reader.is_suspended = suspends
@@ -745,8 +746,8 @@ class Oracle:
         reader.is_suspended = False
 
     def pull(self, reader: Reader, messages: int, *, waits: bool, correlation: str | None) -> None:
-        """Pulling: a wish that is asked for while another is open adds to it; whether it waits is what the last one
-        says. Asking wakes a subscription that rests."""
+        """C21.6: a pull request that comes while another is open adds to it; whether it waits is what the last one
+        says. C21.4: it wakes a suspended subscription."""
         assert reader.requested + messages <= REQUESTED_MAX
         reader.requested += messages
         reader.waits = waits
@@ -754,7 +755,7 @@ class Oracle:
         reader.is_suspended = False
 
     def withdraw(self, reader: Reader, correlation: str | None, answer: Ended | None) -> None:
-        """Pulling: answered at once, with how many have not come, and nothing comes behind the answer."""
+        """C21.5: answered at once, with how many have not come, and nothing comes behind the answer."""
         expected = Ended(reader.requested, correlation)
         if answer != expected:
             raise Disagreement(f"{reader} has withdrawn {expected}, and is told {answer}")
@@ -762,7 +763,8 @@ class Oracle:
         reader.is_suspended &= not WITHDRAWING_WAKES
 
     def _free_groups_of_suspended(self) -> None:
-        """Groups: free of which a consumer that rests has no message, nor an open transaction of its connection."""
+        """C5.3, C20.5: free are those of which a suspended consumer has no message, nor an open transaction of its
+        connection."""
         for (queue, group), owner in list(self.owners.items()):
             if owner.is_suspended and not any(
                 letter.queue == queue
@@ -778,7 +780,7 @@ class Oracle:
         return work is not None and work in peer.transactions.values()
 
     def unsubscribe(self, reader: Reader) -> None:
-        # Return: the end of its subscription; attempts: none. What a transaction acknowledged stays with it.
+        # C9.2: the end of its subscription; C10.2: no attempt. What a transaction acknowledged stays with it.
         self._event += 1
         self._end(reader)
         self._wait(reader.peer, may=self.gathering)
@@ -792,7 +794,7 @@ class Oracle:
         return found[0] if found else None
 
     def _ensure_durable(self, peer: Peer, name: str, topic: str, selector: str | None, spelling: str | None) -> str:
-        # Topics: two selectors are the same if they are parsed to the same condition.
+        # C6.6: two selectors are the same if they are parsed to the same condition.
         durable = self.durable_of(name)
         if durable is not None and (durable.topic, durable.selector) != (topic, selector):
             self.end_durable(peer, name)
@@ -802,7 +804,7 @@ class Oracle:
             durable = Durable(queue, topic, selector, self.gathering)
             self.durables.append(durable)
             self._add_subscription(queue, topic, selector)
-        # Topics: durably with that batch, which its receipt waits for.
+        # C6.4: durably with that batch, which its receipt waits for.
         self._wait(peer, must=durable.made_in)
         return durable.queue
 
@@ -812,7 +814,7 @@ class Oracle:
             self.selectors[queue] = selector
 
     def end_durable(self, peer: Peer, name: str) -> None:
-        """Topics: all that is in it goes, what open transactions have of it too, in one step."""
+        """C6.5: all that is in it goes, what open transactions have of it too, in one step."""
         self._event += 1
         durable = self.durable_of(name)
         assert durable is not None
@@ -847,7 +849,7 @@ class Oracle:
                 letter.visible_from = AT_ONCE
 
     def _end_subscription(self, reader: Reader) -> None:
-        # Topics: it ends with UNSUBSCRIBE or its connection, and what is in it goes, what transactions have of it too.
+        # C6.3: it ends with UNSUBSCRIBE or its connection, and what is in it goes, what transactions have of it too.
         if _is_temporary(reader.queue) and self.topics.pop(reader.queue, None) is not None:
             self.selectors.pop(reader.queue, None)
             for letter in self.letters:
@@ -865,15 +867,15 @@ class Oracle:
         returned = [letter for work in peer.transactions.values() for letter in work.acknowledged]
         if NACKED_STAYS_WITH_TRANSACTION:
             returned += [letter for work in peer.transactions.values() for letter in work.nacked]
-        # Deliveries and attempts: of one whose BEGIN says so what it NACKed, and nothing that it has only acknowledged,
-        # started or not.
+        # C10.2 to C10.4: of one whose BEGIN says so what it NACKed, and nothing that it has only acknowledged, started
+        # or not.
         failed = [letter for work in peer.transactions.values() for letter in work.failed() if letter in returned]
         ended: list[Reader] = []
         for reader in [reader for reader in self.readers if reader.peer is peer]:
             held = self.unacknowledged(reader)
             returned += held
             if peer.is_truenext_client:
-                # Deliveries and attempts: of a truenext client what it has started.
+                # C10.2: of a truenext client what it has started.
                 failed += [each for each in held if each.is_started]
             elif held and reader.mode is not AckMode.AUTO:
                 failed.append(held[0])
@@ -887,7 +889,8 @@ class Oracle:
             self._end_subscription(reader)
 
     def park(self, peer: Peer) -> None:
-        """Taking over: of a connection that was cut stays what would be charged, and the rest is as if it had ended."""
+        """C22.6, C22.7: of a connection that was cut stays what would be charged, and the rest is as if it had
+        ended."""
         for reader in [reader for reader in self.readers if reader.peer is peer]:
             held = self.unacknowledged(reader)
             started = [each for each in held if each.is_started]
@@ -903,7 +906,7 @@ class Oracle:
         peer.unsent = 0
 
     def all_sent(self, peer: Peer) -> None:
-        """The socket took every byte: there is room again, and auto mode counts it as acknowledged."""
+        """The socket took every byte: there is room again, and auto mode counts it as acknowledged (C10.13)."""
         peer.unsent = 0
         for reader in self.readers:
             if reader.peer is peer and reader.mode is AckMode.AUTO:
@@ -935,7 +938,8 @@ class Oracle:
             self.browses.remove(browse)
 
     def change_policies(self, attempts_max: int, *, is_concurrent: bool, expired_move: bool) -> None:
-        """Policies: of all queues in one step."""
+        """C13.1, C13.2: of all queues in one step. C13.3: messages that were accepted before keep their visibility.
+        C13.5: all else stays as it is."""
         self.expired_move |= expired_move
         self.attempts_max = attempts_max
         self.is_concurrent = is_concurrent
@@ -946,7 +950,7 @@ class Oracle:
             return
         for letter in sorted(self._awaiting_dead_letter(), key=lambda each: each.key):
             if self.is_expired(letter):
-                # Expiry: removed when dispatch comes upon it, nobody can see when. If it is still there it moves.
+                # C15.2: removed when dispatch comes upon it, nobody can see when. If it is still there it moves.
                 self._order += 1
                 letter.may_move_as = (self._order, self._event)
             else:
@@ -993,7 +997,8 @@ class Oracle:
     def crash(self, *, has_written: bool) -> None:
         """The broker ends at once; `has_written` if the store has the batch in flight.
 
-        Restart: K and attempts of a persistent message survive. Deliveries and attempts: no end of the broker is one.
+        C16.1: K and attempts of a persistent message survive. C25.4: transient ones do not. C10.2: no end of the broker
+        is an attempt; C10.7: a crash adds none.
         """
         if has_written and self.in_flight is not None:
             self.durable = self.in_flight
@@ -1007,21 +1012,21 @@ class Oracle:
             letter.attempts, letter.is_rejected = written.attempts, written.is_rejected
             letter.was_lost = written.was_lost
             letter.causes = written.causes
-            # Return: after a restart delays are measured by the wall clock.
+            # C9.7: after a restart delays are measured by the wall clock.
             letter.due = self.steady_ms + max(0, written.due_ms - self.now_ms)
-            # What was acknowledged without a trace comes back: it was held until then (Expiry).
+            # What was acknowledged without a trace comes back: it was held until then (C15.3).
             if letter.is_removed:
                 letter.freed_ms = self.now_ms
             letter.is_removed = False
             letter.least_deliveries = 2
-        # L5: for transient messages it holds until a crash.
+        # C18.5: for transient messages it holds until a crash.
         self.producers.crashed(self.durable)
         self._reset()
 
     def restart(self) -> None:
         """Restart the broker after a clean stop, with which all connections have ended.
 
-        Restart: the waiting transients survive, too.
+        C16.2, C18.2: the waiting transients survive, too. C10.8: so do their attempts.
         """
         self._plans_after_stop(is_crash=False)
         self.letters = [letter for letter in self.letters if not letter.is_removed or self.is_moving(letter)]
@@ -1034,7 +1039,7 @@ class Oracle:
         self._reset()
 
     def recovered(self, found: list[Letter]) -> None:
-        """Compare the messages that the store had at the restart.
+        """Compare the messages that the store had at the restart (C16.1, C18.1).
 
         Raises: Disagreement
         """
@@ -1049,7 +1054,7 @@ class Oracle:
 
         Raises: Disagreement
         """
-        # Topics: that of a virtual topic survives every end of the broker.
+        # C6.10: that of a virtual topic survives every end of the broker.
         of_topics = {queue for queue in found if _topic_of(queue)}
         if of_topics != self.made_in.keys():
             raise Disagreement(f"of virtual topics there are {of_topics}, not {list(self.made_in)}")
@@ -1068,8 +1073,8 @@ class Oracle:
                 Written(AT_ONCE, letter.attempts, due_ms, letter.is_rejected, letter.was_lost, letter.causes)
             ]
         self.peers, self.ended, self.readers, self.moves, self.browses = [], [], [], [], []
-        self.owners = {}
-        # Topics: it survives every end of the broker; durably ended it has.
+        self.owners = {}  # C5.3: after a restart all groups are free.
+        # C6.4: it survives every end of the broker; C6.5: durably ended it has.
         kept = [one for one in self.durables if one.made_in <= self.durable]
         self.durables = [one for one in kept if one.ended_in is None or one.ended_in > self.durable]
         for one in self.durables:
@@ -1081,14 +1086,14 @@ class Oracle:
         self.in_flight = None
         self.durable = self.gathering
         self.gathering += 1
-        self.pauses = [(AT_ONCE, queue, True) for queue in self.paused]
+        self.pauses = [(AT_ONCE, queue, True) for queue in self.paused]  # C12.7
         self.may_evict = True
 
     def redriven(self, shown: list[int], moved: list[int]) -> None:
         """Compare the messages moved back with the page of a dead-letter queue that showed these sequences.
 
-        Attempts: a new arrival of its original priority and persistence; its expiry comes back unless it is past. What
-        a consumer holds is left alone.
+        C12.2, C12.3: a new arrival of its original priority and persistence; its expiry comes back unless it is past.
+        What a consumer holds is left alone.
 
         Raises: Disagreement
         """
@@ -1128,14 +1133,14 @@ class Oracle:
     def schedule(self, peer: Peer, queue: str, parcel: Parcel, delay_ms: int) -> None:
         self._event += 1
         if parcel.persistent:
-            self._wait(peer, must=self.gathering)
-        # Whatever queue is named is there from now on.
+            self._wait(peer, must=self.gathering)  # C14.8
+        # C8.1: whatever queue is named is there from now on.
         self.copied_to(queue, parcel, peer)
         self._order += 1
         self.planned.append(Planned(parcel, queue, self.now_ms + delay_ms, self._order, self.gathering))
 
     def became_due(self, label: str, queue: str) -> None:
-        """The broker has made a message of a scheduled send.
+        """The broker has made a message of a scheduled send (C14.2, C14.3, C14.4).
 
         Raises: Disagreement if it is not the first by (due, arrival), not due, or not durable.
         """
@@ -1149,13 +1154,13 @@ class Oracle:
             raise Disagreement(f"{first} becomes a message at {self.now_ms}, when batch {self.durable} is durable")
         self._event += 1
         first.removed_in = self.gathering
-        # Topics: it is sent now, to whoever subscribes now.
+        # C14.6: it is sent now, to the subscriptions that are there now. C14.9: `expires` may be past already.
         parcel = self._with_ttl(first.parcel)
         queues = self.copied_to(queue, parcel)
         self._accept(None, queues, parcel, visible_from=self.gathering, block=self._event)
 
     def _with_ttl(self, parcel: Parcel) -> Parcel:
-        """Expiry: its time to live begins when it is accepted, inside a transaction with the COMMIT, and each time that
+        """C15.4: its time to live begins when it is accepted, inside a transaction with the COMMIT, and each time that
         a scheduled send becomes a message."""
         return replace(parcel, expires_ms=self.now_ms + parcel.ttl_ms) if parcel.ttl_ms else parcel
 
@@ -1168,7 +1173,7 @@ class Oracle:
     def cancelled(self, here: list[Planned], count: int) -> None:
         """Compare the number of cancelled sends with those that the piece had to cancel.
 
-        Scheduled sends: none of them becomes a message any more.
+        C14.7: none of them becomes a message any more.
 
         Raises: Disagreement
         """
@@ -1181,7 +1186,8 @@ class Oracle:
     def check_shown_plans(self, queue: str, shown: list[tuple[str, int]]) -> None:
         """Labels and due times of all that is said to wait for a queue.
 
-        Raises: Disagreement if it is not what is durable and waits, in the order of K; what is not durable may be there
+        Raises: Disagreement if it is not what is durable and waits (C14.7), in the order of K; what is not durable may
+        be there
         """
         waiting = [each for each in self.planned if each.queue == queue and each.removed_in is None]
         waiting.sort(key=lambda each: (9 - each.parcel.priority, each.arrival))
@@ -1207,7 +1213,7 @@ class Oracle:
             each.stored_in, each.removed_in = AT_ONCE, None
 
     def stored_plans(self) -> list[Planned]:
-        """Return the scheduled sends that the store must have now."""
+        """Return the scheduled sends that the store must have now (C14.8)."""
         return [
             each
             for each in self.planned
@@ -1224,8 +1230,8 @@ class Oracle:
         return bool(self.moves) or any(self.is_expired(each) or self.must_be_dead_lettered(each) for each in here)
 
     def bulk_candidates(self, queue: str, priorities: Iterable[int]) -> list[Letter]:
-        """Bulk work: what waits and is visible, in order. What has expired is left to expire, what has failed too often
-        to be dead-lettered, and what somebody has to whoever has it."""
+        """C12.3, C12.5: what waits and is visible, in order. What has expired is left to expire, what has failed too
+        often to be dead-lettered, and what a consumer or a transaction has is left to it."""
         return sorted(
             (
                 each
@@ -1242,7 +1248,8 @@ class Oracle:
         )
 
     def bulk_done(self, here: list[Letter], moved: int, to: str | None) -> None:
-        """Compare the number of messages that a piece moved to a queue (None: removed) with those it had to take.
+        """Compare the number of messages that a piece moved to a queue (None: removed) with those it had to take
+        (C12.1, C12.3).
 
         Raises: Disagreement
         """
@@ -1274,7 +1281,7 @@ class Oracle:
             )
 
     def needs(self, queue: str) -> str:
-        """Return the reason why a queue cannot be removed (Queues that come and go); empty if it can."""
+        """Return the reason why a queue cannot be removed (C8.3, C8.4); empty if it can."""
         if any(reader.queue == queue for reader in self.readers):
             return "it has a consumer"
         if any(letter.queue == queue and self._is_there(letter) for letter in self.letters):
@@ -1292,18 +1299,18 @@ class Oracle:
 
     def _is_there(self, letter: Letter) -> bool:
         is_held = letter.holder or letter.acknowledged_by or letter.nacked_by
-        # Policies: one that has failed too often may have moved already; `arrived` shows it later.
+        # C13.2: one that has failed too often may have moved already; `arrived` shows it later.
         return not letter.is_removed and (
             is_held is not None or not (self.is_expired(letter) or self.must_be_dead_lettered(letter))
         )
 
     def queue_removed(self, queue: str) -> None:
-        """A queue is there no more."""
+        """A queue is there no more (C8.2)."""
         why_not = self.needs(queue)
         if why_not:
             raise Disagreement(f"{queue} has gone, though {why_not}")
         self.queues.discard(queue)
-        # Groups: they are free.
+        # C5.7, C8.4: they are free.
         self.owners = {key: owner for key, owner in self.owners.items() if key[0] != queue}
         self.scanning_for.pop(queue, None)
         if all(batch == self.gathering for batch, name, _ in self.pauses if name == queue):
@@ -1311,7 +1318,7 @@ class Oracle:
             self.pauses = [each for each in self.pauses if each[1] != queue]
 
     def pause(self, queue: str, *, is_paused: bool) -> None:
-        """Bulk work: nothing is dispatched from a paused queue; durable with the gathering batch."""
+        """C12.7: nothing is dispatched from a paused queue; durable with the gathering batch."""
         if is_paused and "," not in queue:
             self._name(None, queue)
         if (queue in self.paused) == is_paused:
@@ -1329,7 +1336,7 @@ class Oracle:
     # What is asked of the oracle --------------------------------------------------------------------------------------
 
     def stored_for_subscriptions(self, peer: Peer) -> dict[str, list[Letter]]:
-        """Return the messages in each of the connection's subscriptions to topics, in memory or not (Memory and disk).
+        """Return the messages in each of the connection's subscriptions to topics, in memory or not (C24.15).
         Expired messages may be removed already."""
         queues = [each.queue for each in self.readers if each.peer is peer and _is_temporary(each.queue)]
         return {
@@ -1338,7 +1345,7 @@ class Oracle:
         }
 
     def unacknowledged(self, reader: Reader) -> list[Letter]:
-        """Return the messages a consumer holds unacknowledged, in order of dispatch."""
+        """Return the messages a consumer holds unacknowledged, in order of dispatch (C9.4)."""
         held = [each for each in self.letters if each.holder is reader and each.acknowledged_by is None]
         if NACKED_STAYS_WITH_TRANSACTION:
             held = [each for each in held if each.nacked_by is None]
@@ -1349,7 +1356,7 @@ class Oracle:
         return [each for each in self.unacknowledged(reader) if each.nacked_by is None]
 
     def covered(self, letter: Letter) -> list[Letter]:
-        """Return: a NACK is cumulative in `client` mode, as the ACK is."""
+        """C9.2, C7.7: a NACK is cumulative in `client` mode, as the ACK is."""
         reader = letter.holder
         assert reader is not None
         assert letter in self.answerable(reader)
@@ -1358,23 +1365,23 @@ class Oracle:
         return [each for each in self.answerable(reader) if each.dispatched_at <= letter.dispatched_at]
 
     def has_credit(self, reader: Reader) -> bool:
-        # True next: fewer unacknowledged messages than its window, and its connection has room for more bytes.
-        # Wildcards: none before it has joined all its queues.
-        # Releasing: a suspended subscription has none.
+        # C4.4: fewer unacknowledged messages than its window, and its connection has room for more bytes.
+        # C7.2: none before it has joined all its queues.
+        # C4.7: a suspended subscription has none.
         if reader.joined is not None or reader.is_suspended or not self._has_capacity(reader.peer):
             return False
         if reader.is_pulling:
-            # Pulling: for as many as it has asked for and not got, whatever it holds.
+            # C4.7: for as many as it has asked for and not got, whatever it holds.
             return reader.requested > 0
         return reader.window is None or len(self.unacknowledged(reader)) < reader.window
 
     def is_expired(self, letter: Letter) -> bool:
-        # Expiry: its time has come.
+        # C15.1: its time has come.
         return 0 < letter.parcel.expires_ms <= self.now_ms
 
     def is_overdue(self, letter: Letter) -> bool:
-        # Expiry: at the latest when the whole second after its time begins, and the broker comes to it; not while a
-        # consumer or an open transaction has it, and within a minute if it is given back after its time.
+        # C15.2, C15.3: at the latest when the whole second after its time begins, and the broker comes to it; not while
+        # a consumer or an open transaction has it, and within a minute if it is requeued after its time.
         due_ms = -(-letter.parcel.expires_ms // 1000) * 1000
         if letter.freed_ms is not None and letter.freed_ms >= letter.parcel.expires_ms:
             due_ms = letter.freed_ms + 61_000
@@ -1387,22 +1394,22 @@ class Oracle:
         return letter.visible_from <= self.durable
 
     def must_be_dead_lettered(self, letter: Letter) -> bool:
-        """Deliveries and attempts: it is dead-lettered; only a restart or a change of policies may leave that
+        """C11.1, C13.2: it is dead-lettered; only a restart or a change of policies may leave that
         still to come."""
         has_failed = letter.attempts >= self.attempts_max or letter.is_rejected
         return has_failed and not _keeps_failures(letter.queue)
 
     def is_waiting_for_next_try(self, letter: Letter) -> bool:
-        # Ready, due.
+        # Definition of "due".
         return letter.due > self.steady_ms and not letter.is_removed and letter.holder is None
 
     def can_receive(self, reader: Reader, letter: Letter) -> bool:
-        # Ready: its selector wants it, and its group is free or the consumer's, and does not wait.
+        # C3.4: its selector wants it, and its group is free or the consumer's, and does not wait.
         owner = self.owners.get((letter.queue, letter.parcel.group), reader)
         return reader.matches(letter) and owner is reader and not self._does_group_wait(letter)
 
     def _does_group_wait(self, letter: Letter) -> bool:
-        # Groups: while one of them waits for its next try, none with a greater K is ready.
+        # C3.7: while one of them waits for its next try, none with a greater K is ready.
         return letter.parcel.group != "" and any(
             other.queue == letter.queue
             and other.parcel.group == letter.parcel.group
@@ -1413,8 +1420,8 @@ class Oracle:
         )
 
     def is_held_back(self, letter: Letter, reader: Reader) -> bool:
-        # Ready, `hold`: no message of its queue with a greater K is ready for whoever could take it until it is due, or
-        # given up (Policies). One of a group holds back nothing but its group.
+        # C3.6, `block`: no message of its queue with a greater K is ready for a consumer that could take it until it is
+        # due, or given up (C13.2). C3.7: one of a group holds back nothing but its group.
         return self.retries.holds and any(
             other.queue == letter.queue
             and other.key < letter.key
@@ -1430,7 +1437,7 @@ class Oracle:
         return any(move.origin is letter for move in self.moves)
 
     def is_ready_for(self, letter: Letter, reader: Reader) -> bool:
-        """Ready, as a whole section."""
+        """C3.3, with C3.5 to C3.7."""
         if reader not in self.receivers(letter.queue) or letter.is_removed or letter.holder is not None:
             return False
         if letter.queue in self.paused:
@@ -1439,7 +1446,8 @@ class Oracle:
             return False
         if self.is_waiting_for_next_try(letter) or self.is_held_back(letter, reader):
             return False
-        # Wildcards: what is being committed in another of its queues holds it back as well.
+        # C3.5: what is being committed and it could take holds it back, so not of groups of others (C5.6); C7.5: in
+        # another of its queues as well.
         return not any(
             other.parcel.priority == letter.parcel.priority
             and other.order < letter.order
@@ -1451,11 +1459,12 @@ class Oracle:
         )
 
     def _is_open(self, queue: str, reader: Reader) -> bool:
-        """Wildcards: one that is paused, or another's alone, is none of its queues."""
+        """C7.6: one that is paused, or another's alone, is none of its queues."""
         return reader.is_for(queue) and queue not in self.paused and reader in self.receivers(queue)
 
     def true_next(self, reader: Reader) -> Letter | None:
-        """TN(c): the message of smallest K that is ready for c, in any of its queues."""
+        """C4.1, C7.4: the message of smallest K that is ready for c, in any of its queues; C25.1: however long the
+        others have waited."""
         here = [each for each in self.letters if reader.is_for(each.queue) and not each.is_removed]
         for letter in sorted(here, key=lambda each: each.key):
             if self.is_ready_for(letter, reader) and self.can_receive(reader, letter):
@@ -1489,13 +1498,13 @@ class Oracle:
         for reader in receivers:
             letter = self.true_next(reader) if self.has_credit(reader) else None
             if letter is not None and letter.queue == queue:
-                # True next: consumer priority, no doubling, the fewest unacknowledged messages, the longest waiting.
+                # C4.11: consumer priority, no doubling, the fewest unacknowledged messages, the longest waiting.
                 held = len(self.unacknowledged(reader))
                 offers.append(
                     ((letter.key, -reader.priority, reader.is_stretched, held, reader.waiting_since), letter, reader)
                 )
         if not any(map(self.has_credit, receivers)):
-            # True next: the express lane.
+            # C4.13: the express lane.
             for reader in receivers:
                 letter = self.true_next(reader)
                 if letter is not None and self.has_express_credit(reader, letter):
@@ -1503,12 +1512,13 @@ class Oracle:
         return [(letter, reader) for _, letter, reader in sorted(offers, key=lambda offer: offer[0])]
 
     def receivers(self, queue: str) -> list[Reader]:
-        """Return the consumers of a queue. True next: if there are exclusive ones, only the best of them."""
+        """Return the consumers of a queue. C4.12, C7.9: if there are exclusive ones, only the best of them."""
         readers = [reader for reader in self.readers if reader.is_for(queue)]
         exclusive = [reader for reader in readers if reader.is_exclusive]
         return sorted(exclusive, key=lambda reader: -reader.priority)[:1] or readers
 
     def has_express_credit(self, reader: Reader, letter: Letter) -> bool:
+        """C4.13."""
         held = self.unacknowledged(reader)
         return (
             reader.has_express
@@ -1540,11 +1550,14 @@ class Oracle:
         self._check_pull_requests(ended)
 
     def check_idle(self) -> None:
-        """Check the state while no batch gathers or is in flight, no page is read, and all sockets have taken all.
+        """Check the state while no batch gathers or is in flight, no page is read, and all sockets have taken all: no
+        message stays ready for a consumer that has credit (C4.3), and pull requests that do not wait have ended
+        (C21.3).
 
         Raises: Disagreement
         """
         if self.moves:
+            # C11.5: none is dropped.
             raise Disagreement(f"never dead-lettered: {self.moves}")
         if self.is_any_overdue():
             raise Disagreement(f"never due: {self.planned}")
@@ -1575,18 +1588,18 @@ class Oracle:
         """Return the least and the most messages of a queue that no consumer holds, once the broker has done its
         work."""
         here = [each for each in self.letters if each.queue == queue and not each.is_removed and each.holder is None]
-        # Expiry: removed when dispatch comes upon it, too; nobody can see when that was.
+        # C15.2: removed when dispatch comes upon it, too; nobody can see when that was.
         at_most = sum(not self.is_overdue(letter) for letter in here)
         if _is_temporary(queue):
-            # Expiry: there only dispatch comes upon it.
+            # C15.5: there only dispatch comes upon it.
             at_most = len(here)
         return sum(not self.is_expired(letter) for letter in here), at_most
 
     def arrived(self, label: str, queue: str) -> Letter:
         """A message that the gathering batch puts: the broker's first word about some dead letters.
 
-        Dead letters are removed from their queue in the same step. If their messages have left memory they are read
-        before that, so that their sequences are of that time.
+        C11.1, C11.2: dead letters are removed from their queue in the same step, and are new arrivals. If their
+        messages have left memory they are read before that, so that their sequences are of that time.
         """
         at_home = queue.removeprefix(DEAD_LETTER_PREFIX)
         for durable in self.durables:
@@ -1632,8 +1645,8 @@ class Oracle:
     def saw_batch(self, stored: list[tuple[Letter, int]]) -> None:
         """Learn the sequences of new stored messages.
 
-        Which of the messages that one event dead-letters is the first arrival, the contract does not say. None of them
-        is visible before its batch is durable, so the oracle can learn it here, before it matters.
+        C25.3: the contract does not say which of the messages that one event dead-letters is the first arrival. None is
+        visible before its batch is durable, so the oracle can learn it here, before it matters.
         """
         for letter, _ in stored:
             together = [
@@ -1654,11 +1667,12 @@ class Oracle:
             letter.stored_in = self.gathering
 
     def _had_expired(self, letter: Letter) -> bool:
-        """Expiry: one that had also failed too often is dead-lettered when dispatch comes upon it, or at once."""
+        """C15.1: one that had also failed too often is dead-lettered when dispatch comes upon it, or at once."""
         return letter.origin is not None and self.is_expired(letter.origin)
 
     def saw_sequence(self, letter: Letter, sequence: int) -> None:
-        """The key: given at acceptance, in order; unbroken within a transaction; never changed, never given twice."""
+        """C2.3, C16.1: given at acceptance, in order; never changed, never given twice. C2.4, C6.12: unbroken within a
+        transaction, and among copies."""
         known = self.sequences.get(letter)
         if known is not None:
             if known != sequence:
@@ -1702,11 +1716,11 @@ class Oracle:
         return must, may
 
     def _may_be_removed(self, letter: Letter) -> bool:
-        # Expiry: removed when dispatch or the broker comes upon it; nobody can see when that was.
+        # C15.2: removed when dispatch or the broker comes upon it; nobody can see when that was.
         return self.is_expired(letter) and not letter.is_removed and letter.holder is None
 
     def stored_state(self, letter: Letter) -> Written:
-        """Restart: attempts and due time of a persistent message survive a crash."""
+        """C16.1: attempts and due time of a persistent message survive a crash."""
         written = [each for each in letter.written if each.batch <= self.durable]
         return written[-1] if written else Written(AT_ONCE, 0, 0, False)
 
@@ -1725,14 +1739,14 @@ class Oracle:
         for each in queues:
             is_stored = parcel.persistent and not _is_temporary(each)
             if is_stored and peer is not None:
-                self._wait(peer, must=self.gathering)  # L1
+                self._wait(peer, must=self.gathering)  # C18.1
             of_itself = self.gathering if is_stored and not self.is_concurrent else AT_ONCE
             self._order += 1
             self.letters.append(
                 Letter(
                     parcel,
                     each,
-                    # Topics: in a subscription that ends with its connection the copy is transient.
+                    # C6.2: in a subscription that ends with its connection the copy is transient.
                     parcel.persistent and not _is_temporary(each),
                     self._order,
                     self._event,
@@ -1744,7 +1758,8 @@ class Oracle:
             )
 
     def copied_to(self, address: str, parcel: Parcel, peer: Peer | None = None) -> list[str]:
-        """Topics: which queues what is sent to an address, or to a queue, is copied to now; by this connection."""
+        """C6.1, C6.7 to C6.9, C6.11: which queues what is sent to an address, or to a queue, is copied to now; by this
+        connection."""
         queues: dict[str, None] = {}
         for part in address.split(","):
             if part.startswith(TOPIC):
@@ -1763,7 +1778,7 @@ class Oracle:
         return list(queues)
 
     def _name(self, peer: Peer | None, queue: str) -> None:
-        """Queues that come and go: create a queue that is named for the first time."""
+        """C8.1: create a queue that is named for the first time."""
         if queue in self.queues:
             if peer is not None:
                 # Somebody else may have made it, and what is sent to several may wait until that is durable.
@@ -1771,7 +1786,7 @@ class Oracle:
             return
         self.queues.add(queue)
         if _topic_of(queue):
-            # Topics: it is durable with the batch in which it is made, which the receipt of what made it waits for.
+            # C6.10: it is durable with the batch in which it is made, which the receipt of what made it waits for.
             self.made_in[queue] = self.gathering
             if peer is not None:
                 self._wait(peer, must=self.gathering)
@@ -1783,14 +1798,14 @@ class Oracle:
         letter.is_removed = True
         letter.holder = letter.acknowledged_by = letter.nacked_by = None
         if letter.stored_in == self.gathering:
-            letter.stored_in = None  # Ready: one that is consumed first is never written.
+            letter.stored_in = None  # C3.1: one that is consumed first is never written.
         if letter.stored_in is not None:
             letter.removed_in = self.gathering
 
     def _acknowledged(self, peer: Peer, letter: Letter) -> None:
         self._remove(letter)
         if letter.removed_in is not None and letter.persistent:
-            self._wait(peer, must=self.gathering)  # L3
+            self._wait(peer, must=self.gathering)  # C18.3
         elif letter.persistent or self.may_evict:
             self._wait(peer, may=self.gathering)
 
@@ -1826,12 +1841,12 @@ class Oracle:
         return reasons
 
     def _wait_for_return(self, peer: Peer, *, failed: Iterable[Letter]) -> None:
-        """Deliveries and attempts: a receipt says that the attempts of persistent messages are durable."""
+        """C10.6: a receipt says that the attempts of persistent messages are durable."""
         is_written = any(letter.persistent for letter in failed)
         self._wait(peer, must=self.gathering if is_written else AT_ONCE, may=self.gathering)
 
     def _requeue(self, returned: Iterable[Letter], failed: Iterable[Letter], *, is_tried_later: bool = False) -> None:
-        """Return: at its exact place again, all in one step, if not `is_tried_later`."""
+        """C9.1: at its exact place again, all in one step, if not `is_tried_later`."""
         failed = list(failed)
         for letter in sorted(returned, key=lambda each: each.key):
             for work in (letter.acknowledged_by, letter.nacked_by):
@@ -1841,7 +1856,7 @@ class Oracle:
             self._free(letter)
             if letter in failed:
                 self._count_attempt(letter, is_tried_later)
-            # Policies: whatever gives it back.
+            # C13.2: whatever gives it back.
             if self.must_be_dead_lettered(letter):
                 self._move(letter)
 
@@ -1856,22 +1871,24 @@ class Oracle:
 
     def _count_attempt(self, letter: Letter, is_tried_later: bool) -> None:
         letter.attempts += 1
-        # Only a connection that was lost charges what is due at once (Return).
+        # Only a connection that was lost counts an attempt of what is due at once (C9.6, C10.10).
         letter.was_lost = not is_tried_later
         letter.due = 0
         letter.is_restored = False
         delay = 0
         if is_tried_later:
-            # An attempt of which nobody says why leaves the causes as they are.
+            # C10.11: an attempt without a cause leaves the causes as they are.
             if letter.nack_options.cause:
                 letter.causes = (letter.causes[0] or letter.nack_options.cause, letter.nack_options.cause)
             letter.is_rejected = letter.nack_options.is_rejected and not _keeps_failures(letter.queue)
+            # C9.5
             delay = (
                 self.retries.after(letter.attempts) if letter.nack_options.delay is None else letter.nack_options.delay
             )
             if not self.must_be_dead_lettered(letter):
                 letter.due = self.steady_ms + delay
         if letter.persistent:
+            # C10.5
             self.attempt_counted_in = self.gathering
             due_ms = self.now_ms + delay if letter.due > self.steady_ms else 0
             letter.written.append(
@@ -1879,7 +1896,7 @@ class Oracle:
             )
 
     def _move(self, letter: Letter) -> None:
-        # Attempts: dead-lettered in the same step that removes it, a new arrival, persistent whatever it was. See
+        # C11.1, C11.2: dead-lettered in the same step that removes it, a new arrival, persistent whatever it was. See
         # `arrived` for that step; here it leaves its queue for everybody who looks.
         letter.is_removed = True
         self._order += 1
@@ -1914,7 +1931,8 @@ class Oracle:
             if reader not in self.readers:
                 raise Disagreement(f"a dispatch to {reader}, which is not there")
         labels = {reader: [(seen.label, seen.queue) for seen in dispatched.get(reader, [])] for reader in self.readers}
-        # Not promised: order across queues. Only queues that share a connection's room can tell the difference.
+        # C25.2: order across queues is not promised. Only queues that share a connection's room can tell the
+        # difference.
         unsent = {
             peer: peer.unsent
             + sum(
@@ -1948,7 +1966,7 @@ class Oracle:
                 letter = self.letter(seen.label, seen.queue)
                 self.saw_sequence(letter, seen.sequence)
                 if letter.least_deliveries is not None:
-                    # Deliveries and attempts: after an unclean stop every recovered message is flagged; the number
+                    # C10.1: after a crash every recovered message is flagged; the number
                     # itself is of what was written.
                     if letter.least_deliveries <= seen.deliveries <= max(2, letter.deliveries):
                         letter.deliveries = seen.deliveries
@@ -1993,7 +2011,7 @@ class Oracle:
                 raise Disagreement(f"nothing is ready for {reader}, and it is not told that {expected} is over")
 
     def _is_any_ready(self, reader: Reader) -> bool:
-        """Pulling: wherever it is, also in queues that it has not joined yet."""
+        """C21.3: wherever it is, also in queues that it has not joined yet."""
         joined, reader.joined = reader.joined, None
         found = self.true_next(reader)
         reader.joined = joined
@@ -2008,7 +2026,8 @@ class Oracle:
         return not any(reader.is_for(queue) for queue in queues)
 
     def check_browses(self, shown: dict[OpenBrowse, list[Seen]], ended: list[OpenBrowse]) -> None:
-        """Compare what a turn of the broker showed with the contract, and follow it. A turn dispatches before it shows.
+        """Compare what a turn of the broker showed with the contract (C17.3, C17.5), and follow it. A turn dispatches
+        before it shows.
 
         Raises: Disagreement
         """
@@ -2028,6 +2047,8 @@ class Oracle:
             self.browses.remove(browse)
 
     def _check_shown(self, browse: OpenBrowse, letter: Letter, seen: Seen) -> None:
+        """C17.1, C17.4: in the order of K, no message twice, and none that did not wait all the time. C17.2: as it
+        was."""
         if browse.shown and letter.key <= browse.shown[-1].key:
             raise Disagreement(f"{browse} is shown {letter} behind {browse.shown[-1]}")
         was_expired = 0 < letter.parcel.expires_ms <= browse.started_ms
@@ -2063,6 +2084,7 @@ class Oracle:
         )
 
     def _has_capacity(self, peer: Peer) -> bool:
+        """C4.5."""
         if peer.unsent >= UNSENT_BYTES_MAX:
             return False
         sockets_max = self.sockets_max
@@ -2123,7 +2145,7 @@ class Oracle:
         letter.dispatched_at = reader.waiting_since = self._next_step()
         reader.peer.unsent += letter.parcel.unsent
         if letter.parcel.group:
-            # Groups: it is the consumer's from now on, or free again.
+            # C5.2, C5.4: it is the consumer's from now on, or free again.
             group = (letter.queue, letter.parcel.group)
             letter.is_first_of_group = group not in self.owners
             self.owners[group] = reader
@@ -2132,29 +2154,29 @@ class Oracle:
 
     def _end(self, reader: Reader) -> None:
         self.readers.remove(reader)
-        # Groups: free again when that consumer ends.
+        # C5.3: free again when that consumer ends.
         self.owners = {group: owner for group, owner in self.owners.items() if owner is not reader}
 
     def _may_wait(self, letter: Letter, reader: Reader) -> bool:
         if not reader.is_of_many:
             return self._may_wait_in(letter.queue, letter, reader)
-        # Wildcards: it waits for a page of any of its queues, or for what is compared there.
+        # C7.5: it waits for a page of any of its queues, or for what is compared there.
         queues = {letter.queue, *self._reading, *self.scanning_for, *(queue for queue, _ in self.scanning)}
         return any(reader.is_for(queue) and self._may_wait_in(queue, letter, reader) for queue in queues)
 
     def _may_wait_in(self, queue: str, letter: Letter, reader: Reader) -> bool:
         if queue in self.scanning_for:
-            # Groups: what is in a queue with groups is compared as with a selector, for every consumer.
+            # C5.8: what is in a queue with groups is compared as with a selector, for every consumer.
             return self.scanning_for[queue].get(reader, 10) <= letter.key[0]
         if reader.selector is not None:
-            # True next: what was there before is compared in the background, in the order of K.
+            # C4.8: what was there before is compared in the background, in the order of K.
             return self.scanning.get((queue, reader.selector), 10) <= letter.key[0]
-        # True next: what has left memory is read before anything behind it; higher priorities go on meanwhile.
+        # C4.3: what has left memory is read before anything behind it; higher priorities go on meanwhile.
         return queue in self._reading and self._reading[queue] <= letter.key[0]
 
 
 def _is_temporary(queue: str) -> bool:
-    """Topics: a subscription is a temporary queue."""
+    """C6.2: a subscription is a temporary queue."""
     return queue.startswith("/")
 
 
@@ -2166,7 +2188,7 @@ def _is_of_many(address: str) -> bool:
 # Asked a thousand times of the same names.
 @lru_cache
 def _is_for(address: str, queue: str) -> bool:
-    # Wildcards: every ordinary queue whose name matches; some only if the first word says so.
+    # C7.1, C7.3: every ordinary queue whose name matches; some only if the first word says so.
     if not _is_of_many(address):
         return queue == address
     if _is_temporary(queue) or "," in queue:
@@ -2177,12 +2199,12 @@ def _is_for(address: str, queue: str) -> bool:
 
 
 def _keeps_failures(queue: str) -> bool:
-    # Deliveries and attempts: what fails in a dead-letter queue stays there, as it does in a temporary queue.
+    # C11.6: what fails in a dead-letter queue stays there, as it does in a temporary queue.
     return queue.startswith(DEAD_LETTER_PREFIX) or _is_temporary(queue)
 
 
 def _is_meant(pattern: str, topic: str) -> bool:
-    """Topics: `*` is any one word, `>` the rest, one word or more."""
+    """C6.7: `*` is any one word, `>` the rest, one word or more."""
     first, _, rest = pattern.partition(".")
     word, _, others = topic.partition(".")
     if not word or not first:
@@ -2191,12 +2213,12 @@ def _is_meant(pattern: str, topic: str) -> bool:
 
 
 def _consumes(queue: str, topic: str) -> bool:
-    """Topics: Consumer.ANY.VirtualTopic.NAME, *ANY* being one word."""
+    """C6.9: Consumer.ANY.VirtualTopic.NAME, *ANY* being one word."""
     return _topic_of(queue) == topic
 
 
 def _topic_of(queue: str) -> str:
-    """Topics: the virtual topic whose messages are copied to a queue; empty if there is none."""
+    """C6.9: the virtual topic whose messages are copied to a queue; empty if there is none."""
     words = queue.split(".")
     topic = ".".join(words[2:])
     return topic if words[0] == "Consumer" and topic.startswith("VirtualTopic.") else ""

@@ -1,4 +1,4 @@
-"""Oracle of producers and of their forgetting, by docs/contract.md (L5, "Did it happen?") alone.
+"""Oracle of producers and of their forgetting, by docs/contract.md (C18.5 to C18.9, chapter 19) alone.
 
 It keeps the state of each producer after each use, and the batch that writes it: a crash leaves the durable state.
 """
@@ -28,11 +28,11 @@ class NumberStatus(Enum):
 class Producer:
     used_ms: int
     uses: int = 1
-    """Repeats as well."""
+    """Repeats as well (C18.8)."""
     has_committed: bool = False
     """Or a COMMIT was resolved."""
     is_gapless: bool | None = None
-    """None: it has had no SEND and no COMMIT, and may still say so."""
+    """None: it has had no SEND and no COMMIT, and may still say so (C19.1, C19.5)."""
     used: dict[tuple[Kind, int], int] = field(default_factory=dict)
     """Accepted numbers, and the batch that a repeat waits for."""
     resolved: tuple[int, ...] = ()
@@ -42,15 +42,17 @@ class Producer:
 
     @property
     def may_be_forgotten_early(self) -> bool:
+        """C18.8."""
         return self.uses == 1 and not self.has_committed
 
     def highest(self, kind: Kind) -> int:
-        """Settled numbers count as used; 0 is none."""
+        """C18.5: SENDs and COMMITs have numbers of their own. C19.3: resolved numbers count as used. 0 is none."""
         used = [number for one, number in self.used if one is kind]
         return max(used + list(self.resolved if kind is Kind.COMMIT else ()), default=0)
 
     def is_lost(self, kind: Kind, number: int, resolved_max: int) -> bool:
-        """True if the number is at or below the highest resolved one that was forgotten: its outcome is unknown."""
+        """True if the number is at or below the highest resolved one that was forgotten: its outcome is unknown
+        (C19.4)."""
         return kind is Kind.COMMIT and any(number <= one for one in self.resolved[:-resolved_max])
 
 
@@ -73,13 +75,13 @@ class Producers:
         return {name: producer for name, producer in last.items() if producer is not None}
 
     def is_refused(self, name: str, now_ms: int) -> bool:
-        """True if the producer is new, and no other may be forgotten for it."""
+        """True if the producer is new, and no other may be forgotten for it (C18.8)."""
         return self._is_one_too_many(name) and not self._dispensable(now_ms)
 
     # ---- Numbers ----
 
     def status_of(self, name: str, kind: Kind, number: int, *, declares_gapless: bool) -> NumberStatus:
-        """But for the limit of producers, and that a transaction may not be open."""
+        """C18.5, C19.1, C19.3, C19.7, but for the limit of producers, and that a transaction may not be open."""
         producer = self.remembered().get(name, Producer(0))
         if kind is Kind.COMMIT and number in producer.resolved[-self.resolved_max :]:
             return NumberStatus.REFUSED
@@ -95,7 +97,7 @@ class Producers:
         return NumberStatus.REPEAT
 
     def first_use_in(self, name: str, kind: Kind, number: int) -> int:
-        """The batch that the receipt of a repeat waits for."""
+        """The batch that the receipt of a repeat waits for (C18.6)."""
         return self.remembered()[name].used.get((kind, number), WRITTEN_BEFORE)
 
     def used(
@@ -134,7 +136,7 @@ class Producers:
     # ---- Questions ----
 
     def outcome(self, name: str, number: int) -> str:
-        """Return the outcome of a COMMIT."""
+        """Return the outcome of a COMMIT (C19.2)."""
         producer = self.remembered().get(name)
         if producer is None:
             return "not so far" if number == 1 else "unknown"
@@ -148,7 +150,7 @@ class Producers:
         return "committed" if number == highest or producer.is_gapless else "unknown"
 
     def resolve(self, name: str, number: int, now_ms: int, gathering: int) -> None:
-        """Resolve a COMMIT if it is `not so far`, and, unless the producer has gaps, the next one."""
+        """Resolve a COMMIT if it is `not so far`, and, unless the producer has gaps, the next one (C19.3, C19.5)."""
         if self.outcome(name, number) != "not so far" or self.is_refused(name, now_ms):
             return
         before = self.remembered().get(name, Producer(0))
@@ -166,7 +168,7 @@ class Producers:
         self._known.setdefault(name, []).append(Known(gathering, producer))
 
     def query(self, name: str, gathering: int) -> int:
-        """The batch that the answer waits for: all that it says is durable then."""
+        """The batch that the answer waits for: all that it says is durable then (C19.2, C19.6)."""
         known = self._known.get(name)
         if known is None:
             return WRITTEN_BEFORE
@@ -185,7 +187,7 @@ class Producers:
     # ---- Forgetting ----
 
     def forget(self, name: str, gathering: int) -> int:
-        """Forget a producer on request. Returns the batch that the receipt waits for."""
+        """Forget a producer on request (C18.9). Returns the batch that the receipt waits for."""
         known = self._known.get(name)
         if known is None:
             return WRITTEN_BEFORE
@@ -196,6 +198,7 @@ class Producers:
         return written_in
 
     def crashed(self, durable: int) -> None:
+        """C19.8: producers whose use was not written are forgotten."""
         for name, known in list(self._known.items()):
             remaining = [one for one in known if one.written_in is not None and one.written_in <= durable]
             self._known[name] = [Known(WRITTEN_BEFORE, remaining[-1].producer if remaining else None)]
@@ -211,7 +214,7 @@ class Producers:
         return [name for name, known in self._known.items() if any(one.written_in == gathering for one in known)]
 
     def _before(self, name: str, now_ms: int, gathering: int) -> Producer:
-        """Return the producer before its use; another one may be forgotten for it."""
+        """Return the producer before its use; another one may be forgotten for it (C18.8)."""
         if self._is_one_too_many(name):
             evicted = min(self._dispensable(now_ms), key=lambda each: self.remembered()[each].used_ms)
             self._known[evicted].append(Known(gathering, None))

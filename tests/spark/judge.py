@@ -1,4 +1,4 @@
-"""A naive judge of histories, after docs/contract.md and docs/history.md alone.
+"""A naive judge of histories, after docs/contract.md and docs/reference/history.md alone.
 
 It keeps no state: before each event it reads the whole history up to it again, and answers every question by looking at
 every message. Where the two pages leave a choice, the judge makes it here:
@@ -237,7 +237,7 @@ class Judge:
 
     @staticmethod
     def ready(letters: dict[int, Letter]) -> list[Letter]:
-        """Return the ready messages, by section Ready: visible, not held, and no earlier one of equal priority is
+        """Return the ready messages, by C3.3 and C3.5: visible, not held, and no earlier one of equal priority is
         still being committed."""
         waiting = [each for each in letters.values() if each.where == "waiting"]
         first_blocking = min((each.key for each in letters.values() if each.where == "blocking"), default=(10, 0))

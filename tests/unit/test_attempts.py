@@ -1,4 +1,4 @@
-"""Tests of when an attempt is durable. Source: docs/contract.md, "Deliveries and attempts"."""
+"""Tests of when an attempt is durable. Source: docs/contract.md, C10.5 to C10.8."""
 
 from collections.abc import Callable
 
@@ -106,6 +106,7 @@ CONFIRMED = [
 def test_receipt_of_a_command_that_counts_an_attempt_is_sent_once_the_attempt_is_durable(
     fail: Callable[[Held], None],
 ) -> None:
+    # C10.6
     held = Held(persistent=True)
     fail(held)
     held.engine.answer(held.session, Receipt("of this"))
@@ -116,6 +117,7 @@ def test_receipt_of_a_command_that_counts_an_attempt_is_sent_once_the_attempt_is
 
 @pytest.mark.parametrize("fail", [*CONFIRMED, lost_connection])
 def test_attempt_of_a_persistent_message_is_written_at_once_without_a_receipt(fail: Callable[[Held], None]) -> None:
+    # C10.5
     held = Held(persistent=True)
     fail(held)
     assert held.engine.commit_state.is_batch_awaited
@@ -136,6 +138,7 @@ def test_message_that_comes_back_without_an_attempt_costs_no_write() -> None:
 
 
 def test_message_is_dispatched_again_before_its_attempt_is_durable() -> None:
+    # C10.7
     held = Held(persistent=True)
     abort(held)
     ((again,),) = held.engine.turn().deliveries.values()

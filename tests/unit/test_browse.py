@@ -114,6 +114,7 @@ def test_browse_does_not_wait_for_messages_sent_after_its_start() -> None:
 
 
 def test_a_full_connection_is_shown_nothing_more_and_the_next_one_is() -> None:
+    # C17.5
     driver = BrowseDriver(3, size=UNSENT_BYTES_MAX)
     other = driver.engine.connect("other")
     driver.browse()
@@ -140,6 +141,7 @@ def test_browse_is_no_consumer_and_shows_messages_that_consumers_can_get() -> No
 
 
 def test_a_queue_that_is_not_there_is_empty_and_is_not_made() -> None:
+    # C8.1
     driver = BrowseDriver()
     driver.browse()
     assert counts(driver.turns()) == [("b", 0, True)]

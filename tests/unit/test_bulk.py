@@ -50,6 +50,7 @@ class Running:
 
 
 def test_bulk_work_counts_matching_messages_that_consumers_hold() -> None:
+    # C12.5
     running = Running()
     first, second, *_ = (entry.sequence for entry in running.held)
     assert running.count_left(Purge("a")) == 4
@@ -76,8 +77,32 @@ def test_held_messages_that_cannot_be_compared_count_as_matching(monkeypatch: py
     assert running.count_left(Purge("a", selector="colour = 'red'")) == 4
 
 
+def test_message_accepted_after_the_first_piece_stays() -> None:
+    # C12.6
+    running = Running()
+    running.send("blue")
+    running.send("blue")
+    pieces = running.engine.bulk_pieces
+    request = Purge("a", limit=1)
+    first = running.execute(request)
+    assert first.count == 1 and first.next is not None
+    running.send("late")
+    running.send("late", priority=0)
+    count = 0
+    request = msgspec.structs.replace(request, limit=None, after=first.next, until=first.until)
+    while (read := pieces.next_read(request)) is not None:
+        piece = pieces.execute(request, read, PageResult([], as_of=0, is_end=True))
+        count += piece.count
+        if piece.next is None:
+            break
+        request = msgspec.structs.replace(request, after=piece.next, until=piece.until)
+    assert count == 1
+    assert [queue.waiting_count() for queue in running.engine.queues()] == [2]
+
+
 def test_message_returned_between_two_pieces_was_counted_as_held() -> None:
     """Fixed: only the last piece counted what is held, so that it was in neither."""
+    # C12.5
     running = Running()
     # Of another colour, so that there is a piece before the end.
     running.send("blue")

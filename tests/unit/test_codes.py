@@ -9,6 +9,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 
 
 def test_the_page_has_the_codes_in_the_order_of_the_enumeration() -> None:
+    # C23.2
     _, _, section = PAGE.read_text().partition("\n## Error codes\n")
     section, _, _ = section.partition("\n## ")
     assert re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE) == [code.value for code in Code]

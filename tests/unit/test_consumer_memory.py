@@ -59,6 +59,7 @@ def test_a_subscription_takes_its_selector_s_memory_and_gives_it_back(address: s
 
 
 def test_a_selector_that_many_have_is_there_and_counted_once() -> None:
+    # C8.8
     run = Passing()
     selector = long_selector()
     subscribe(run, "/queue/a", selector, name="a")
@@ -108,6 +109,7 @@ def test_a_browser_takes_memory_until_it_ends_though_it_was_shown_all() -> None:
 def test_a_selector_for_which_there_is_no_room_is_refused_and_nothing_is_done(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # C8.8
     monkeypatch.setattr(memory_module, "CONSUMERS_RESERVE", 100_000)
     run = Passing(capacity=10)
     run.publish("q")
@@ -128,6 +130,7 @@ def test_a_selector_for_which_there_is_no_room_is_refused_and_nothing_is_done(
 def test_full_memory_of_queues_leaves_a_reserve_for_consumers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # C8.8
     monkeypatch.setattr(memory_module, "CONSUMERS_RESERVE", 20 * CONSUMER_BYTES)
     run = Passing(capacity=10)
     for number in range(10):
@@ -146,6 +149,7 @@ def test_full_memory_of_queues_leaves_a_reserve_for_consumers(
 
 
 def test_first_pattern_of_a_queue_is_never_refused_and_later_ones_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    # C8.8
     monkeypatch.setattr(memory_module, "CONSUMERS_RESERVE", 20 * CONSUMER_BYTES)
     run = Passing(capacity=100)
     for number in range(100):

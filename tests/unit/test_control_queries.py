@@ -467,6 +467,7 @@ def test_closed_connection_gets_no_further_answer_that_would_delay_others() -> N
 
 
 def test_connection_that_reads_nothing_of_its_answer_for_ten_seconds_is_blocking_others() -> None:
+    # C24.17
     queue = RequestQueue(size=ANSWERS_IN_FLIGHT_BYTES_MAX)
     received = Counter[ConnectionState]()
     hindering = partial(queue.requests.find_blocking, bytes_sent=lambda session: received[session])
@@ -484,6 +485,7 @@ def test_connection_that_reads_nothing_of_its_answer_for_ten_seconds_is_blocking
 
 
 def test_connection_that_has_not_read_its_answer_after_a_minute_is_blocking_others() -> None:
+    # C24.17
     queue = RequestQueue(size=ANSWERS_IN_FLIGHT_BYTES_MAX)
     slow, _ = make_requests(queue, 2)
     received = Counter[ConnectionState]()

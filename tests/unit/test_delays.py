@@ -37,6 +37,7 @@ LARGE = 1 << 30
     ],
 )
 def test_retry_delay_follows_the_policy(policy: Policy, delays: list[int]) -> None:
+    # C9.5
     assert [retry_delay_ms(policy, attempts, lambda: 0.5) for attempts in range(1, 7)] == delays
 
 
@@ -45,6 +46,7 @@ def test_a_message_that_has_failed_a_million_times_waits_for_the_longest_delay()
 
 
 def test_jitter_makes_a_delay_longer_or_shorter_by_its_share() -> None:
+    # C9.5
     policy = Policy(jitter=0.25, backoff=2.0, delay_max_ms=2000)
     assert [retry_delay_ms(policy, 2, lambda number=number: number) for number in (0.0, 0.5, 1.0)] == [750, 1000, 1250]  # type: ignore[misc]
     # Those at the limit are spread as well.
@@ -134,6 +136,7 @@ class DelayDriver:
 
 
 def test_the_next_due_time_is_that_of_the_clock_that_does_not_jump() -> None:
+    # C9.7
     driver = DelayDriver(first_delay_ms=300)
     driver.send()
     (sequence,) = driver.turn()
@@ -148,6 +151,7 @@ def test_the_next_due_time_is_that_of_the_clock_that_does_not_jump() -> None:
 
 
 def test_due_time_is_stored_by_the_wall_clock_and_a_clean_stop_stores_the_remaining_delay() -> None:
+    # C9.7
     driver = DelayDriver(first_delay_ms=300)
     driver.send(persistent=True)
     driver.commit()
@@ -165,6 +169,7 @@ def test_due_time_is_stored_by_the_wall_clock_and_a_clean_stop_stores_the_remain
 def test_no_message_waits_longer_than_the_longest_delay_if_the_wall_clock_was_set_back(
     while_waiting: WhileWaiting,
 ) -> None:
+    # C9.7
     driver = DelayDriver(in_store={7: Mark(1, 1, WALL_MS + 1000 * DELAY_MS_MAX)}, while_waiting=while_waiting)
     assert driver.turn() == []
     driver.advance(DELAY_MS_MAX - 1)
@@ -313,6 +318,7 @@ def test_message_without_a_valid_original_destination_is_no_dead_letter(header: 
 
 @pytest.mark.parametrize("origin", ["a", "subscription,me,n,news,colour = 'red'"])
 def test_dead_letter_has_exactly_the_reserved_headers_in_addition(origin: str) -> None:
+    # C11.3, C11.4
     message = SentMessage(7, False, 0, b"destination:/topic/news\ncolour:red\ncontent-length:0\npriority:7\n", b"")
     _, letter = make_dead_letter(
         message, origin, Policy(), attempts=1, causes=Causes("a", "b"), reason=REJECTED, now_ms=WALL_MS

@@ -67,6 +67,7 @@ def test_messages_of_one_block_that_expire_in_one_second_share_a_timer() -> None
 
 
 def test_a_temporary_queue_sets_no_timer() -> None:
+    # C15.5
     engine = started()
     send(engine, 1, NOW_MS + 1, "/temp-queue/a")
     assert engine.next_due_ms is None
@@ -140,6 +141,7 @@ def test_expired_message_is_dropped_with_its_timer(persistent: bool) -> None:
 
 
 def test_expired_message_moves_to_the_dead_letter_queue_by_policy_and_says_why() -> None:
+    # C15.1
     engine = started(expired=ExpiryAction.DEAD_LETTER)
     send(engine, 2, NOW_MS + 1000)
     engine.commit_state.now_ms += 1000
@@ -155,6 +157,7 @@ def test_expired_message_moves_to_the_dead_letter_queue_by_policy_and_says_why()
 
 
 def test_message_that_expires_in_a_dead_letter_queue_is_dropped_whatever_the_policy() -> None:
+    # C15.1
     engine = started(expired=ExpiryAction.DEAD_LETTER)
     send(engine, 1, NOW_MS + 1000, "/queue/DLQ.a")
     engine.commit_state.now_ms += 1000

@@ -39,6 +39,7 @@ def acknowledge(driver: SelectingDriver, name: str, count: int) -> None:
     [("-1", True), ("-20", True), ("0", False), ("-0", False), ("1", False), ("-x", False), ("-", False)],
 )
 def test_group_is_closed_only_by_a_negative_number(value: str, closes: bool) -> None:
+    # C5.4
     assert closes_group(f"JMSXGroupID:g\nJMSXGroupSeq:{value}\n".encode()) is closes
 
 
@@ -70,6 +71,7 @@ def test_a_group_is_the_consumers_that_got_its_first_message_and_others_go_to_ot
 
 @STORE_ONLY
 def test_busy_group_with_a_long_backlog_blocks_no_consumer_and_takes_no_memory(is_evicted: bool) -> None:
+    # C5.6, C5.8
     driver = SelectingDriver()
     count = 3 * SCAN_FOUND_MAX
     send(driver, "g", *numbers(count))
@@ -88,6 +90,7 @@ def test_busy_group_with_a_long_backlog_blocks_no_consumer_and_takes_no_memory(i
 
 @STORE_ONLY
 def test_long_group_is_delivered_in_order_also_after_its_owner_changes(is_evicted: bool) -> None:
+    # C5.5
     driver = SelectingDriver()
     count = 3 * SCAN_FOUND_MAX
     for number in range(count):
@@ -134,6 +137,7 @@ def test_message_requeued_while_its_group_is_refilled_is_the_head_of_the_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Fixed: a later message was dispatched before the requeued one, since the group was refilled from further on."""
+    # C5.5
     monkeypatch.setattr(groups_of_engine, "SCAN_FOUND_MAX", 1)
     monkeypatch.setattr(groups_of_engine, "GROUP_FOUND_MIN", 1)
     driver = SelectingDriver()
@@ -164,6 +168,7 @@ def test_message_requeued_while_its_group_is_refilled_is_the_head_of_the_group(
 
 
 def test_a_group_is_free_when_it_is_closed_or_its_consumer_is_gone() -> None:
+    # C5.3, C5.4
     driver = SelectingDriver()
     driver.subscribe("one", window=3)
     send(driver, "g", "g1")
@@ -183,6 +188,7 @@ def test_a_group_is_free_when_it_is_closed_or_its_consumer_is_gone() -> None:
 def test_a_message_that_waits_for_its_next_try_holds_back_its_group_and_nothing_else(
     while_waiting: WhileWaiting,
 ) -> None:
+    # C3.7, C5.6
     driver = SelectingDriver(Policy(first_delay_ms=50, while_waiting=while_waiting))
     driver.subscribe("one", window=1)
     send(driver, "g", "g1", "g2")
@@ -213,6 +219,7 @@ def test_the_group_of_a_message_that_was_dead_lettered_or_purged_while_it_waited
 
 def test_groups_are_counted_and_fewer_of_them_remembered_where_queues_take_all_their_room() -> None:
     """Fixed: forty queues of 10,000 groups with long names took 457 MiB that was not counted."""
+    # C5.7
     driver = SelectingDriver()
     driver.subscribe("one", window=1000)
     memory = driver.engine.memory
@@ -248,6 +255,7 @@ def test_groups_are_counted_and_fewer_of_them_remembered_where_queues_take_all_t
 def test_group_with_a_held_message_is_remembered_beyond_the_limit_of_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # C5.7
     monkeypatch.setattr(groups_of_engine, "GROUPS_MAX", 8)
     driver = SelectingDriver()
     driver.subscribe("one", window=1000)

@@ -130,6 +130,7 @@ FRAMES = st.sampled_from([1, SMALL, LARGE, LARGE + 1, READ_BYTES, SHARE, FRAME_M
 @settings(deadline=None)
 @given(st.data())
 def test_incomplete_frames_of_honest_senders_stay_within_bounds_and_are_all_read(data: st.DataObject) -> None:
+    # C24.11
     room = Room()
     for frames in data.draw(st.lists(st.lists(FRAMES, min_size=1, max_size=4), min_size=2, max_size=12)):
         room.connect(*frames)
@@ -218,6 +219,7 @@ def test_sender_of_next_to_nothing_is_not_stalled_while_no_connection_waits() ->
 
 
 def test_a_sender_that_makes_progress_is_not_stalled_and_one_that_drips_is() -> None:
+    # C24.12
     room = Room()
     first, other = room.connect(10 * INCOMPLETE_FRAME_PROGRESS_BYTES), room.connect(FRAME_MAX)
     first.send(SHARE + READ_BYTES)

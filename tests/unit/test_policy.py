@@ -44,6 +44,7 @@ def test_queue_that_no_pattern_matches_has_the_default_policy() -> None:
 
 
 def test_a_policys_pattern_means_queues_that_a_consumers_pattern_leaves_out_too() -> None:
+    # C13.1
     policies = Policies(by_pattern={">": Policy(page_size=5), "*.source.>": Policy(page_size=6)})
     names = ("DLQ.orders", "Consumer.a.VirtualTopic.t", "Spark.orders", "Spark.source.s.1.0")
     assert [policies.for_queue(name).page_size for name in names] == [5, 5, 5, 6]

@@ -67,6 +67,7 @@ class Running:
 
 
 def test_lowered_attempts_max_gives_up_waiting_messages_that_failed_as_often() -> None:
+    # C11.5, C13.2
     running = Running(window=2)
     running.nack(1, 2)
     running.change(attempts_max=2)
@@ -77,6 +78,7 @@ def test_lowered_attempts_max_gives_up_waiting_messages_that_failed_as_often() -
 
 
 def test_lowered_attempts_max_leaves_held_messages_until_they_are_requeued() -> None:
+    # C13.2
     running = Running(window=2)
     running.nack(1, 2)
     assert running.turn()[0] == [1, 2]
@@ -88,6 +90,7 @@ def test_lowered_attempts_max_leaves_held_messages_until_they_are_requeued() -> 
 
 
 def test_message_given_up_stays_so_although_more_attempts_are_allowed_before_it_is_read() -> None:
+    # C13.2
     running = Running(window=1)
     running.nack(1)
     running.make_durable()
@@ -159,6 +162,31 @@ def test_raised_attempts_max_applies_to_messages_not_given_up_yet() -> None:
     running.change(attempts_max=3)
     running.nack(1)
     assert running.waiting() == {"a": 6}
+
+
+def test_changed_delays_and_dead_letter_queue_apply_to_later_failures_alone() -> None:
+    # C13.4
+    running = Running(window=1)
+    running.engine.change_policies(Policies(Policy(first_delay_ms=50)))
+    running.nack(1)
+    running.engine.change_policies(Policies(Policy(first_delay_ms=500, dead_letters="failed")))
+    assert running.turn()[0] == [2]
+    running.nack(2)
+    assert running.turn()[0] == [3]
+    running.engine.nack(running.session, Nack("0", 3, is_rejected=True))
+    assert running.waiting() == {"a": 5, "failed": 1}
+    assert running.turn()[0] == [4]
+    running.engine.acknowledge(running.session, Ack("0", 4))
+    running.engine.tick(50_000, 50_000)
+    assert running.turn()[0] == [1]
+    running.engine.acknowledge(running.session, Ack("0", 1))
+    for due in (5, 6):
+        assert running.turn()[0] == [due]
+        running.engine.acknowledge(running.session, Ack("0", due))
+    running.engine.tick(499_000, 499_000)
+    assert running.turn()[0] == []
+    running.engine.tick(500_000, 500_000)
+    assert running.turn()[0] == [2]
 
 
 def test_a_smaller_limit_makes_messages_leave_memory_though_nothing_else_happens() -> None:

@@ -86,6 +86,7 @@ def driver() -> ProducersDriver:
 
 
 def test_a_new_producer_takes_the_place_of_the_one_that_was_not_used_for_longest(driver: ProducersDriver) -> None:
+    # C18.8
     driver.commit_state.now_ms = LATER_MS
     assert not driver.send("new")
     assert driver.take_forgotten() == ["0"]
@@ -98,6 +99,7 @@ def test_a_new_producer_takes_the_place_of_the_one_that_was_not_used_for_longest
 
 
 def test_within_the_hour_none_goes_and_the_refusal_says_how_many_there_are(driver: ProducersDriver) -> None:
+    # C18.8
     driver.commit_state.now_ms = 1 + PRODUCER_RETENTION_MS_MIN - 2
     with pytest.raises(RemoteProtocolError, match=f"there are {PRODUCERS_MAX} producers"):
         driver.send("new")
@@ -107,6 +109,7 @@ def test_within_the_hour_none_goes_and_the_refusal_says_how_many_there_are(drive
 
 @pytest.mark.parametrize("is_restarted", [False, True], ids=["same run", "after a restart"])
 def test_producer_used_more_than_once_is_never_forgotten(driver: ProducersDriver, is_restarted: bool) -> None:
+    # C18.8
     driver.send("0", 2)
     driver.commit("1", 2)
     assert driver.send("2")
@@ -171,6 +174,7 @@ def producers(commit_state: CommitState) -> ProducerRegistry:
 
 @pytest.mark.parametrize("is_gapless", [False, True])
 def test_sends_and_commits_count_by_themselves(producers: ProducerRegistry, is_gapless: bool) -> None:
+    # C18.5
     for number in (1, 2):
         assert not use_number(producers, send("p", number, is_gapless=is_gapless))
     assert not use_number(producers, commit("p", 1, is_gapless=is_gapless))
@@ -189,6 +193,7 @@ def test_sends_and_commits_count_by_themselves(producers: ProducerRegistry, is_g
 def test_a_number_too_far_on_is_refused_and_does_nothing(
     producers: ProducerRegistry, make: Callable[..., Send | Commit]
 ) -> None:
+    # C19.1
     with pytest.raises(
         RemoteProtocolError, match="number 2 of producer 'p', whose numbers have no gaps: the next is 1"
     ):
@@ -217,6 +222,7 @@ def test_producer_with_used_numbers_cannot_become_gapless(producers: ProducerReg
 def test_a_repeat_is_unknown_if_its_number_may_have_been_left_out(
     producers: ProducerRegistry, make: Callable[..., Send | Commit]
 ) -> None:
+    # C19.7
     for number in (1, 2):
         producers.record_use(make("gapless", number, is_gapless=True), is_stored=True)
         producers.record_use(make("other", number), is_stored=True)
@@ -239,6 +245,7 @@ def test_a_number_of_0_is_one_that_may_be_used(producers: ProducerRegistry) -> N
 
 
 def test_commit_outcomes_of_a_gapless_producer(producers: ProducerRegistry) -> None:
+    # C19.2
     assert (outcome(producers, 1), outcome(producers, 2), outcome(producers, 0)) == (NOT_SO_FAR, UNKNOWN, UNKNOWN)
     use_number(producers, send("p", 1, is_gapless=True))
     assert (outcome(producers, 1), outcome(producers, 2), outcome(producers, 0)) == (NOT_SO_FAR, NOT_SO_FAR, UNKNOWN)
@@ -248,12 +255,14 @@ def test_commit_outcomes_of_a_gapless_producer(producers: ProducerRegistry) -> N
 
 
 def test_commit_outcomes_of_a_producer_with_gaps(producers: ProducerRegistry) -> None:
+    # C19.2
     for number in (3, 5):
         use_number(producers, commit("p", number))
     assert [outcome(producers, number) for number in (2, 3, 4, 5, 6)] == [UNKNOWN] * 3 + [COMMITTED, NOT_SO_FAR]
 
 
 def test_gapless_producer_has_only_its_next_commit_resolved(producers: ProducerRegistry) -> None:
+    # C19.3
     use_number(producers, commit("p", 1, is_gapless=True))
     assert outcome(producers, 3, resolves=True) is NOT_SO_FAR
     assert outcome(producers, 1, resolves=True) is COMMITTED
@@ -266,6 +275,7 @@ def test_gapless_producer_has_only_its_next_commit_resolved(producers: ProducerR
 
 
 def test_producer_with_gaps_has_any_commit_above_the_highest_resolved(producers: ProducerRegistry) -> None:
+    # C19.3
     use_number(producers, commit("p", 3))
     assert outcome(producers, 2, resolves=True) is UNKNOWN
     assert outcome(producers, 9, resolves=True) is ROLLED_BACK
@@ -278,6 +288,7 @@ def test_producer_with_gaps_has_any_commit_above_the_highest_resolved(producers:
 def test_producer_with_only_resolved_commits_says_with_its_first_use_whether_it_has_gaps(
     producers: ProducerRegistry, is_gapless: bool
 ) -> None:
+    # C19.5
     assert outcome(producers, 2, resolves=True) is UNKNOWN
     assert outcome(producers, 1, resolves=True) is ROLLED_BACK
     assert outcome(producers, 3, resolves=True) is NOT_SO_FAR, "it may turn out to have no gaps"
@@ -295,6 +306,7 @@ def test_number_of_resolved_commits_of_all_producers_is_limited(
     producers: ProducerRegistry, commit_state: CommitState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred numbers of each of a hundred thousand producers would take more memory than there is."""
+    # C19.4
     monkeypatch.setattr(producers_module, "RESOLVED_TOTAL_MAX", 3)
     for name in "pqr":
         assert producers.query(name, 1, resolves=True).outcome is ROLLED_BACK
@@ -311,6 +323,7 @@ def test_number_of_resolved_commits_of_all_producers_is_limited(
 def test_highest_resolved_commits_are_remembered_and_all_below_them_are_unknown(
     producers: ProducerRegistry,
 ) -> None:
+    # C19.4
     use_number(producers, commit("p", 1, is_gapless=True))
     for number in range(2, RESOLVED_MAX + 2):
         assert outcome(producers, number, resolves=True) is ROLLED_BACK
@@ -350,6 +363,7 @@ def test_a_question_for_which_there_is_no_room_resolves_nothing() -> None:
 def test_answer_about_a_producer_waits_for_the_batch_it_reports(
     commit_state: CommitState, producers: ProducerRegistry
 ) -> None:
+    # C19.2, C19.6
     use_number(producers, commit("p", 1))
     use_number(producers, commit("transient", 1), is_stored=False)
     commit_state.close_batch()
@@ -370,6 +384,7 @@ def test_answer_about_a_producer_waits_for_the_batch_it_reports(
 def test_producers_are_forgotten_on_request_and_the_receipt_waits_for_that(
     commit_state: CommitState, producers: ProducerRegistry
 ) -> None:
+    # C18.9
     for name in "pqr":
         use_number(producers, send(name, 5))
     commit_state.close_batch()

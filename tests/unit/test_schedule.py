@@ -146,6 +146,7 @@ def test_scheduled_send_is_counted_and_becomes_a_message_when_it_is_due() -> Non
 
 
 def test_scheduled_sends_come_in_the_order_of_due_time_and_arrival() -> None:
+    # C14.4
     run = Run()
     for number, delay_ms in enumerate([30, 10, 20, 10, 30, 10]):
         run.send(str(number), Schedule(delay_ms=delay_ms))
@@ -175,6 +176,7 @@ def test_a_thousand_come_due_in_order_though_only_some_are_read_together() -> No
 
 
 def test_scheduled_send_is_not_sent_twice_when_the_clock_is_set_back_and_forward() -> None:
+    # C14.2
     run = Run()
     run.send("soon", Schedule(delay_ms=10))
     run.send("later", Schedule(delay_ms=HOUR_MS))
@@ -187,6 +189,7 @@ def test_scheduled_send_is_not_sent_twice_when_the_clock_is_set_back_and_forward
 
 
 def test_a_repetition_keeps_its_beat_and_makes_up_for_nothing() -> None:
+    # C14.1, C14.5
     run = Run()
     run.send("tick", Schedule(delay_ms=5, period_ms=10, repeat=3))
     for at, count in ((4, 0), (5, 1), (15, 2), (48, 3), (54, 3), (55, 4), (1000, 4)):
@@ -238,6 +241,7 @@ def test_a_schedule_that_was_stored_before_there_were_times_to_live_has_none() -
 
 
 def test_cron_hits_start_their_delay_and_their_repetitions() -> None:
+    # C14.1
     run = Run()
     run.send("hourly", Schedule(delay_ms=1000, period_ms=1000, repeat=1, cron="0 * * * *"))
     for hour in (1, 2):
@@ -248,6 +252,7 @@ def test_cron_hits_start_their_delay_and_their_repetitions() -> None:
 
 
 def test_a_send_with_a_time_is_due_at_that_time_and_then_after_each_period() -> None:
+    # C14.1
     run = Run()
     run.send("later", Schedule(due_ms=NOON_MS + 1000, period_ms=100, repeat=1))
     run.send("past", Schedule(due_ms=NOON_MS - HOUR_MS, period_ms=HOUR_MS, repeat=1))
@@ -269,6 +274,7 @@ def test_send_scheduled_for_a_past_time_comes_after_sends_due_before_it() -> Non
 
 
 def test_send_scheduled_in_a_transaction_comes_after_its_immediate_sends() -> None:
+    # C14.1
     run = Run()
     run.engine.begin(run.session, Begin("t"))
     run.send("first", None, transaction="t")
@@ -282,6 +288,7 @@ def test_send_scheduled_in_a_transaction_comes_after_its_immediate_sends() -> No
 
 
 def test_scheduled_send_waits_while_the_disk_is_full() -> None:
+    # C14.10
     run = Run()
     run.send("later", Schedule(delay_ms=10))
     run.settle()
@@ -319,11 +326,13 @@ def test_hidden_queue_of_scheduled_sends_cannot_be_sent_to() -> None:
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused(schedule: Schedule, why: str) -> None:
+    # C14.1
     with pytest.raises(RemoteProtocolError, match=why):
         check_schedule(schedule)
 
 
 def test_cron_expression_counts_in_utc_and_skips_missed_hits() -> None:
+    # C14.1, C14.5
     schedule = Schedule(cron="30 12 * * *")
     first = start_schedule(schedule, NOON_MS)
     assert first is not None
@@ -364,6 +373,7 @@ def test_scheduled_send_is_listed_once_it_is_durable() -> None:
 
 
 def test_cancelled_send_never_becomes_a_message_and_leaves_nothing_behind() -> None:
+    # C14.7
     run = Run()
     for number in range(3):
         run.send(str(number), Schedule(delay_ms=MINUTE_MS, period_ms=5, repeat=FOR_EVER))
@@ -409,6 +419,7 @@ def test_listing_the_scheduled_sends_of_a_missing_queue_is_refused() -> None:
 
 
 def test_repeated_send_keeps_its_number() -> None:
+    # C14.7
     run = Run()
     run.send("tick", Schedule(delay_ms=MINUTE_MS, period_ms=MINUTE_MS, repeat=FOR_EVER))
     (before,) = run.shown()
@@ -435,6 +446,7 @@ def test_cancelling_covers_all_sends_although_some_repeat_meanwhile(others: int)
 
 
 def test_scheduled_send_becomes_due_only_after_the_listing_has_ended() -> None:
+    # C14.7
     run = Run()
     run.send("soon", Schedule(delay_ms=MINUTE_MS))
     shown = run.request(ListScheduled("q"), while_it_is_read=lambda: run.at(NOON_MS + MINUTE_MS))

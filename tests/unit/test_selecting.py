@@ -146,6 +146,7 @@ def test_consumer_that_selects_high_priorities_gets_no_low_one_and_others_get_al
 
 
 def test_a_match_behind_many_that_do_not_match_is_dispatched_in_the_turn_in_which_it_comes() -> None:
+    # C4.8
     driver = SelectingDriver()
     driver.subscribe("red", RED)
     driver.send(*numbers(5000), colour="blue")
@@ -167,6 +168,7 @@ def test_match_behind_many_that_are_only_in_the_store_is_dispatched_in_the_turn_
 
 
 def test_existing_messages_are_compared_in_slices_and_other_consumers_served_in_between() -> None:
+    # C4.8
     driver = SelectingDriver()
     driver.send(*numbers(4 * SCAN_MESSAGES_PER_TURN), colour="blue")
     driver.send("r", colour="red")
@@ -227,6 +229,7 @@ def test_too_much_that_arrives_and_is_not_taken_is_compared_when_that_is() -> No
 
 
 def test_commit_in_flight_holds_back_only_consumers_that_could_get_its_message() -> None:
+    # C3.5
     driver = SelectingDriver()
     driver.subscribe("red", RED)
     driver.subscribe("blue", BLUE)
@@ -278,6 +281,7 @@ def test_message_kept_in_memory_by_an_ended_selector_does_not_wait_for_a_later_c
 
 
 def test_blocking_failed_message_holds_back_only_consumers_that_could_get_it() -> None:
+    # C3.6
     driver = SelectingDriver(Policy(first_delay_ms=1000, while_waiting=WhileWaiting.BLOCK))
     driver.subscribe("red", RED)
     driver.send("r1", colour="red")
@@ -352,6 +356,7 @@ def test_a_lane_of_which_the_rest_was_plucked_is_served_to_its_end() -> None:
 
 
 def test_messages_that_an_exclusive_consumer_does_not_select_wait() -> None:
+    # C4.12
     driver = SelectingDriver()
     driver.subscribe("red", RED, is_exclusive=True)
     driver.subscribe("all")

@@ -137,6 +137,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
 def test_a_client_is_given_up_after_2_to_2_5_times_the_agreed_silence_wherever_that_begins(
     client: Client, beats: list[float]
 ) -> None:
+    # C10.12
     started = client.loop.time()
     for beat in beats:
         client.loop.run_until(started + beat * client.interval)

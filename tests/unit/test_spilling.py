@@ -79,6 +79,7 @@ def names(run: Run) -> list[str]:
 
 
 def test_spilled_message_is_stored_once_for_all_subscriptions_and_comes_back_in_order() -> None:
+    # C6.2
     run = Run()
     consumers = [follow(run, name) for name in "abc"]
     publish(run, *"01234567")
@@ -250,6 +251,7 @@ class Waiting:
 
 
 def test_stalled_subscriber_is_ended_only_when_disk_space_is_short_and_the_largest_first() -> None:
+    # C24.14
     driver = Waiting()
     little, much = driver.follower("little"), driver.follower("much")
     publish(driver.run, *"012345")
@@ -266,6 +268,7 @@ def test_stalled_subscriber_is_ended_only_when_disk_space_is_short_and_the_large
 
 @pytest.mark.parametrize("does", ["takes bytes", "acknowledges", "refuses"])
 def test_subscriber_that_makes_any_progress_is_not_ended(does: str) -> None:
+    # C24.14
     driver = Waiting()
     consumer = driver.follower("slow")
     publish(driver.run, *map(str, range(100)))
@@ -287,6 +290,7 @@ def test_subscriber_that_makes_any_progress_is_not_ended(does: str) -> None:
 
 
 def test_stall_limit_of_a_subscriber_is_that_of_the_policy_of_its_topic() -> None:
+    # C24.14
     driver = Waiting(("quick", Policy(stalled_subscriber_ms=2000)), ("never", Policy(stalled_subscriber_ms=1 << 63)))
     for topic in ("quick", "never"):
         driver.follower(topic, f"/topic/{topic}")
@@ -298,6 +302,7 @@ def test_stall_limit_of_a_subscriber_is_that_of_the_policy_of_its_topic() -> Non
 
 
 def test_short_memory_is_a_need_of_room_if_nothing_else_can_leave_it() -> None:
+    # C24.14
     driver = Waiting()
     driver.follower("slow")
     publish(driver.run, *"0123")
@@ -310,6 +315,7 @@ def test_short_memory_is_a_need_of_room_if_nothing_else_can_leave_it() -> None:
 
 
 def test_memory_limit_of_a_subscription_counts_spilled_messages_and_those_held_without_body() -> None:
+    # C24.15
     driver = Waiting(("t", Policy(memory_limit=9000)))
     consumer = driver.follower("slow")
     publish(driver.run, *"0123")
@@ -326,6 +332,7 @@ def test_memory_limit_of_a_subscription_counts_spilled_messages_and_those_held_w
 
 
 def test_a_reply_queue_does_not_leave_memory_and_ends_its_connection_when_nothing_else_can() -> None:
+    # C24.16
     run = Run()
     follow(run)
     publish(run, *"0123")

@@ -285,6 +285,7 @@ def test_command_that_no_client_sends_is_refused_by_name(command: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_send_becomes_a_message(version: Version) -> None:
+    # C2.2
     send = receive_one(Send, version, "SEND", QUEUE, "colour:red", body=b"hello")
     assert send.destination == parse_address("/queue/a", "me")
     assert (send.transaction, send.producer, send.number) == (None, None, 0)
@@ -328,6 +329,7 @@ def test_content_length_is_always_among_the_headers_once(
     ],
 )
 def test_a_priority_outside_is_moved_to_the_nearest_end(line: str, priority: int) -> None:
+    # C2.2
     assert receive_one(Send, Version.V1_2, "SEND", QUEUE, line).message.priority == priority
 
 
@@ -944,6 +946,7 @@ def test_a_message_says_why_consumers_failed_with_it(version: Version, is_browse
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_no_sender_says_why_consumers_failed(version: Version) -> None:
+    # C11.3
     names = [f"truenext-{which}{one}-cause" for which in ("", "original-") for one in ("first", "last")]
     send = receive_one(Send, version, "SEND", QUEUE, *(f"{name}:it broke" for name in names), "truenext-cause:mine")
     assert decode_header_lines(send.message.header).keys().isdisjoint(names)
@@ -1131,6 +1134,7 @@ def test_the_time_of_a_scheduled_send_is_read() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("others", [[], ["content-length:0"], ["content-length:0", "a:b:c"]])
 def test_a_header_that_is_nearly_one_of_a_schedule_is_refused_by_name(version: Version, others: list[str]) -> None:
+    # C14.1
     for name in ("AMQ_SCHEDULED_DELEY", "AMQ_SCHEDULED_", "AMQ_SCHEDULED_time", "AMQ_SCHEDULED_ID"):
         why = error_of(version, "SEND", QUEUE, f"{name}:1", *others)
         assert f"unknown header {name!r} of SEND" in why

@@ -41,6 +41,7 @@ def test_a_copy_is_the_same_message_and_no_other_object() -> None:
 
 
 def test_a_topic_without_subscriptions_leaves_nothing_behind() -> None:
+    # C6.1
     engine = started()
     session = engine.connect("s")
     before = engine.memory.message_bytes
@@ -62,6 +63,7 @@ def test_an_ended_subscription_leaves_nothing_behind() -> None:
 
 
 def test_a_subscription_that_holds_more_than_its_topics_policy_allows_ends_its_connection_once() -> None:
+    # C24.15
     engine = Engine(policies=Policies(by_pattern={"news.>": Policy(memory_limit=5000)}))
     engine.start()
     commit(engine)
@@ -79,6 +81,7 @@ def test_a_subscription_that_holds_more_than_its_topics_policy_allows_ends_its_c
 
 
 def test_temporary_topic_is_subscribed_to_only_by_its_own_connection_and_by_no_pattern() -> None:
+    # C6.14
     engine = started()
     owner, other = engine.connect("owner"), engine.connect("other")
     subscribe(engine, owner, "/temp-topic/t")
@@ -210,6 +213,7 @@ def test_queue_of_a_virtual_topic_collects_after_a_crash_by_whichever_command_it
 def test_command_that_creates_the_queue_of_a_virtual_topic_is_answered_when_it_is_durable(
     make: Callable[[Engine, ConnectionState], None],
 ) -> None:
+    # C6.10
     engine = started()
     session = engine.connect("s")
     make(engine, session)
@@ -237,6 +241,7 @@ def test_send_to_an_existing_queue_of_a_virtual_topic_is_answered_at_once(
 def test_subscribe_to_the_queue_of_a_virtual_topic_waits_until_the_queue_is_durable(
     is_batch_closed: bool,
 ) -> None:
+    # C6.10
     engine = started()
     maker, other = engine.connect("maker"), engine.connect("other")
     send_to_it(engine, maker)
@@ -358,6 +363,7 @@ def test_durable_subscription_starts_anew_with_another_selector_and_not_with_the
 
 @pytest.mark.parametrize("spelling", ["colour='red' and size>1", "((colour = 'red') AND size > 0x1)"])
 def test_a_durable_subscription_whose_selector_is_spelled_differently_keeps_its_messages(spelling: str) -> None:
+    # C6.6
     run = Run()
     follow(run, selector_text="colour = 'red' AND size > 1")
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
@@ -373,6 +379,7 @@ def test_a_durable_subscription_whose_selector_is_spelled_differently_keeps_its_
 
 
 def test_subscribe_that_discards_messages_reports_their_number_and_both_destinations() -> None:
+    # C6.5
     run = Run()
     follow(run, selector_text="colour = 'red'")
     publish(run, "acknowledged", "red")
@@ -414,6 +421,7 @@ def test_a_durable_subscription_keeps_a_selector_that_is_refused_by_now() -> Non
 
 
 def test_scheduled_send_to_a_topic_goes_to_the_subscriptions_there_are_when_it_is_due() -> None:
+    # C14.6
     run = Run()
     follow(run, durable="me,gone")
     publish(run, "later", to="/topic/t,/queue/q", in_ms=1000)

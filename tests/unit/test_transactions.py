@@ -168,7 +168,7 @@ def error_of(action: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-# ---- What the end of a transaction counts an attempt for (docs/contract.md, "Deliveries and attempts") ----
+# ---- What the end of a transaction counts an attempt for (docs/contract.md, C10.2 to C10.4) ----
 
 
 class Bundle:
@@ -243,6 +243,7 @@ def test_lost_connection_of_a_truenext_client_counts_no_acknowledged_message() -
 def test_lost_connection_counts_nothing_of_a_client_that_acknowledges_all_in_such_transactions(
     is_truenext_client: bool,
 ) -> None:
+    # C10.4
     bundle = Bundle(is_truenext_client=is_truenext_client, nacks=False)
     bundle.engine.acknowledge(bundle.session, Ack("0", bundle.entries[2].sequence, "t"))
     bundle.engine.disconnect(bundle.session, is_clean=False)

@@ -97,6 +97,7 @@ def stored(run: Run) -> list[str]:
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_a_queue_that_is_empty_and_unused_goes_after_a_minute_and_comes_back_when_it_is_named(persistent: bool) -> None:
+    # C8.2, C8.5
     run = Passing()
     run.use("q", persistent=persistent)
     run.advance(55)
@@ -316,6 +317,7 @@ def test_purged_queue_goes_after_a_late_page_although_no_batch_is_written_any_mo
 
 
 def test_a_queue_that_only_a_wildcard_takes_from_goes_and_is_its_again_when_it_comes_back() -> None:
+    # C8.3
     run = Passing()
     wildcard = run.follow("orders.*")
     for number in range(3):
@@ -351,6 +353,7 @@ def test_a_wildcard_gets_messages_in_order_while_its_queues_come_and_go() -> Non
 
 
 def test_the_groups_of_a_queue_that_comes_back_are_free() -> None:
+    # C5.7, C8.4
     run = Passing()
     wildcard = run.follow("orders.*")
     message = SentMessage(4, True, 0, b"JMSXGroupID:g\n", b"", group="g")
@@ -369,6 +372,7 @@ def test_the_groups_of_a_queue_that_comes_back_are_free() -> None:
 
 
 def test_a_name_more_than_memory_allows_is_refused_with_the_limit_and_its_setting() -> None:
+    # C8.6, C24.10
     run = Passing(capacity=10)
     for number in range(10):
         run.publish(f"q{number}")
@@ -382,6 +386,7 @@ def test_a_name_more_than_memory_allows_is_refused_with_the_limit_and_its_settin
 
 
 def test_queues_not_used_for_a_second_are_removed_if_there_is_no_room() -> None:
+    # C8.5
     run = Passing(capacity=10)
     for number in range(100):
         run.use(f"q{number}")
@@ -421,6 +426,7 @@ def full() -> Passing:
 
 
 def test_no_dead_letter_is_refused_for_want_of_a_queue() -> None:
+    # C8.6
     run = full()
     consumer = run.follow("q0")
     run.settle()
@@ -430,6 +436,7 @@ def test_no_dead_letter_is_refused_for_want_of_a_queue() -> None:
 
 
 def test_a_send_in_a_transaction_is_refused_at_once_and_no_commit_is() -> None:
+    # C8.6
     run = Passing(capacity=4)
     run.engine.begin(run.session, Begin("t"))
     run.publish("in transaction", transaction="t")
@@ -444,6 +451,7 @@ def test_a_send_in_a_transaction_is_refused_at_once_and_no_commit_is() -> None:
 
 
 def test_room_for_queues_of_open_transactions_is_reserved_and_commits_stay_within_the_limit() -> None:
+    # C8.7
     run = Passing(capacity=4)
     names = ["one", "two", "three"]
     for name in names:
@@ -463,6 +471,7 @@ def test_room_for_queues_of_open_transactions_is_reserved_and_commits_stay_withi
 
 @pytest.mark.parametrize("end", ["abort", "lost", "commit"])
 def test_room_reserved_for_a_transaction_is_free_when_that_ends(end: str) -> None:
+    # C8.7
     run = Passing(capacity=2)
     before = run.engine.memory.queue_bytes
     other = run.engine.connect("other")
@@ -509,6 +518,7 @@ def test_a_queue_to_which_an_open_transaction_sends_does_not_go() -> None:
 
 
 def test_a_scheduled_send_in_a_transaction_keeps_room_for_where_it_waits_too() -> None:
+    # C8.7
     run = Passing(capacity=3)
     run.engine.begin(run.session, Begin("t"))
     later = Send(
@@ -523,6 +533,7 @@ def test_a_scheduled_send_in_a_transaction_keeps_room_for_where_it_waits_too() -
 
 
 def test_temporary_queues_that_open_transactions_send_to_count_as_those_of_their_connection() -> None:
+    # C8.7
     run = Passing()
     run.engine.begin(run.session, Begin("t"))
     for number in range(SUBSCRIPTIONS_MAX):
@@ -535,6 +546,7 @@ def test_temporary_queues_that_open_transactions_send_to_count_as_those_of_their
 
 
 def test_scheduled_send_becomes_a_message_although_there_is_no_room_for_its_queue() -> None:
+    # C8.6
     run = Passing(capacity=4)
     run.send("later", Schedule(delay_ms=1000), queue="later")
     run.settle()
@@ -564,6 +576,7 @@ def test_repeated_refused_sends_do_not_have_all_queues_checked_each_time(
 
 
 def test_queues_take_nothing_from_messages_and_messages_nothing_from_queues() -> None:
+    # C24.10
     run = Passing(capacity=100)
     memory = run.engine.memory
     excess = memory.bytes_over_limit

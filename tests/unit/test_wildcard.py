@@ -83,6 +83,7 @@ class WildcardDriver:
     ],
 )
 def test_wildcard_matches_dlq_virtual_topic_and_spark_queues_only_by_name(pattern: str, meant: list[str]) -> None:
+    # C7.3
     by_pattern = {"special": Policy(dead_letters="failed.orders"), "other": Policy(dead_letters="Spark.failed")}
     driver = WildcardDriver(Policies(Policy(), by_pattern))
     for queue in ("orders", "orders.eu", "DLQ.orders", "Consumer.a.VirtualTopic.t", "failed.orders"):
@@ -109,6 +110,7 @@ def test_a_queue_that_a_dead_letter_makes_is_taken_from_in_the_same_turn_as_that
 
 
 def test_only_messages_of_equal_priority_wait_for_a_commit_in_another_queue() -> None:
+    # C7.5
     driver = WildcardDriver()
     driver.subscribe("*")
     driver.send("a", persistent=True)
@@ -194,6 +196,7 @@ def test_commit_in_flight_holds_back_a_later_wildcard_consumer_also_after_an_evi
 
 
 def test_paused_queue_does_not_hold_back_a_wildcard_consumer() -> None:
+    # C7.6
     driver = WildcardDriver()
     driver.subscribe("*")
     driver.send("a", persistent=True)
@@ -208,6 +211,7 @@ def test_paused_queue_does_not_hold_back_a_wildcard_consumer() -> None:
 
 
 def test_an_exclusive_consumer_of_one_queue_keeps_that_from_others_and_nothing_else() -> None:
+    # C7.6
     driver = WildcardDriver()
     driver.subscribe("*")
     driver.subscribe("a", name="own", is_exclusive=True, window=1)
@@ -219,6 +223,7 @@ def test_an_exclusive_consumer_of_one_queue_keeps_that_from_others_and_nothing_e
 
 
 def test_an_exclusive_one_of_a_pattern_is_exclusive_in_each_queue() -> None:
+    # C7.9
     driver = WildcardDriver()
     driver.subscribe("a", name="one")
     driver.subscribe("*", is_exclusive=True, window=1)
@@ -272,6 +277,7 @@ def test_heads_that_are_no_longer_true_do_not_pile_up(monkeypatch: pytest.Monkey
 
 
 def test_wildcard_consumer_joins_some_queues_in_each_turn_and_gets_nothing_before_the_last() -> None:
+    # C7.2
     driver = WildcardDriver()
     for number in range(2 * JOIN_QUEUES_PER_TURN + 1):
         driver.send(f"q.{number}", priority=number % 10)

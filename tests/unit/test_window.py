@@ -150,6 +150,7 @@ def test_fifty_threads_that_take_five_seconds_for_a_message_all_have_work() -> N
 
 
 def test_a_consumer_that_waits_until_it_has_two_hundred_gets_them() -> None:
+    # C4.10
     driver = WindowDriver(Simulated(work_ms=0.1, together=200))
     driver.run(20_000)
     assert driver.handled_lately(10_000) >= 10_000
@@ -166,6 +167,7 @@ def test_a_consumer_that_becomes_slow_holds_less_soon() -> None:
 
 
 def test_urgent_messages_are_handled_by_another_consumer_if_one_has_stalled() -> None:
+    # C4.11
     stalled = Simulated(has_stalled=True)
     driver = WindowDriver(stalled, Simulated(work_ms=10), Simulated(work_ms=10))
     driver.run(5000)
@@ -178,6 +180,7 @@ def test_urgent_messages_are_handled_by_another_consumer_if_one_has_stalled() ->
 
 
 def test_full_window_is_stretched_only_after_a_pause_and_up_to_the_limit() -> None:
+    # C4.10
     driver = WindowDriver(Simulated(has_stalled=True))
     driver.send(3000)
     driver.turn()
@@ -232,6 +235,7 @@ def test_the_first_answer_of_many_after_a_silence_is_not_taken_for_a_slow_consum
 @pytest.mark.parametrize("size", [1, 2, WINDOW_DEFAULT + 1, WINDOW_MAX])
 @pytest.mark.parametrize("mode", [AckMode.CLIENT, AckMode.INDIVIDUAL])
 def test_a_window_that_is_named_is_exact(size: int, mode: AckMode) -> None:
+    # C4.9
     engine = Engine()
     engine.start()
     batch = engine.take_batch()
@@ -248,6 +252,7 @@ def test_a_window_that_is_named_is_exact(size: int, mode: AckMode) -> None:
 
 @pytest.mark.parametrize("suspended_ms", [0, 60_000])
 def test_automatic_window_is_unchanged_by_a_release_and_by_a_suspension(suspended_ms: int) -> None:
+    # C20.3
     driver = WindowDriver(Simulated(work_ms=0.1))
     driver.run(500)
     session = driver.sessions["0"]
