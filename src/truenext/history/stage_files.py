@@ -1,4 +1,4 @@
-"""Files with the events of stages: their names, and how long they are kept. docs/stages-events.md
+"""Files with the events of stages: their names, and how long they are kept. docs/stages-running.md
 
     FOLDER/019a3c5e7f20a1b2c3d4-000001.jsonl     the first file of one process
 

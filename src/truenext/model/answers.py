@@ -6,11 +6,11 @@ from truenext.errors import Code
 
 
 class Receipt(msgspec.Struct, gc=False):
-    """Confirmation that the frame with this `receipt` header was processed: L1 and L3 hold for it from now on."""
+    """Confirmation that the frame with this `receipt` header was processed: C18.1 and C18.3 hold for it from now on."""
 
     receipt: str
     is_repeat: bool = False
-    """True if the frame was a repeat, and therefore had no effect (L5)."""
+    """True if the frame was a repeat, and therefore had no effect (C18.5)."""
     is_unknown: bool = False
     """True if the repeat's number counts as used, but may never have been used."""
 

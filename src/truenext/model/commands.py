@@ -50,7 +50,7 @@ class Send(msgspec.Struct, gc=False):
     message: SentMessage
     transaction: str | None = None
     producer: str | None = None
-    """Producer name; with `number` it makes a repeat recognisable (L5)."""
+    """Producer name; with `number` it makes a repeat recognisable (C18.5)."""
     number: int = 0
     schedule: Schedule | None = None
     """Schedule of a scheduled send; None sends now."""

@@ -1,4 +1,4 @@
-"""Export of a recorded history to Parquet files as docs/history.md describes them."""
+"""Export of a recorded history to Parquet files as docs/reference/history.md describes them."""
 
 from collections.abc import Sequence
 from pathlib import Path

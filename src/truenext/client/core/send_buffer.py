@@ -5,7 +5,7 @@
                │                                  │  └──sends after a refused one are refused as a gap ─┐
                └──────── connection lost ─────────┴─────────────────────────────────────────────────────┘
 
-After a reconnect the broker is asked for the highest number that it has (L5). Sends up to that were accepted; the
+After a reconnect the broker is asked for the highest number that it has (C18.5). Sends up to that were accepted; the
 others are written first, in order, with the next numbers. So no send is lost, doubled or overtaken, nor a number
 left out.
 """

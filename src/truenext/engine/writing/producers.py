@@ -1,4 +1,4 @@
-"""Producers and their numbers (guarantee L5): remembering them, and forgetting some if there are too many.
+"""Producers and their numbers (C18.5): remembering them, and forgetting some if there are too many.
 
 A producer is remembered for PRODUCER_RETENTION_MS after its last use. If there are PRODUCERS_MAX, a new one replaces
 one that had a single SEND, long ago: most likely a process that sent one message and ended. A producer with more

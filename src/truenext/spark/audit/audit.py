@@ -57,9 +57,9 @@ def audit(
     stages: DataFrame | None = None,
     progress: ProgressCallback = lambda _step, _seconds: None,
 ) -> AuditResults:
-    """Check from `events` (docs/history.md) whether docs/contract.md held.
+    """Check from `events` (docs/reference/history.md) whether docs/contract.md held.
 
-    `since` excludes earlier events, `queue` other queues. `stages` are events of stages (docs/stages-events.md).
+    `since` excludes earlier events, `queue` other queues. `stages` are events of stages (docs/reference/history.md).
 
     Raises: ConfigurationError if no events are left, or `stages` have another format; HistoryError if `events` are
     of another history version.

@@ -1,4 +1,4 @@
-"""Schema of the events of stages for Spark: the fields of docs/stages-events.md."""
+"""Schema of the events of stages for Spark: the fields of docs/reference/history.md."""
 
 from collections.abc import Sequence
 from pathlib import Path

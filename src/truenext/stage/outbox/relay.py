@@ -48,7 +48,7 @@ BACKOFFS_MAX = 100
 BACKOFF_S, BACKOFF_MAX_S = 1.0, 30.0
 """Time until a unit in backoff is tried again; each pause is twice as long as the one before."""
 RESOLVED_MAX = 100
-"""Numbers before that of a unit that are resolved if the broker does not know them; it remembers as many (L5)."""
+"""Numbers before that of a unit that are resolved if the broker does not know them; it remembers as many (C19.4)."""
 DEEP_CHECK_INTERVAL_S = 60.0
 """Time between two deep checks, which find rare faults."""
 
