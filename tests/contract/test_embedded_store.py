@@ -952,6 +952,7 @@ def test_a_page_that_is_being_read_keeps_the_contents_that_go_or_move_meanwhile(
 
 def test_content_shared_by_many_queues_is_written_once_and_its_space_is_reused(tmp_path: Path) -> None:
     """Through the journal, and through the checkpoint."""
+    # C6.13
     disk = Disk("checkpointing", tmp_path)
     lanes = [lane_key(number, 5) for number in range(1, 101)]
     sizes = []

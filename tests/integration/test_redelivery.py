@@ -171,6 +171,7 @@ def test_a_delay_goes_on_over_a_restart(tmp_path: Path, is_clean: bool, while_wa
 
 
 def test_a_transient_that_waits_survives_a_clean_stop(tmp_path: Path) -> None:
+    # C10.8, C16.2
     with running(tmp_path, first_delay_ms=3000) as broker:
         broker.connect().send("q", b"failed", confirmed=True)
         fail(broker, "q", 1)

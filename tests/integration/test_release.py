@@ -52,7 +52,7 @@ def of_round(reader: RawClient, number: int, count: int) -> list[Frame]:
 def test_released_messages_come_again_in_order_and_without_an_attempt(
     broker: BrokerProcess, queue: str, reader: RawClient
 ) -> None:
-    # C20.1
+    # C20.1, C20.7
     fill(broker, queue, 5)
     reader.subscribe(queue, prefetch=3)
     first = reader.only(3)

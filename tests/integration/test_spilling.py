@@ -149,6 +149,7 @@ def test_spilled_messages_of_a_subscription_are_gone_after_a_restart(own_broker:
 
 @SMALL
 def test_spilled_messages_of_an_ended_subscription_are_removed_in_the_background(own_broker: BrokerProcess) -> None:
+    # C6.3
     readers = [follow(own_broker), follow(own_broker)]
     publish(own_broker.connect(), 0, MANY)
     readers[0].unsubscribe()
