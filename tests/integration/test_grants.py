@@ -931,6 +931,7 @@ BROKER = [
         "producer",
         "",
         lambda c: expect(c.ask("producer", {"producer": c.prefix})["known"], False),
+        given="take {p}.other",
         check=is_performed,
     ),
     row("connection", "connection", "", lambda c: c.ask("connection")["subscriptions"], check=is_performed),

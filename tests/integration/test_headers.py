@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.broker_process import BrokerProcess
-from tests.integration.raw_client import RawClient, bodies
+from tests.integration.raw_client import RECEIVE_SECONDS, RawClient, bodies
+from truenext import blocking
 from truenext.broker.recovery import recover
 from truenext.engine.engine import Engine
 from truenext.model.commands import Send
@@ -284,3 +285,23 @@ def test_queues_with_a_question_mark_from_before_can_be_moved_and_purged(tmp_pat
         broker.stop()
     finally:
         broker.clean_up()
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1", "1.2"])
+@pytest.mark.parametrize("name", ["truenext-unused", "truenext-lost", "truenext-round", "browser"])
+def test_a_header_that_only_the_broker_sets_does_not_leave_it_with_a_message(
+    broker: BrokerProcess, queue: str, version: str, name: str
+) -> None:
+    """A `truenext-unused` once kept truenext's consumers waiting for ever, as it ends a pull request."""
+    sender = broker.connect(version=version)
+    sender.send(queue, b"1", headers={name: "true"})
+    sender.send(queue, b"2", confirmed=True)
+    with blocking.connect(broker.url) as connection, connection.consumer(f"/queue/{queue}", prefetch=1) as consumer:
+        first = consumer.receive(RECEIVE_SECONDS)
+        assert first is not None and first.body == b"1" and not first.was_lost
+        # The broker itself sends truenext-round.
+        assert first.headers.get(name) in (None, "0")
+        first.ack()
+        second = consumer.receive(RECEIVE_SECONDS)
+        assert second is not None and second.body == b"2"
+        second.ack()

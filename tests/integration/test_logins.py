@@ -230,8 +230,8 @@ def test_frames_behind_a_right_connect_in_one_segment_are_executed_in_order(guar
 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_frames_are_not_executed_while_the_password_is_hashed(guarded_broker: GuardedBroker, is_right: bool) -> None:
-    # Some 2 seconds, so that the questions below come before the end on a busy machine, too.
-    slow_hash = PasswordHasher(time_cost=90, memory_cost=40960, parallelism=1).hash(word_of("slow"))
+    # Longer than the question below on a busy machine, and much shorter than the 5 seconds for a login.
+    slow_hash = PasswordHasher(time_cost=70, memory_cost=19456, parallelism=1).hash(word_of("slow"))
     guarded_broker.add("slow", SHOP, credentials=f"passwords = {json.dumps([slow_hash])}")
     guarded_broker.write()
     reload(guarded_broker)
@@ -330,6 +330,32 @@ def await_log_after_signal(broker: GuardedBroker, text: str) -> None:
     while broker.log.count(text) == before:
         assert time.monotonic() < deadline, f"{text!r} is not in the log:\n{broker.log}"
         time.sleep(0.01)
+
+
+def test_user_without_a_grant_to_send_or_take_uses_up_no_producer_names(guarded_broker: GuardedBroker) -> None:
+    """Such a user once filled the places of all producers: nobody else could send with numbers for 7 days."""
+    guarded_broker.add("idle", ["browse shop.>"])
+    guarded_broker.write()
+    reload(guarded_broker)
+    resolved = json.dumps({"producer": "p", "commit": 1, "resolve": True}).encode()
+    own_queue = {"destination": "/temp-queue/own", **numbered("p", 1)}
+    for command, headers, body in (
+        ("SEND", {"destination": "/control/producer", "reply-to": "/temp-queue/answers"}, resolved),
+        ("SEND", own_queue, b""),
+        ("COMMIT", {"transaction": "t", **numbered("p", 1)}, b""),
+    ):
+        idle = guarded_broker.login("idle")
+        idle.subscribe_to("/temp-queue/answers")
+        idle.send_frame("BEGIN", {"transaction": "t"}, confirmed=True)
+        with pytest.raises(RequestRefused, match="user 'idle' may not use producer names"):
+            idle.request(command, headers, body)
+    assert not guarded_broker.login("shop").ask("producer", {"producer": "p"})["known"]
+
+
+def test_producer_name_with_nul_is_refused(guarded_broker: GuardedBroker) -> None:
+    """Without users it would be the name of a user's producer."""
+    with pytest.raises(RequestRefused):
+        guarded_broker.login("shop").ask("producer", {"producer": "till\0p"})
 
 
 def test_reload_that_narrows_its_own_user_is_answered_before_the_connection_ends(
@@ -643,7 +669,6 @@ def test_numbered_sends_of_two_users_with_one_producer_name_do_not_interfere(gua
         3,
         7,
     ]
-    assert guarded_broker.login(ADMIN).ask("producer", {"producer": "p"})["known"] is False
     shop.subscribe_to("/queue/shop.q")
     assert bodies(shop.only(5)) == ["shop 1", "till 1", "shop 3", "till 3", "till 7"]
 

@@ -341,6 +341,7 @@ def test_reload_takes_a_changed_certificate_for_new_connections(tmp_path: Path) 
         (["--certificate", "{made}/ca.pem"], "and key {made}/ca.pem cannot be used: "),
         (["--certificate", "{made}/ca.pem", "--key", "{made}/broker.pem"], "cannot be used: key values mismatch"),
         (["--key", "{made}/broker.pem"], "key needs certificate, the file with the certificate of the broker"),
+        (["--client-certificates", "asked"], "client_certificates needs certificate, the file with the certificate"),
         (
             ["--certificate", "{made}/broker.pem", "--client-certificates", "required"],
             'client_certificates = "required" needs client_ca',

@@ -128,6 +128,12 @@ def subscription_topic(name: str) -> Pattern:
     return Pattern(True, tuple(topic[0].split(".")))
 
 
+def _require_producers(user: User) -> None:
+    """Require that a user may do anything with producer names: the broker remembers a limited number of them."""
+    if not (user.grants[Right.SEND] or user.grants[Right.TAKE]):
+        raise ForbiddenError(user, "use producer names: it needs a grant to send or to take")
+
+
 # ---- Commands ----
 
 Check = Callable[[User, ConnectionState, Any], None]
@@ -145,11 +151,13 @@ def _check_send(user: User, session: ConnectionState, send: Send) -> None:
         if is_queue and len(user.sendable_queues) < SENDABLE_QUEUES_MAX:
             user.sendable_queues.add(destination.name)
     if send.producer is not None:
+        _require_producers(user)
         send.producer = user_producer(user.name, send.producer)
 
 
 def _check_commit(user: User, session: ConnectionState, commit: Commit) -> None:
     if commit.producer is not None:
+        _require_producers(user)
         commit.producer = user_producer(user.name, commit.producer)
 
 
@@ -224,6 +232,10 @@ def _allow_verb(user: User, request: ControlRequest) -> None:
     """Allow a verb whose answer is about the user's own."""
 
 
+def _check_producer_request(user: User, request: ControlRequest) -> None:
+    _require_producers(user)
+
+
 def _check_status(user: User, request: ControlRequest) -> None:
     if not user.is_monitor:
         raise ForbiddenError(user, f"request {request.verb!r}: it needs monitor")
@@ -272,7 +284,7 @@ VERB_CHECKS: dict[str, VerbCheck] = {
     "pause": _check_queue_change,
     "resume": _check_queue_change,
     **dict.fromkeys(bulk.VERBS, _check_bulk),
-    producer_request.VERB: _allow_verb,
+    producer_request.VERB: _check_producer_request,
     connection_request.VERB: _allow_verb,
 }
 

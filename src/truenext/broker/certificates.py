@@ -39,6 +39,10 @@ def read_certificates(settings: BrokerSettings) -> Certificates | None:
         for name in ("key", "client_ca"):
             if getattr(settings, name) is not None:
                 raise ConfigurationError(f"{name} needs certificate, the file with the certificate of the broker")
+        if settings.client_certificates is not ClientCertificates.NONE:
+            raise ConfigurationError(
+                "client_certificates needs certificate, the file with the certificate of the broker"
+            )
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

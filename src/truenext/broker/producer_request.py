@@ -20,7 +20,7 @@ VERB = "producer"
 class ProducerRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of a control request `producer`, in JSON."""
 
-    producer: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
+    producer: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH_MAX, pattern="^[^\\0]*$")]
     """Name of the producer."""
     commit: Annotated[int, msgspec.Meta(ge=0, le=PRODUCER_NUMBER_MAX)] | None = None
     """Number of the COMMIT whose outcome is requested; None is none."""

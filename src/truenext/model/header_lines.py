@@ -42,6 +42,9 @@ HOP_BY_HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
         "truenext-attempts",
         "truenext-first-cause",
         "truenext-last-cause",
+        "truenext-lost",
+        "truenext-round",
+        "truenext-unused",
         FIRST_OF_GROUP,
     }
 )

@@ -71,7 +71,7 @@ def _credit(frame: Frame) -> Credit:
 
 
 def _wake(frame: Frame) -> Wake:
-    """Wake a suspended subscription. It has no effect on others.
+    """Wake a suspended subscription. It has no effect on others, and is refused for one in `auto` mode.
 
     - `id`: the subscription.
     """
