@@ -1,6 +1,7 @@
 """Tests of a broker with TLS over real sockets; TRUENEXT_TLS=1 runs all others that use RawClient over TLS, too."""
 
 import asyncio
+import json
 import random
 import signal
 import socket
@@ -17,7 +18,9 @@ import trustme
 
 from tests.integration import over_tls
 from tests.integration.broker_here import broker_here, port_of
-from tests.integration.broker_process import TRUENEXT
+from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT
+from tests.integration.forked import Forked
+from tests.integration.raw_client import RECEIVE_SECONDS
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version, encode
 from truenext.wire.stomp.shapes import FRAME_SHAPES
@@ -30,7 +33,7 @@ class TlsClient:
         sock = socket.socket()
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        sock.settimeout(20)
+        sock.settimeout(RECEIVE_SECONDS)
         sock.connect(("127.0.0.1", port))
         self.sock = (context or over_tls.client_context()).wrap_socket(sock, server_hostname="localhost")
         self._decoder = Decoder(FRAME_SHAPES)
@@ -88,7 +91,7 @@ def test_unsubscribe_of_a_slow_reader_loses_and_doubles_no_message(ack: str) -> 
         for number in range(count):
             body = b"%d " % number + bytes(dice.choice((1, 500, 20_000)))
             sender.write("SEND", {"destination": "/queue/q"}, body)
-        sender.write("SEND", {"destination": "/queue/other", "receipt": "r"})
+        sender.write("SEND", {"destination": "/topic/nobody", "receipt": "r"})
         sender.frames_until("r")
         reader = TlsClient(port, receive_buffer=4096)
         reader.connect()
@@ -120,6 +123,10 @@ def test_unsubscribe_of_a_slow_reader_loses_and_doubles_no_message(ack: str) -> 
                 got += late
         assert sorted(got) == list(range(count))
         assert rounds > 3
+        # All messages are acknowledged, those that were sent in part as well: none is left in memory.
+        reader.write("SUBSCRIBE", {"id": "a", "destination": "/temp-queue/answers", "ack": "auto"})
+        reader.write("SEND", {"destination": "/control/status", "reply-to": "/temp-queue/answers"})
+        assert json.loads(reader.frame().body)["memory"]["used"] == 0
         reader.close()
         sender.close()
 
@@ -165,20 +172,23 @@ def test_client_without_tls_is_told_which_address_to_use() -> None:
 
 
 @contextmanager
-def serving(folder: Path, *options: str) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
-    command = [TRUENEXT, "serve", "--memory", "--listen", "stomp+ssl://127.0.0.1:0", *options]
-    with (
-        (folder / "log").open("w") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
-    ):
+def serving(folder: Path, *options: str) -> Iterator[tuple[int, Forked]]:
+    """Run a broker, whose log is `folder / "log"`."""
+    out, log = folder / "out", folder / "log"
+    process = Forked(["serve", "--memory", "--listen", "stomp+ssl://127.0.0.1:0", *options], stdout=out, stderr=log)
+    try:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (out.exists() and (line := out.read_text()).endswith("\n")):
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.002)
+        assert line.startswith("listening on stomp+ssl://"), log.read_text()
+        yield int(line.rpartition(":")[2]), process
+    finally:
+        process.send_signal(signal.SIGTERM)
         try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line.startswith("listening on stomp+ssl://"), (folder / "log").read_text()
-            yield int(line.rpartition(":")[2]), process
-        finally:
-            process.terminate()
             process.wait(20)
+        finally:
+            process.kill()
 
 
 def users_file(folder: Path, text: str) -> str:

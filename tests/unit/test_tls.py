@@ -77,6 +77,15 @@ def test_bytes_that_are_encrypted_and_not_taken_are_counted() -> None:
     client.close()
 
 
+def test_records_that_came_together_are_read_together() -> None:
+    server, client = pair()
+    for part in (b"a", b"b" * 20_000, b"c"):
+        client.sendall(part)
+    assert server.recv(65536) == b"a" + b"b" * 20_000 + b"c"
+    server.close()
+    client.close()
+
+
 def test_client_that_speaks_no_tls_is_told_apart() -> None:
     here, there = socket.socketpair()
     here.setblocking(False)
