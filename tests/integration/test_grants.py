@@ -1148,12 +1148,13 @@ EXTRA_USERS: dict[str, list[str]] = {
 }
 
 
-def users_of_cases() -> UserText:
+def users_of(cases: Sequence[Case]) -> UserText:
+    """Return the users of some cases, and those of the other tests."""
     users = UserText()
-    users.add(ROOT, EVERYTHING, client_ids=sorted({case.client_id for case in CASES}))
+    users.add(ROOT, EVERYTHING, client_ids=sorted({case.client_id for case in cases}))
     for name, has in EXTRA_USERS.items():
         users.add(name, has)
-    for case in CASES:
+    for case in cases:
         has = [case.filled_in(each) for each in (*case.variant.has, case.row.given)]
         client_ids = [case.filled_in(each) for each in case.variant.client_ids]
         if case.variant.by_role:
@@ -1169,7 +1170,7 @@ def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerP
     """Running broker with the users of all cases."""
     folder = tmp_path_factory.mktemp("guarded")
     file = folder / "users.toml"
-    users_of_cases().write(file)
+    users_of(CASES).write(file)
     broker = BrokerProcess(folder, ["--users", str(file)])
     try:
         broker.start()

@@ -1,0 +1,404 @@
+"""Planted holes in logins, grants, producers of users and TLS, which the tests of these must notice.
+
+Each function opens one hole by replacing functions of the broker; its name says what is wrong. It opens it in the
+test's process, and, by `serve_with_hole`, in that of a broker.
+"""
+
+from __future__ import annotations
+
+import ssl
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from tests.unit.mutation import mutated
+from truenext.broker import access, certificates, logins, producer_request
+from truenext.broker.broker import Broker
+from truenext.broker.logins import Logins
+from truenext.broker.passwords import find_credential
+from truenext.broker.takeovers import TakeoverSecrets
+from truenext.broker.users import UserEntry, Users
+from truenext.cli.main import main as truenext
+from truenext.model.commands import Browse, Commit, Disconnect, Login, Subscribe, Unsubscribe
+from truenext.model.destination import DestinationKind
+from truenext.model.grants import Pattern, User
+from truenext.server.connection import ServerConnection
+from truenext.tls import TlsSocket
+
+
+class Patch(Protocol):
+    """Replacing of attributes and items, as by `pytest.MonkeyPatch`."""
+
+    def setattr(self, target: Any, name: Any, value: Any, /) -> None:
+        """Replace an attribute."""
+
+    def setitem(self, dic: Mapping[Any, Any], name: Any, value: Any, /) -> None:
+        """Replace an item."""
+
+
+class _Lasting:
+    """Replacing for the rest of a process."""
+
+    def setattr(self, target: Any, name: Any, value: Any, /) -> None:
+        setattr(target, name, value)
+
+    def setitem(self, dic: Any, name: Any, value: Any, /) -> None:
+        dic[name] = value
+
+
+Hole = Callable[[Patch], None]
+
+
+def serve_with_hole(name: str, command: Sequence[str]) -> None:
+    """Run a command of truenext in a process with a hole."""
+    hole: Hole = globals()[name]
+    hole(_Lasting())
+    truenext(command)
+
+
+def holes() -> list[Hole]:
+    """Return all holes, in their order here."""
+    own = [each for each in globals().values() if callable(each) and getattr(each, "__module__", "") == __name__]
+    return [each for each in own if not isinstance(each, type) and each.__name__[0] != "_" and each not in _HELPERS]
+
+
+def _change(patch: Patch, owner: Any, name: str, old: str, new: str) -> None:
+    patch.setattr(owner, name, mutated(vars(owner)[name], old, new))
+
+
+def _change_check(patch: Patch, command: type[Any], old: str, new: str) -> None:
+    check = access.COMMAND_CHECKS[command]
+    patch.setitem(access.COMMAND_CHECKS, command, mutated(check, old, new))
+
+
+def _allow(patch: Patch, command: type[Any]) -> None:
+    patch.setitem(access.COMMAND_CHECKS, command, access.check_nothing)
+
+
+_HELPERS: Collection[object] = (serve_with_hole, holes)
+
+
+# Patterns -------------------------------------------------------------------------------------------------------------
+
+
+def a_grant_allows_a_pattern_that_it_overlaps(patch: Patch) -> None:
+    def overlaps(own: tuple[str, ...], other: tuple[str, ...]) -> bool:
+        if not own or not other:
+            return not own and not other
+        if ">" in (own[0], other[0]):
+            return True
+        return (own[0] == other[0] or "*" in (own[0], other[0])) and overlaps(own[1:], other[1:])
+
+    def faulty(pattern: Pattern, requested: Pattern) -> bool:
+        is_hidden = pattern.words[0] in ("*", ">") and requested.may_be_special
+        return pattern.is_topic is requested.is_topic and not is_hidden and overlaps(pattern.words, requested.words)
+
+    patch.setattr(Pattern, "covers", faulty)
+
+
+def a_grant_of_all_queues_grants_dead_letters_and_queues_of_virtual_topics(patch: Patch) -> None:
+    patch.setattr(Pattern, "may_be_special", False)
+
+
+def a_grant_of_all_queues_grants_queues_of_virtual_topics(patch: Patch) -> None:
+    def faulty(pattern: Pattern) -> bool:
+        return not pattern.is_topic and len(pattern.words) > 1 and pattern.words[0] in ("DLQ", "Spark")
+
+    patch.setattr(Pattern, "may_be_special", property(faulty))
+
+
+def a_grant_of_queues_is_one_of_topics(patch: Patch) -> None:
+    _change(patch, Pattern, "covers", "if self.is_topic is not requested.is_topic:", "if False:")
+
+
+def a_grant_of_one_word_grants_many(patch: Patch) -> None:
+    _change(patch, Pattern, "covers", """(one == "*" and another != ">")""", """one == "*\"""")
+
+
+def a_grant_of_what_begins_with_a_name_grants_the_name(patch: Patch) -> None:
+    _change(patch, Pattern, "covers", "if len(other) <= len(own):", "if len(other) < len(own):")
+
+
+def each_right_gives_all_others(patch: Patch) -> None:
+    _change(patch, User, "may", "self.grants[right]", "set().union(*self.grants.values())")
+
+
+def a_client_id_that_begins_like_the_name_is_the_users(patch: Patch) -> None:
+    _change(patch, User, "owns_client_id", """f"{self.name}.\"""", "self.name")
+
+
+# Requests -------------------------------------------------------------------------------------------------------------
+
+
+def of_several_destinations_only_the_first_is_checked(patch: Patch) -> None:
+    _change(patch, access, "_require_send", "in destination.parts:", "in destination.parts[:1]:")
+
+
+def of_several_destinations_of_scheduled_sends_only_the_first_is_checked(patch: Patch) -> None:
+    _change(patch, access, "_require_on_scheduled", "destination.parts or", "destination.parts[:1] or")
+
+
+def messages_are_moved_without_a_right_on_the_target(patch: Patch) -> None:
+    _change_bulk(patch, "if isinstance(bulk_request, bulk.Move):", "if False:")
+
+
+def a_selector_counts_messages_without_the_right_to_browse(patch: Patch) -> None:
+    _change_bulk(patch, "bulk_request.selector is not None and", "False and")
+
+
+def scheduled_sends_without_a_queue_are_anybodys(patch: Patch) -> None:
+    _change(patch, access, "_require_on_scheduled", "if not user.is_admin:", "if False:")
+
+
+def _change_bulk(patch: Patch, old: str, new: str) -> None:
+    faulty = mutated(access._check_bulk, old, new)
+    for verb, check in access.VERB_CHECKS.items():
+        if check is access._check_bulk:
+            patch.setitem(access.VERB_CHECKS, verb, faulty)
+
+
+def a_durable_subscription_takes_any_client_id(patch: Patch) -> None:
+    _change_check(patch, Subscribe, "if subscribe.durable_key:", "if False:")
+
+
+def a_durable_subscription_of_another_client_id_can_be_ended(patch: Patch) -> None:
+    _allow(patch, Unsubscribe)
+
+
+def a_durable_subscription_is_browsed_without_a_right_on_its_topic(patch: Patch) -> None:
+    patch.setattr(access, "check_browsed_subscription", lambda *_: None)
+
+
+def a_durable_subscription_is_managed_by_its_name_as_a_queue(patch: Patch) -> None:
+    _change(patch, access, "_named_by_queue", "if name.startswith(SUBSCRIPTION_PREFIX):", "if False:")
+
+
+def existence_of_a_durable_subscription_is_looked_at_before_the_client_id(patch: Patch) -> None:
+    _change_check(patch, Browse, "_require_client_id(user, browse.destination.name)", "pass")
+    allowed = Broker._browse_as_user
+
+    def faulty(broker: Broker, session: Any, browse: Browse) -> None:
+        if browse.destination.kind is DestinationKind.DURABLE:
+            broker._engine.require_durable(browse.destination.name)
+            access._require_client_id(broker._users[session].user, browse.destination.name)
+        allowed(broker, session, browse)
+
+    patch.setattr(Broker, "_browse_as_user", faulty)
+
+
+def a_temporary_queue_of_another_connection_can_be_read(patch: Patch) -> None:
+    _change(patch, access, "_require_reading", "elif destination.session != session.id:", "elif False:")
+
+
+def the_right_to_send_is_remembered_for_all_users_together(patch: Patch) -> None:
+    remembered: set[str] = set()
+    # Each user sets an attribute of its own where this is looked up first.
+    patch.setattr(User, "sendable_queues", property(lambda _: remembered, lambda *_: None))
+
+
+def a_verb_that_is_missing_in_the_table_is_allowed(patch: Patch) -> None:
+    patch.setitem(access.VERB_CHECKS, "status", access._allow_verb)
+
+
+def a_reload_needs_no_admin(patch: Patch) -> None:
+    patch.setitem(access.VERB_CHECKS, "reload", access._allow_verb)
+
+
+def queues_are_listed_for_users_without_a_right_on_them(patch: Patch) -> None:
+    patch.setattr(access, "may_see", lambda *_: True)
+
+
+def equal_requests_of_two_users_share_an_answer(patch: Patch) -> None:
+    _change(patch, Broker, "_control", "about=None if sees_all else session", "about=None")
+
+
+def a_refused_request_has_been_executed(patch: Patch) -> None:
+    _change(
+        patch,
+        Broker,
+        "_guarded",
+        "check(user, session, command)\n            action(session, command)",
+        "action(session, command)\n            check(user, session, command)",
+    )
+
+
+# Producers ------------------------------------------------------------------------------------------------------------
+
+
+def a_producer_is_known_without_its_user(patch: Patch) -> None:
+    patch.setattr(access, "user_producer", lambda _, name: name)
+
+
+def a_numbered_send_to_the_last_destination_is_without_its_user(patch: Patch) -> None:
+    _change(
+        patch,
+        Broker,
+        "_guard_actions",
+        "is send.destination and send.producer is None:",
+        "is send.destination:",
+    )
+
+
+def a_numbered_commit_is_without_its_user(patch: Patch) -> None:
+    _allow(patch, Commit)
+
+
+def a_producer_of_another_user_is_forgotten(patch: Patch) -> None:
+    _allow(patch, Disconnect)
+
+
+def a_producer_of_another_user_is_reported_and_resolved(patch: Patch) -> None:
+    _change(patch, producer_request, "make_producer_report", "key_of(request.producer)", "request.producer")
+
+
+# Logins ---------------------------------------------------------------------------------------------------------------
+
+
+def a_remembered_login_is_one_of_any_password(patch: Patch) -> None:
+    _change(patch, Logins, "_digest", "{login.user}\\0{login.passcode}", "{login.user}")
+
+
+def a_remembered_login_outlives_the_password(patch: Patch) -> None:
+    _change(patch, Logins, "replace_users", "and credential in users[user].credentials", "")
+    _accept_former_credentials(patch)
+
+
+def _accept_former_credentials(patch: Patch) -> None:
+    _change(
+        patch,
+        Broker,
+        "_find_user",
+        "if not credential or entry is None or credential not in entry.credentials:",
+        "if credential and entry is not None:\n        return SessionUser(entry.user, credential)\n    else:",
+    )
+
+
+def a_connection_outlives_its_password(patch: Patch) -> None:
+    _change(patch, Broker, "replace_users", "elif credential not in entry.credentials:", "elif False:")
+
+
+def a_connection_outlives_its_user(patch: Patch) -> None:
+    _change(
+        patch,
+        Broker,
+        "replace_users",
+        "if entry is None:",
+        "if entry is None:\n            continue\n        elif False:",
+    )
+
+
+def a_connection_keeps_a_right_over_a_reload(patch: Patch) -> None:
+    _change(
+        patch,
+        Broker,
+        "replace_users",
+        "elif not entry.user.has_all_of(user):",
+        "elif not entry.user.has_all_of(user):\n            continue\n        elif False:",
+    )
+
+
+def a_flag_that_is_lost_ends_no_connection(patch: Patch) -> None:
+    _change(patch, User, "has_all_of", "and self.is_monitor >= other.is_monitor", "")
+
+
+def a_login_after_a_reload_has_the_rights_of_before(patch: Patch) -> None:
+    replace = Logins.replace_users
+
+    def faulty(own: Logins, users: Users) -> None:
+        former = own.users
+        kept = {
+            name: UserEntry(former[name].user, entry.hashes, entry.password, entry.certificates)
+            if name in former
+            else entry
+            for name, entry in users.items()
+        }
+        replace(own, Users(kept))
+
+    patch.setattr(Logins, "replace_users", faulty)
+
+
+def guesses_of_a_user_are_not_counted(patch: Patch) -> None:
+    patch.setattr(logins, "FAILED_LOGINS_PER_USER", sys.maxsize)
+
+
+def guesses_of_an_address_are_not_counted(patch: Patch) -> None:
+    patch.setattr(logins, "FAILED_LOGINS_PER_ADDRESS", sys.maxsize)
+
+
+def guesses_lock_a_user_out_everywhere(patch: Patch) -> None:
+    check = Logins.check
+
+    def faulty(own: Logins, login: Login, address: str, on_checked: Callable[[str], object]) -> str:
+        return check(own, login, "anywhere", on_checked)
+
+    patch.setattr(Logins, "check", faulty)
+
+
+def a_user_that_does_not_exist_is_refused_in_other_words(patch: Patch) -> None:
+    _change(
+        patch, Broker, "_find_user", "RemoteProtocolError(WRONG_LOGIN,", "RemoteProtocolError(WRONG_LOGIN + login.user,"
+    )
+
+
+def the_hash_of_a_password_is_a_password(patch: Patch) -> None:
+    def faulty(entry: UserEntry, passcode: str) -> str:
+        return passcode if passcode in entry.hashes else find_credential(entry, passcode)
+
+    patch.setattr(logins, "find_credential", faulty)
+
+
+def the_name_of_a_failed_login_is_logged(patch: Patch) -> None:
+    _change(patch, Broker, "_log_failed_login", """else "unknown\"""", "else login.user")
+
+
+def a_connection_is_taken_over_by_another_user(patch: Patch) -> None:
+    _change(patch, TakeoverSecrets, "take_over", "key = user, secret", 'key = "", secret')
+
+
+# TLS ------------------------------------------------------------------------------------------------------------------
+
+
+def a_certificate_of_one_user_is_one_of_all(patch: Patch) -> None:
+    _change(
+        patch,
+        Broker,
+        "_is_login_checked",
+        """in ("", found[0].user.name):
+            login.user, self._checked_logins[session] = found[0].user.name, found[1]""",
+        """in self._logins.users:
+            self._checked_logins[session] = found[1]""",
+    )
+    _accept_former_credentials(patch)
+
+
+def a_required_certificate_is_not_checked(patch: Patch) -> None:
+    for each in certificates._VERIFY:
+        patch.setitem(certificates._VERIFY, each, ssl.CERT_NONE)
+
+
+def a_frame_that_is_encrypted_is_cancelled(patch: Patch) -> None:
+    _change(patch, ServerConnection, "cancel_unsent", "(0 if self._tls is None else self._tls.encrypted_count)", "0")
+
+
+def frames_that_are_encrypted_count_as_one(patch: Patch) -> None:
+    _change(
+        patch,
+        Broker,
+        "_cancel_unsent",
+        "self._partially_sent.setdefault(session, deque()).append(entry)",
+        "self._partially_sent[session] = deque([entry])",
+    )
+
+
+def encrypted_bytes_count_as_taken(patch: Patch) -> None:
+    _change(patch, TlsSocket, "send", "return taken", "return taken + self.encrypted_count")
+
+
+def a_record_behind_another_is_not_read(patch: Patch) -> None:
+    _change(
+        patch,
+        TlsSocket,
+        "recv",
+        "while part := self._tls.read(_RECORD_BYTES):",
+        "if part := self._tls.read(_RECORD_BYTES):",
+    )
