@@ -46,6 +46,12 @@ class TlsSocket:
         """Encrypted bytes that the socket has not taken."""
         self.encrypted_count = 0
         """Bytes of the next `send` that are encrypted already, and that the socket has not taken yet."""
+        self._records: list[tuple[int, int]] = []
+        """Encrypted records, in order: end in the bytes for the socket, and number of bytes that it encrypts."""
+        self._taken_count = 0
+        """Bytes for the socket that it has taken since the first of `_records` began."""
+        self._untold_count = 0
+        """Bytes that the socket had taken when a `send` failed."""
         self.is_ready = False
         """The handshake is done; bytes can be sent only now."""
         self._is_server = host is None
@@ -120,15 +126,28 @@ class TlsSocket:
         with self._lock:
             taken = 0
             view = memoryview(data)
-            while self.is_ready and self._flush():
-                taken += self.encrypted_count
-                chunk = view[taken : taken + CHUNK_BYTES]
-                self.encrypted_count = len(chunk)
-                if not chunk:
-                    break
-                while chunk:
-                    chunk = chunk[self._tls.write(chunk) :]
+            try:
+                while self.is_ready and self._flush():
+                    taken += self.encrypted_count
+                    self._encrypt(view[taken : taken + CHUNK_BYTES])
+                    if not self.encrypted_count:
+                        break
+            except OSError:
+                self._untold_count = taken
+                raise
             return taken
+
+    def take_sent_records(self) -> int:
+        """Return how many bytes the peer may have, though no `send` has returned them: of those that are encrypted, as
+        the socket has taken their records whole, and of those before, if the last `send` failed. They count as returned
+        by `send` then."""
+        with self._lock:
+            untold, self._untold_count = self._untold_count, 0
+            taken = 0
+            while self._records and self._records[0][0] <= self._taken_count:
+                taken += self._records.pop(0)[1]
+            self.encrypted_count -= taken
+            return untold + taken
 
     def flush(self) -> None:
         """Write encrypted bytes that the socket has not taken yet. Raises: OSError"""
@@ -171,6 +190,16 @@ class TlsSocket:
         self.is_ready = True
         return True
 
+    def _encrypt(self, chunk: memoryview) -> None:
+        """Encrypt bytes, now that the socket has taken all that was encrypted before."""
+        self.encrypted_count = len(chunk)
+        self._records.clear()
+        self._taken_count = 0
+        while chunk:
+            size = self._tls.write(chunk[:_RECORD_BYTES])
+            self._records.append((self._outgoing.pending, size))
+            chunk = chunk[size:]
+
     def _flush(self) -> bool:
         """Write encrypted bytes. Returns whether the socket has taken all."""
         while True:
@@ -179,6 +208,8 @@ class TlsSocket:
                     return True
                 self._unsent = memoryview(self._outgoing.read())
             try:
-                self._unsent = self._unsent[self._sock.send(self._unsent) :]
+                count = self._sock.send(self._unsent)
+                self._unsent = self._unsent[count:]
+                self._taken_count += count
             except (BlockingIOError, InterruptedError):
                 return False

@@ -77,6 +77,30 @@ def test_bytes_that_are_encrypted_and_not_taken_are_counted() -> None:
     client.close()
 
 
+def test_records_that_the_socket_has_taken_are_counted_before_all_are_taken() -> None:
+    server, client = pair()
+    data = random.Random(3).randbytes(CHUNK_BYTES)
+    assert server.send(data) == 0
+    received = bytearray()
+    taken = 0
+    client.settimeout(0.05)
+    while len(received) < 2 * 16 * 1024:
+        with suppress(TimeoutError):
+            received += client.recv(16 * 1024)
+        server.flush()
+        taken += server.take_sent_records()
+        assert taken >= len(received) and taken + server.encrypted_count == CHUNK_BYTES
+    assert taken < CHUNK_BYTES
+    # What was counted is not given again.
+    while len(received) < len(data):
+        taken += server.send(data[taken:])
+        with suppress(TimeoutError):
+            received += client.recv(16 * 1024)
+    assert bytes(received) == data
+    server.close()
+    client.close()
+
+
 def test_records_that_came_together_are_read_together() -> None:
     server, client = pair()
     for part in (b"a", b"b" * 20_000, b"c"):

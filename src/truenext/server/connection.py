@@ -510,6 +510,9 @@ class ServerConnection:
         self, consumers: Collection[BrokerConsumer] | None
     ) -> tuple[dict[BrokerConsumer, int], list[Subscriber]]:
         owners: Collection[Subscriber] | None = None
+        if self._tls is not None:
+            # Of what is encrypted the client may have the first messages: they must not be dispatched again.
+            self._count_sent(self._tls.take_sent_records())
         if consumers is None:
             sent, self._sent_counts = self._sent_counts, {}
         else:
