@@ -19,7 +19,7 @@ ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
 
-.PHONY: help setup demo generate reference texts check test test-core test-spark simulate search faults load spark freeze broken stages kill crash bench bench-backlog bench-due bench-inbox lock clean
+.PHONY: help setup demo generate reference texts check test test-core test-spark simulate search faults load spark freeze broken guard stages kill crash bench bench-backlog bench-due bench-inbox lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -109,6 +109,9 @@ freeze: .venv/test ## 1,000 connections that hang and are taken over (FREEZES=n)
 
 broken: .venv/spark ## truenext's own client through networks that break, and kills, judged by the audit: 1,000 messages (MESSAGES=n)
 	TRUENEXT_CLIENT_MESSAGES=$${MESSAGES:-1000} $(PYTEST) -s tests/integration/test_client_breaks.py tests/spark/test_broken_connections.py
+
+guard: .venv/spark ## 2,000 guessed passwords (GUESSES=n), 1,000 cut connections with TLS, judged by the audit (CUTS=n), and 100 reloads of users and certificates under load (RELOADS=n)
+	TRUENEXT_GUESSES=$${GUESSES:-2000} TRUENEXT_CUTS=$${CUTS:-1000} TRUENEXT_RELOADS=$${RELOADS:-100} $(PYTEST) -s tests/integration/test_guesses.py tests/integration/test_tls_cuts.py tests/integration/test_reloads.py tests/spark/test_tls_cuts.py
 
 stages: .venv/test ## Stages whole: who dies at each point of a message's way, a message that kills processes, poison, a database that is away for a minute, interactive flows beside 4,000 others; two services, a broker and connections that die at random for minutes
 	TRUENEXT_STAGES=all TRUENEXT_DRAW=all TRUENEXT_CHAOS_S=120 TRUENEXT_KILLS=7 TRUENEXT_FLOWS=4000 TRUENEXT_AWAY_S=60 $(PYTEST) -s tests/stages/test_crashes.py tests/stages/test_killed_process.py tests/stages/test_interactive_under_load.py tests/stages/test_poison.py tests/stages/test_unavailable_database.py tests/stages/test_stalled_worker.py tests/stages/outbox/test_chaos.py
