@@ -394,6 +394,10 @@ def encrypted_bytes_count_as_taken(patch: Patch) -> None:
     _change(patch, TlsSocket, "send", "return taken", "return taken + self.encrypted_count")
 
 
+def records_that_a_cut_socket_has_taken_do_not_count(patch: Patch) -> None:
+    patch.setattr(TlsSocket, "take_sent_records", lambda _: 0)
+
+
 def a_record_behind_another_is_not_read(patch: Patch) -> None:
     _change(
         patch,

@@ -259,6 +259,9 @@ CHECKS: dict[Hole, Check] = {
     planted_holes.encrypted_bytes_count_as_taken: lambda _: (
         test_tls_socket.test_bytes_that_are_encrypted_and_not_taken_are_counted()
     ),
+    planted_holes.records_that_a_cut_socket_has_taken_do_not_count: lambda _: (
+        test_tls_socket.test_records_that_the_socket_has_taken_are_counted_before_all_are_taken()
+    ),
     planted_holes.a_record_behind_another_is_not_read: lambda _: (
         test_tls_socket.test_records_that_came_together_are_read_together()
     ),
