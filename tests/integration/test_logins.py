@@ -1,6 +1,7 @@
 """Tests of logins: who is let in, what a reload of the users file does to connections, and what belongs to a user.
 
-Source of what is expected: docs/security.md, "Passwords and logins", "Producer names"; docs/protocol.md, "Takeover".
+Source of what is expected: docs/security.md, "Passwords and logins"; docs/contract.md, C18.10; docs/protocol.md,
+"Takeover".
 """
 
 import contextlib
