@@ -56,7 +56,7 @@ class TlsSocket:
         """The handshake is done; bytes can be sent only now."""
         self._is_server = host is None
         self._is_first = True
-        """Nothing was received yet."""
+        """True until the first bytes are received."""
 
     @property
     def has_unsent(self) -> bool:

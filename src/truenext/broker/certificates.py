@@ -27,7 +27,7 @@ class Certificates(NamedTuple):
     fingerprint: str
     """Digest of the files, which tells whether they have changed."""
     fault: str | None
-    """Why clients will refuse the certificate, as it has expired; None if they will not."""
+    """Reason for which clients will refuse the certificate, such as that it has expired; None if there is none."""
 
 
 def read_certificates(settings: BrokerSettings) -> Certificates | None:

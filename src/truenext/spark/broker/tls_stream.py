@@ -19,7 +19,7 @@ from truenext.model.limits import READ_BYTES
 from truenext.tls import TlsSocket
 
 WRITE_SECONDS = 60.0
-"""Longest time until the broker reads more of what is written."""
+"""Longest time for which a write may wait until the broker reads more."""
 # With poll, unlike with epoll, a thread that waits for a socket is woken when another one shuts it down and closes it.
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
