@@ -10,11 +10,14 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import dsa
 
 from tests.integration import over_tls
 from tests.integration.broker_here import broker_here, port_of
@@ -295,6 +298,24 @@ def test_serve_with_a_certificate_that_clients_will_refuse_warns_of_it(tmp_path:
             pass
         log = (folder / "log").read_text()
         assert ("clients refuse the certificate" in log and "certificate has expired" in log) is is_refused
+
+
+def test_serve_with_a_certificate_of_a_kind_that_tls_does_not_use_any_more_warns_of_it(tmp_path: Path) -> None:
+    """The error of the handshake in memory was once taken for one of standard output, and ended the broker."""
+    key = dsa.generate_private_key(2048)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(1), now + timedelta(1))
+    certificate = builder.sign(key, hashes.SHA256())
+    file = tmp_path / "dsa.pem"
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    file.write_bytes(private + certificate.public_bytes(pem))
+    file.chmod(0o600)
+    with serving(tmp_path, "--certificate", str(file)):
+        pass
+    log = (tmp_path / "log").read_text()
+    assert "clients refuse the certificate" in log and "no shared cipher" in log
 
 
 def test_certificate_of_another_authority_is_not_accepted(tmp_path: Path) -> None:

@@ -100,8 +100,8 @@ def _find_fault(certificate: Path, context: ssl.SSLContext) -> str | None:
         for end in (client, broker, client):
             with suppress(ssl.SSLWantReadError):
                 end.do_handshake()
-    except ssl.SSLCertVerificationError as error:
-        return error.verify_message
+    except ssl.SSLError as error:
+        return reason_of(error)
     return None
 
 
