@@ -156,8 +156,8 @@ class _Client:
     def __init__(self, number: int, users: int) -> None:
         self.number = number
         self._user = _user(number % users)
-        self.sock = socket.socket()
-        self._answer = b""
+        self.sock: socket.socket
+        self._answer: bytes
 
     def connect(self, port: int) -> None:
         self.sock = socket.socket()

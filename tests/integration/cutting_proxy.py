@@ -7,8 +7,9 @@ import socket
 import struct
 import threading
 import time
-from types import TracebackType
 from typing import NamedTuple
+
+from tests.listening_proxy import ListeningProxy
 
 ENDLESS = 1 << 60
 
@@ -78,50 +79,30 @@ class _Link:
                     each.close()
 
 
-class CuttingProxy:
+class CuttingProxy(ListeningProxy):
     """Proxy that listens on `port`, for one broker and one client at a time."""
 
     def __init__(self, broker_port: int) -> None:
+        super().__init__()
         self._broker_port = broker_port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
         self._cut = Cut()
         self._link: _Link | None = None
-        self._thread = threading.Thread(target=self._accept)
-
-    def __enter__(self) -> CuttingProxy:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join()
-        self._end_link()
 
     def expect(self, cut: Cut) -> None:
         """Set the plan for the next connection."""
         self._cut = cut
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            self._end_link()
-            broker = socket.socket()
-            # Little is on its way, so that the socket of the broker fills up.
-            broker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
-            broker.connect(("127.0.0.1", self._broker_port))
-            for end in (client, broker):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._link = _Link(client, broker, self._cut)
+    def _connect(self, client: socket.socket) -> None:
+        self._end_connections()
+        broker = socket.socket()
+        # Little is on its way, so that the socket of the broker fills up.
+        broker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+        broker.connect(("127.0.0.1", self._broker_port))
+        for end in (client, broker):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._link = _Link(client, broker, self._cut)
 
-    def _end_link(self) -> None:
+    def _end_connections(self) -> None:
         if self._link is not None:
             self._link.end(is_reset=False)
             self._link.join()

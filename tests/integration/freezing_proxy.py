@@ -4,7 +4,8 @@ import contextlib
 import queue
 import socket
 import threading
-from types import TracebackType
+
+from tests.listening_proxy import ListeningProxy, shut_down
 
 ENDLESS = 1 << 60
 
@@ -80,8 +81,7 @@ class Link:
     def close(self) -> None:
         """Close both sides; frozen bytes are lost."""
         for end in self._sockets:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+            shut_down(end)
         self.unfreeze()
         self.up.join()
         self.down.join()
@@ -89,33 +89,15 @@ class Link:
             end.close()
 
 
-class FreezingProxy:
+class FreezingProxy(ListeningProxy):
     """Proxy that listens on `port`, for one broker."""
 
     def __init__(self, broker_port: int) -> None:
+        super().__init__()
         self._broker_port = broker_port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
         self._next = (ENDLESS, ENDLESS)
         self._links: queue.SimpleQueue[Link] = queue.SimpleQueue()
         self._all: list[Link] = []
-        self._thread = threading.Thread(target=self._accept)
-
-    def __enter__(self) -> "FreezingProxy":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join()
-        # Those of which nobody has asked, too.
-        while not self._links.empty():
-            self._all.append(self._links.get())
-        self.close_links()
 
     def expect(self, up: int = ENDLESS, down: int = ENDLESS) -> None:
         """Let the next connection freeze after these numbers of bytes."""
@@ -132,13 +114,14 @@ class FreezingProxy:
             link.close()
         self._all.clear()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            broker = socket.create_connection(("127.0.0.1", self._broker_port))
-            for end in (client, broker):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._links.put(Link(client, broker, *self._next))
+    def _connect(self, client: socket.socket) -> None:
+        broker = socket.create_connection(("127.0.0.1", self._broker_port))
+        for end in (client, broker):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._links.put(Link(client, broker, *self._next))
+
+    def _end_connections(self) -> None:
+        # Links that no test has asked for, too.
+        while not self._links.empty():
+            self._all.append(self._links.get())
+        self.close_links()

@@ -15,7 +15,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -47,7 +47,6 @@ GRANTS = ["send odd.>", "take odd.>", "browse odd.>", "send /topic/odd"]
 class Account:
     """Changing user, as the file has it."""
 
-    number: int
     grants: frozenset[str]
     password: str
     credentials: str
@@ -162,17 +161,15 @@ class Changes:
         self._number += 1
         password = f"password {self._number}"
         grants = frozenset(self._dice.sample(GRANTS, self._dice.randrange(len(GRANTS) + 1)))
-        return Account(self._number, grants, password, passwords(password))
+        return Account(grants, password, passwords(password))
 
     def _grants(self) -> None:
         if self.account is not None:
-            same = self.account
-            self.account = Account(same.number, self._new_account().grants, same.password, same.credentials)
+            self.account = replace(self.account, grants=self._new_account().grants)
 
     def _password(self) -> None:
         if self.account is not None:
-            new = self._new_account()
-            self.account = Account(new.number, self.account.grants, new.password, new.credentials)
+            self.account = replace(self._new_account(), grants=self.account.grants)
 
     def _user(self) -> None:
         self.account = self._new_account() if self.account is None else None

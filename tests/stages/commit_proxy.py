@@ -11,7 +11,8 @@ import socket
 import threading
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
+
+from tests.listening_proxy import ListeningProxy, shut_down
 
 
 class Lose(Enum):
@@ -26,52 +27,37 @@ class Lose(Enum):
     """The server receives it, and the connection stalls: nothing more passes, and nothing is cut."""
 
 
-class CommitProxy:
+class CommitProxy(ListeningProxy):
     """Proxy that listens on `port` of 127.0.0.1, for the server whose socket is in `folder`.
 
     `lose` is the loss of the next COMMIT, once; `has_lost` is set when it has happened.
     """
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._path = str(folder / ".s.PGSQL.5432")
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
         self.lose = Lose.NOTHING
         self.has_lost = threading.Event()
         self._threads: list[threading.Thread] = []
         self._sockets: list[socket.socket] = []
-        self._accepting = threading.Thread(target=self._accept)
 
-    def __enter__(self) -> CommitProxy:
-        self._accepting.start()
-        return self
+    def _connect(self, client: socket.socket) -> None:
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(self._path)
+        self._sockets += (client, server)
+        link = _Link(self, client, server)
+        for way in (link.up, link.down):
+            thread = threading.Thread(target=way)
+            self._threads.append(thread)
+            thread.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _cut(self._listener)
-        self._accepting.join()
+    def _end_connections(self) -> None:
         for each in self._sockets:
-            _cut(each)
+            shut_down(each)
         for thread in self._threads:
             thread.join()
-        for each in (self._listener, *self._sockets):
+        for each in self._sockets:
             each.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            server = socket.socket(socket.AF_UNIX)
-            server.connect(self._path)
-            self._sockets += (client, server)
-            link = _Link(self, client, server)
-            for way in (link.up, link.down):
-                thread = threading.Thread(target=way)
-                self._threads.append(thread)
-                thread.start()
 
 
 class _Link:
@@ -125,10 +111,5 @@ class _Link:
     def _end(self) -> None:
         if self._is_lost:
             self._proxy.has_lost.set()
-        _cut(self._client)
-        _cut(self._server)
-
-
-def _cut(end: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        end.shutdown(socket.SHUT_RDWR)
+        shut_down(self._client)
+        shut_down(self._server)

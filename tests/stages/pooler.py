@@ -13,55 +13,42 @@ import socket
 import threading
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import BinaryIO
+
+from tests.listening_proxy import ListeningProxy, shut_down
 
 _SSL, _GSS, _CANCEL = 80877103, 80877104, 80877102
 _VERSION = 3 << 16
 
 
-class Pooler:
+class Pooler(ListeningProxy):
     """Pooler that listens on `port` of 127.0.0.1, for a database of the server whose socket is in `folder`."""
 
     def __init__(self, folder: Path, database: str, connections: int) -> None:
+        super().__init__()
         self._path = str(folder / ".s.PGSQL.5432")
         self._database = database
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
         self.clients = 0
         self._free: SimpleQueue[_Server] = SimpleQueue()
         for _ in range(connections):
             self._free.put(_Server(self._path, database))
         self._open: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = [threading.Thread(target=self._accept)]
+        self._threads: list[threading.Thread] = []
 
-    def __enter__(self) -> Pooler:
-        self._threads[0].start()
-        return self
+    def _connect(self, client: socket.socket) -> None:
+        self.clients += 1
+        self._open.add(client)
+        thread = threading.Thread(target=self._serve, args=(client,))
+        self._threads.append(thread)
+        thread.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for each in (self._listener, *self._open):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+    def _end_connections(self) -> None:
+        for each in list(self._open):
+            shut_down(each)
         for thread in self._threads:
             thread.join()
-        self._listener.close()
         while not self._free.empty():
             self._free.get().close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            self.clients += 1
-            self._open.add(client)
-            thread = threading.Thread(target=self._serve, args=(client,))
-            self._threads.append(thread)
-            thread.start()
 
     def _serve(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError, EOFError), client, client.makefile("rb") as stream:

@@ -13,20 +13,21 @@ def joined(parts: Iterable[str]) -> str:
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def wrapped(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), WIDTH, break_long_words=False, break_on_hyphens=False)
+def wrapped(text: str, mark: str = "") -> str:
+    """Return the text in lines, the first behind `mark` and the others indented as far."""
+    return textwrap.fill(
+        " ".join(text.split()),
+        WIDTH,
+        initial_indent=mark,
+        subsequent_indent=" " * len(mark),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def item(text: str) -> str:
     """Return an item of a list."""
-    return textwrap.fill(
-        " ".join(text.split()),
-        WIDTH,
-        initial_indent="- ",
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrapped(text, "- ")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -194,9 +194,8 @@ def described_call_parts(member: Member, owner: str = "") -> Iterator[str]:
     names = [each.name for each in member.parameters]
     if names != list(texts):
         raise ValueError(f"Args of {member.name} in the docstring are {list(texts)}, its parameters {names}")
-    start, name = (
-        ("await ", member.short.removeprefix("await ")) if member.short.startswith("await ") else ("", member.short)
-    )
+    name = member.short.removeprefix("await ")
+    start = member.short.removesuffix(name)
     yield fence(_shortened(f"{start}{owner}{name}"))
     yield from paragraphs(before)
     if texts:

@@ -134,6 +134,12 @@ def _require_producers(user: User) -> None:
         raise ForbiddenError(user, "use producer names: it needs a grant to send or to take")
 
 
+def _own_producer(user: User, name: str) -> str:
+    """Return the key of a producer that a user names, if the user may name any."""
+    _require_producers(user)
+    return user_producer(user.name, name)
+
+
 # ---- Commands ----
 
 Check = Callable[[User, ConnectionState, Any], None]
@@ -151,14 +157,12 @@ def _check_send(user: User, session: ConnectionState, send: Send) -> None:
         if is_queue and len(user.sendable_queues) < SENDABLE_QUEUES_MAX:
             user.sendable_queues.add(destination.name)
     if send.producer is not None:
-        _require_producers(user)
-        send.producer = user_producer(user.name, send.producer)
+        send.producer = _own_producer(user, send.producer)
 
 
 def _check_commit(user: User, session: ConnectionState, commit: Commit) -> None:
     if commit.producer is not None:
-        _require_producers(user)
-        commit.producer = user_producer(user.name, commit.producer)
+        commit.producer = _own_producer(user, commit.producer)
 
 
 def _check_disconnect(user: User, session: ConnectionState, disconnect: Disconnect) -> None:
