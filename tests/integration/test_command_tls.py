@@ -85,6 +85,8 @@ def test_command_shows_a_certificate_to_a_broker_that_requires_one(folder: Path,
 
 
 @pytest.mark.skipif(find_spec("pyarrow") is None, reason="a recording needs what Spark needs")
-def test_record_uses_tls(broker: TlsBroker, certificates: Certificates, tmp_path: Path) -> None:
+def test_record_uses_tls(certificates: Certificates, tmp_path: Path) -> None:
     arguments = ["record", "--count", "10", "--out", str(tmp_path / "new")]
-    assert "10 of 10 messages came" in run(*arguments, broker=broker, ca=certificates.ca).stderr
+    # A broker of its own: the queue of the recording stays for a while, and another test lists all queues.
+    with tls_broker(tmp_path, *certificates.broker_options()) as broker:
+        assert "10 of 10 messages came" in run(*arguments, broker=broker, ca=certificates.ca).stderr
