@@ -90,14 +90,19 @@ class TlsSocket:
                 self._is_first = False
                 if self._is_server and data[0] != _HANDSHAKE:
                     raise NoTlsError("the client does not speak TLS")
-            self._incoming.write(data)
+            incoming = self._incoming
+            incoming.write(data)
             parts: list[bytes] = []
             is_end = False
             try:
                 if self.is_ready or self._shake_hands():
                     while part := self._tls.read(_RECORD_BYTES):
                         parts.append(part)
-                    is_end = True
+                        if not incoming.pending:
+                            # A read returns a whole record, so none is left. Another read would only raise.
+                            break
+                    else:
+                        is_end = True
             except ssl.SSLWantReadError:
                 pass
             except ssl.SSLZeroReturnError:
@@ -109,10 +114,11 @@ class TlsSocket:
                 if not parts:
                     raise
                 # Raised again by the next call, when the peer has closed the connection.
-            # Answers of the handshake.
-            self._flush()
+            if self._outgoing.pending:
+                # Answers of the handshake.
+                self._flush()
             if parts or is_end:
-                return b"".join(parts)
+                return parts[0] if len(parts) == 1 else b"".join(parts)
             raise BlockingIOError
 
     def send(self, data: bytes | bytearray | memoryview) -> int:
@@ -124,14 +130,17 @@ class TlsSocket:
         Raises: OSError
         """
         with self._lock:
-            taken = 0
+            if not self.is_ready or not self._flush():
+                return 0
+            taken = self._take_encrypted()
+            size = len(data)
             view = memoryview(data)
             try:
-                while self.is_ready and self._flush():
-                    taken += self.encrypted_count
+                while taken < size:
                     self._encrypt(view[taken : taken + CHUNK_BYTES])
-                    if not self.encrypted_count:
+                    if not self._flush():
                         break
+                    taken += self._take_encrypted()
             except OSError:
                 self._untold_count = taken
                 raise
@@ -193,12 +202,17 @@ class TlsSocket:
     def _encrypt(self, chunk: memoryview) -> None:
         """Encrypt bytes, now that the socket has taken all that was encrypted before."""
         self.encrypted_count = len(chunk)
-        self._records.clear()
         self._taken_count = 0
         while chunk:
             size = self._tls.write(chunk[:_RECORD_BYTES])
             self._records.append((self._outgoing.pending, size))
             chunk = chunk[size:]
+
+    def _take_encrypted(self) -> int:
+        """Return how many bytes were encrypted, now that the socket has taken all of them."""
+        count, self.encrypted_count = self.encrypted_count, 0
+        self._records.clear()
+        return count
 
     def _flush(self) -> bool:
         """Write encrypted bytes. Returns whether the socket has taken all."""

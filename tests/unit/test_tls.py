@@ -101,6 +101,22 @@ def test_records_that_the_socket_has_taken_are_counted_before_all_are_taken() ->
     client.close()
 
 
+def test_records_that_send_has_returned_are_not_counted_again() -> None:
+    server, client = pair()
+    assert server.send(b"a" * 1000) == 1000
+    assert (server.take_sent_records(), server.encrypted_count) == (0, 0)
+    server.close()
+    client.close()
+
+
+def test_record_of_the_largest_size_is_read_whole() -> None:
+    server, client = pair()
+    client.sendall(b"a" * 16 * 1024)
+    assert server.recv(65536) == b"a" * 16 * 1024
+    server.close()
+    client.close()
+
+
 def test_records_that_came_together_are_read_together() -> None:
     server, client = pair()
     for part in (b"a", b"b" * 20_000, b"c"):
