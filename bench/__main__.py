@@ -156,7 +156,7 @@ class _Bench:
         elif options.users_cost:
             self._results = report.Results(WithoutUsers.name, report.USERS_TARGET)
         elif options.tls_cost:
-            self._results = report.Results(WithoutTls.name, report.TLS_TARGET)
+            self._results = report.Results(WithoutTls.name, report.TLS_TARGETS)
         elif options.window_cost:
             self._results = report.Results(WithAWindowOf1000.name, report.WINDOW_TARGET)
         elif options.floor:

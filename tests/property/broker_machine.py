@@ -599,7 +599,7 @@ class BrokerMachine(RuleBasedStateMachine):
         note(f"engine = Engine(..., memory_limit={self.memory_limit}, {self.policy})  # from {recovered}")
         self.engine = Engine(
             sequence_limit=recovered.sequence_limit,
-            redelivered_below=0 if recovered.clean_stop else recovered.sequence_limit,
+            redelivered_below=recovered.redelivered_below if recovered.clean_stop else recovered.sequence_limit,
             memory_limit=self.memory_limit,
             policies=Policies(self.policy),
             # What it is told of it may ask for when nobody expects it; without one numbers are free sooner. Half of the
@@ -2480,7 +2480,7 @@ class StarvedMachine(BrokerMachine):
 
 
 class WindowsMachine(BrokerMachine):
-    """Consumers whose windows the broker chooses, and that have asked for the express lane; nothing leaves memory."""
+    """Consumers whose windows the broker chooses, and that have asked for express dispatch; nothing leaves memory."""
 
     CIRCUMSTANCES: ClassVar[dict[str, Draw]] = BrokerMachine.CIRCUMSTANCES | {
         "memory_limits": OneOf([(NO_LIMIT, NO_LIMIT)]),

@@ -54,9 +54,6 @@ expired one; on the other hand only its removal would wake the queue before the 
 DEAD_LETTERS_WAIT_FOR_THEIR_BATCH = True
 """C3.1 lets a persistent message be visible when it is accepted, with `--store-and-dispatch concurrent`, unless it was
 sent in a transaction. A dead letter is persistent, and was sent by nobody: it waits for its batch either way (True)."""
-FLAG_OUTLIVES_CLEAN_STOPS = False
-"""C10.1 says that every message recovered after a crash is flagged as redelivered. If it stays untouched
-until the next clean stop, the run after that cannot tell any more (False)."""
 LATE_NACK_IS_CUMULATIVE = False
 """C9.3 says that a NACK inside a transaction may name a message that this transaction has acknowledged, and that the
 transaction then NACKs *it*: also in `client` mode that one, and none before it (False)."""
@@ -1033,8 +1030,6 @@ class Oracle:
         for letter in self.letters:
             letter.is_removed = False
             letter.stored_in = self.durable
-            if letter.least_deliveries and not FLAG_OUTLIVES_CLEAN_STOPS:
-                letter.least_deliveries = 1
         self.producers.stopped()
         self._reset()
 
@@ -1504,7 +1499,7 @@ class Oracle:
                     ((letter.key, -reader.priority, reader.is_stretched, held, reader.waiting_since), letter, reader)
                 )
         if not any(map(self.has_credit, receivers)):
-            # C4.13: the express lane.
+            # C4.13: express dispatch.
             for reader in receivers:
                 letter = self.true_next(reader)
                 if letter is not None and self.has_express_credit(reader, letter):

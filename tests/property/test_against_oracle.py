@@ -95,4 +95,4 @@ def test_a_browse_may_show_a_message_as_it_was_before_it_was_dispatched_and_came
     for step in steps:
         machine.happens(action=step)
     (browse,) = machine.oracle.browses
-    assert [letter.deliveries for letter in browse.shown] == [1]
+    assert [letter.deliveries for letter in browse.shown] == [2]
