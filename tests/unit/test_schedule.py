@@ -222,6 +222,20 @@ def test_repetitions_have_their_own_time_to_live_also_after_a_restart() -> None:
     assert [message.header for message in messages] == [b"expires:%d\ncontent-length:4\n" % at for at in expires]
 
 
+def test_scheduled_send_that_is_due_after_its_expiry_time_expires_at_once() -> None:
+    # C14.9
+    run = Run()
+    for body, expires_ms in ((b"late", NOON_MS + 5), (b"in time", NOON_MS + HOUR_MS)):
+        message = SentMessage(4, True, expires_ms, b"", body)
+        run.engine.send(run.session, Send(parse_address("/queue/q", "s"), message, schedule=Schedule(delay_ms=10)))
+    run.at(NOON_MS + 9)
+    assert run.waiting() == {"q": (0, 2)}
+    run.at(NOON_MS + 10)
+    run.at(NOON_MS + 1000)
+    assert run.waiting() == {"q": (1, 0)}
+    assert run.bodies() == ["in time"]
+
+
 def test_cron_hits_have_their_own_time_to_live_before_and_after_their_delay() -> None:
     schedule = start_schedule(Schedule(delay_ms=1000, period_ms=1000, repeat=1, cron="0 * * * *", ttl_ms=7), NOON_MS)
     assert schedule is not None

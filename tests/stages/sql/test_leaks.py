@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from tests.stages.sql.shop import Shop, execute_sql, insert
 from truenext.errors import LocalProtocolError
-from truenext.stage.sql import AsyncSqlWork, Database
+from truenext.stage.sql import AsyncSqlWork, Database, postgresql
 from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
 
 PATIENCE_S = 60.0
@@ -309,8 +309,13 @@ async def _begins_with_two(session: AsyncSession, abandoned: Abandoned) -> None:
     ],
 )
 def test_a_connection_that_comes_after_the_end_of_its_work_goes_back_at_once(
-    task_shop: Shop, function: Callable[[AsyncSession, Abandoned], Coroutine[Any, Any, None]], error: type[Exception]
+    task_shop: Shop,
+    function: Callable[[AsyncSession, Abandoned], Coroutine[Any, Any, None]],
+    error: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # With a ping the session always waits for its connection, also if that is back in the pool already.
+    monkeypatch.setattr(postgresql, "IDLE_S", 0.0)
     abandoned: Abandoned = []
 
     async def stage() -> None:
