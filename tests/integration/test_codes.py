@@ -2,15 +2,20 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
 from tests.integration.broker_here import broker_here, port_of
 from tests.integration.raw_client import RawClient
+from truenext import testing
+from truenext.engine.queues.queues import Queues
+from truenext.engine.queues.unused import no_memory_error
 from truenext.errors import Code
 from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import COMPOSITE_MAX, HEADERS_MAX, LOGIN_BYTES_MAX, SUBSCRIPTIONS_MAX, TRANSACTIONS_MAX
 from truenext.store.memory import MemoryStore
+from truenext.testing import BlockingBroker
 
 TESTED_ELSEWHERE = {Code.TOO_SLOW: "test_pressure.py", Code.BUSY: "test_logins.py", Code.FORBIDDEN: "test_grants.py"}
 
@@ -231,3 +236,27 @@ def test_all_codes_are_tested() -> None:
         Code.ROLLBACK_ONLY,
     }
     assert codes | TESTED_ELSEWHERE.keys() == set(Code)
+
+
+def test_plain_client_refused_for_lack_of_memory_for_queues_counts_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    # C8.6, C10.2
+    def refuse(queues: Queues) -> None:
+        raise no_memory_error(1, queues._memory)
+
+    def connect(broker: BlockingBroker) -> RawClient:
+        client = RawClient(int(broker.url.rpartition(":")[2]))
+        client.send_connect("1.2", "0,0")
+        return client
+
+    with testing.blocking_broker() as broker:
+        with closing(connect(broker)) as client:
+            client.send("q", b"held", confirmed=True)
+            client.subscribe("q")
+            assert client.message().headers["truenext-deliveries"] == "1"
+            monkeypatch.setattr(Queues, "check_queue_memory", refuse)
+            client.send("another", b"")
+            assert client.error().headers["truenext-code"] == "no-space"
+        with closing(connect(broker)) as client:
+            client.subscribe("q")
+            again = client.message()
+    assert (again.headers["truenext-attempts"], again.headers["truenext-deliveries"]) == ("0", "2")

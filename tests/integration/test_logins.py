@@ -835,7 +835,7 @@ def test_reload_forgets_the_remembered_login_of_a_changed_user_alone(guarded_bro
     for user in ("shop", "till"):
         guess(guarded_broker, user, count=10)
     assert code_of(login_answer(guarded_broker, "shop", word_of("shop"))) == "busy"
-    # "A correct login is remembered in memory until its user changes."
+    # "The broker remembers a correct login in memory while the password holds."
     assert login_answer(guarded_broker, "till", word_of("till")).command == "CONNECTED"
 
 

@@ -24,7 +24,7 @@ from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest
 from truenext.engine.state.consumer import BrokerConsumer, Subscriber
 from truenext.engine.state.queue import Entry
-from truenext.errors import Code, NoSpaceError, OtherProtocolError, RemoteProtocolError
+from truenext.errors import Code, OtherProtocolError, RemoteProtocolError
 from truenext.model.answers import Answer, CloseConnection, ErrorAnswer, Receipt
 from truenext.model.commands import AckMode, Command, Login
 from truenext.model.limits import (
@@ -273,7 +273,7 @@ class ServerConnection:
             self._refuse_other_protocol(error)
             return
         except RemoteProtocolError as error:
-            is_exempt = isinstance(error, NoSpaceError)
+            is_exempt = error.code is Code.NO_SPACE
             self._refuse_client(str(error), error.code, self._stomp.last_receipt, is_exempt=is_exempt)
             return
         if waiting is not None:
