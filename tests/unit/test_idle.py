@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from truenext.broker import connection_request
+from truenext.engine.background.bulk import Purge
 from truenext.engine.dispatch.heads import WaitReason
 from truenext.engine.engine import Engine
 from truenext.engine.idle import ITEMS_PER_STEP, find_next
 from truenext.engine.state.consumer import BrokerConsumer
-from truenext.engine.state.queue import Entry
+from truenext.engine.state.pages import PageMessage, PageResult
+from truenext.engine.state.queue import Entry, Queue
 from truenext.model.commands import Ack, AckMode, Credit, Nack, Send, Subscribe
 from truenext.model.destination import parse_address
 from truenext.model.limits import JOIN_QUEUES_PER_TURN, SCAN_MESSAGES_PER_TURN, UNSENT_BYTES_MAX
@@ -48,6 +50,14 @@ class IdleDriver:
             subscribe.selector = compile_selector(selector)
         self.engine.subscribe(self.session, subscribe)
         return self.session.consumers[name]
+
+    def queue(self, name: str) -> Queue:
+        return next(queue for queue in self.engine.queues() if queue.name == name)
+
+    def evict(self) -> None:
+        limit, self.engine.memory.limit = self.engine.memory.limit, 0
+        self.engine.evict()
+        self.engine.memory.limit = limit
 
     def turn(self) -> None:
         while self.engine.has_work:
@@ -127,6 +137,46 @@ def test_idle_reason_of_a_wildcard_is_that_of_the_queue_whose_message_is_next() 
     driver.turn()
     # A paused queue is none of its queues.
     assert len(consumer.held) == 2 and driver.find_next(consumer) is WaitReason.PAUSED
+
+
+def test_idle_reason_of_a_wildcard_is_committing_also_behind_a_message_that_blocks_another_queue() -> None:
+    # C7.5: it waits for the commit, although the retry holds that message back as well.
+    driver = IdleDriver(Policy(while_waiting=WhileWaiting.BLOCK))
+    consumer = driver.subscribe("q.*")
+    driver.send("q.a")
+    driver.turn()
+    (sequence,) = consumer.held
+    driver.engine.nack(driver.session, Nack(consumer.subscription, sequence, delay_ms=60_000))
+    driver.send("q.a", persistent=True)
+    driver.send("q.b")
+    driver.turn()
+    assert driver.find_next(consumer) is WaitReason.COMMITTING and not consumer.held
+    driver.commit()
+    driver.turn()
+    assert [entry.address for entry in consumer.held.values()] == ["/queue/q.b"]
+
+
+def test_idle_reason_of_a_wildcard_is_scanning_while_a_page_of_an_emptied_queue_is_read() -> None:
+    driver = IdleDriver()
+    driver.send("q.a", persistent=True)
+    driver.commit()
+    driver.evict()
+    (lane,) = driver.queue("q.a").lanes
+    found = [PageMessage(lane.horizon + 1, SentMessage(4, True, 0, b"", b""))]
+    consumer = driver.subscribe("q.*", selector="JMSPriority > 2")
+    (scan_read,) = driver.engine.turn().reads
+    purge = Purge("q.a")
+    read = driver.engine.bulk_pieces.next_read(purge)
+    assert read is not None
+    assert driver.engine.bulk_pieces.execute(purge, read, PageResult(found, as_of=2, is_end=True)).count == 1
+    driver.send("q.b")
+    driver.turn()
+    assert driver.find_next(consumer) is WaitReason.SCANNING and not consumer.held
+    driver.engine.on_page_read(scan_read, PageResult(found, as_of=2, is_end=True))
+    driver.turn()
+    assert [entry.address for entry in consumer.held.values()] == ["/queue/q.b"]
+    driver.engine.pause("q.a")
+    assert driver.find_next(consumer) is WaitReason.EMPTY
 
 
 def test_idle_reason_of_a_delayed_group_is_delayed_for_its_owner_and_group_for_others() -> None:

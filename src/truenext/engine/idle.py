@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from truenext.engine.dispatch.heads import (
+    COMMITTING,
     DELAYED,
     READING,
     Head,
@@ -90,18 +91,30 @@ class _QueueInspection:
         """Reasons that hold back all messages of a queue, or all later ones."""
 
     def first_head(self) -> Head:
-        return first_head(self._heads[rank] for rank in sorted(self._heads))
+        return first_head(self._head_of_rank(rank) for rank in sorted(self._heads))
+
+    def _head_of_rank(self, rank: int) -> Entry | Wait:
+        """Return the head of all queues; a wildcard consumer waits also for a commit behind a message that blocks
+        another queue."""
+        head = self._heads[rank]
+        consumer = self._consumer
+        if isinstance(head, Entry) and isinstance(consumer, Wildcard):
+            first_uncommitted = self._engine.wildcards.first_uncommitted(consumer, rank)
+            if first_uncommitted < head.sequence:
+                return Wait(COMMITTING, first_uncommitted)
+        return head
 
     def inspect_queue(self, queue: Queue) -> None:
-        if self._is_wildcard and not queue.waiting_count():
-            return
-        if queue.is_paused:
-            self.queue_reasons.add(WaitReason.PAUSED)
-            return
-        if self._engine.clients.receivers_of(queue).exclusive not in (None, self._consumer):
-            self.queue_reasons.add(WaitReason.EXCLUSIVE)
-            return
         scan = self._engine.selections.scan_of(self._consumer, queue)
+        is_empty = self._is_wildcard and not queue.waiting_count()
+        if is_empty and scan is None:
+            return
+        reason = self._queue_reason(queue)
+        if reason is not None:
+            if not is_empty:
+                self.queue_reasons.add(reason)
+            return
+        # In an empty queue a scan may be unfinished: dispatch waits for it.
         for rank, head in self._heads_by_rank(queue, scan):
             if head is None:
                 continue
@@ -112,6 +125,14 @@ class _QueueInspection:
             self._heads[rank] = min(head, self._heads.get(rank, head), key=_dispatch_order)
             if isinstance(head, Wait) and head.is_undecided:
                 return
+
+    def _queue_reason(self, queue: Queue) -> WaitReason | None:
+        """Return the reason that holds whatever is in the queue, if there is one."""
+        if queue.is_paused:
+            return WaitReason.PAUSED
+        if self._engine.clients.receivers_of(queue).exclusive not in (None, self._consumer):
+            return WaitReason.EXCLUSIVE
+        return None
 
     def _heads_by_rank(self, queue: Queue, scan: QueueScan | None) -> Iterator[tuple[int, Head]]:
         if scan is None:

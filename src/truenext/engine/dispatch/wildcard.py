@@ -23,7 +23,7 @@ from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state.clients import NO_RECEIVERS, ClientRegistry
 from truenext.engine.state.consumer import BrokerConsumer
-from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue
+from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.state.wildcard import NO_HEAD, Wildcard
 from truenext.engine.writing.commit_state import CommitState
 
@@ -284,25 +284,5 @@ class WildcardDispatch:
         """Return the first sequence of this rank that is being committed and that the wildcard consumer could take."""
         limit = self._first_uncommitted_cache.get((wildcard, rank))
         if limit is None:
-            limit = self._first_uncommitted_cache[wildcard, rank] = next(
-                (entry.sequence for entry in self._wildcards.uncommitted[rank] if self._could_take(wildcard, entry)),
-                UNBOUNDED,
-            )
+            limit = self._first_uncommitted_cache[wildcard, rank] = self._wildcards.first_uncommitted(wildcard, rank)
         return limit
-
-    def _could_take(self, wildcard: Wildcard, entry: Entry) -> bool:
-        lane = entry.lane
-        queue = lane.queue
-        if entry.batch <= self._commit_state.last_committed or queue not in wildcard.queues:
-            return False
-        if queue.is_paused or self._receivers.get(queue, NO_RECEIVERS).exclusive not in (None, wildcard):
-            return False
-        message = entry.message
-        if wildcard.selector is not None and message is not None and not wildcard.selector.matches(message):
-            return False
-        if not entry.group:
-            return True
-        groups = self._selections.existing_groups_of(queue)
-        return groups.is_open_to(wildcard, entry.group) and not groups.has_earlier_delayed(
-            entry.group, lane.rank, entry.sequence
-        )

@@ -130,6 +130,30 @@ class Wildcards(BackgroundTask):
         """Return whether a queue of a wildcard consumer has a message that is not durable yet."""
         return any(entry.batch > self._commit_state.last_committed for entry in chain(*self.uncommitted))
 
+    def first_uncommitted(self, wildcard: Wildcard, rank: int) -> int:
+        """Return the first sequence of this rank that is being committed and that the wildcard consumer could take;
+        UNBOUNDED if there is none. It holds back later ones in all queues, whatever holds it back in its own."""
+        return next(
+            (entry.sequence for entry in self.uncommitted[rank] if self._could_take(wildcard, entry)), UNBOUNDED
+        )
+
+    def _could_take(self, wildcard: Wildcard, entry: Entry) -> bool:
+        lane = entry.lane
+        queue = lane.queue
+        if entry.batch <= self._commit_state.last_committed or queue not in wildcard.queues:
+            return False
+        if queue.is_paused or self._clients.receivers_of(queue).exclusive not in (None, wildcard):
+            return False
+        message = entry.message
+        if wildcard.selector is not None and message is not None and not wildcard.selector.matches(message):
+            return False
+        if not entry.group:
+            return True
+        groups = self._selections.existing_groups_of(queue)
+        return groups.is_open_to(wildcard, entry.group) and not groups.has_earlier_delayed(
+            entry.group, lane.rank, entry.sequence
+        )
+
     def on_message_accepted(self, entry: Entry) -> None:
         """Note a message in a queue of a wildcard consumer that is visible once its batch is durable."""
         self.uncommitted[entry.lane.rank].append(entry)
