@@ -232,7 +232,7 @@ def test_frames_behind_a_right_connect_in_one_segment_are_executed_in_order(guar
 @pytest.mark.parametrize("is_right", [True, False])
 def test_frames_are_not_executed_while_the_password_is_hashed(guarded_broker: GuardedBroker, is_right: bool) -> None:
     # Longer than the question below on a busy machine, and much shorter than the 5 seconds for a login.
-    slow_hash = PasswordHasher(time_cost=70, memory_cost=19456, parallelism=1).hash(word_of("slow"))
+    slow_hash = PasswordHasher(time_cost=30, memory_cost=19456, parallelism=1).hash(word_of("slow"))
     guarded_broker.add("slow", SHOP, credentials=f"passwords = {json.dumps([slow_hash])}")
     guarded_broker.write()
     reload(guarded_broker)
