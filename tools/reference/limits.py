@@ -21,7 +21,7 @@ and its connection ends, unless it is a truenext client's. All earlier frames of
 ERROR also has a code for programs. [protocol.md](../protocol.md) describes both. `…` stands for a value of the
 individual case.
 
-The limits of a flow of stages are settings of the service: [stages.md](stages.md).
+[stages.md](../stages.md) has the limits of a flow of stages.
 
 This page is made from [limits.py](../../src/truenext/model/limits.py): `make reference`. Constants in the last part of
 that file only tune the broker, and are not here.
