@@ -150,17 +150,17 @@ class _Bench:
         self._folder = folder
         self._loads: tuple[Load, ...] = options.loads
         if options.history_cost:
-            self._results = report.Results(WithoutHistory.name, report.HISTORY_TARGET)
+            self._results = report.Results(WithoutHistory.name, report.HISTORY_TARGETS)
         elif options.sync_cost:
-            self._results = report.Results(WithoutSyncing.name, report.SYNC_TARGET)
+            self._results = report.Results(WithoutSyncing.name, report.SYNC_TARGETS)
         elif options.users_cost:
-            self._results = report.Results(WithoutUsers.name, report.USERS_TARGET)
+            self._results = report.Results(WithoutUsers.name, report.USERS_TARGETS)
         elif options.tls_cost:
             self._results = report.Results(WithoutTls.name, report.TLS_TARGETS)
         elif options.window_cost:
-            self._results = report.Results(WithAWindowOf1000.name, report.WINDOW_TARGET)
+            self._results = report.Results(WithAWindowOf1000.name, report.WINDOW_TARGETS)
         elif options.floor:
-            self._results = report.Results(_BARE, report.FLOOR_TARGET)
+            self._results = report.Results(_BARE, report.FLOOR_TARGETS)
         else:
             self._results = report.Results()
         self._peaks: list[tuple[str, str]] = []

@@ -118,7 +118,7 @@ class TlsSocket:
                 # Answers of the handshake.
                 self._flush()
             if parts or is_end:
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+                return b"".join(parts)
             raise BlockingIOError
 
     def send(self, data: bytes | bytearray | memoryview) -> int:

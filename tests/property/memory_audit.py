@@ -53,13 +53,7 @@ def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[st
             "leaving",
             memory.pending_free_bytes,
             # Causes leave memory with their message; they are few, and not counted before.
-            sum(
-                size_of(entry.message)
-                for queue in counted
-                for lane in queue.lanes
-                for entry in lane.unread_in_memory
-                if entry.message is not None
-            ),
+            sum(_message_size(entry) for queue in counted for lane in queue.lanes for entry in lane.unread_in_memory),
         ),
         (
             "places",
@@ -184,7 +178,9 @@ def _evictable(engine: Engine, queue: Queue) -> Iterator[Entry]:
     yield from engine.clients.held_by_consumers(queue)
 
 
+def _message_size(entry: Entry) -> int:
+    return 0 if entry.message is None else size_of(entry.message)
+
+
 def _size(entries: Collection[Entry] | Iterator[Entry]) -> int:
-    return sum(
-        (size_of(entry.message) if entry.message is not None else 0) + causes_size(entry.causes) for entry in entries
-    )
+    return sum(_message_size(entry) + causes_size(entry.causes) for entry in entries)

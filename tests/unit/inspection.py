@@ -1,4 +1,4 @@
-"""Helpers with which unit tests look into the engine: a run of the stuck audit, and the groups of a queue."""
+"""Helpers of unit tests of the engine: a run of the stuck audit, eviction, and the groups of a queue."""
 
 from collections.abc import Callable, Collection
 
@@ -18,6 +18,13 @@ def run_stuck_audit(
         except StopIteration as end:
             found: list[Queue] = end.value
             return found
+
+
+def evict_all(engine: Engine) -> None:
+    """Evict all messages that can be evicted."""
+    limit, engine.memory.limit = engine.memory.limit, 0
+    engine.evict()
+    engine.memory.limit = limit
 
 
 def groups_of(engine: Engine, queue: Queue) -> GroupOwnership | None:

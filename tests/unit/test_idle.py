@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.inspection import evict_all
 from truenext.broker import connection_request
 from truenext.engine.background.bulk import Purge
 from truenext.engine.dispatch.heads import WaitReason
@@ -13,7 +14,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.idle import ITEMS_PER_STEP, find_next
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.pages import PageMessage, PageResult
-from truenext.engine.state.queue import Entry, Queue
+from truenext.engine.state.queue import Entry
 from truenext.model.commands import Ack, AckMode, Credit, Nack, Send, Subscribe
 from truenext.model.destination import parse_address
 from truenext.model.limits import JOIN_QUEUES_PER_TURN, SCAN_MESSAGES_PER_TURN, UNSENT_BYTES_MAX
@@ -51,13 +52,10 @@ class IdleDriver:
         self.engine.subscribe(self.session, subscribe)
         return self.session.consumers[name]
 
-    def queue(self, name: str) -> Queue:
-        return next(queue for queue in self.engine.queues() if queue.name == name)
-
-    def evict(self) -> None:
-        limit, self.engine.memory.limit = self.engine.memory.limit, 0
-        self.engine.evict()
-        self.engine.memory.limit = limit
+    def fail_first(self, consumer: BrokerConsumer) -> None:
+        """Let the first message that a consumer holds fail: its next try is due in a minute."""
+        first = next(iter(consumer.held))
+        self.engine.nack(self.session, Nack(consumer.subscription, first, delay_ms=60_000))
 
     def turn(self) -> None:
         while self.engine.has_work:
@@ -145,8 +143,7 @@ def test_idle_reason_of_a_wildcard_is_committing_also_behind_a_message_that_bloc
     consumer = driver.subscribe("q.*")
     driver.send("q.a")
     driver.turn()
-    (sequence,) = consumer.held
-    driver.engine.nack(driver.session, Nack(consumer.subscription, sequence, delay_ms=60_000))
+    driver.fail_first(consumer)
     driver.send("q.a", persistent=True)
     driver.send("q.b")
     driver.turn()
@@ -160,8 +157,9 @@ def test_idle_reason_of_a_wildcard_is_scanning_while_a_page_of_an_emptied_queue_
     driver = IdleDriver()
     driver.send("q.a", persistent=True)
     driver.commit()
-    driver.evict()
-    (lane,) = driver.queue("q.a").lanes
+    evict_all(driver.engine)
+    (queue,) = driver.engine.queues()
+    (lane,) = queue.lanes
     found = [PageMessage(lane.horizon + 1, SentMessage(4, True, 0, b"", b""))]
     consumer = driver.subscribe("q.*", selector="JMSPriority > 2")
     (scan_read,) = driver.engine.turn().reads
@@ -185,8 +183,7 @@ def test_idle_reason_of_a_delayed_group_is_delayed_for_its_owner_and_group_for_o
     for _ in range(2):
         driver.send("a", group="g")
     driver.turn()
-    (sequence,) = list(first.held)[:1]
-    driver.engine.nack(driver.session, Nack(first.subscription, sequence, delay_ms=60_000))
+    driver.fail_first(first)
     driver.turn()
     assert (driver.find_next(first), driver.find_next(second)) == (WaitReason.DELAYED, WaitReason.GROUP)
 
@@ -217,8 +214,7 @@ def test_idle_reason_of_a_blocked_lane_needs_no_body_of_the_blocking_message() -
     consumer = driver.subscribe("a")
     driver.send("a")
     driver.turn()
-    (sequence,) = consumer.held
-    driver.engine.nack(driver.session, Nack(consumer.subscription, sequence, delay_ms=60_000))
+    driver.fail_first(consumer)
     driver.turn()
     head = consumer.all_queues()[0].lanes[0].head()
     assert head is not None

@@ -7,7 +7,7 @@ from collections import deque
 
 from tests.property import targets
 from tests.property.disk import found_of
-from tests.unit.inspection import run_stuck_audit
+from tests.unit.inspection import evict_all, run_stuck_audit
 from truenext.broker.pager import read_page
 from truenext.engine.engine import Engine
 from truenext.engine.selecting.selections import ScanRead
@@ -122,9 +122,7 @@ class SelectingDriver:
     def evict(self) -> None:
         """Evict all messages that can be evicted."""
         self.commit()
-        limit, self.engine.memory.limit = self.engine.memory.limit, 0
-        self.engine.evict()
-        self.engine.memory.limit = limit
+        evict_all(self.engine)
         self.commit()
 
 

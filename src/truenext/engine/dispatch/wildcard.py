@@ -52,7 +52,6 @@ class WildcardDispatch:
         "_queue_dispatches",
         "_receivers",
         "_scans",
-        "_selections",
         "_wildcards",
     )
 
@@ -68,7 +67,6 @@ class WildcardDispatch:
         self._commit_state = commit_state
         self._events = commit_state.events
         self._receivers = clients.receivers_by_queue
-        self._selections = selections
         self._scans = selections.scans
         self._wildcards = wildcards
         self._dispatcher = dispatcher
