@@ -226,9 +226,16 @@ Exceeded: `more than {BROWSERS_MAX} browsers at once; try again when others are 
 """
 
 SELECTOR_LENGTH_MAX = 4096
-"""Characters of a selector: it is compiled at once, in about 5 us each, and tested against all waiting messages.
+"""Characters of a selector: it is kept with its subscription, and tested against all waiting messages.
 
 Exceeded: `selector of … characters; at most {SELECTOR_LENGTH_MAX}`
+"""
+
+SELECTOR_PARTS_MAX = 1000
+"""Names, values, keywords and signs of a selector: it is compiled in one step, in up to 16 us each. A list of 480 texts
+after IN has as many.
+
+Exceeded: `selector of … names, values and signs; at most {SELECTOR_PARTS_MAX}`
 """
 
 SELECTOR_DEPTH_MAX = 32
@@ -238,8 +245,8 @@ Exceeded: `more than {SELECTOR_DEPTH_MAX} nested parentheses`
 """
 
 SELECTOR_SCAN_MAX = 256
-"""Characters of a selector in those pieces of its LIKE patterns that hold a _ and are between two %: only there a
-test takes time in proportion to value times pattern.
+"""Characters of a selector in those pieces of its LIKE patterns that hold a _ and are between two %: their search takes
+the longest.
 
 Exceeded: `has more than {SELECTOR_SCAN_MAX} characters of LIKE in parts with _ between two %`
 """

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.header_lines import HOP_BY_HOP_HEADERS, decode_header_lines, unescape
-from truenext.model.limits import SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX, SELECTOR_SCAN_MAX
+from truenext.model.limits import SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX, SELECTOR_PARTS_MAX, SELECTOR_SCAN_MAX
 from truenext.model.message import SentMessage
 from truenext.model.order import PRIORITY_MAX, RANKS
 from truenext.model.selector_grammar import (
@@ -48,6 +48,13 @@ _LOOKUPS_MAX = 8
 """Properties up to which each is searched in the header lines by itself; with more, the header lines are decoded
 once."""
 
+BASE_NS = 1500
+LEAF_NS = 400
+LOOKUP_BYTE_NS = 1
+DECODING_LOOKUPS = 8
+"""Times of the parts of a comparison in nanoseconds: for each leaf of the condition; for each property and byte of the
+header lines, where decoding all header lines counts as so many properties."""
+
 _OWN_PREFIX = "truenext-"
 _HYPHENATED_HEADERS = frozenset({"content-type", "content-length", "correlation-id", "reply-to"})
 """Headers of STOMP that a message may have, and that a selector without a prefix reads as a subtraction."""
@@ -62,6 +69,8 @@ _SUGGESTIONS = {
     "truenext-last-cause": "for a dead letter use truenext_original_last_cause",
     "timestamp": "use JMSTimestamp",
 }
+_PARTS = re.compile(r"'[^']*'|[\w$.]+|[<>]=|<>|\S")
+"""Texts, names, keywords, numbers and signs of a selector, each of which takes time to compile."""
 _NAMES = re.compile(r"'[^']*'|(?:[^\W\d]|\$)[\w$-]*")
 """String literals, and names with all that hyphens join to them."""
 
@@ -108,6 +117,8 @@ class Selector:
         "_header_name_by_property",
         "_lookups",
         "_test",
+        "base_ns",
+        "byte_ns",
         "ranks",
         "required",
         "size",
@@ -130,10 +141,18 @@ class Selector:
         self.required = None if one_of is None else (HeaderProperty.named(one_of[0]), one_of[1])
         """Property, and the texts of which a matching message has one as its value; None if no such condition is
         known."""
+        self.base_ns = BASE_NS + LEAF_NS * part.leaves
+        """Approximate longest time of a comparison in nanoseconds, whatever the message."""
+        self.byte_ns = round(part.byte_ns + LOOKUP_BYTE_NS * (len(self._lookups) or DECODING_LOOKUPS))
+        """Nanoseconds to add for each byte of the message's header lines."""
         self.size = getsizeof(self) + _size(
             text, self._test, self._accessors, self._header_name_by_property, self._lookups, self.ranks, self.required
         )
         """Approximate bytes of memory."""
+
+    def cost_ns(self, message: SentMessage) -> int:
+        """Return the approximate longest time of a comparison in nanoseconds."""
+        return self.base_ns + self.byte_ns * len(message.header)
 
     def matches(self, message: SentMessage) -> bool:
         values: dict[str, Value] = {}
@@ -191,6 +210,10 @@ def compile_selector(text: str) -> Selector:
 
     Raises: RemoteProtocolError, with the position, if it is invalid, or names a header that it cannot reach.
     """
+    if len(text) <= SELECTOR_LENGTH_MAX and (parts := sum(1 for _ in _PARTS.finditer(text))) > SELECTOR_PARTS_MAX:
+        raise RemoteProtocolError(
+            f"selector of {parts} names, values and signs; at most {SELECTOR_PARTS_MAX}", Code.SELECTOR
+        )
     try:
         _check_names(text)
     except SelectorError as error:

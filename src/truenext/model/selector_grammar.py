@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from lark import Lark, Token, Transformer, UnexpectedInput, v_args
 
 from truenext.model.limits import SELECTOR_DEPTH_MAX
+from truenext.model.text_search import piece_finder, search_ns, to_regex
 
 Value = str | int | float | bool | None
 
@@ -141,7 +142,11 @@ class Expression(NamedTuple):
     one_of: tuple[str, frozenset[str]] | None = None
     """Property name and texts: the part is true only if the property is one of the texts."""
     scan: int = 0
-    """Number of characters in pieces of LIKE patterns that must be searched in a value one by one."""
+    """Number of characters in pieces of LIKE patterns that hold a _ and are between two %."""
+    leaves: int = 1
+    """Number of properties and constants that a test evaluates."""
+    byte_ns: float = 0.0
+    """Longest time of LIKE in nanoseconds, for each byte of a message's header lines."""
     form: Form = ""
     """Form that all spellings of the part share: blanks, capitals of keywords, numbers, parentheses."""
 
@@ -261,15 +266,16 @@ class _Compiler(Transformer[Token, Any]):
 
     def like(self, part: Expression, is_not: Token | None, pattern: Token, escape: Token | None) -> Expression:
         _expect_name(part, "LIKE")
-        matches, scan = _compile_like(pattern, escape)
-        evaluate = part.test
+        compiled = _compile_like(pattern, escape)
+        evaluate, matches = part.test, compiled.matches
 
         def test(values: Values) -> bool | None:
             value = evaluate(values)
             return None if value is None else matches(value)
 
         form = ("LIKE", part.form, _unquote(pattern), escape and _unquote(escape))
-        return _negate_if(_combine([part], "truth", test, form)._replace(scan=scan), is_not)
+        condition = _combine([part], "truth", test, form)
+        return _negate_if(condition._replace(scan=compiled.scan, byte_ns=compiled.byte_ns), is_not)
 
     def is_null(self, part: Expression, is_not: Token | None) -> Expression:
         if not part.is_name:
@@ -301,10 +307,10 @@ class _Compiler(Transformer[Token, Any]):
         # A chain is calculated from the left: parentheses around its beginning change nothing.
         first_form = operands[0].form
         is_chain = isinstance(first_form, tuple) and first_form[0] == level
-        form = first_form if is_chain else (level, first_form)
+        form: list[Form] = list(first_form) if is_chain else [level, first_form]
         for sign, operand in zip(signs, operands[1:], strict=True):
-            form = (*form, str(sign), operand.form)
-        return _combine(operands, "number", test, form)
+            form += [str(sign), operand.form]
+        return _combine(operands, "number", test, tuple(form))
 
     def signed(self, *parts: Any) -> Expression:
         *signs, part = parts
@@ -360,7 +366,16 @@ def _combine(parts: Iterable[Expression], kind: str, test: Test, form: Form) -> 
     """Make an expression of these parts, without conjuncts."""
     parts = list(parts)
     names = frozenset().union(*(part.names for part in parts))
-    return Expression(parts[0].position, kind, test, names, scan=sum(part.scan for part in parts), form=form)
+    return Expression(
+        parts[0].position,
+        kind,
+        test,
+        names,
+        scan=sum(part.scan for part in parts),
+        leaves=sum(part.leaves for part in parts),
+        byte_ns=sum(part.byte_ns for part in parts),
+        form=form,
+    )
 
 
 def _form(operator: str, parts: list[Expression]) -> Form:
@@ -512,7 +527,7 @@ def _unquote(token: Token) -> str:
     return token[1:-1].replace("''", "'")
 
 
-def _compile_like(pattern: Token, escape: Token | None) -> tuple[Callable[[str], bool], int]:
+def _compile_like(pattern: Token, escape: Token | None) -> Like:
     """Compile the strings of a LIKE, see `compile_like`."""
     escape_character = None if escape is None else _unquote(escape)
     if escape is not None and len(_unquote(escape)) != 1:
@@ -526,29 +541,37 @@ def _compile_like(pattern: Token, escape: Token | None) -> tuple[Callable[[str],
 # ---- LIKE: in a pattern % stands for any characters and _ for any one ----
 
 
-def compile_like(pattern: str, escape: str | None) -> tuple[Callable[[str], bool], int]:
-    """Return a test whether a text matches a LIKE pattern, and the number of characters in pieces with _ between two
-    %.
+class Like(NamedTuple):
+    matches: Callable[[str], bool]
+    scan: int = 0
+    """Number of characters in pieces that hold a _ and are between two %."""
+    byte_ns: float = 0.0
+    """Longest time of a search in nanoseconds, for each byte of the text."""
+
+
+def compile_like(pattern: str, escape: str | None) -> Like:
+    """Compile a LIKE pattern.
 
     `escape` is one character, after which % and _ stand for themselves.
 
     Each piece between two % is matched at its first place, so nothing is ever tried twice, as one regular expression
-    would: no pattern takes longer than its length times that of the text.
+    would.
 
-    >>> matches, _ = compile_like("a!%_%", "!")
-    >>> matches("a%b"), matches("abb")
+    >>> like = compile_like("a!%_%", "!")
+    >>> like.matches("a%b"), like.matches("abb")
     (True, False)
 
     Raises: ValueError if the pattern ends with its escape character
     """
     first, *others = _pieces(pattern, escape)
-    head = _to_regex(first)
+    head = to_regex(first)
     if not others:
-        return lambda value: head.fullmatch(value) is not None, 0
+        return Like(lambda value: head.fullmatch(value) is not None)
     *inner, last = others
-    middle = [_end_finder(piece) for piece in inner if piece]
+    middle = [piece_finder(piece) for piece in inner if piece]
     scan = sum(len(piece) for piece in inner if None in piece)
-    tail, tail_length = _to_regex(last), len(last)
+    byte_ns = sum(search_ns(piece) for piece in inner)
+    tail, tail_length = to_regex(last), len(last)
 
     def matches(value: str) -> bool:
         found = head.match(value)
@@ -562,7 +585,7 @@ def compile_like(pattern: str, escape: str | None) -> tuple[Callable[[str], bool
         rest = len(value) - tail_length
         return rest >= at and tail.match(value, rest) is not None
 
-    return matches, scan
+    return Like(matches, scan, byte_ns)
 
 
 def _pieces(pattern: str, escape: str | None) -> list[list[str | None]]:
@@ -580,26 +603,3 @@ def _pieces(pattern: str, escape: str | None) -> list[list[str | None]]:
         else:
             pieces[-1].append(None if character == "_" else character)
     return pieces
-
-
-def _to_regex(piece: list[str | None]) -> re.Pattern[str]:
-    return re.compile("".join("." if each is None else re.escape(each) for each in piece), re.DOTALL)
-
-
-def _end_finder(piece: list[str | None]) -> Callable[[str, int], int]:
-    """Return a function that finds the end of a piece's first place at or after a position; -1 if there is none."""
-    if None in piece:
-        search = _to_regex(piece).search
-
-        def find(value: str, at: int) -> int:
-            found = search(value, at)
-            return -1 if found is None else found.end()
-
-        return find
-    text = "".join(each for each in piece if each is not None)
-
-    def find_text(value: str, at: int) -> int:
-        found = value.find(text, at)
-        return found if found < 0 else found + len(text)
-
-    return find_text
