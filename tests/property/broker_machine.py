@@ -59,6 +59,7 @@ from truenext.engine.background.bulk import ScheduledResult as ShownSends
 from truenext.engine.dispatch.heads import WaitReason
 from truenext.engine.engine import Engine
 from truenext.engine.idle import find_next
+from truenext.engine.queues.topics import RouteAhead
 from truenext.engine.selecting.groups import GroupScanCursor
 from truenext.engine.selecting.scan import QueueScan
 from truenext.engine.state.causes import causes_from_store, causes_size
@@ -607,6 +608,8 @@ class BrokerMachine(RuleBasedStateMachine):
             event_log=EventLog() if self.policy.attempts_max > 1 else None,
         )
         targets.hear_of_due(self.engine, self._becomes_a_message)
+        if self.policy.attempts_max > 1:
+            targets.find_all_queues_ahead(self.engine)
         self.redriving = self.piece = self.cancelling = None
         self.boot_us = self.oracle.steady_ms * 1000 - 7
         self._tick()
@@ -674,10 +677,10 @@ class BrokerMachine(RuleBasedStateMachine):
             self.oracle.became_due(label, address)
 
     def _becomes_a_message(
-        self, send: Callable[[str, str, SentMessage], None], name: str, to: str, message: SentMessage
-    ) -> None:
+        self, send: Callable[..., int], name: str, to: str, message: SentMessage, ahead: RouteAhead | None
+    ) -> int:
         self.due.append((_label(message), to or name))
-        send(name, to, message)
+        return send(name, to, message, ahead)
 
     def _audit(self) -> None:
         self._report_due()

@@ -2229,9 +2229,9 @@ def a_subscription_to_a_topic_used_before_gets_nothing(patch: Patch) -> None:
     add = targets.ADD_TO_TOPICS.original
 
     def faulty(topics: TopicRouter, queue: Queue) -> None:
-        known = dict(targets.known_topics(topics))
         add(topics, queue)
-        targets.known_topics(topics).update(known)
+        for route in targets.known_routes(topics).values():
+            route.as_of = topics.last_number
 
     targets.ADD_TO_TOPICS.replace(patch, faulty)
 
@@ -2661,7 +2661,12 @@ def a_queue_for_which_something_is_scheduled_goes(patch: Patch) -> None:
 
 @shows_in(TopicsMachine)
 def messages_that_a_subscription_does_not_select_are_copied_to_it(patch: Patch) -> None:
-    targets.SELECTORS_OF_TOPICS.replace(patch, property(lambda topics: {}, lambda topics, value: None))
+    def faulty(topics: TopicRouter, topic: str, message: SentMessage) -> list[Queue]:
+        queues_of(topics, topic, message)
+        return [each.queue for each in targets.known_routes(topics)[topic].subscriptions]
+
+    queues_of = targets.QUEUES_OF_TOPIC.original
+    targets.QUEUES_OF_TOPIC.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)

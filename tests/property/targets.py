@@ -15,7 +15,7 @@ Functions at the end of this file return the state of the engine: `targets.touch
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
@@ -74,7 +74,7 @@ from truenext.engine.queues import topics as topics_module
 from truenext.engine.queues import wildcards as wildcards_module
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
-from truenext.engine.queues.topics import TopicRouter
+from truenext.engine.queues.topics import Route, RouteAhead, TopicRouter
 from truenext.engine.queues.unused import must_keep
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.selecting import groups as groups_module
@@ -117,6 +117,7 @@ from truenext.engine.writing.producers import ProducerRegistry
 from truenext.model import record as record_module
 from truenext.model.answers import Answer
 from truenext.model.batch import Batch
+from truenext.model.commands import Commit, Send
 from truenext.model.destination import Destination, parse_stored_queue_name, virtual_topic
 from truenext.model.header_lines import closes_group
 from truenext.model.message import SentMessage
@@ -338,7 +339,6 @@ FREE_RESERVATIONS = Target(Queues.free_reserved, Queues)
 INTRODUCE = Target(introduce_queue, queues_module)
 AWAIT_INTRODUCTION = Target(Queues.await_introduction, Queues)
 ADD_TO_TOPICS = Target(TopicRouter.add, TopicRouter)
-SELECTORS_OF_TOPICS = Attribute("_selectors", TopicRouter)
 MATCHES_TOPIC = Target(matches, topics_module)
 VIRTUAL_TOPIC = Target(virtual_topic, topics_module)
 
@@ -629,7 +629,7 @@ def topic_patterns(engine: Engine) -> Collection[str]:
 
 
 def size_of_known_topics(engine: Engine) -> int:
-    return engine._queues._topics._cache_size
+    return engine._queues._topics._routes_size
 
 
 def ready_answers(part: object) -> list[tuple[ConnectionState, Answer]]:
@@ -666,7 +666,8 @@ def names_of_scheduled(engine: Engine) -> list[str]:
 
 def selectors_of_topics(engine: Engine) -> list[Selector]:
     """Return the selectors of subscriptions to topics."""
-    return list(engine._queues._topics._selectors.values())
+    subscriptions = engine._queues._topics._subscriptions.values()
+    return [each.selector for each in subscriptions if each.selector is not None]
 
 
 def joining(engine: Engine) -> dict[Wildcard, int]:
@@ -675,11 +676,35 @@ def joining(engine: Engine) -> dict[Wildcard, int]:
 
 
 def hear_of_due(
-    engine: Engine, hear: Callable[[Callable[[str, str, SentMessage], None], str, str, SentMessage], None]
+    engine: Engine, hear: Callable[[Callable[..., int], str, str, SentMessage, RouteAhead | None], int]
 ) -> None:
     """Call `hear` instead of the method that makes a message of a scheduled send; it gets that method first."""
     arrivals: Any = _part(engine, Arrivals)
     arrivals.accept_scheduled = partial(hear, arrivals.accept_scheduled)
+
+
+def find_all_queues_ahead(engine: Engine) -> None:
+    """Find the queues of each message to a topic before it is accepted, however quick that is."""
+    sending: Any = _part(engine, Sending)
+    send, commit = engine.send, engine.commit
+
+    def find(sends: Iterable[Send]) -> None:
+        for _ in sending._find_queues_ahead(list(sends)):
+            pass
+
+    def send_found(session: ConnectionState, command: Send) -> None:
+        if command.destination.is_multi_queue and command.transaction is None and command.schedule is None:
+            find([command])
+        send(session, command)
+
+    def commit_found(session: ConnectionState, command: Commit) -> None:
+        transaction = session.transactions.get(command.transaction)
+        if transaction is not None:
+            find(transaction.sends_of_copies)
+        commit(session, command)
+
+    engine.send = send_found  # type: ignore[assignment]
+    engine.commit = commit_found  # type: ignore[assignment]
 
 
 def set_policies(part: object, policies: Policies) -> None:
@@ -722,9 +747,9 @@ def sent_once(of: ProducerRegistry) -> dict[str, None]:
     return of._used_once
 
 
-def known_topics(topics: TopicRouter) -> dict[str, list[Queue]]:
-    """Topics that were sent to, and who gets what is."""
-    return topics._cache
+def known_routes(topics: TopicRouter) -> dict[str, Route]:
+    """Routes of the topics that were sent to."""
+    return topics._routes
 
 
 def spilling_queues(spilling: SpilledSubscriptions) -> dict[Queue, None]:

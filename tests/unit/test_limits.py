@@ -21,7 +21,7 @@ from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 ANYTHING = "…"
-DEPENDS = {"CONNECTIONS_MAX", "CONNECTIONS_BEFORE_LOGIN_MAX", "DESTINATION_LENGTH_MAX"}
+DEPENDS = {"CONNECTIONS_MAX", "CONNECTIONS_BEFORE_LOGIN_MAX", "COPIES_MAX", "DESTINATION_LENGTH_MAX"}
 """Limits whose error text has the number of the individual case."""
 
 LIMITS = limits_by_name()

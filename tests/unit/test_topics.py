@@ -1,8 +1,12 @@
 """Tests of topics that the state machines cannot make: limits, memory, ended subscribers, cached topics."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from tests.property import targets
 from tests.property.disk import found_of
@@ -13,13 +17,16 @@ from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
 from truenext.engine.queues import topics
 from truenext.engine.state.consumer import ConnectionState
+from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.pages import PageResult
+from truenext.engine.state.queue import Queue
+from truenext.engine.state.transaction import TransactionLimits
 from truenext.errors import RemoteProtocolError
 from truenext.model import selector
 from truenext.model.answers import Receipt
 from truenext.model.batch import Batch
 from truenext.model.commands import Ack, AckMode, Begin, Browse, Commit, Send, Subscribe, Unsubscribe
-from truenext.model.destination import parse_address, parse_queue_name, virtual_topic
+from truenext.model.destination import Destination, DestinationKind, parse_address, parse_queue_name, virtual_topic
 from truenext.model.message import SentMessage
 from truenext.model.policy import Policies, Policy
 from truenext.model.schedule import Schedule
@@ -105,7 +112,9 @@ def test_number_of_cached_topics_is_limited_and_smaller_with_more_subscriptions(
     most = 0
     for number in range(200):
         send(engine, session, f"/topic/t{number}")
-        most = max(most, sum(map(len, targets.known_topics(targets.topics(engine)).values())))
+        most = max(
+            most, sum(len(route.subscriptions) for route in targets.known_routes(targets.topics(engine)).values())
+        )
         assert targets.size_of_known_topics(engine) <= 1000
     assert (most == 58) if subscriptions == 1 else (600 < most < 680)
     assert all(queue.waiting_count() == 200 for queue in engine.queues())
@@ -574,3 +583,211 @@ def test_pattern_of_topics_matches_by_its_words_among_many_others(pattern: str, 
     for number in range(6):
         engine.unsubscribe(session, Unsubscribe(str(number)))
     assert not targets.topic_patterns(engine)
+
+
+# ---- Queues found ahead ----
+
+WORDS = ["a", "b", "VirtualTopic"]
+SELECTORS = ["", "n = '1'", "n LIKE '%1%' OR m = 'x'", "m = 'x'"]
+
+
+class TopicState(RuleBasedStateMachine):
+    """Subscriptions come and go while the queues of messages are found ahead; a naive search says what is right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = topics.TopicRouter()
+        self.queues: list[Queue] = []
+        self.searches: list[tuple[topics.RouteAhead, str, SentMessage, Iterator[None]]] = []
+
+    @rule(
+        topic=st.lists(st.sampled_from([*WORDS, "*", ">"]), min_size=1, max_size=3), selector=st.sampled_from(SELECTORS)
+    )
+    def subscribe(self, topic: list[str], selector: str) -> None:
+        name = ".".join(word for word in topic[:-1] if word != ">") + "." * (len(topic) > 1) + topic[-1]
+        destination = Destination(
+            DestinationKind.TEMPORARY, f"/s//{len(self.queues)}", "s", topic=name.lstrip("."), selector=selector
+        )
+        queue = Queue(destination, 0, Policy(), MemoryBudget())
+        self.router.add(queue)
+        self.queues.append(queue)
+
+    @precondition(lambda self: self.queues)
+    @rule(data=st.data())
+    def unsubscribe(self, data: st.DataObject) -> None:
+        self.router.remove(self.queues.pop(data.draw(st.integers(0, len(self.queues) - 1))))
+
+    @rule(topic=st.lists(st.sampled_from(WORDS), min_size=1, max_size=3), number=st.sampled_from("123"))
+    def search(self, topic: list[str], number: str) -> None:
+        message = SentMessage(4, False, 0, f"n:{number}\n".encode(), b"")
+        ahead = topics.RouteAhead(self.router)
+        self.searches.append((ahead, ".".join(topic), message, ahead.find(".".join(topic), message)))
+
+    @precondition(lambda self: self.searches)
+    @rule(data=st.data(), steps=st.integers(1, 3))
+    def go_on(self, data: st.DataObject, steps: int) -> None:
+        index = data.draw(st.integers(0, len(self.searches) - 1))
+        ahead, topic, message, pieces = self.searches[index]
+        for _ in range(steps):
+            if next(pieces, "end") == "end":
+                # A search may begin again, as after a later check of what it left.
+                self.searches[index] = (ahead, topic, message, ahead.find(topic, message))
+                break
+
+    @precondition(lambda self: self.searches)
+    @rule(data=st.data())
+    def accept(self, data: st.DataObject) -> None:
+        ahead, topic, message, _ = self.searches.pop(data.draw(st.integers(0, len(self.searches) - 1)))
+        expected = {queue for queue in self.queues if self._gets(queue, topic, message)}
+        found = ahead.queues_of(topic, message)
+        assert len(found) == len(expected) and set(found) == expected
+        assert set(self.router.queues_of(topic, message)) == expected
+        assert ahead.count <= len(self.queues)
+
+    def _gets(self, queue: Queue, topic: str, message: SentMessage) -> bool:
+        pattern = queue.destination.topic
+        regex = re.escape(pattern).replace(r"\*", "[^.]+").replace(">", ".+")
+        chosen = queue.destination.selector
+        return re.fullmatch(regex, topic) is not None and (
+            not chosen or selector.compile_selector(chosen).matches(message)
+        )
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each comparison a piece of its own where queues are found ahead."""
+    monkeypatch.setattr(topics, "PIECE_NS", topics.MATCH_NS)
+
+
+def test_queues_found_ahead_are_those_of_the_subscriptions_at_acceptance() -> None:
+    run_state_machine_as_test(TopicState, settings=settings(max_examples=200, stateful_step_count=40, database=None))
+
+
+def run_ahead(engine: Engine, session: ConnectionState, command: Send | Commit) -> int:
+    """Find the queues of a command ahead, if the engine asks for that; return the number of pieces."""
+    steps = engine.find_queues_ahead(session, command)
+    return 0 if steps is None else sum(1 for _ in steps)
+
+
+def subscribe_to(engine: Engine, session: ConnectionState, count: int, text: str, address: str = "/topic/t") -> None:
+    for number in range(count):
+        chosen = selector.compile_selector(text.format(number))
+        destination = parse_address(address, session.id)
+        engine.subscribe(
+            session, Subscribe(f"{address} {len(session.consumers)}", destination, AckMode.AUTO, 100, selector=chosen)
+        )
+
+
+@pytest.mark.parametrize("is_in_transaction", [False, True])
+def test_send_with_costly_selectors_is_found_ahead_in_pieces_and_compares_only_later_subscriptions(
+    is_in_transaction: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = started()
+    session = engine.connect("s")
+    subscribe_to(engine, session, 40, "a LIKE '%" + "_" * 100 + "{}%'")
+    message = SentMessage(4, False, 0, b"a:" + b"1" * 60_000 + b"\n", b"")
+    destination = parse_address("/topic/t", "s")
+    # The first message finds the route.
+    engine.send(session, Send(destination, SentMessage(4, False, 0, b"", b"")))
+    send = Send(destination, message, "t" if is_in_transaction else None)
+    command: Send | Commit = send
+    if is_in_transaction:
+        engine.begin(session, Begin("t"))
+        assert run_ahead(engine, session, send) == 0
+        engine.send(session, send)
+        command = Commit("t")
+    assert run_ahead(engine, session, command) >= 40
+    assert run_ahead(engine, session, command) == 0
+    subscribe_to(engine, session, 2, "a LIKE '%1{}%'")
+    compared: list[str] = []
+    matches = selector.Selector.matches
+
+    def counted(one: selector.Selector, to: SentMessage) -> bool:
+        compared.append(one.text)
+        return matches(one, to)
+
+    monkeypatch.setattr(selector.Selector, "matches", counted)
+    if isinstance(command, Commit):
+        engine.commit(session, command)
+    else:
+        engine.send(session, command)
+    assert compared == ["a LIKE '%11%'", "a LIKE '%10%'"]
+    deliveries = engine.turn().deliveries
+    assert sorted(consumer.subscription for consumer in deliveries) == [
+        "/topic/t 1",
+        "/topic/t 11",
+        "/topic/t 41",
+    ]
+
+
+def test_due_send_with_costly_selectors_is_found_ahead_and_keeps_its_order() -> None:
+    run = Run()
+    subscribe_to(run.engine, run.session, 30, "a LIKE '%" + "_" * 100 + "{}%'", "/topic/t")
+    for number, text in enumerate(["1", "2", "1"]):
+        header = b"a:" + text.encode() * 60_000 + b"\n"
+        message = SentMessage(4, True, 0, header, str(number).encode())
+        schedule = Schedule(delay_ms=1000 + number)
+        run.engine.send(run.session, Send(parse_address("/topic/t", "s"), message, schedule=schedule))
+    run.settle()
+    run.at(NOON_MS + 2000)
+    got = {
+        entry.sequence: (consumer.subscription, entry.message.body)
+        for consumer in run.session.consumers.values()
+        for entry in consumer.held.values()
+        if entry.message is not None
+    }
+    in_order = [got[sequence] for sequence in sorted(got)]
+    assert in_order == [
+        (f"/topic/t {subscriber}", body)
+        for body, subscribers in ((b"0", (1, 11)), (b"1", (2, 22)), (b"2", (1, 11)))
+        for subscriber in subscribers
+    ]
+
+
+# ---- Limits ----
+
+
+def test_more_copies_than_one_command_may_make_are_refused_and_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    # C6.15
+    monkeypatch.setattr("truenext.engine.commands.sending.COPIES_MAX", 5)
+    engine = Engine(transaction_limits=TransactionLimits(messages=4))
+    engine.start()
+    commit(engine)
+    session = engine.connect("s")
+    for number in range(3):
+        subscribe_as(engine, session, str(number), "/topic/t")
+        subscribe_as(engine, session, f"u{number}", "/topic/u")
+    with pytest.raises(RemoteProtocolError, match="6 copies, more than the 5 that one SEND or COMMIT may make"):
+        send(engine, session, "/topic/t,/topic/u")
+    engine.begin(session, Begin("t"))
+    for _ in range(2):
+        engine.send(session, Send(parse_address("/topic/t", "s"), SentMessage(4, False, 0, b"", b""), "t"))
+    with pytest.raises(RemoteProtocolError, match="6 copies, more than the 5"):
+        engine.commit(session, Commit("t"))
+    assert not engine.turn().deliveries and "t" in session.transactions
+
+
+def test_topic_and_patterns_have_at_most_so_many_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    # C6.16
+    monkeypatch.setattr(topics, "TOPIC_SUBSCRIPTIONS_MAX", 2)
+    engine = started()
+    session = engine.connect("s")
+    for name, address in [
+        ("1", "/topic/t"),
+        ("2", "/topic/t"),
+        ("3", "/topic/*"),
+        ("4", "/topic/>"),
+        ("5", "/topic/u"),
+    ]:
+        subscribe_as(engine, session, name, address)
+    for address, of in [("/topic/t", "to topic 't'"), ("/topic/a.>", "to patterns of topics")]:
+        with pytest.raises(RemoteProtocolError, match=f"2 subscriptions {of}, the most allowed"):
+            subscribe_as(engine, session, "6", address)
+        with pytest.raises(RemoteProtocolError, match=f"2 subscriptions {of}, the most allowed"):
+            engine.subscribe(
+                session, Subscribe("7", parse_address(address, "s"), AckMode.INDIVIDUAL, 100, durable_key="me,x")
+            )
+    engine.unsubscribe(session, Unsubscribe("1"))
+    engine.unsubscribe(session, Unsubscribe("4"))
+    subscribe_as(engine, session, "6", "/topic/t")
+    subscribe_as(engine, session, "7", "/topic/a.>")

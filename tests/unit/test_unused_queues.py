@@ -655,7 +655,7 @@ def test_names_used_once_each_leave_nothing_behind() -> None:
     memory = engine.memory
     assert (run.names(), stored(run), memory.queue_bytes, memory.deque_bytes, memory.message_bytes) == ([], [], 0, 0, 0)
     assert targets.numbered(engine) == {} and targets.last_number(engine) < 120
-    assert not targets.known_topics(targets.topics(engine))
+    assert not targets.known_routes(targets.topics(engine))
     assert not targets.touched(engine) and not targets.waiting_queues(engine)
 
 

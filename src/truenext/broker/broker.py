@@ -15,7 +15,7 @@ import secrets
 import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -78,14 +78,17 @@ from truenext.model.limits import (
     ANSWER_SECONDS_MAX,
     ANSWER_STALL_SECONDS,
     CAPACITY_CHECK_INTERVAL_S,
+    EXECUTE_SLICE_US,
     INCOMPLETE_FRAME_BYTES,
     INCOMPLETE_FRAME_PROGRESS_BYTES,
     INCOMPLETE_FRAME_SECONDS,
     LAZY_COMMIT_SECONDS,
     READ_BYTES,
     REFUSALS_PER_PASS_MAX,
+    ROUTING_SLICE_NS,
 )
 from truenext.model.policy import Policies
+from truenext.model.selector import prepare_compiler
 from truenext.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -93,6 +96,9 @@ logger = logging.getLogger(__name__)
 CHECK_INTERVAL_S = 1.0
 """Time between two periodic checks, such as the one for stuck queues."""
 
+
+_WATCHED_COMMANDS = (Nack, Subscribe, Browse, Unsubscribe, Commit, Abort, Release, Disconnect, ControlRequest)
+"""Commands of which one may take milliseconds."""
 
 OTHER_PROTOCOL_SECONDS = 60.0
 """Time after the warning of a client of another protocol in which others of that protocol are logged as debug."""
@@ -172,6 +178,7 @@ class WaitsFor(Enum):
 
     DISK = "disk space"
     OTHERS = "other connections to be served"
+    ROUTES = "the queues of its messages to be found"
     LOGIN = "its password to be checked"
 
 
@@ -238,6 +245,10 @@ class Broker:
         """Messages that were partially sent, or encrypted, when their consumer ended or released its messages; in
         order, with None for one that is not of a consumer in auto mode."""
         self._sliced_work = SlicedWork(monotonic_ns)
+        self._routing = SlicedWork(monotonic_ns, ROUTING_SLICE_NS)
+        """Searches for the queues of messages whose commands wait for that."""
+        self._is_watched = False
+        """The commands of this read may take long."""
         self._control_requests = ControlRequests(self._sliced_work, self._start_answer, self._send_answer)
         self.reload: Callable[[], ReloadResult] = lambda: NO_FILE
         """Reloads the configuration file; set by the code that knows the file."""
@@ -281,6 +292,8 @@ class Broker:
             Disconnect: self._disconnect,
             ControlRequest: self._control,
         }
+        for command in _WATCHED_COMMANDS:
+            self._actions[command] = self._watched(self._actions[command])
         self._users: dict[ConnectionState, SessionUser] = {}
         """Users of the connections that are logged in; empty if the broker has no users."""
         self._last_targets: dict[ConnectionState, Destination] = {}
@@ -332,6 +345,8 @@ class Broker:
         is_disk_short = self._commit_state.disk_level is not DiskLevel.PLENTY
         needs_login = session in self._before_login
         actions = self._actions
+        until_us = self._commit_state.now_us + EXECUTE_SLICE_US
+        self._is_watched = engine.routing_may_take_long
         self._schedule_turn()
         if needs_login or (self._control_only.idle_since and session in self._control_only.idle_since):
             commands = self._control_only.check_commands(session, commands)
@@ -351,6 +366,8 @@ class Broker:
                     if engine.waits_while_disk_short(session, command):
                         return PendingCommand(command, WaitsFor.DISK)
                     self._count_contents(session, command)
+                if self._is_watched and self._is_routed_ahead(session, command):
+                    return PendingCommand(command, WaitsFor.ROUTES)
                 actions[type(command)](session, command)
             except RemoteProtocolError as error:
                 if not session.is_truenext_client or isinstance(command, Login):
@@ -360,11 +377,52 @@ class Broker:
                 if refused < REFUSALS_PER_PASS_MAX:
                     continue
             else:
-                continue
-            # One read may hold very many refused frames, of four bytes each: serve other connections in between.
+                if not self._is_watched or self._monotonic_ns() // 1000 < until_us:
+                    continue
+            # One read may hold very many refused frames, of four bytes each, or commands that take long.
             following = next(commands, None)
             return None if following is None else PendingCommand(following, WaitsFor.OTHERS)
         return None
+
+    def _watched(self, action: Callable[[ConnectionState, Any], None]) -> Callable[[ConnectionState, Any], None]:
+        """Return an action after which the time of its read is checked."""
+
+        def watched_action(session: ConnectionState, command: Any) -> None:
+            self._is_watched = True
+            action(session, command)
+
+        return watched_action
+
+    def _is_routed_ahead(self, session: ConnectionState, command: Command) -> bool:
+        """Return whether a command waits because it takes long to find the queues of its messages; if so, begin."""
+        steps = self._engine.find_queues_ahead(session, command)
+        if steps is None:
+            return False
+        self._routing.add(self._find_queues(session, steps))
+        return True
+
+    def _find_queues(self, session: ConnectionState, steps: Iterator[None]) -> Steps:
+        for _ in steps:
+            yield
+            if not self._engine.is_connected(session):
+                return
+        self._resume_soon(session)
+
+    def wait_for_others(self, session: ConnectionState) -> None:
+        """Call the peer's `resume_reading` once other connections were served and there is capacity."""
+        self._resume_soon(session)
+
+    def _resume_soon(self, session: ConnectionState) -> None:
+        self._loop.call_soon(self._resume_waiting, session)
+
+    def _resume_waiting(self, session: ConnectionState) -> None:
+        peer = self._peers.get(session)
+        if peer is None:
+            return
+        if self._commit_state.has_capacity:
+            peer.resume_reading()
+        else:
+            self.wait_for_capacity(session)
 
     def _count_contents(self, session: ConnectionState, command: Command) -> None:
         """Tell the engine how many copies the store has of shared contents, if the command depends on that."""
@@ -532,6 +590,7 @@ class Broker:
 
         Raises: StoreError if the store cannot be written.
         """
+        prepare_compiler()
         self._tick()
         self._engine.start(after_clean_stop=after_clean_stop)
         await self._drain()
@@ -545,6 +604,7 @@ class Broker:
         """
         self._engine.bulk_task.drop()
         self._sliced_work.drop()
+        self._routing.drop()
         self._stuck_check.drop()
         await self._drain()
         for session in list(self._peers):
@@ -599,7 +659,7 @@ class Broker:
         self._is_turn_due = False
         if self._has_failed:
             return
-        if self._engine.has_work or self._sliced_work.pending or self._stuck_check.pending:
+        if self._engine.has_work or self._sliced_work.pending or self._stuck_check.pending or self._routing.pending:
             self._schedule_turn()
 
     def _run_turn(self) -> None:
@@ -652,6 +712,10 @@ class Broker:
         self._commit()
         if self._sliced_work.pending:
             self._sliced_work.run_slice()
+        if self._routing.pending:
+            self._routing.run_slice()
+            # Each connection has its turn, however long its messages take.
+            self._routing.pending.rotate(-1)
 
     def _tick(self) -> None:
         self._commit_state.disk_level = self._store.disk_level

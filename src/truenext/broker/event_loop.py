@@ -15,8 +15,9 @@ Steps = Generator[None, None, None]
 
 
 class SlicedWork:
-    def __init__(self, monotonic_ns: Callable[[], int]) -> None:
+    def __init__(self, monotonic_ns: Callable[[], int], slice_ns: int = SLICE_NS) -> None:
         self._monotonic_ns = monotonic_ns
+        self._slice_ns = slice_ns
         self.pending: deque[Steps] = deque()
         """Generators that are not finished, in the order in which they run; each `next` does a part of the work."""
 
@@ -26,7 +27,7 @@ class SlicedWork:
 
     def run_slice(self) -> None:
         pending = self.pending
-        until_ns = self._monotonic_ns() + SLICE_NS
+        until_ns = self._monotonic_ns() + self._slice_ns
         while pending:
             try:
                 next(pending[0])

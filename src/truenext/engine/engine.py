@@ -204,6 +204,7 @@ class Engine:
         self.answer = commit_state.answer
 
         self.send = sending.send
+        self.find_queues_ahead = sending.find_queues_ahead
         self.waits_while_disk_short = sending.waits_while_disk_short
         self.contents_to_count = sending.contents_to_count
         self.count_contents = sending.count_contents
@@ -239,6 +240,11 @@ class Engine:
         self.on_committed = results.on_committed
 
     # ---- Queries of the shell ----
+
+    @property
+    def routing_may_take_long(self) -> bool:
+        """Finding the queues of a send to a topic may take longer than a step may."""
+        return self._queues.routing_may_take_long
 
     @property
     def has_work(self) -> bool:

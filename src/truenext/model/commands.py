@@ -4,7 +4,7 @@ One is made per frame on the hot path, therefore structs without garbage collect
 """
 
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -63,6 +63,8 @@ class Send(msgspec.Struct, gc=False):
     """True if the number was used before and the message was not accepted again; set by the engine."""
     is_unknown: bool = False
     """True if a repeat's number may in truth never have been used; set by the engine."""
+    ahead: Any = None
+    """Queues found before the message is accepted (engine.queues.topics.RouteAhead); set by the engine."""
 
 
 class Subscribe(msgspec.Struct, gc=False):

@@ -213,6 +213,20 @@ KEPT_MAX = 32_767
 Exceeded: `or with more than {KEPT_MAX} messages to keep`
 """
 
+TOPIC_SUBSCRIPTIONS_MAX = 10_000
+"""Subscriptions to one topic, durable ones and queues `Consumer.*` of a virtual topic included, and as many to all
+patterns of topics together: a message is copied to all of them in one step, in 4 us each.
+
+Exceeded: `{TOPIC_SUBSCRIPTIONS_MAX} subscriptions …, the most allowed: end some, or use more topics`
+"""
+
+COPIES_MAX = 25_000
+"""Copies that one SEND or COMMIT may make of messages to topics and composite destinations, or as many as
+`transaction_messages_max` if that is more: they are accepted in one step, in 4 us each.
+
+Exceeded: `… copies, more than the … that one SEND or COMMIT may make: commit more often, or send to fewer topics and queues at once`
+"""  # noqa: E501
+
 CONSUMER_PRIORITY_MAX = 127
 """Highest consumer priority, and the lowest with a minus: ActiveMQ's.
 
@@ -231,8 +245,8 @@ SELECTOR_LENGTH_MAX = 4096
 Exceeded: `selector of … characters; at most {SELECTOR_LENGTH_MAX}`
 """
 
-SELECTOR_PARTS_MAX = 1000
-"""Names, values, keywords and signs of a selector: it is compiled in one step, in up to 16 us each. A list of 480 texts
+SELECTOR_PARTS_MAX = 800
+"""Names, values, keywords and signs of a selector: it is compiled in one step, in up to 20 us each. A list of 398 texts
 after IN has as many.
 
 Exceeded: `selector of … names, values and signs; at most {SELECTOR_PARTS_MAX}`
@@ -543,6 +557,9 @@ SMALL_BATCH_BYTES = 64 * 1024
 INLINE_SMALL_WRITE_SECONDS_MAX = 0.0005
 """Average time of small writes up to which the event loop itself writes at all: it never waits for a slow disk."""
 
+EXECUTE_SLICE_US = 5_000
+"""Microseconds after which the commands of one read that may take long are executed a moment later."""
+
 REFUSALS_PER_PASS_MAX = 200
 """Frames of one connection that are refused in one pass; the frames after them are executed a moment later."""
 
@@ -569,6 +586,14 @@ ANSWERS_IN_FLIGHT_BYTES_MAX = 8 * 1024 * 1024
 REPLIES_EXCESS_BYTES_MAX = 24 * 1024 * 1024
 """Bytes by which messages may exceed their part of the memory, or three quarters of that if it is less, before the
 connection with the largest reply queue is disconnected: an answer counts twice while it is on its way."""
+
+ROUTING_STEP_NS = 2_000_000
+"""Approximate nanoseconds of comparisons with patterns of topics and selectors of topic subscriptions, from which on a
+command waits until they were made between the turns."""
+
+ROUTING_SLICE_NS = 1_000_000
+"""Nanoseconds between two turns in which such comparisons are made, of all connections together, unless a single one
+takes longer."""
 
 BROWSE_MESSAGES_PER_TURN = 250
 BROWSE_BYTES_PER_TURN = 256 * 1024
@@ -613,6 +638,9 @@ UNUSED_QUEUES_REMOVED_MAX = 500
 
 DUE_SENDS_PER_READ = 500
 """Scheduled sends that are read at a time and become messages in one step."""
+
+DUE_COPIES_PER_STEP = 1000
+"""Copies of scheduled sends to topics and composite destinations after which the next ones wait for the next step."""
 
 SHOWN_SENDS_PER_PIECE = 100
 """Scheduled sends that are listed in one step."""

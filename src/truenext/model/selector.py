@@ -221,6 +221,12 @@ def compile_selector(text: str) -> Selector:
     return compile_stored_selector(text)
 
 
+def prepare_compiler() -> None:
+    """Make the parsers, which takes as long as the compilation of some selectors: before the first client waits."""
+    for text in ("TRUE", f"{HYPHENATED}TRUE"):
+        compile_selector(text)
+
+
 def compile_stored_selector(text: str) -> Selector:
     """Compile a selector that was accepted before, perhaps by a version that let it name any header.
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from lark import Lark, Token, Transformer, UnexpectedInput, v_args
 
 from truenext.model.limits import SELECTOR_DEPTH_MAX
-from truenext.model.text_search import piece_finder, search_ns, to_regex
+from truenext.model.text_search import fixed_matcher, piece_finder, search_ns
 
 Value = str | int | float | bool | None
 
@@ -564,26 +564,25 @@ def compile_like(pattern: str, escape: str | None) -> Like:
     Raises: ValueError if the pattern ends with its escape character
     """
     first, *others = _pieces(pattern, escape)
-    head = to_regex(first)
+    starts_with_head, head_length = fixed_matcher(first), len(first)
     if not others:
-        return Like(lambda value: head.fullmatch(value) is not None)
+        return Like(lambda value: len(value) == head_length and starts_with_head(value, 0))
     *inner, last = others
     middle = [piece_finder(piece) for piece in inner if piece]
     scan = sum(len(piece) for piece in inner if None in piece)
     byte_ns = sum(search_ns(piece) for piece in inner)
-    tail, tail_length = to_regex(last), len(last)
+    ends_with_tail, tail_length = fixed_matcher(last), len(last)
 
     def matches(value: str) -> bool:
-        found = head.match(value)
-        if found is None:
+        if not starts_with_head(value, 0):
             return False
-        at = found.end()
+        at = head_length
         for find in middle:
             at = find(value, at)
             if at < 0:
                 return False
         rest = len(value) - tail_length
-        return rest >= at and tail.match(value, rest) is not None
+        return rest >= at and ends_with_tail(value, rest)
 
     return Like(matches, scan, byte_ns)
 

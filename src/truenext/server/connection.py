@@ -278,11 +278,13 @@ class ServerConnection:
             return
         if waiting is not None:
             self._waiting = chain([waiting.command], commands)
-            if waiting.waits_for is WaitsFor.LOGIN:
-                self._is_reading_paused = True
-                self._loop.remove_reader(self._sock)
-            else:
-                self._pause_reading(needs_disk=waiting.waits_for is WaitsFor.DISK)
+            if waiting.waits_for is WaitsFor.DISK:
+                self._pause_reading(needs_disk=True)
+                return
+            self._is_reading_paused = True
+            self._loop.remove_reader(self._sock)
+            if waiting.waits_for is WaitsFor.OTHERS:
+                self._broker.wait_for_others(self._session)
         elif self._stomp.is_closed:
             self._end_reading()
             self._broker.answer(self._session, CloseConnection())

@@ -21,7 +21,7 @@ makes those after it wait. Only the first timers, and the number of sends in eac
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import msgspec
 from msgspec.structs import replace
@@ -31,15 +31,22 @@ from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.memory.timers import Timers
 from truenext.engine.queues.queues import Queues
+from truenext.engine.queues.topics import RouteAhead
 from truenext.engine.state.pages import PageMessage, PageResult, SideRead
 from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.writing.commit_state import BackgroundTask, CommitState
 from truenext.engine.writing.entries import put, remove
 from truenext.model import schedule, selector
-from truenext.model.destination import SCHEDULED_PREFIX
+from truenext.model.destination import SCHEDULED_PREFIX, parse_stored_address
 from truenext.model.disk_level import DiskLevel
 from truenext.model.header_lines import decode_header_lines
-from truenext.model.limits import DUE_SENDS_PER_READ, PAGE_BYTES, SHOWN_BODY_BYTES
+from truenext.model.limits import (
+    DUE_COPIES_PER_STEP,
+    DUE_SENDS_PER_READ,
+    PAGE_BYTES,
+    ROUTING_STEP_NS,
+    SHOWN_BODY_BYTES,
+)
 from truenext.model.message import SentMessage, with_ttl
 from truenext.model.record import (
     SCHEDULED_TIMERS,
@@ -50,6 +57,7 @@ from truenext.model.record import (
 )
 from truenext.model.schedule import Schedule
 
+_END = object()
 _encode_schedule = msgspec.json.Encoder().encode
 _decode_schedule = msgspec.json.Decoder(Schedule).decode
 
@@ -78,6 +86,20 @@ class DueSendsRead(SideRead):
         self._scheduler.on_page_read(self, page)
 
 
+class DuePage:
+    """Due sends that were read, and the queues that are found ahead for the next of them."""
+
+    __slots__ = ("ahead", "ahead_number", "ahead_steps", "found_by_number", "is_end", "lanes")
+
+    def __init__(self, lanes: dict[int, Lane], found_by_number: dict[int, PageMessage], *, is_end: bool) -> None:
+        self.lanes = lanes
+        self.found_by_number = found_by_number
+        self.is_end = is_end
+        self.ahead: RouteAhead | None = None
+        self.ahead_number = 0
+        self.ahead_steps: Iterator[None] | None = None
+
+
 class Scheduler(BackgroundTask):
     def __init__(
         self,
@@ -99,6 +121,8 @@ class Scheduler(BackgroundTask):
         """Batches of uncommitted records, by number of the record."""
         self._current_read: DueSendsRead | None = None
         """The read that is under way; at most one."""
+        self._page: DuePage | None = None
+        """Due sends that were read, of which some wait for the next step."""
         self._read_limit = DUE_SENDS_PER_READ
         """Maximum number of records in the next read."""
         self._frozen_since_batch: int | None = None
@@ -135,6 +159,8 @@ class Scheduler(BackgroundTask):
         commit_state = self._commit_state
         if commit_state.is_full or commit_state.disk_level >= DiskLevel.NONE:
             return False
+        if self._page is not None:
+            return True
         due_ms, number, _ = split_scheduled_timer(first)
         if due_ms > commit_state.now_ms:
             return False
@@ -151,6 +177,9 @@ class Scheduler(BackgroundTask):
 
     def step(self) -> list[DueSendsRead]:
         commit_state = self._commit_state
+        if self._page is not None and self.can_step():
+            self._send_page(self._page)
+            return []
         while self.can_step():
             due: dict[int, Lane] = {}
             for timer in self.timers.in_memory[: self._read_limit]:
@@ -179,16 +208,47 @@ class Scheduler(BackgroundTask):
             min(2 * self._read_limit, DUE_SENDS_PER_READ) if page.is_end else max(len(page.messages) // 2, 1)
         )
         found_by_number = {found.sequence: found for found in page.messages}
+        self._send_page(DuePage(read.lanes, found_by_number, is_end=page.is_end))
+
+    def _send_page(self, page: DuePage) -> None:
+        """Send the due messages of a page, or some of them and keep the page for the next step."""
+        self._page = page
+        copies = 0
         while (first := self.timers.first) is not None and not self._commit_state.is_full:
             due_ms, number, _ = split_scheduled_timer(first)
-            lane, found = read.lanes.get(number), found_by_number.get(number)
+            lane, found = page.lanes.get(number), page.found_by_number.get(number)
             # Meanwhile the clock may have been set, or sends that are due earlier may have been accepted.
             if due_ms > self._commit_state.now_ms or lane is None or (found is None and not page.is_end):
                 break
-            self.timers.pop_first()
             # A transient one that a crash has dropped is missing; a damaged one stays in the store for inspection.
             if found is not None and found.message is not None and number not in lane.removed:
-                self._send_due(lane, found, found.message)
+                if copies > DUE_COPIES_PER_STEP or self._is_routed_ahead(page, number, found.message):
+                    return
+                copies += self._send_due(lane, found, found.message, page.ahead)
+                page.ahead = None
+            self.timers.pop_first()
+        self._page = None
+
+    def _is_routed_ahead(self, page: DuePage, number: int, record: SentMessage) -> bool:
+        """Find queues of the next due send ahead if that takes long; return whether it goes on in the next step."""
+        if not self._queues.routing_may_take_long:
+            return False
+        timing, message = _decode_record(record)
+        if not timing.to:
+            return False
+        destination = parse_stored_address(timing.to)
+        if page.ahead_number != number:
+            page.ahead, page.ahead_number = None, number
+        elif page.ahead_steps is not None:
+            if next(page.ahead_steps, _END) is not _END:
+                return True
+            page.ahead_steps = None
+        if self._queues.routing_ns(destination, message, page.ahead) <= ROUTING_STEP_NS:
+            return False
+        page.ahead = page.ahead or self._queues.new_route_ahead()
+        sent = with_ttl(message, timing.ttl_ms, self._commit_state.now_ms) if timing.ttl_ms else message
+        page.ahead_steps = self._queues.find_ahead(page.ahead, destination, sent)
+        return True
 
     def on_committed(self) -> None:
         """Forget the batches of records that are durable now."""
@@ -218,6 +278,8 @@ class Scheduler(BackgroundTask):
         """Let nothing become due until `unfreeze`. Returns the batch that must be durable before a page is read; 0
         if it is."""
         if self._frozen_since_batch is None:
+            # What it has may be cancelled; it is read again.
+            self._page = None
             self._frozen_since_batch = max(self._uncommitted_batches.values(), default=0)
         return self._frozen_since_batch if self._frozen_since_batch > self._commit_state.last_committed else 0
 
@@ -269,16 +331,19 @@ class Scheduler(BackgroundTask):
 
     # ---- Records ----
 
-    def _send_due(self, lane: Lane, found: PageMessage, record: SentMessage) -> None:
+    def _send_due(self, lane: Lane, found: PageMessage, record: SentMessage, ahead: RouteAhead | None) -> int:
+        """Send a due message; return the number of copies."""
+        copies = 0
         timing, message = _decode_record(record)
         name = lane.queue.name.removeprefix(SCHEDULED_PREFIX)
         self._remove_record(lane, found.sequence, message)
         is_sent, remaining = schedule.fire_schedule(timing, self._commit_state.now_ms)
         if is_sent:
             sent = with_ttl(message, timing.ttl_ms, self._commit_state.now_ms) if timing.ttl_ms else message
-            self._arrivals.accept_scheduled(name, timing.to, sent)
+            copies = self._arrivals.accept_scheduled(name, timing.to, sent, ahead)
         for next_timing in remaining:
             self._add_record(name, message, replace(next_timing, number=timing.number or found.sequence))
+        return copies
 
     def _remove_record(self, lane: Lane, number: int, message: SentMessage) -> None:
         entry = Entry(number, None, lane, 0, message.persistent, 0)

@@ -8,7 +8,7 @@ in a transaction      kept in it until COMMIT (transactions.py)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -20,17 +20,18 @@ from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.producers import ProducerRegistry
-from truenext.errors import NoSpaceError, RemoteProtocolError
+from truenext.errors import Code, NoSpaceError, RemoteProtocolError
 from truenext.model.commands import Begin, Command, Commit, Send
 from truenext.model.destination import Destination, DestinationKind
 from truenext.model.disk_level import DISK_FULL, DiskLevel
-from truenext.model.limits import SPARK_SURPLUS_BYTES_MAX
+from truenext.model.limits import COPIES_MAX, ROUTING_STEP_NS, SPARK_SURPLUS_BYTES_MAX
 from truenext.model.message import SentMessage, with_ttl
 from truenext.model.policy import WhenFull
 from truenext.model.schedule import Schedule
 
 # Looking up an enumeration's member costs more than a global name, and this one is needed for every message.
 _DISK_PLENTY = DiskLevel.PLENTY
+_DISK_NONE = DiskLevel.NONE
 
 
 class Sending:
@@ -71,12 +72,13 @@ class Sending:
         destination = send.destination
         if send.schedule is not None:
             # All that can raise comes now: once the send is due there is no client to refuse it to.
-            self._queues.queues_for(send, self._queues.get_or_create)
+            self._queues.create_for_schedule(destination, self._queues.get_or_create)
             self._queues.await_introduction(session, destination)
             is_stored = message.persistent
             self.schedule(destination, message, send.schedule)
         elif destination.is_multi_queue:
             queues = self._queues.queues_for(send, self._queues.get_or_create)
+            self.check_copies(len(queues))
             is_stored = self._arrivals.accept_copies(queues, message)
             self._queues.await_introduction(session, destination)
         else:
@@ -108,10 +110,59 @@ class Sending:
             self._check_disk(session, send, transaction)
         self._queues.reserve(send, transaction.reserved_queues)
         transaction.sends.append(send)
+        if send.destination.is_multi_queue and send.schedule is None:
+            transaction.sends_of_copies.append(send)
         if transaction.balance is not None:
             transaction.balance.send(send)
         session.transactions.add_usage(transaction, size=size)
         memory.transaction_bytes += size
+
+    def check_copies(self, count: int) -> None:
+        """Refuse a command that would make more copies of messages than one may.
+        Raises: RemoteProtocolError.
+        """
+        copies_max = max(COPIES_MAX, self._limits.messages)
+        if count > copies_max:
+            raise RemoteProtocolError(
+                f"{count} copies, more than the {copies_max} that one SEND or COMMIT may make: commit more often, or "
+                "send to fewer topics and queues at once",
+                Code.LIMIT,
+            )
+
+    def find_queues_ahead(self, session: ConnectionState, command: Command) -> Iterator[None] | None:
+        """Return the work, piece by piece, that finds the queues of the command's messages to topics; None if that is
+        quick enough to be done when the command is executed."""
+        if not self._queues.routing_may_take_long:
+            return None
+        sends: list[Send] = []
+        if isinstance(command, Send) and command.destination.is_multi_queue and command.schedule is None:
+            # A send in a transaction is routed at COMMIT, unless its copies are counted at once.
+            if command.transaction is None or self._commit_state.disk_level is _DISK_NONE:
+                sends.append(command)
+        elif not isinstance(command, Commit):
+            return None
+        if command.transaction is not None:
+            transaction = session.transactions.get(command.transaction)
+            if transaction is not None and (sends or isinstance(command, Commit)):
+                sends += transaction.sends_of_copies
+        cost_ns = 0
+        for send in sends:
+            cost_ns += self._queues.routing_ns(send.destination, send.message, send.ahead)
+            if cost_ns > ROUTING_STEP_NS:
+                return self._find_queues_ahead(sends)
+        return None
+
+    def _find_queues_ahead(self, sends: Iterable[Send]) -> Iterator[None]:
+        count = 0
+        for send in sends:
+            message = self.with_ttl(send).message if send.ttl_ms else send.message
+            send.ahead = send.ahead or self._queues.new_route_ahead()
+            yield from self._queues.find_ahead(send.ahead, send.destination, message)
+            yield
+            count += send.ahead.count
+            if count > max(COPIES_MAX, self._limits.messages):
+                # The command will be refused.
+                return
 
     def with_ttl(self, send: Send) -> Send:
         """Return the send with its time to live counted from now."""

@@ -8,7 +8,7 @@ from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.queues.queues import Queues
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.memory import MemoryBudget
-from truenext.engine.state.queue import RequeueReason
+from truenext.engine.state.queue import Queue, RequeueReason
 from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits, rollback_only_error
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.producers import ProducerRegistry
@@ -61,7 +61,17 @@ class Transactions:
         # All that can raise comes first: from here on the COMMIT is executed as a whole.
         queues = self._queues
         sends = [self._sending.with_ttl(send) if send.ttl_ms else send for send in transaction.sends]
-        queues_of_sends = [queues.queues_for(send, queues.ensure_if_connected) for send in sends]
+        queues_of_sends: list[list[Queue]] = []
+        copies = 0
+        for send in sends:
+            if send.schedule is not None:
+                queues.create_for_schedule(send.destination, queues.ensure_if_connected)
+                queues_of_sends.append([])
+                continue
+            queues_of_sends.append(queues.queues_for(send, queues.ensure_if_connected))
+            if send.destination.is_multi_queue:
+                copies += len(queues_of_sends[-1])
+                self._sending.check_copies(copies)
         self._end(session, commit.transaction)
         is_stored = transaction.acknowledges_persistent() or any(
             send.message.persistent and (send.schedule is not None or not all(queue.is_temporary for queue in each))

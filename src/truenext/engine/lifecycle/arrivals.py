@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.memory.timers import Timers
 from truenext.engine.queues.queues import Queues
+from truenext.engine.queues.topics import RouteAhead
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state.queue import UNBOUNDED, Entry, Queue
@@ -127,16 +128,18 @@ class Arrivals:
         message.arrived_ms = self._commit_state.now_ms
         return put_shared_content(self._commit_state.batch, message, queues, self._commit_state.next_sequence)
 
-    def accept_scheduled(self, name: str, to: str, message: SentMessage) -> None:
-        """Accept a scheduled send into the queue `name`, or into all queues that the address `to` stands for now."""
+    def accept_scheduled(self, name: str, to: str, message: SentMessage, ahead: RouteAhead | None) -> int:
+        """Accept a scheduled send into the queue `name`, or into all queues that the address `to` stands for now.
+        Return how many."""
         needed = self._queues.ensure
         if to:
-            queues = self._queues.queues_for_copies(parse_stored_address(to), message, needed)
+            queues = self._queues.queues_for_copies(parse_stored_address(to), message, needed, ahead)
         else:
             queues = [needed(Destination(DestinationKind.QUEUE, name))]
         contents = self.share_content(message, queues)
         for queue in queues:
             self.accept(queue, message, self._commit_state.batch.number, contents)
+        return len(queues)
 
 
 def _expiry_timer(entry: Entry, expires_ms: int) -> bytes:

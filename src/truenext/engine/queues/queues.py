@@ -9,12 +9,12 @@ A removed queue leaves no reference here, nor in any other object that indexes q
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
-from truenext.engine.queues.topics import TopicRouter
+from truenext.engine.queues.topics import RouteAhead, TopicRouter
 from truenext.engine.queues.unused import QueueReservations, UnusedQueueFinder, must_keep, no_memory_error
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.selecting.selections import Selections
@@ -158,23 +158,37 @@ class Queues:
         if not destination.is_multi_queue:
             queue = queue_of(destination)
             return [] if queue is None else [queue]
-        return self.queues_for_copies(destination, send.message, queue_of)
+        return self.queues_for_copies(destination, send.message, queue_of, send.ahead)
 
     def queues_for_copies(
-        self, destination: Destination, message: SentMessage, queue_of: Callable[[Destination], Queue | None]
+        self,
+        destination: Destination,
+        message: SentMessage,
+        queue_of: Callable[[Destination], Queue | None],
+        ahead: RouteAhead | None = None,
     ) -> list[Queue]:
-        """Return the queues that get a copy of a message sent to a topic or to several destinations."""
+        """Return the queues that get a copy of a message sent to a topic or to several destinations; `ahead` has
+        those that were found before."""
         queues: dict[Queue, None] = {}
         # A selector may refer to it.
         message.arrived_ms = self._commit_state.now_ms
+        topics: TopicRouter | RouteAhead = self._topics if ahead is None else ahead
         for part in destination.parts or (destination,):
             if part.kind is DestinationKind.TOPIC:
-                queues.update(dict.fromkeys(self._topics.queues_of(part.name, message)))
+                queues.update(dict.fromkeys(topics.queues_of(part.name, message)))
             elif (queue := queue_of(part)) is not None:
                 queues[queue] = None
         return list(queues)
 
-    def copy_count(self, destination: Destination, message: SentMessage) -> int:
+    def create_for_schedule(self, destination: Destination, queue_of: Callable[[Destination], Queue | None]) -> None:
+        """Create the missing queues of a scheduled send, which is sent to them when it is due.
+        Raises: as `queue_of`.
+        """
+        for part in destination.parts or (destination,):
+            if part.kind is not DestinationKind.TOPIC:
+                queue_of(part)
+
+    def copy_count(self, send: Send) -> int:
         """Return how many queues a message would get into if it were sent now; create none."""
         missing: set[str] = set()
 
@@ -184,7 +198,29 @@ class Queues:
                 missing.add(part.name)
             return queue
 
-        return len(self.queues_for_copies(destination, message, find)) + len(missing)
+        return len(self.queues_for_copies(send.destination, send.message, find, send.ahead)) + len(missing)
+
+    @property
+    def routing_may_take_long(self) -> bool:
+        """Finding the queues of a send to a topic may take longer than a step may."""
+        return self._topics.may_take_long
+
+    def routing_ns(self, destination: Destination, message: SentMessage, ahead: RouteAhead | None) -> int:
+        """Return the approximate longest time, in nanoseconds, of comparisons to find the queues of a send to a topic
+        or to several destinations."""
+        topics: TopicRouter | RouteAhead = self._topics if ahead is None else ahead
+        parts = destination.parts or (destination,)
+        return sum(topics.cost_ns(part.name, message) for part in parts if part.kind is DestinationKind.TOPIC)
+
+    def new_route_ahead(self) -> RouteAhead:
+        return RouteAhead(self._topics)
+
+    def find_ahead(self, ahead: RouteAhead, destination: Destination, message: SentMessage) -> Iterator[None]:
+        """Find the queues of the topics that a message is sent to, piece by piece."""
+        message.arrived_ms = self._commit_state.now_ms
+        for part in destination.parts or (destination,):
+            if part.kind is DestinationKind.TOPIC:
+                yield from ahead.find(part.name, message)
 
     def reserve(self, send: Send, reserved: set[str]) -> None:
         """Reserve memory for the queues that a SEND in a transaction needs, as COMMIT creates them without a check.
@@ -238,6 +274,7 @@ class Queues:
         """
         if self._reservations.has_reserved_space(destination.name):
             return True
+        self._topics.check_can_add(destination)
         if destination.kind is DestinationKind.TEMPORARY:
             owner = self._clients.sessions.get(destination.session)
             if owner is None:
@@ -251,6 +288,10 @@ class Queues:
                 return True
         self.check_queue_memory()
         return True
+
+    def check_can_subscribe(self, destination: Destination) -> None:
+        """Raises: RemoteProtocolError if the topic of a new subscription has the most subscriptions allowed."""
+        self._topics.check_can_add(destination)
 
     def check_queue_memory(self) -> None:
         """Raises: RemoteProtocolError if there is no memory for one more queue, and no other queue can be removed."""

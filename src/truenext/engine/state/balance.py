@@ -16,7 +16,7 @@ from truenext.model.limits import CONTENT_BYTES_MIN, SPARK_SURPLUS_BYTES_MAX
 from truenext.model.message import SentMessage
 from truenext.model.record import RECORD_OVERHEAD_BYTES, REFERENCE_SIZE
 
-CopyCount = Callable[[Destination, SentMessage], int]
+CopyCount = Callable[[Send], int]
 """Function that returns the number of queues that a message would be in, if it were sent now."""
 
 
@@ -70,7 +70,7 @@ class DiskBalance:
         for one in (*self._sends_of_copies, send):
             size = _record_bytes(one.message)
             if one.destination.is_multi_queue and one.schedule is None:
-                sent += _bytes_of_copies(size, copy_count(one.destination, one.message))
+                sent += _bytes_of_copies(size, copy_count(one))
             elif is_of_spark(one.destination):
                 sent_to_spark += size
             else:

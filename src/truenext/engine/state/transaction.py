@@ -49,13 +49,15 @@ class TransactionLimits:
 class BrokerTransaction(EntryHolder):
     __slots__ = (
         *("balance", "counts_all", "held", "is_rollback_only", "message_count"),
-        *("nacks", "reserved_queues", "sends", "total_bytes"),
+        *("nacks", "reserved_queues", "sends", "sends_of_copies", "total_bytes"),
     )
 
     def __init__(self, *, counts_all: bool = True) -> None:
         self.counts_all = counts_all
         """Whether a rollback counts attempts for acknowledged messages, too; see commands.Begin."""
         self.sends: list[Send] = []
+        self.sends_of_copies: list[Send] = []
+        """The elements of `sends` that go to topics or several destinations at COMMIT."""
         self.held = {}
         """Messages that the transaction has acknowledged or nacked, by sequence."""
         self.nacks: dict[int, Nack] = {}
