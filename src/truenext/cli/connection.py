@@ -15,9 +15,10 @@ from click.core import ParameterSource
 from truenext.blocking import Connection, connect
 from truenext.cli import terminal
 from truenext.cli.exit_status import CommandFailure
-from truenext.cli.values import URL, PathParam, TextParam, UrlOption, VariableOption
+from truenext.cli.values import URL, PathParam, SecondsParam, TextParam, UrlOption, VariableOption
 from truenext.client.core.context import NO_SPACE_TEXT
 from truenext.client.core.credentials import Credentials
+from truenext.client.core.flows import CLOSE_TIMEOUT_S
 from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
 from truenext.model.url import DEFAULT_URL
 
@@ -82,18 +83,41 @@ _key_option = click.option(
 )
 
 
+timeout_option = click.option(
+    "--timeout",
+    "connect_timeout_s",
+    type=SecondsParam(),
+    default=CLOSE_TIMEOUT_S,
+    show_default=True,
+    help="Seconds to wait for the broker: until it has accepted the login.",
+)
+
+
 class BrokerOptions(NamedTuple):
-    """Address of a broker, and the credentials for it, as the command line and the environment have them."""
+    """Address of a broker, the credentials for it, as the command line and the environment have them, and how long to
+    wait for it."""
 
     url: str
     credentials: Credentials
+    timeout_s: float = CLOSE_TIMEOUT_S
+    """Seconds until the broker must have accepted the login."""
 
     def connect(self, *, reconnect: bool) -> Connection:
         """Raises: ConfigurationError for an unusable file; as `truenext.blocking.connect`"""
-        return connect(self.url, **self.credentials.arguments(), reconnect=reconnect)
+        return connect(self.url, **self.credentials.arguments(), reconnect=reconnect, timeout=self.timeout_s)
 
 
 def broker_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add `--timeout` and the options of `address_options` to a command, which gets them as `broker`."""
+
+    @wraps(command)
+    def with_timeout(*, broker: BrokerOptions, connect_timeout_s: float, **values: Any) -> None:
+        command(broker=broker._replace(timeout_s=connect_timeout_s), **values)
+
+    return address_options(timeout_option(with_timeout))
+
+
+def address_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add `--url` and the options of `credentials_options` to a command, which gets them as `broker`."""
 
     @wraps(command)
