@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -168,6 +169,29 @@ def _credentials(
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+def split_by_source(merged: Credentials) -> tuple[Credentials, Credentials]:
+    """Return of a command's credentials those of its command line, and the login of its environment. This login has the
+    user of the environment also if the command line names another one.
+
+    Raises: click.UsageError
+    """
+    context = click.get_current_context()
+    names = [
+        each for each in ("user", "password_file") if context.get_parameter_source(each) is ParameterSource.COMMANDLINE
+    ]
+    line = replace(merged, password=None, **{each: None for each in ("user", "password_file") if each not in names})
+    variable = os.environ.get(USER_VARIABLE, "")
+    try:
+        environment = Credentials(
+            user=variable if variable.strip() else None,
+            password=merged.password,
+            password_file=None if "password_file" in names else merged.password_file,
+        )
+    except ValueError as error:
+        raise click.UsageError(f"{USER_VARIABLE}: {error}") from error
+    return line, environment
 
 
 def with_login_hint(error: TruenextError, credentials: Credentials) -> TruenextError:

@@ -481,9 +481,9 @@ class _UsersFile:
                 if key not in _LISTS:
                     del table[key]
                     continue
-                gone = {_comparable(key, each) for each in values}
+                revoked = {_comparable(key, each) for each in values}
                 for index in reversed(range(len(table[key]))):
-                    if _comparable(key, table[key][index]) in gone:
+                    if _comparable(key, table[key][index]) in revoked:
                         del table[key][index]
 
         self._replace(self._edited(edit), self._content(edit))
