@@ -124,6 +124,9 @@ class ConnectionLost(TruenextError):
 class NoBroker(ConnectionLost):
     """No connection to a broker could be opened; the message says where, and why."""
 
+    is_listening = False
+    """True if a program listens at the address that was tried last: a broker that does not answer, or no broker."""
+
 
 class Refused(TruenextError):
     """The broker answered with an ERROR; the message says why. The refused request had no effect."""

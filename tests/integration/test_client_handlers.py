@@ -391,6 +391,23 @@ def test_a_handler_that_blocks_the_loop_beyond_the_heart_beat_is_reported_and_lo
     assert any(each.startswith("connection lost") for each in caplog.messages)
 
 
+def test_loop_that_is_blocked_twice_is_reported_twice_however_many_connections_it_has(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def work() -> None:
+        with testing.blocking_broker() as broker:
+            async with connect(broker.url, heart_beat=0.3), connect(broker.url, heart_beat=0.3):
+                for _ in range(2):
+                    time.sleep(1.6)
+                    await asyncio.sleep(0.5)
+
+    with caplog.at_level(logging.WARNING, "truenext.client"):
+        asyncio.run(asyncio.wait_for(work(), 30))
+    reports = [each for each in caplog.messages if each.startswith("the event loop was blocked")]
+    assert len(reports) == 2
+    assert all("PYTHONASYNCIODEBUG=1" in each for each in reports)
+
+
 # ---- Buffers ----
 
 

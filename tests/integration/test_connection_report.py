@@ -85,6 +85,7 @@ def test_report_has_round_transactions_and_subscriptions_of_a_connection(
     client.send_frame("SEND", {"destination": "/queue/", "transaction": "a"})
     answer = report(client)
     assert answer["round"] == 1
+    assert answer["user"] is None
     assert answer["transactions"] == [
         {"name": "a", "sends": 0, "acknowledged": 0, "nacked": 0, "rollback_only": True},
         {"name": "b", "sends": 1, "acknowledged": 1, "nacked": 1, "rollback_only": False},

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, dying_with_us
+from tests.integration import over_tls
+from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
 from tests.integration.forked import completed
 from truenext.broker.passwords import find_credential
 from truenext.broker.users import Users, read_users
+from truenext.model.grants import Right, parse_pattern
 
 HASH = "$argon2id$v=19$m=19456,t=2,p=1$" + "A" * 22 + "$" + "A" * 43
 OTHER_HASH = "$argon2id$v=19$m=19456,t=2,p=1$" + "A" * 22 + "$" + "B" * 42 + "A"
@@ -51,6 +53,8 @@ roles = ["operators", "readers"]
 
 # The end
 """
+
+ANOTHER = f'[user.b]\npasswords = ["{OTHER_HASH}"]\n'
 
 
 @pytest.fixture
@@ -212,6 +216,153 @@ def test_password_of_a_user_with_a_password_file_is_refused(file: Path) -> None:
     )
 
 
+# ---- grant and revoke ----
+
+
+def test_grant_adds_to_lists_and_new_keys_and_keeps_the_rest_of_the_file(file: Path) -> None:
+    before = file.read_text()
+    more = done("user 'shop' has more grants in ", str(file))
+    assert user(file, "grant", "shop", "--send", "/topic/a", "--take", "b", "--take", "c", "--admin") == more
+    expected = before.replace(
+        "  # new ones\n]\n", '  # new ones\n    "/topic/a",\n]\ntake = ["b", "c"]\nadmin = true\n'
+    )
+    assert file.read_text() == expected
+    assert (mode(file), files(file.parent)) == (0o600, ["anna", "users.toml"])
+    read_users(file)
+
+
+def test_revoke_removes_what_grant_has_added(file: Path) -> None:
+    before = read_users(file)["till"].user
+    grants = ["--send", "a", "--take", "orders.new", "--browse", ">", "--manage", "/topic/>", "--role", "operators"]
+    grants += ["--client-id", "x 1", "--monitor", "--admin"]
+    assert user(file, "grant", "till", *grants)[0] == 0
+    now = read_users(file)["till"].user
+    assert now.has_all_of(before) and not before.has_all_of(now)
+    assert now.is_admin and now.client_ids == {"x 1"} and now.may(Right.MANAGE, parse_pattern("DLQ.a"))
+    assert user(file, "revoke", "till", *grants) == (
+        0,
+        "",
+        f"user 'till' has fewer grants in {file}{RELOAD}"
+        "note: user 'till' may still take /queue/orders.new: granted by /queue/orders.*\n",
+    )
+    now = read_users(file)["till"].user
+    assert now.has_all_of(before) and before.has_all_of(now)
+    assert 'take = ["orders.*"]\n' in file.read_text() and "# Anna works here, too\n[user.anna-b]" in file.read_text()
+
+
+def test_grant_that_the_user_has_changes_nothing(file: Path) -> None:
+    before = file.stat()
+    assert user(file, "grant", "shop", "--send", "/queue/orders.>") == (
+        0,
+        "",
+        f"user 'shop' has these grants already; {file} was not changed\n",
+    )
+    assert file.stat() == before
+
+
+def test_revoke_finds_a_pattern_that_is_written_in_another_form_and_keeps_comments(file: Path) -> None:
+    assert user(file, "grant", "shop", "--send", "b")[0] == 0
+    assert user(file, "revoke", "shop", "--send", "/queue/b") == done(f"user 'shop' has fewer grants in {file}")
+    assert file.read_text() == EXAMPLE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [
+        (("shop", "--send", "orders.>", "--send", "orders.new"), "'orders.new' in `send`"),
+        (("shop", "--send", "orders.>", "--take", "a"), "'a' in `take`"),
+        (("anna-b", "--role", "readers", "--monitor"), "`monitor`"),
+        (("anna-b", "--client-id", "anna-b"), "'anna-b' in `client_ids`"),
+    ],
+)
+def test_revoke_of_a_grant_that_is_not_the_users_own_changes_nothing(
+    file: Path, arguments: tuple[str, ...], missing: str
+) -> None:
+    assert user(file, "revoke", *arguments) == (
+        1,
+        "",
+        f"truenext: [user.{arguments[0]}] of {file} does not have {missing}; nothing was changed\n",
+    )
+    assert file.read_text() == EXAMPLE
+
+
+@pytest.mark.parametrize("command", ["grant", "revoke"])
+def test_command_without_a_grant_is_refused(file: Path, command: str) -> None:
+    status, out, err = user(file, command, "shop")
+    assert (status, out) == (2, "") and err.startswith("truenext: name a grant, such as --send PATTERN; see ")
+
+
+def test_grant_of_a_role_that_does_not_exist_is_refused(file: Path) -> None:
+    status, _, err = user(file, "grant", "shop", "--role", "reader")
+    assert status == 2 and "[user.shop] roles: there is no role 'reader'; is 'readers' meant?" in err
+    assert file.read_text() == EXAMPLE
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (f'[user.a]\npasswords = ["{HASH}"]', f'[user.a]\npasswords = ["{HASH}"]\nsend = ["x"]\n'),
+        (
+            f'[user.a]\r\npasswords = ["{HASH}"]\r\n\r\n# x\r\n{ANOTHER}',
+            f'[user.a]\r\npasswords = ["{HASH}"]\r\nsend = ["x"]\n\r\n# x\r\n{ANOTHER}',
+        ),
+        (f'[user]\na = {{passwords = ["{HASH}"]}}\n', None),
+        (f'user.a.passwords = ["{HASH}"]\n', None),
+    ],
+)
+def test_grant_in_a_file_of_any_form_adds_only_the_grant(tmp_path: Path, before: str, after: str | None) -> None:
+    file = tmp_path / "users.toml"
+    file.touch(0o600)
+    file.write_bytes(before.encode())
+    status, _, err = user(file, "grant", "a", "--send", "x")
+    assert status == 0, err
+    if after is None:
+        expected = tomllib.loads(before)
+        expected["user"]["a"]["send"] = ["x"]
+        assert tomllib.loads(file.read_text()) == expected
+    else:
+        assert file.read_bytes() == after.encode()
+
+
+def test_operator_carries_out_all_that_its_page_describes_at_a_real_broker(tmp_path: Path) -> None:
+    file, secret = tmp_path / "users.toml", tmp_path / "ann"
+    status, password, _ = user(file, "add", "ann", "--role", "operator", "--generate")
+    assert status == 0
+    secret.touch(0o600)
+    secret.write_text(password)
+    policy = {"attempts_max": 1}
+    broker = BrokerProcess(tmp_path, ["--users", str(file)], policy=policy)
+    broker.start()
+    try:
+        url = f"{over_tls.SCHEME}://127.0.0.1:{broker.port}"
+        login = ["--url", url, "--user", "ann", "--password-file", str(secret)]
+
+        def run(*command: str, status: int = 0) -> str:
+            ended = completed(*command, *login)
+            assert ended.returncode == status, ended.stderr
+            return ended.stdout.decode()
+
+        for queue in ("orders", "DLQ.orders", "Consumer.billing.VirtualTopic.orders", "Spark.a.b.c", "/topic/news"):
+            run("send", queue, "x")
+        assert "DLQ.orders" in run("queues") and "stuck" in run("status")
+        assert run("browse", "DLQ.orders") == run("browse", "orders") == "x\n"
+        run("redrive", "DLQ.orders", "--dry-run")
+        run("move", "DLQ.orders", "orders")
+        run("move", "orders", "Consumer.billing.VirtualTopic.orders", "--selector", "a = 'b'")
+        for queue in ("orders", "Consumer.billing.VirtualTopic.orders", "Spark.a.b.c"):
+            run("pause", queue)
+            run("resume", queue)
+            run("purge", queue)
+        for queue in ("orders", "/topic/news"):
+            run("scheduled", queue)
+            run("unschedule", queue)
+        run("scheduled")
+        run("reload")
+        assert "user 'ann' may not take from /queue/orders" in completed("receive", "orders", *login).stderr.decode()
+    finally:
+        broker.stop()
+
+
 # ---- remove ----
 
 
@@ -224,9 +375,6 @@ def test_remove_keeps_the_comments_and_order_of_the_file(file: Path) -> None:
         assert user(file, "remove", name) == done(f"user {name!r} was removed from {file}")
         assert file.read_text() == before[: before.index(first)] + before[before.index(after) :]
     assert list(read_users(file)) == ["till"]
-
-
-ANOTHER = f'[user.b]\npasswords = ["{OTHER_HASH}"]\n'
 
 
 @pytest.mark.parametrize(
@@ -325,18 +473,20 @@ def test_hash_prints_an_entry_of_a_users_file(tmp_path: Path) -> None:
         (
             ("shop", "take", "orders.new"),
             1,
-            "user 'shop' may not take /queue/orders.new: add 'orders.new' to `take` of [user.shop] or of one of its "
-            "roles",
+            "user 'shop' may not take /queue/orders.new: run `truenext user grant shop --take orders.new`, or add the "
+            "pattern to one of its roles",
         ),
         (
             ("till", "take", "orders.>"),
             1,
-            "user 'till' may not take /queue/orders.>: add 'orders.>' to `take` of [user.till] or of one of its roles",
+            "user 'till' may not take /queue/orders.>: run `truenext user grant till --take 'orders.>'`, or add the "
+            "pattern to one of its roles",
         ),
         (
             ("anna-b", "browse", "/topic/a"),
             1,
-            "user 'anna-b' may not browse /topic/a: add '/topic/a' to `browse` of [user.anna-b] or of one of its roles",
+            "user 'anna-b' may not browse /topic/a: run `truenext user grant anna-b --browse /topic/a`, or add the "
+            "pattern to one of its roles",
         ),
     ],
 )
@@ -348,7 +498,13 @@ def test_check_names_the_grant_or_what_is_missing(
 
 # ---- All of them ----
 
-COMMANDS = [["password", "nobody"], ["remove", "nobody"], ["check", "nobody", "send", "a"]]
+COMMANDS = [
+    ["password", "nobody"],
+    ["remove", "nobody"],
+    ["check", "nobody", "send", "a"],
+    ["grant", "nobody", "--send", "a"],
+    ["revoke", "nobody", "--send", "a"],
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -485,44 +486,73 @@ def test_commands_with_a_broker_have_a_user_and_a_password_file_but_no_password(
         assert "TRUENEXT_PASSWORD " in " ".join(CliRunner().invoke(main, [*path, "--help"]).output.split()), path
 
 
+OWN = Credentials(user="shop", password="own", ca="own", certificate="own", key="own")
+"""Credentials in the code of a service."""
+UNUSED = "; TRUENEXT_USER is unused"
+
+
 @pytest.mark.parametrize(
-    ("given", "own", "merged"),
+    ("line", "own", "environment", "merged", "note"),
     [
-        (NO_CREDENTIALS, NO_CREDENTIALS, NO_CREDENTIALS),
-        (NO_CREDENTIALS, Credentials(user="shop", password="own"), Credentials(user="shop", password="own")),
-        (Credentials(user="till", password="new"), Credentials(user="shop", password_file="own"), None),
-        (Credentials(user="till"), Credentials(user="shop", password="own"), None),
+        (NO_CREDENTIALS, NO_CREDENTIALS, NO_CREDENTIALS, NO_CREDENTIALS, ""),
+        (NO_CREDENTIALS, OWN, NO_CREDENTIALS, OWN, " as user 'shop' (from its code)"),
         (
-            Credentials(password_file="new"),
-            Credentials(user="shop", password="own"),
-            Credentials(user="shop", password_file="new"),
+            Credentials(user="till", password_file="new"),
+            OWN,
+            Credentials(user="ops", password="other"),
+            replace(OWN, user="till", password=None, password_file="new"),
+            f" as user 'till' (from --user){UNUSED}",
         ),
         (
+            Credentials(user="till"),
+            OWN,
+            Credentials(user="ops", password="other"),
+            replace(OWN, user="till", password=None),
+            f" as user 'till' (from --user){UNUSED}",
+        ),
+        (
+            Credentials(user="till"),
+            OWN,
             Credentials(password="new"),
-            Credentials(user="shop", password_file="own"),
-            Credentials(user="shop", password="new"),
+            replace(OWN, user="till", password="new"),
+            " as user 'till' (from --user)",
+        ),
+        (NO_CREDENTIALS, OWN, Credentials(user="ops", password="new"), OWN, f" as user 'shop' (from its code){UNUSED}"),
+        (NO_CREDENTIALS, OWN, Credentials(user="shop", password="new"), OWN, " as user 'shop' (from its code)"),
+        (
+            NO_CREDENTIALS,
+            OWN,
+            Credentials(password="new"),
+            replace(OWN, password="new"),
+            " as user 'shop' (from its code)",
         ),
         (
-            Credentials(ca="new"),
-            Credentials(user="shop", password="own", ca="own", certificate="own", key="own"),
-            Credentials(user="shop", password="own", ca="new", certificate="own", key="own"),
+            Credentials(password_file="line"),
+            OWN,
+            Credentials(user="ops"),
+            replace(OWN, password=None, password_file="line"),
+            f" as user 'shop' (from its code){UNUSED}",
         ),
         (
-            Credentials(certificate="new"),
-            Credentials(user="shop", password="own", ca="own", certificate="own", key="own"),
-            Credentials(user="shop", password="own", ca="own", certificate="new"),
+            NO_CREDENTIALS,
+            Credentials(ca="own"),
+            Credentials(user="ops", password_file="new"),
+            Credentials(user="ops", password_file="new", ca="own"),
+            " as user 'ops' (from TRUENEXT_USER)",
         ),
         (
-            Credentials(user="till", password="new"),
-            Credentials(user="shop", password_file="own", ca="own", certificate="own", key="own"),
-            Credentials(user="till", password="new", ca="own", certificate="own", key="own"),
+            Credentials(ca="new", certificate="new"),
+            OWN,
+            NO_CREDENTIALS,
+            replace(OWN, ca="new", certificate="new", key=None),
+            " as user 'shop' (from its code)",
         ),
     ],
 )
-def test_credentials_of_stages_run_replace_those_of_the_service(
-    given: Credentials, own: Credentials, merged: Credentials | None
+def test_credentials_of_stages_run_are_a_pair_of_the_first_that_names_a_user(
+    line: Credentials, own: Credentials, environment: Credentials, merged: Credentials, note: str
 ) -> None:
-    assert run.merge_credentials(given, own) == (merged or given)
+    assert run.merge_credentials(line, own, environment) == (merged, note)
 
 
 GROUPS = [(), ("stages",), ("store",), ("config",), ("history",), ("user",)]

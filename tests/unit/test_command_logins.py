@@ -85,9 +85,39 @@ def test_stages_describe_with_a_url_logs_in_as_the_user(broker: LoginBroker, tmp
     assert (done.returncode, done.stderr) == (1, "truenext: refused here\n")
 
 
-def test_stages_run_replaces_the_credentials_of_the_service(broker: LoginBroker, tmp_path: Path) -> None:
-    done = run_stages(broker, tmp_path, "run", TRUENEXT_USER="till", TRUENEXT_PASSWORD="b")
-    assert broker.credentials() == [("till", "b")]
+@pytest.mark.parametrize(
+    ("options", "credentials", "variables", "expected"),
+    [
+        ([], "user='shop', password='a'", {"TRUENEXT_USER": "till", "TRUENEXT_PASSWORD": "b"}, ("shop", "a")),
+        ([], "user='shop', password='a'", {"TRUENEXT_PASSWORD": "b"}, ("shop", "b")),
+        ([], "", {"TRUENEXT_USER": "till", "TRUENEXT_PASSWORD": "b"}, ("till", "b")),
+        (["--user", "ops"], "user='shop', password='a'", {"TRUENEXT_PASSWORD": "b"}, ("ops", "b")),
+        (["--user", "ops"], "", {"TRUENEXT_USER": "till", "TRUENEXT_PASSWORD": "b"}, ("ops", None)),
+        (
+            ["--user", "ops", "--password-file", "file"],
+            "user='shop', password='a'",
+            {"TRUENEXT_USER": "till", "TRUENEXT_PASSWORD": "b"},
+            ("ops", "secret"),
+        ),
+        (
+            ["--password-file", "file"],
+            "user='shop', password='a'",
+            {"TRUENEXT_USER": "till", "TRUENEXT_PASSWORD": "b"},
+            ("shop", "secret"),
+        ),
+    ],
+)
+def test_stages_run_logs_in_as_the_first_user_that_is_named(
+    options: list[str],
+    credentials: str,
+    variables: dict[str, str],
+    expected: tuple[str | None, str | None],
+    broker: LoginBroker,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("secret\n")
+    done = run_stages(broker, tmp_path, "run", *options, credentials=credentials, **variables)
+    assert broker.credentials() == [expected]
     assert done.returncode == 1
     assert done.stderr.endswith("\ntruenext: refused here\n")
 

@@ -67,7 +67,7 @@ class IdleDriver:
         return found
 
     def answer(self) -> tuple[dict[str, Any], int]:
-        body, steps = finished(connection_request.make_connection_report(self.engine, self.session))
+        body, steps = finished(connection_request.make_connection_report(self.engine, self.session, None))
         return json.loads(body), steps
 
 
@@ -261,7 +261,7 @@ def test_a_subscription_that_ends_meanwhile_is_left_out() -> None:
     driver.subscribe("q.*")
     driver.subscribe("other")
     driver.turn()
-    answer = connection_request.make_connection_report(driver.engine, driver.session)
+    answer = connection_request.make_connection_report(driver.engine, driver.session, None)
     next(answer)
     driver.engine.disconnect(driver.session, is_clean=True)
     assert json.loads(finished(answer)[0])["subscriptions"] == []

@@ -92,6 +92,19 @@ def test_users_file_gives_users_with_the_grants_of_their_roles(file: Path) -> No
     assert (users.files, users.warnings) == ((file,), [])
 
 
+def test_built_in_role_operator_allows_all_but_taking(file: Path) -> None:
+    operator = read(file, user('roles = ["operator"]'))["shop"].user
+    for text in (">", "DLQ.>", "Spark.>", "Consumer.*.VirtualTopic.>", "/topic/>"):
+        assert [operator.may(right, parse_pattern(text)) for right in Right] == [True, False, True, True]
+    assert operator.is_monitor and operator.is_admin
+
+
+def test_role_operator_of_the_file_counts_instead_of_the_built_in_one(file: Path) -> None:
+    operator = read(file, user('roles = ["operator"]\n[role.operator]\nbrowse = ["a"]'))["shop"].user
+    assert operator.grants == {right: {parse_pattern("a")} if right is Right.BROWSE else frozenset() for right in Right}
+    assert not (operator.is_monitor or operator.is_admin)
+
+
 def test_user_without_grants_may_nothing(file: Path) -> None:
     shop = read(file, user("send = []\nmonitor = false"))["shop"].user
     assert not any(shop.grants.values())
@@ -170,8 +183,8 @@ def test_absolute_password_file_is_read_once_for_two_users(file: Path) -> None:
             "[user.eu]: 'shop' cannot be a table: write a name with dots in quotes, as in [user.\"eu.shop\"]",
         ),
         (user('roles = ["ops"]\n[role.op]'), "[user.shop] roles: there is no role 'ops'; is 'op' meant?"),
-        (user('roles = ["ops"]'), "[user.shop] roles: there is no role 'ops'; there are none"),
-        (user('roles = "ops"'), '[user.shop] roles: it must be a list of texts, such as ["operators"]'),
+        (user('roles = ["ops"]'), "[user.shop] roles: there is no role 'ops'; there are operator"),
+        (user('roles = "ops"'), '[user.shop] roles: it must be a list of texts, such as ["operator"]'),
         (user('send = "a"'), '[user.shop] send: it must be a list of texts, such as ["orders.>"]'),
         (user("send = {a = 1}"), '[user.shop] send: it must be a list of texts, such as ["orders.>"]'),
         (user("take = [1]"), '[user.shop] take: it must be a list of texts, such as ["orders.>"]'),

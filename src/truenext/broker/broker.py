@@ -913,7 +913,8 @@ class Broker:
     def _start_answer(self, verb: str, about: ConnectionState | None) -> AnswerGenerator:
         if verb == connection_request.VERB:
             assert about is not None, "`_control` names the connection"
-            return connection_request.make_connection_report(self._engine, about)
+            found = self._users.get(about)
+            return connection_request.make_connection_report(self._engine, about, found and found.user)
         may_see: Callable[[Queue], bool] | None = None
         if about is not None:
             found = self._users.get(about)

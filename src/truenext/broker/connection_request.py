@@ -1,5 +1,5 @@
 """Control request `connection`: the release count, transactions and subscriptions of the connection that sends it,
-and why its subscriptions get no messages.
+why its subscriptions get no messages, and what its user may do.
 
 The answer is made in steps, as there may be many subscriptions to many queues. Source: docs/protocol.md, "Control
 requests"
@@ -15,6 +15,7 @@ from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionSt
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import AckMode
 from truenext.model.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, DestinationKind
+from truenext.model.grants import Right, User
 
 VERB = "connection"
 
@@ -57,6 +58,27 @@ class SubscriptionReport(msgspec.Struct):
     reported, of several queues that of the next message."""
 
 
+class UserReport(msgspec.Struct):
+    """User of the connection, and its grants, those of its roles included."""
+
+    name: str
+    """Name of the user."""
+    send: list[str]
+    """Patterns of the right `send`, each with `/queue/` or `/topic/`."""
+    take: list[str]
+    """Patterns of the right `take`."""
+    browse: list[str]
+    """Patterns of the right `browse`."""
+    manage: list[str]
+    """Patterns of the right `manage`."""
+    monitor: bool
+    """True if the user has the right `monitor`."""
+    admin: bool
+    """True if the user has the right `admin`."""
+    client_ids: list[str]
+    """Client ids that the users file lists; the user's name and those that begin with `NAME.` are left out."""
+
+
 class ConnectionReport(msgspec.Struct):
     """State of the connection that sends the request, after all earlier frames of the connection."""
 
@@ -66,6 +88,8 @@ class ConnectionReport(msgspec.Struct):
     """Open transactions."""
     subscriptions: list[SubscriptionReport]
     """Subscriptions, browsers last."""
+    user: UserReport | None
+    """User of the connection; null if the broker has no users."""
 
 
 def check_body(body: bytes) -> None:
@@ -74,12 +98,13 @@ def check_body(body: bytes) -> None:
         raise RemoteProtocolError(f"{VERB}: this control request has no body: send it empty", Code.CONTROL_REQUEST)
 
 
-def make_connection_report(engine: Engine, session: ConnectionState) -> AnswerGenerator:
-    """Report the connection that sends the request: its transactions, its subscriptions, and why these get no messages.
+def make_connection_report(engine: Engine, session: ConnectionState, user: User | None) -> AnswerGenerator:
+    """Report the connection that sends the request: its transactions, its subscriptions, why these get no messages,
+    and its user's grants.
 
     Makes a ConnectionReport as JSON, in steps.
     """
-    report = ConnectionReport(session.release_count, [], [])
+    report = ConnectionReport(session.release_count, [], [], None if user is None else _report_user(user))
     for number, (name, transaction) in enumerate(list(session.transactions.items()), 1):
         nacked = len(transaction.nacked())
         report.transactions.append(
@@ -117,6 +142,17 @@ def _report_consumer(consumer: BrokerConsumer, idle: str) -> SubscriptionReport:
         window=window if has_window else None,
         requested=None if consumer.pull_request is None else consumer.pull_request.remaining,
         idle=idle,
+    )
+
+
+def _report_user(user: User) -> UserReport:
+    patterns = {right.value: sorted(map(str, user.grants[right])) for right in Right}
+    return UserReport(
+        name=user.name,
+        **patterns,
+        monitor=user.is_monitor,
+        admin=user.is_admin,
+        client_ids=sorted(user.client_ids),
     )
 
 

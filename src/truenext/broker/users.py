@@ -223,6 +223,16 @@ class _Grants(NamedTuple):
     is_admin: bool
 
 
+OPERATOR = "operator"
+"""Built-in role, which allows all that docs/operations.md describes. A role of this name in the file counts instead."""
+
+_ALL = [parse_pattern(text) for text in (">", "DLQ.>", "Spark.>", "Consumer.>", "/topic/>")]
+_BUILT_IN_ROLES = {
+    # To move messages, an operator must send. To consume them is no part of its work.
+    OPERATOR: _Grants({Right.SEND: _ALL, Right.TAKE: [], Right.BROWSE: _ALL, Right.MANAGE: _ALL}, True, True)
+}
+
+
 class _UsersFileReader:
     """Reader of one users file, used once, which raises all faults of the file together."""
 
@@ -231,7 +241,7 @@ class _UsersFileReader:
         self._faults: list[str] = []
         self._warnings: list[str] = []
         self._password_files: list[Path] = []
-        self._roles: dict[str, _Grants] = {}
+        self._roles = dict(_BUILT_IN_ROLES)
         self._hash_owners: dict[str, str] = {}
         """Header of the first table that has a hash, by the hash."""
         self._certificate_owners: dict[str, str] = {}
@@ -321,7 +331,7 @@ class _UsersFileReader:
     def _user(self, name: str, table: dict[str, Any]) -> UserEntry:
         header = table_header(USER, name)
         own = self._grants(header, table, _KEYS_OF_USERS)
-        roles = self._texts(header, ROLES, table, '["operators"]')
+        roles = self._texts(header, ROLES, table, '["operator"]')
         for role in roles:
             if role not in self._roles:
                 self._fault(f"{header} {ROLES}", f"there is no role {role!r}{suggest_name(role, self._roles)}")

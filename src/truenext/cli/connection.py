@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +16,10 @@ from click.core import ParameterSource
 from truenext.blocking import Connection, connect
 from truenext.cli import terminal
 from truenext.cli.exit_status import CommandFailure
-from truenext.cli.values import URL, PathParam, TextParam, UrlOption, VariableOption
+from truenext.cli.values import URL, PathParam, SecondsParam, TextParam, UrlOption, VariableOption
 from truenext.client.core.context import NO_SPACE_TEXT
 from truenext.client.core.credentials import Credentials
+from truenext.client.core.flows import CLOSE_TIMEOUT_S
 from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
 from truenext.model.url import DEFAULT_URL
 
@@ -82,18 +84,41 @@ _key_option = click.option(
 )
 
 
+timeout_option = click.option(
+    "--timeout",
+    "connect_timeout_s",
+    type=SecondsParam(),
+    default=CLOSE_TIMEOUT_S,
+    show_default=True,
+    help="Seconds to wait for the broker: until it has accepted the login.",
+)
+
+
 class BrokerOptions(NamedTuple):
-    """Address of a broker, and the credentials for it, as the command line and the environment have them."""
+    """Address of a broker, the credentials for it, as the command line and the environment have them, and how long to
+    wait for it."""
 
     url: str
     credentials: Credentials
+    timeout_s: float = CLOSE_TIMEOUT_S
+    """Seconds until the broker must have accepted the login."""
 
     def connect(self, *, reconnect: bool) -> Connection:
         """Raises: ConfigurationError for an unusable file; as `truenext.blocking.connect`"""
-        return connect(self.url, **self.credentials.arguments(), reconnect=reconnect)
+        return connect(self.url, **self.credentials.arguments(), reconnect=reconnect, timeout=self.timeout_s)
 
 
 def broker_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add `--timeout` and the options of `address_options` to a command, which gets them as `broker`."""
+
+    @wraps(command)
+    def with_timeout(*, broker: BrokerOptions, connect_timeout_s: float, **values: Any) -> None:
+        command(broker=broker._replace(timeout_s=connect_timeout_s), **values)
+
+    return address_options(timeout_option(with_timeout))
+
+
+def address_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add `--url` and the options of `credentials_options` to a command, which gets them as `broker`."""
 
     @wraps(command)
@@ -144,6 +169,29 @@ def _credentials(
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+def split_by_source(merged: Credentials) -> tuple[Credentials, Credentials]:
+    """Return of a command's credentials those of its command line, and the login of its environment. This login has the
+    user of the environment also if the command line names another one.
+
+    Raises: click.UsageError
+    """
+    context = click.get_current_context()
+    names = [
+        each for each in ("user", "password_file") if context.get_parameter_source(each) is ParameterSource.COMMANDLINE
+    ]
+    line = replace(merged, password=None, **{each: None for each in ("user", "password_file") if each not in names})
+    variable = os.environ.get(USER_VARIABLE, "")
+    try:
+        environment = Credentials(
+            user=variable if variable.strip() else None,
+            password=merged.password,
+            password_file=None if "password_file" in names else merged.password_file,
+        )
+    except ValueError as error:
+        raise click.UsageError(f"{USER_VARIABLE}: {error}") from error
+    return line, environment
 
 
 def with_login_hint(error: TruenextError, credentials: Credentials) -> TruenextError:

@@ -41,7 +41,7 @@ class CommandFailure(click.ClickException):
 
     def __init__(self, error: Exception) -> None:
         message = str(error)
-        if isinstance(error, NoBroker):
+        if isinstance(error, NoBroker) and not error.is_listening:
             message = f"{error}; {START_HINT}"
         elif isinstance(error, OSError) and error.filename is not None:
             message = f"{error.filename}: {error.strerror}"

@@ -12,7 +12,7 @@ import click
 
 from truenext.blocking import Connection, Content
 from truenext.cli import terminal
-from truenext.cli.connection import BrokerOptions, broker_options, connected
+from truenext.cli.connection import BrokerOptions, address_options, broker_options, connected
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.totals import ProgressReporter
 from truenext.cli.values import COUNT, SELECTOR, BodyParam, DestinationParam, HeaderParam, PathParam, SecondsParam
@@ -139,10 +139,16 @@ def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
     help="Receive messages until Ctrl-C. If the connection is lost, say so on standard error and reconnect. A "
     "broker must answer at the start.",
 )
-@click.option("--timeout", type=SecondsParam(), default=2.0, show_default=True, help="Seconds to wait for a message.")
+@click.option(
+    "--timeout",
+    type=SecondsParam(),
+    default=2.0,
+    show_default=True,
+    help="Seconds to wait for a message; also for the broker, if more than 10.",
+)
 @selector_option
 @json_option
-@broker_options
+@address_options
 def receive(
     queue: str,
     count: int | None,
@@ -166,7 +172,7 @@ def receive(
         raise click.UsageError("--count, --all and --follow exclude each other: use one of them")
     limit = None if receive_all or follow else count or 1
     received = 0
-    with connected(broker, reconnect=follow) as connection:
+    with connected(broker._replace(timeout_s=max(broker.timeout_s, timeout)), reconnect=follow) as connection:
         # Without prefetch: a message that was prefetched and not printed would be redelivered to its next consumer.
         options: ConsumerOptions = {"prefetch": 0}
         if selector is not None:

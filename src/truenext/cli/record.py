@@ -71,7 +71,9 @@ def record(
     workload = WORKLOADS[case](count, random.Random(seed))
     console = Console(stderr=True)
     try:
-        recorder = Recorder(broker.url, credentials=broker.credentials, may_be_remote=remote)
+        recorder = Recorder(
+            broker.url, credentials=broker.credentials, timeout_s=broker.timeout_s, may_be_remote=remote
+        )
         check_folder(folder)
         terminal.echo(f"{case}, {count} messages, prefetch {prefetch}, queue {queue}, seed {seed}", err=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -143,7 +143,7 @@ def _connected(broker: BrokerOptions) -> Iterator[BrokerConnection]:
         reason = f"this command needs {error.name}: pip install 'truenext[spark]'"
         raise CommandFailure(ConfigurationError(reason)) from error
     try:
-        with BrokerConnection([parse_url(broker.url)], broker.credentials) as connection:
+        with BrokerConnection([parse_url(broker.url)], broker.credentials, broker.timeout_s) as connection:
             yield connection
     except TruenextError as error:
         raise CommandFailure(with_login_hint(error, broker.credentials)) from error

@@ -6,11 +6,13 @@ terminal or from standard input; no argument, error or log has one.
 
 import os
 import secrets
+import shlex
 import stat
 import sys
 import tempfile
 import tomllib
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -46,7 +48,7 @@ from truenext.cli import terminal
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.values import PathParam
 from truenext.errors import ConfigurationError, TruenextError
-from truenext.model.grants import QUEUE_PREFIX, Right, parse_pattern
+from truenext.model.grants import QUEUE_PREFIX, Pattern, Right, User, parse_pattern
 
 
 class UserNameParam(click.ParamType[str]):
@@ -107,19 +109,41 @@ generate_option = click.option(
 
 
 def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each right; the command gets them as --send PATTERN and so on."""
+    """Add an option for each kind of grant. The command gets the given ones as `grants`: keys and values as in the
+    table of a user."""
     helps = {
-        Right.SEND: "Allow sending to these queues or topics.",
-        Right.TAKE: "Allow consuming these queues, and subscribing to these topics.",
-        Right.BROWSE: "Allow reading messages there without consuming them.",
-        Right.MANAGE: "Allow pause, resume, purge, move, redrive and unschedule there.",
+        Right.SEND: "Sending to these queues or topics.",
+        Right.TAKE: "Consuming these queues, and subscribing to these topics.",
+        Right.BROWSE: "Reading messages there without consuming them.",
+        Right.MANAGE: "Pause, resume, purge, move, redrive and unschedule there.",
     }
-    for right in reversed(Right):
-        option = click.option(
-            f"--{right.value}", type=PatternParam(), multiple=True, metavar="PATTERN", help=helps[right]
-        )
-        command = option(command)
-    return command
+
+    @wraps(command)
+    def with_grants(**values: Any) -> None:
+        lists = {key: list(dict.fromkeys(values.pop(key))) for key in _LISTS}
+        flags = {key: values.pop(key) for key in (MONITOR, ADMIN)}
+        command(grants={key: value for key, value in (lists | flags).items() if value}, **values)
+
+    options = [
+        click.option(f"--{right.value}", type=PatternParam(), multiple=True, metavar="PATTERN", help=helps[right])
+        for right in Right
+    ]
+    options += [
+        click.option("--role", ROLES, type=UserNameParam(), multiple=True, help="All grants of this role."),
+        click.option(
+            "--client-id", CLIENT_IDS, type=ClientIdParam(), multiple=True, help="Durable subscriptions of this id."
+        ),
+        click.option("--monitor", is_flag=True, help="`status`, and `queues` with all queues."),
+        click.option("--admin", is_flag=True, help="`reload`, and scheduled sends of all destinations."),
+    ]
+    decorated: Callable[..., Any] = with_grants
+    for option in reversed(options):
+        decorated = option(decorated)
+    return decorated
+
+
+_LISTS = (ROLES, CLIENT_IDS, *(right.value for right in Right))
+"""Keys of grants that are lists."""
 
 
 @click.group()
@@ -138,38 +162,18 @@ def user() -> None:
 @name_argument
 @users_option
 @_grant_options
-@click.option("--role", "roles", type=UserNameParam(), multiple=True, help="Give the user the grants of this role.")
-@click.option(
-    "--client-id", "client_ids", type=ClientIdParam(), multiple=True, help="Allow durable subscriptions of this id."
-)
-@click.option("--monitor", is_flag=True, help="Allow `status`, and `queues` with all queues.")
-@click.option("--admin", is_flag=True, help="Allow `reload`.")
 @generate_option
-def add(
-    name: str,
-    file: Path,
-    roles: tuple[str, ...],
-    client_ids: tuple[str, ...],
-    monitor: bool,
-    admin: bool,
-    generate: bool,
-    **grants: tuple[str, ...],
-) -> None:
+def add(name: str, file: Path, grants: dict[str, Any], generate: bool) -> None:
     """Add a user.
 
-    Makes the users file, with mode 0600, if there is none. Options for grants can be repeated. The password is asked
-    for twice on a terminal; otherwise it is the first line of standard input.
+    The options --send to --admin are its grants, and can be repeated. Makes the users file, with mode 0600, if there
+    is none. The password is asked for twice on a terminal; otherwise it is the first line of standard input.
     """
     edited = _UsersFile(file, may_be_missing=True)
     if name in edited.users:
         raise _failure(f"{file} has a user {name!r} already; `truenext user password` changes the password")
     password = _new_password(generate)
-    entry: dict[str, Any] = {PASSWORDS: [hash_password(password)]}
-    for key, values in ((ROLES, roles), (CLIENT_IDS, client_ids), *grants.items()):
-        if values:
-            entry[key] = list(dict.fromkeys(values))
-    entry |= {key: True for key, is_set in ((MONITOR, monitor), (ADMIN, admin)) if is_set}
-    edited.add(name, entry)
+    edited.add(name, {PASSWORDS: [hash_password(password)], **grants})
     _finish(f"user {name!r} was added to {file}", password if generate else None)
 
 
@@ -196,6 +200,86 @@ def password(name: str, file: Path, keep_old: bool, generate: bool) -> None:
     new = _new_password(generate)
     edited.set_passwords(name, [hash_password(new), *(old.hashes if keep_old else ())])
     _finish(f"the password of user {name!r} was changed in {file}", new if generate else None)
+
+
+@user.command()
+@name_argument
+@users_option
+@_grant_options
+def grant(name: str, file: Path, grants: dict[str, Any]) -> None:
+    """Add grants to a user.
+
+    The options can be repeated. A grant that the user has already, on its own, is not added again.
+    """
+    _check_any(grants)
+    edited = _UsersFile(file)
+    edited.entry(name)
+    own = edited.table(name)
+    missing = {
+        key: _missing(key, value, own.get(key, [])) if key in _LISTS else not own.get(key)
+        for key, value in grants.items()
+    }
+    added = {key: value for key, value in missing.items() if value}
+    if not added:
+        terminal.echo(f"user {name!r} has these grants already; {file} was not changed", err=True)
+        return
+    edited.add_grants(name, added)
+    _finish(f"user {name!r} has more grants in {file}")
+
+
+@user.command()
+@name_argument
+@users_option
+@_grant_options
+def revoke(name: str, file: Path, grants: dict[str, Any]) -> None:
+    """Remove grants from a user.
+
+    The options can be repeated. Each must be a grant of the user's own, as `truenext user grant` added it: a pattern is
+    removed whole, and those of roles stay. If another grant still allows the same, the command says so.
+    """
+    _check_any(grants)
+    edited = _UsersFile(file)
+    edited.entry(name)
+    own = edited.table(name)
+    for key, value in grants.items():
+        missing = _missing(key, value, own.get(key, [])) if key in _LISTS else []
+        if missing or not own.get(key):
+            what = f"{missing[0]!r} in `{key}`" if missing else f"`{key}`"
+            raise _failure(f"{table_header(USER, name)} of {file} does not have {what}; nothing was changed")
+    edited.remove_grants(name, grants)
+    _finish(f"user {name!r} has fewer grants in {file}")
+    now = _UsersFile(file).entry(name).user
+    for right in Right:
+        for text in grants.get(right.value, ()):
+            _warn_if_allowed(now, right, text)
+
+
+def _check_any(grants: dict[str, Any]) -> None:
+    if not grants:
+        raise click.UsageError("name a grant, such as --send PATTERN")
+
+
+def _missing(key: str, values: list[str], own: list[str]) -> list[str]:
+    """Return the values that are not in a list of the file, in which a pattern may be written in another form."""
+    present = {_comparable(key, each) for each in own}
+    return [each for each in values if _comparable(key, each) not in present]
+
+
+def _comparable(key: str, value: str) -> object:
+    return value if key in (ROLES, CLIENT_IDS) else parse_pattern(value)
+
+
+def _warn_if_allowed(now: User, right: Right, text: str) -> None:
+    requested = parse_pattern(text)
+    allowing = _granted_by(now, right, requested)
+    if allowing:
+        terminal.echo(
+            f"note: user {now.name!r} may still {right.value} {requested}: granted by {', '.join(allowing)}", err=True
+        )
+
+
+def _granted_by(user: User, right: Right, requested: Pattern) -> list[str]:
+    return sorted(str(pattern) for pattern in user.grants[right] if pattern.covers(requested))
 
 
 @user.command()
@@ -267,14 +351,14 @@ def check(name: str, right: str, destination: str, file: Path) -> None:
     """
     user = _UsersFile(file).entry(name).user
     requested = parse_pattern(destination)
-    allowing = sorted(str(pattern) for pattern in user.grants[Right(right)] if pattern.covers(requested))
+    allowing = _granted_by(user, Right(right), requested)
     if allowing:
         terminal.echo(f"user {name!r} may {right} {requested}: granted by {', '.join(allowing)}")
         return
     missing = str(requested).removeprefix(QUEUE_PREFIX)
     terminal.echo(
-        f"user {name!r} may not {right} {requested}: add {missing!r} to `{right}` of {table_header(USER, name)} "
-        "or of one of its roles"
+        f"user {name!r} may not {right} {requested}: run `truenext user grant {name} --{right} {shlex.quote(missing)}`,"
+        " or add the pattern to one of its roles"
     )
     raise SystemExit(1)
 
@@ -357,6 +441,53 @@ class _UsersFile:
 
         self._replace(self._edited(edit), self._content(edit))
 
+    def table(self, name: str) -> dict[str, Any]:
+        """Return the user's table as the file has it: without the grants of its roles."""
+        found: dict[str, Any] = _content(self._text())[USER][name]
+        return found
+
+    def add_grants(self, name: str, added: dict[str, Any]) -> None:
+        """Add `added`, which the table does not have, to its lists, or as keys after the last one.
+
+        Raises: CommandFailure
+        """
+        old = self.table(name)
+
+        def edit_present(document: Any) -> None:
+            for key in added.keys() & old.keys():
+                if key in _LISTS:
+                    document[USER][name][key].extend(added[key])
+                else:
+                    document[USER][name][key] = True
+
+        def add_keys(document: Any) -> None:
+            for key, value in added.items():
+                if key not in old:
+                    document[USER][name][key] = value
+
+        def edit(document: Any) -> None:
+            edit_present(document)
+            add_keys(document)
+
+        text = self._edited(edit_present)
+        self._replace(_with_keys_before_comments(text, self._edited(add_keys, text)), self._content(edit))
+
+    def remove_grants(self, name: str, removed: dict[str, Any]) -> None:
+        """Remove values from lists of the table, and flags. Raises: CommandFailure"""
+
+        def edit(document: Any) -> None:
+            table = document[USER][name]
+            for key, values in removed.items():
+                if key not in _LISTS:
+                    del table[key]
+                    continue
+                revoked = {_comparable(key, each) for each in values}
+                for index in reversed(range(len(table[key]))):
+                    if _comparable(key, table[key][index]) in revoked:
+                        del table[key][index]
+
+        self._replace(self._edited(edit), self._content(edit))
+
     def remove(self, name: str) -> None:
         """Remove a user's table, without the comments between it and the next table. Raises: CommandFailure"""
 
@@ -368,10 +499,10 @@ class _UsersFile:
     def _text(self) -> str:
         return "" if self._before is None else self._before.decode()
 
-    def _edited(self, edit: Callable[[Any], None]) -> str:
-        """Return the file's text after an edit. Raises: CommandFailure"""
+    def _edited(self, edit: Callable[[Any], None], text: str | None = None) -> str:
+        """Return a text, by default that of the file, after an edit. Raises: CommandFailure"""
         try:
-            document = tomlkit.parse(self._text())
+            document = tomlkit.parse(self._text() if text is None else text)
             edit(document)
             return tomlkit.dumps(document)
         except (TOMLKitError, LookupError, TypeError) as error:
@@ -449,6 +580,25 @@ def _with_comments_after(before: str, after: str) -> str:
     if not before[:start] or before[:start].endswith(("\n\n", "\n\r\n")):
         kept = kept.lstrip("\r\n")
     return before[:start] + kept + before[start + size :]
+
+
+def _with_keys_before_comments(before: str, after: str) -> str:
+    """Move keys that tomlkit added at the end of a table before the comments that are there: these are about the next
+    table.
+
+    >>> _with_keys_before_comments("[a]\\nx = 1\\n\\n# Second.\\n[b]\\n", "[a]\\nx = 1\\n\\n# Second.\\ny = 2\\n[b]\\n")
+    '[a]\\nx = 1\\ny = 2\\n\\n# Second.\\n[b]\\n'
+    """
+    size = len(after) - len(before)
+    equal = next((at for at, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), len(before))
+    start = after.rfind("\n", 0, equal) + 1
+    if size <= 0 or after[:start] + after[start + size :] != before:
+        return after
+    lines = before[:start].splitlines(keepends=True)
+    comments: list[str] = []
+    while lines and (not lines[-1].strip() or lines[-1].lstrip().startswith("#")):
+        comments.insert(0, lines.pop())
+    return "".join([*lines, after[start : start + size], *comments, before[start:]])
 
 
 def _copy_owner_and_mode(old: Path, new: Path) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
+from truenext.client.core.flows import CLOSE_TIMEOUT_S
 from truenext.client.core.send_options import Outgoing
 from truenext.client.threads.connection import Connection, Message, connect
 from truenext.errors import ConfigurationError, RemoteProtocolError
@@ -107,9 +108,11 @@ class Recorder:
         url: str,
         *,
         credentials: Credentials = NO_CREDENTIALS,
+        timeout_s: float = CLOSE_TIMEOUT_S,
         may_be_remote: bool = False,
     ) -> None:
-        """Record at `url`; a broker on another machine needs `may_be_remote`.
+        """Record at `url`, which must accept a login within `timeout_s` seconds; a broker on another machine needs
+        `may_be_remote`.
 
         Raises: ConfigurationError
         """
@@ -119,6 +122,7 @@ class Recorder:
             )
         self._url = url
         self._credentials = credentials
+        self._timeout_s = timeout_s
         self._name = secrets.token_hex(4)
         self._events: list[HistoryRow] = []
 
@@ -143,7 +147,7 @@ class Recorder:
         return self._events
 
     def _connect(self) -> Connection:
-        return connect(self._url, **self._credentials.arguments(), reconnect=False)
+        return connect(self._url, **self._credentials.arguments(), reconnect=False, timeout=self._timeout_s)
 
     def _send(self, messages: Sequence[WorkloadMessage], queue: str, report: ReportProgress) -> None:
         with self._connect() as connection:

@@ -9,15 +9,19 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
+
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.client.tasks.connection import connect
-from truenext.errors import ConfigurationError, LocalProtocolError
+from truenext.errors import ConfigurationError, LocalProtocolError, TruenextError
+from truenext.model.grants import Right, User, parse_pattern
 from truenext.stage.consumption import StageConsumer
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.health import DATABASE_AVAILABLE, ServiceState, ServiceStatus
 from truenext.stage.events import StageEvents
 from truenext.stage.gate import DatabaseGate
 from truenext.stage.initiator import Initiator
+from truenext.stage.introspection.grants import missing_grants, needed_grants
 from truenext.stage.outbox.exactly_once import ExactlyOnceProcessing
 from truenext.stage.pool import PriorityPool
 from truenext.stage.sql.errors import DatabaseUnavailable
@@ -45,6 +49,17 @@ POLL_S = 0.005
 """Seconds between two checks of the subscriptions."""
 CANCEL_TIMEOUT_S = 1.0
 """Seconds in which cancelled handlers may end."""
+
+
+class _UserGrants(msgspec.Struct):
+    name: str
+    send: list[str]
+    take: list[str]
+
+
+class _ConnectionFacts(msgspec.Struct):
+    user: _UserGrants | None = None
+    """User of the connection; None if the broker has no users."""
 
 
 class ServiceRun:
@@ -139,10 +154,35 @@ class ServiceRun:
             for pool in self._pools if stage.endpoint.subscribed_topic is None else self._pools[:1]:
                 exactly_once = self.exactly_once if stage.settings.exactly_once else None
                 self.stage_consumers.append(StageConsumer(self.context, stage, pool, exactly_once))
+        await self._warn_of_missing_grants()
         for consumption in self.stage_consumers:
             consumption.start()
         await self._wait_until_subscribed()
         self._state = "running"
+
+    async def _warn_of_missing_grants(self) -> None:
+        """Log once what the user may not do. Without credentials there are no users, or the login was refused."""
+        if self._credentials.user is None and self._credentials.certificate is None:
+            return
+        try:
+            body = await self.connection.control_request("connection")
+        except (TruenextError, TimeoutError) as error:
+            _logger.warning("cannot check the grants of the user", extra={"error": str(error)})
+            return
+        granted = msgspec.json.decode(body, type=_ConnectionFacts).user
+        if granted is None:
+            return
+        rights = {Right.SEND: granted.send, Right.TAKE: granted.take}
+        user = User(granted.name, {right: map(parse_pattern, texts) for right, texts in rights.items()})
+        definition = self._definition
+        needed = needed_grants(definition.endpoints.values(), definition.remotes.values(), definition.topics.values())
+        missing = missing_grants(needed, user)
+        if missing:
+            facts = {right.value: [str(each) for each in patterns] for right, patterns in missing.items()}
+            _logger.warning(
+                "the user lacks grants that the service needs: add them with `truenext user grant`, and reload",
+                extra={"service": definition.name, "user": user.name, **facts},
+            )
 
     async def start_without_stages(self) -> None:
         """Send the units of the outbox if there is one but no exactly-once stage: then no other process does.

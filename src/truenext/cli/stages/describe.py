@@ -16,6 +16,7 @@ from truenext.cli.connection import (
     connected,
     credentials_options,
     send_control_request,
+    timeout_option,
 )
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.stages.drawing import draw_dot, draw_mermaid, signature_text
@@ -58,11 +59,18 @@ class QueueCounts(msgspec.Struct, frozen=True):
     f"needed, and {URL_VARIABLE} is ignored.",
 )
 @credentials_options
+@timeout_option
 @click.option("--mermaid", "as_mermaid", is_flag=True, help="Print a drawing in Mermaid's language.")
 @click.option("--dot", "as_dot", is_flag=True, help="Print a drawing in Graphviz's language.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 def describe(
-    target: str, url: str | None, credentials: Credentials, as_mermaid: bool, as_dot: bool, as_json: bool
+    target: str,
+    url: str | None,
+    credentials: Credentials,
+    connect_timeout_s: float,
+    as_mermaid: bool,
+    as_dot: bool,
+    as_json: bool,
 ) -> None:
     """Show the endpoints and stages of a service.
 
@@ -76,7 +84,7 @@ def describe(
     except ConfigurationError as error:
         raise CommandFailure(error) from error
     graph = graph_of(service.name, service.endpoints.values(), service.remotes.values(), service.topics.values())
-    counts = None if url is None else _counts(BrokerOptions(url, credentials))
+    counts = None if url is None else _counts(BrokerOptions(url, credentials, connect_timeout_s))
     notes = _queue_notes(graph, counts)
     if as_mermaid:
         terminal.echo(draw_mermaid(graph, notes))

@@ -7,6 +7,7 @@ from truenext.cli.lazy import LazyGroup
 COMMAND_MODULES = {
     "check": "stages.check",
     "describe": "stages.describe",
+    "grants": "stages.grants",
     "outbox": "stages.outbox",
     "rerun": "stages.rerun",
     "run": "stages.run",

@@ -22,7 +22,7 @@ import msgspec
 
 from truenext.broker.settings import LogLevel
 from truenext.cli import logs, terminal
-from truenext.cli.connection import URL_VARIABLE, credentials_options, with_login_hint
+from truenext.cli.connection import URL_VARIABLE, USER_VARIABLE, credentials_options, split_by_source, with_login_hint
 from truenext.cli.exit_status import BROKEN_PIPE, NO_ANSWER, CommandFailure
 from truenext.cli.loops import new_event_loop
 from truenext.cli.stages.health_server import serve_health
@@ -106,9 +106,11 @@ def run(
     signal it completes running stages for at most 30 seconds, releases all other messages, and exits 0. On a second
     signal it releases these, too, and exits with 128 + the number of the signal.
 
-    The command logs in as the service does, unless --user or a password is given. --ca, and --certificate with --key,
-    replace those of the service.
+    User and password come together from the first that names a user: the command line, the service, TRUENEXT_USER. A
+    password without a user replaces the password only. --ca, and --certificate with --key, replace those of the
+    service.
     """
+    line, environment = split_by_source(credentials)
     terminal.set_line_buffering()
     logs.configure_logging(log_level)
     deadline, status = ExitDeadline(), 1
@@ -119,7 +121,7 @@ def run(
             service = load_service(target)
         if urls:
             service.broker = urls
-        service.credentials = merge_credentials(credentials, service.credentials)
+        service.credentials, login_note = merge_credentials(line, service.credentials, environment)
         if database is not None:
             service.database = database
         if events is not None:
@@ -133,7 +135,7 @@ def run(
             raise ConfigurationError(f"{target} has no stages to run: it only sends to other services")
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             try:
-                status = runner.run(_ServiceProcess(service, stalled_after_s, deadline).run(health_at))
+                status = runner.run(_ServiceProcess(service, login_note, stalled_after_s, deadline).run(health_at))
             except (SystemExit, KeyboardInterrupt) as error:
                 # Raised by a task that a stage started and did not await. In an orderly end, the message of that stage
                 # would be released without an attempt, and the next process would end the same way.
@@ -163,17 +165,25 @@ def run(
     raise SystemExit(status)
 
 
-def merge_credentials(given: Credentials, own: Credentials) -> Credentials:
-    """Return the credentials of the command line and the environment, which replace those of the service. Without a
-    user they replace its password only. A certificate is replaced together with its key."""
-    if given.user is not None:
-        login = given
-    elif given.password is None and given.password_file is None:
-        login = own
-    else:
-        login = replace(given, user=own.user)
-    pair = own if given.certificate is None else given
-    return replace(login, ca=own.ca if given.ca is None else given.ca, certificate=pair.certificate, key=pair.key)
+def merge_credentials(line: Credentials, own: Credentials, environment: Credentials) -> tuple[Credentials, str]:
+    """Return the credentials with which a service logs in, and a note for its start's line about the user.
+
+    User and password are a pair of the first that names a user: the command line, the service, the environment. A
+    password without a user, of the command line or else of the environment, replaces the password of the pair. A
+    certificate is replaced together with its key.
+    """
+    sources = {"--user": line, "its code": own, USER_VARIABLE: environment}
+    source, login = next((each for each in sources.items() if each[1].user is not None), ("", own))
+    note = f" as user {login.user!r} (from {source})" if source else ""
+    if environment.user not in (None, login.user):
+        note += f"; {USER_VARIABLE} is unused"
+    for each in (line, environment):
+        if each.user is None and (each.password is not None or each.password_file is not None):
+            login = replace(login, password=each.password, password_file=each.password_file)
+            break
+    pair = own if line.certificate is None else line
+    ca = own.ca if line.ca is None else line.ca
+    return replace(login, ca=ca, certificate=pair.certificate, key=pair.key), note
 
 
 class _OutputError(Exception):
@@ -185,8 +195,9 @@ class _OutputError(Exception):
 
 
 class _ServiceProcess:
-    def __init__(self, service: Service, stalled_after_s: float, deadline: ExitDeadline) -> None:
+    def __init__(self, service: Service, login_note: str, stalled_after_s: float, deadline: ExitDeadline) -> None:
         self._service = service
+        self._login_note = login_note
         self._deadline = deadline
         self._stalled_after_s = stalled_after_s
         self._signals: list[signal.Signals] = []
@@ -224,7 +235,8 @@ class _ServiceProcess:
                 await running.start()
                 _echo(
                     f"{service.name} runs {count_noun(len(service.stages), 'stage')} of "
-                    f"{count_noun(len(service.endpoints), 'endpoint')} at {' or '.join(service.broker)}{note}"
+                    f"{count_noun(len(service.endpoints), 'endpoint')} at {' or '.join(service.broker)}"
+                    f"{self._login_note}{note}"
                 )
                 await running.wait_until_failed()
             except asyncio.CancelledError:

@@ -39,8 +39,9 @@ from truenext.errors import (
 from truenext.model.url import DEFAULT_URL, Address, parse_url
 from truenext.wire.stomp.frame import Frame
 
-LOGIN_TIMEOUT_S = 10.0
-"""Seconds from the first byte until CONNECTED; a broker that takes over an old connection may first finish a write."""
+ATTEMPT_TIMEOUT_S = 10.0
+"""Seconds until a broker must have accepted a connection, and again until CONNECTED; a broker that takes over an old
+connection may first finish a write."""
 HEART_BEAT_S_MAX = 24 * 3600
 REPORT_INTERVAL_S = 60.0
 """Seconds until the same problem with the same URL is reported again."""
@@ -61,6 +62,8 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A lost connection is opened anew; otherwise it is closed for good, and each address is tried once at first."""
     heartbeat_thread: bool = False
     """Heart-beats do not depend on the event loop that runs the client."""
+    attempt_timeout_s: float = ATTEMPT_TIMEOUT_S
+    """Seconds until a broker must have accepted a connection, and again until CONNECTED."""
 
     def __post_init__(self) -> None:
         """Raises: ValueError"""
@@ -79,6 +82,7 @@ def connect_options(
     client_id: str | None,
     heart_beat_s: float,
     reconnects: bool,
+    timeout_s: float = ATTEMPT_TIMEOUT_S,
     heartbeat_thread: bool = False,
 ) -> ConnectOptions:
     """Check the arguments of `connect`; without a URL use the STOMP port of this machine.
@@ -104,6 +108,8 @@ def connect_options(
         heart_beat_s=heart_beat_s,
         reconnects=bool(reconnects),
         heartbeat_thread=bool(heartbeat_thread),
+        # Each address is tried once without `reconnects`, so a program that waits longer does so at each.
+        attempt_timeout_s=ATTEMPT_TIMEOUT_S if reconnects else max(ATTEMPT_TIMEOUT_S, timeout_s / max(len(urls), 1)),
     )
 
 
@@ -147,6 +153,8 @@ class Client:
         """Reason why no connection is opened any more."""
         self.last_error: Exception | None = None
         """Error of the last attempt to connect that failed."""
+        self.is_listening = False
+        """The last attempt to connect has opened a socket."""
         self.is_closing = False
         """The program has closed the connection; new requests are refused."""
         self._is_disconnect_sent = False
@@ -191,7 +199,7 @@ class Client:
         is_busy = isinstance(error, Refused) and error.code == Code.BUSY
         self._unavailable_count = 0 if is_busy else self._unavailable_count + 1
         if not self.options.reconnects and self._unavailable_count >= len(self.options.addresses):
-            self.fail_permanently(self.no_broker_error())
+            self.fail_permanently(self.no_broker_error(self.options.attempt_timeout_s))
         else:
             self._report_seldom(
                 "cannot connect to %(url)s: %(error)s", url, reason, attempts=self._failed_connect_count
@@ -208,19 +216,24 @@ class Client:
             self._reported_at[url, reason] = now
             self.context.report(text, {"url": url, "error": reason, **fields})
 
-    def no_broker_error(self) -> NoBroker | Refused:
+    def no_broker_error(self, waited_s: float) -> NoBroker | Refused:
         """Make an error that says which URLs were tried, and why no connection was opened; that of a busy broker is its
         own."""
         if isinstance(self.last_error, Refused) and self.last_error.code == Code.BUSY:
             return Refused(str(self.last_error), self.last_error.code)
         urls = ", ".join(each.url for each in self.options.addresses)
-        if self.last_error is not None:
-            reason = _error_text(self.last_error)
-        elif self.link is not None:
-            reason = "it accepts connections but does not answer"
-        else:
-            reason = "it has not answered in time"
-        return NoBroker(f"no broker at {urls}: {reason}")
+        reason = self._no_answer(waited_s) if self.last_error is None else _error_text(self.last_error)
+        error = NoBroker(f"no broker at {urls}: {reason}")
+        error.is_listening = self.is_listening
+        return error
+
+    def attempt_timeout_error(self) -> TimeoutError:
+        """Make the error of an attempt to connect that took too long."""
+        return TimeoutError(self._no_answer(self.options.attempt_timeout_s))
+
+    def _no_answer(self, waited_s: float) -> str:
+        answer = f"no answer within {waited_s:g} seconds"
+        return f"a program listens there, but has given {answer}" if self.is_listening else answer
 
     def on_socket_connected(self, address: Address, password: str | None = None) -> None:
         """Send CONNECT on a new socket, with a `password` that the driver may have read from a file."""
@@ -234,12 +247,13 @@ class Client:
         if self._takeover_secret:
             headers["truenext-secret"] = self._takeover_secret
         link.send_connect(headers)
-        self._login_timer = self.delayed_calls.call_at(now + LOGIN_TIMEOUT_S, lambda: self._check_login_time(link))
+        due = now + self.options.attempt_timeout_s
+        self._login_timer = self.delayed_calls.call_at(due, lambda: self._check_login_time(link))
         self.flush()
 
     def _check_login_time(self, link: Link) -> None:
         if self.link is link and not link.is_up:
-            self.on_connection_lost(ConnectionLost(f"the broker does not answer within {LOGIN_TIMEOUT_S:g} seconds"))
+            self.on_connection_lost(ConnectionLost(self._no_answer(self.options.attempt_timeout_s)))
 
     def pump_soon(self) -> None:
         """Write waiting sends soon: those of one pass of the loop are written together, and share a receipt."""

@@ -35,12 +35,12 @@ def add_exit_failure_note(error: BaseException, exit_error: Exception) -> None:
         error.add_note(f"The end of the block has failed as well: {type(exit_error).__name__}: {exit_error}")
 
 
-def wait_for_first_connection(client: Client, deadline: float) -> Flow[None]:
+def wait_for_first_connection(client: Client, timeout_s: float) -> Flow[None]:
     """Raises: ConnectionLost if no broker answers in time; Refused"""
     try:
-        yield from client.wait_until_up(deadline, "begin")
+        yield from client.wait_until_up(client.clock() + timeout_s, "begin")
     except TimeoutError:
-        raise client.no_broker_error() from None
+        raise client.no_broker_error(timeout_s) from None
 
 
 # ---- Receiving ----

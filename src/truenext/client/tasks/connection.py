@@ -99,6 +99,7 @@ def connect(
         client_id=client_id,
         heart_beat_s=heart_beat,
         reconnects=reconnect,
+        timeout_s=timeout,
         heartbeat_thread=heartbeat_thread,
     )
 
@@ -479,7 +480,7 @@ class Connection:
         driver = self._driver
         driver.start()
         try:
-            await driver.run_flow(flows.wait_for_first_connection(driver.client, driver.loop.time() + timeout))
+            await driver.run_flow(flows.wait_for_first_connection(driver.client, timeout))
         except BaseException:
             driver.run_step(driver.client.fail_permanently, ClosedError("the connection was never opened"))
             await driver.stop()

@@ -40,8 +40,6 @@ from truenext.model.limits import READ_BYTES
 from truenext.model.url import Address
 from truenext.tls import TlsSocket
 
-CONNECT_TIMEOUT_S = 10.0
-"""Seconds until a broker must have accepted a connection."""
 LOOP_BLOCKED_S = 1.0
 """Delay of a timer, in seconds, above which the event loop is reported as blocked."""
 
@@ -64,6 +62,9 @@ def _at_exit() -> None:
 
 
 _isolations: WeakKeyDictionary[asyncio.AbstractEventLoop, HandlerIsolation] = WeakKeyDictionary()
+
+_blocked_until: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
+"""End of the last reported blocking of each loop. All connections of a loop notice it, and one reports it."""
 
 
 class Driver:
@@ -228,12 +229,12 @@ class Driver:
                     await asyncio.sleep(delay)
                 try:
                     password = current_password(client.options.credentials)
-                    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    async with asyncio.timeout(client.options.attempt_timeout_s):
                         sock = await self._connect(address)
                 except (ConfigurationError, OSError, UnicodeError) as error:
                     # An invalid host name (UnicodeError) counts as an unknown one.
                     is_own_timeout = type(error) is TimeoutError and error.errno is None
-                    client.on_connect_failed(_connect_timeout_error() if is_own_timeout else error)
+                    client.on_connect_failed(client.attempt_timeout_error() if is_own_timeout else error)
                     continue
                 self._start_link(sock, address, password)
                 assert self._socket_closed is not None, "it has begun"
@@ -242,6 +243,7 @@ class Driver:
             self._fail_internally(error)
 
     async def _connect(self, address: Address) -> socket.socket | TlsSocket:
+        self.client.is_listening = False
         infos = await self.loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         errors: list[OSError] = []
         for family, kind, protocol, _, sockaddr in infos:
@@ -259,6 +261,7 @@ class Driver:
             except BaseException:
                 sock.close()
                 raise
+            self.client.is_listening = True
             if not address.has_tls:
                 return sock
             try:
@@ -515,8 +518,13 @@ class Driver:
             return
         self._timer = None
         late_s = self.loop.time() - self._timer_at
-        if late_s > LOOP_BLOCKED_S:
-            log.report("the event loop was blocked for %(seconds)s seconds", {"seconds": round(late_s, 1)})
+        if late_s > LOOP_BLOCKED_S and self._timer_at > _blocked_until.get(self.loop, 0.0):
+            _blocked_until[self.loop] = self.loop.time()
+            log.report(
+                "the event loop was blocked for %(seconds)s seconds: look for a call that takes long without an await; "
+                "with PYTHONASYNCIODEBUG=1 asyncio logs the task of such a call",
+                {"seconds": round(late_s, 1)},
+            )
         self._read_available()
         try:
             self.client.run_due_calls()
@@ -540,10 +548,6 @@ def check_clock_runs(loop: asyncio.AbstractEventLoop) -> None:
                 "the clock of the event loop stands still, so the connection would wait for ever: with freezegun "
                 "use freeze_time(..., real_asyncio=True)"
             )
-
-
-def _connect_timeout_error() -> TimeoutError:
-    return TimeoutError(f"no answer within {CONNECT_TIMEOUT_S:g} seconds")
 
 
 def _has_ended(owner: object) -> bool:

@@ -87,6 +87,7 @@ def connect(
         client_id=client_id,
         heart_beat_s=heart_beat,
         reconnects=reconnect,
+        timeout_s=timeout,
     )
 
     connection = Connection(options)
@@ -460,7 +461,7 @@ class Connection:
         driver = self._driver
         driver.start()
         try:
-            driver.run_flow(flows.wait_for_first_connection(driver.client, monotonic() + timeout))
+            driver.run_flow(flows.wait_for_first_connection(driver.client, timeout))
         except BaseException:
             driver.run_step(driver.client.fail_permanently, ClosedError("the connection was never opened"))
             driver.stop()

@@ -46,8 +46,6 @@ from truenext.model.limits import READ_BYTES
 from truenext.model.url import Address
 from truenext.tls import TlsSocket
 
-CONNECT_TIMEOUT_S = 10.0
-"""Seconds until a broker must have accepted a connection."""
 STOP_TIMEOUT_S = 1.0
 """Seconds that `stop` waits for the thread, which may be resolving a host name."""
 
@@ -343,7 +341,8 @@ class Driver:
 
     def _connect(self, address: Address) -> socket.socket | TlsSocket | None:
         """Connect a socket; None if the client has ended meanwhile. Raises: OSError"""
-        deadline = monotonic() + CONNECT_TIMEOUT_S
+        deadline = monotonic() + self.client.options.attempt_timeout_s
+        self.client.is_listening = False
         errors: list[OSError] = []
         for family, kind, protocol, _, sockaddr in socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM
@@ -357,11 +356,12 @@ class Driver:
                 code = sock.connect_ex(sockaddr)
                 while code in _IN_PROGRESS and self.client.error is None:
                     if (left_s := deadline - monotonic()) <= 0:
-                        raise TimeoutError(f"no answer within {CONNECT_TIMEOUT_S:g} seconds")
+                        raise self.client.attempt_timeout_error()
                     if self._select(sock, selectors.EVENT_WRITE, left_s):
                         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if code and code not in _IN_PROGRESS:
                     raise OSError(code, os.strerror(code))
+                self.client.is_listening = self.client.error is None
                 if address.has_tls and self.client.error is None:
                     has_begun_tls = True
                     tls = self._start_tls(sock, address, deadline)
@@ -389,7 +389,7 @@ class Driver:
             if not output and tls.is_ready:
                 return tls
             if (left_s := deadline - monotonic()) <= 0:
-                raise TimeoutError(f"no answer within {CONNECT_TIMEOUT_S:g} seconds")
+                raise self.client.attempt_timeout_error()
             if not self._select(sock, selectors.EVENT_WRITE if output else selectors.EVENT_READ, left_s):
                 continue
             with contextlib.suppress(BlockingIOError, InterruptedError):

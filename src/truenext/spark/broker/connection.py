@@ -68,8 +68,11 @@ class Answer:
 class BrokerConnection:
     """Connection to a broker, and context manager: its end sends DISCONNECT, and held messages count no attempt."""
 
-    def __init__(self, addresses: Sequence[Address], credentials: Credentials = NO_CREDENTIALS) -> None:
+    def __init__(
+        self, addresses: Sequence[Address], credentials: Credentials = NO_CREDENTIALS, timeout_s: float | None = None
+    ) -> None:
         """Connect to the first address that has a broker; again for some seconds while it is busy with other logins.
+        `timeout_s` is the longest time of each step, CONNECT_SECONDS if None.
 
         Raises: NoBroker, Refused; ConfigurationError if a file of the credentials cannot be used
         """
@@ -80,13 +83,14 @@ class BrokerConnection:
         self._write_lock = Lock()
         self._has_ended = Event()
         self._question_count = 0
-        busy_until = monotonic() + CONNECT_SECONDS
+        timeout_s = CONNECT_SECONDS if timeout_s is None else timeout_s
+        busy_until = monotonic() + timeout_s
         while True:
             self._link = Link(1, HEART_BEAT_SECONDS, monotonic(), on_frame=self._on_frame)
             headers = credentials.headers(current_password(credentials))
-            self._socket, self._url = _connect(addresses, credentials)
+            self._socket, self._url = _connect(addresses, credentials, timeout_s)
             try:
-                self._log_in(headers)
+                self._log_in(headers, timeout_s)
                 break
             except BaseException as error:
                 self._socket.close()
@@ -307,36 +311,41 @@ class BrokerConnection:
         if self._link.is_up:
             return ConnectionLost(f"the connection was lost: {reason_of(error)}")
         # With TLS 1.3 the broker refuses a client's certificate after the client's part of the handshake.
-        return NoBroker(f"no broker: {self._url}: {reason_of(error)}")
+        return _no_broker(f"no broker: {self._url}: {reason_of(error)}", is_listening=True)
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.command == "MESSAGE":
             self._messages.append(frame)
 
-    def _log_in(self, headers: dict[str, str]) -> None:
+    def _log_in(self, headers: dict[str, str], timeout_s: float) -> None:
         link = self._link
         link.send_connect({"truenext-client": "1", **headers})
         self.flush()
-        deadline = monotonic() + CONNECT_SECONDS
+        deadline = monotonic() + timeout_s
         while not link.is_up:
             if not self._read(deadline):
                 host, port, *_ = self._socket.getpeername()
-                raise NoBroker(
-                    f"{host}:{port} accepts connections, but has not answered CONNECT within {CONNECT_SECONDS:g} "
-                    "seconds: check that the option url names a truenext broker"
+                raise _no_broker(
+                    f"{host}:{port} accepts connections, but has not answered CONNECT within {timeout_s:g} "
+                    "seconds: check that the option url names a truenext broker",
+                    is_listening=True,
                 )
         link.require_truenext("Spark")
 
 
-def _connect(addresses: Sequence[Address], credentials: Credentials) -> tuple[socket.socket | TlsStream, str]:
+def _connect(
+    addresses: Sequence[Address], credentials: Credentials, timeout_s: float
+) -> tuple[socket.socket | TlsStream, str]:
     """Return a connected socket, and the URL of its broker. Raises: NoBroker, ConfigurationError"""
     failures = []
+    is_listening = False
     for address in addresses:
         try:
-            connected = socket.create_connection((address.host, address.port), CONNECT_SECONDS)
+            connected = socket.create_connection((address.host, address.port), timeout_s)
         except OSError as error:
             failures.append(f"{address.url}: {error}")
             continue
+        is_listening = True
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if not address.has_tls:
             return connected, address.url
@@ -347,4 +356,10 @@ def _connect(addresses: Sequence[Address], credentials: Credentials) -> tuple[so
             if not isinstance(error, OSError):
                 raise
             failures.append(f"{address.url}: {reason_of(error)}")
-    raise NoBroker(f"no broker: {'; '.join(failures)}")
+    raise _no_broker(f"no broker: {'; '.join(failures)}", is_listening=is_listening)
+
+
+def _no_broker(reason: str, *, is_listening: bool) -> NoBroker:
+    error = NoBroker(reason)
+    error.is_listening = is_listening
+    return error

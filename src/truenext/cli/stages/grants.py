@@ -1,0 +1,84 @@
+"""`truenext stages grants`: the grants that a service needs at a broker with users, or those that its user lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import click
+import tomlkit
+
+from truenext.broker.users import read_users, suggest_name
+from truenext.cli import terminal
+from truenext.cli.exit_status import CommandFailure, NoAnswerFailure
+from truenext.cli.stages.service_loader import load_service, service_argument
+from truenext.cli.values import PathParam, TextParam
+from truenext.errors import ConfigurationError, TruenextError
+from truenext.model.grants import QUEUE_PREFIX, Pattern, Right, User
+from truenext.stage.introspection.grants import missing_grants, needed_grants
+from truenext.stage.service import Service
+
+
+@click.command()
+@service_argument
+@click.option(
+    "--users", "file", type=PathParam(dir_okay=False), help="Users file: print only what the user --user lacks there."
+)
+@click.option("--user", "name", type=TextParam(), help="User of --users as which the service logs in.")
+def grants(target: str, file: Path | None, name: str | None) -> None:
+    """Print the grants that a service needs, as TOML for a users file.
+
+    These are the queues and topics from which its stages take messages and to which they send, as the definitions and
+    the code of the stages name them. Comments say which grants the code does not show. See docs/security.md.
+
+    With --users and --user, exits 0 if the user has all of these grants, 1 if some are missing, 2 if the check failed.
+    """
+    if (file is None) is not (name is None):
+        raise click.UsageError("--users and --user need one another")
+    try:
+        service = load_service(target)
+        needed = needed_grants(service.endpoints.values(), service.remotes.values(), service.topics.values())
+        user = None if file is None or name is None else _read_user(file, name)
+    except ConfigurationError as error:
+        raise CommandFailure(error) from error
+    if user is None:
+        _print_grants(needed)
+        for line in _unknown_grants(service):
+            terminal.echo(f"# {line}")
+        return
+    missing = missing_grants(needed, user)
+    if missing:
+        terminal.echo(f"# User {user.name} lacks these grants, which {service.name} needs:")
+        _print_grants(missing)
+        raise SystemExit(1)
+    terminal.echo(f"# User {user.name} has the grants that {service.name} needs.")
+
+
+def _read_user(file: Path, name: str) -> User:
+    """Raises: ConfigurationError, NoAnswerFailure"""
+    users = read_users(file)
+    if name not in users:
+        raise NoAnswerFailure(TruenextError(f"{file} has no user {name!r}{suggest_name(name, users)}"))
+    return users[name].user
+
+
+def _print_grants(grants: Mapping[Right, Iterable[Pattern]]) -> None:
+    document = tomlkit.document()
+    for right, patterns in grants.items():
+        names = [str(each).removeprefix(QUEUE_PREFIX) for each in patterns]
+        if names:
+            array = tomlkit.array()
+            array.extend(names)
+            document[right.value] = array.multiline(True)
+    terminal.echo(tomlkit.dumps(document).rstrip("\n"))
+
+
+def _unknown_grants(service: Service) -> list[str]:
+    """Return sentences about grants that the definitions do not show."""
+    found = []
+    replying = [each.name for each in service.endpoints.values() if each.replies is not None]
+    if replying:
+        found.append(f"Replies of {', '.join(replying)}: `send` also to the stages that get them, and to")
+        found.append("/topic/replies.CALLER.* of callers that use `ask`.")
+    found.append(f"If a program of {service.name} uses `ask`: `take` also from /topic/replies.{service.name}.*.")
+    return [*found, "A program that starts flows: `send` to their endpoints."]

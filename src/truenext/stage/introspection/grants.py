@@ -1,0 +1,39 @@
+"""Grants that a service needs at a broker with users. Source: docs/security.md, "Grants of a service or a query"
+
+They are found by the definitions of the service and the code of its stages. So grants may be missing for calls outside
+of the stages' own code, such as `ask`, and for replies, which go where the callers say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from truenext.model.grants import Pattern, Right, User, parse_pattern
+from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Topic
+from truenext.stage.introspection.references import references_of
+
+
+def needed_grants(
+    endpoints: Iterable[LocalEndpoint[Any, Any]], remotes: Iterable[Endpoint[Any, Any]], topics: Iterable[Topic[Any]]
+) -> dict[Right, list[Pattern]]:
+    """Return the queues and topics that the service takes from and sends to, sorted; no pattern has * or >."""
+    own = list(endpoints)
+    stages = [stage for each in own for stage in each.stages_in_order]
+    taken = {stage.destination for stage in stages}
+    # A later stage gets what the stage before passes on with `flow.next`.
+    sent = {stage.destination for each in own for stage in each.stages_in_order[1:]}
+    sent |= {to.destination for stage in stages for to, _ in references_of(stage.function)}
+    sent |= {each.destination for each in remotes}
+    # A topic is declared for a subscriber, or to be published to.
+    sent |= {each.destination for each in topics} - taken
+    return {
+        right: [parse_pattern(each) for each in sorted(destinations)]
+        for right, destinations in ((Right.SEND, sent), (Right.TAKE, taken))
+    }
+
+
+def missing_grants(needed: Mapping[Right, Iterable[Pattern]], user: User) -> dict[Right, list[Pattern]]:
+    """Return the needed grants that a user lacks, by right; a right of which none is missing is left out."""
+    missing = {right: [each for each in patterns if not user.may(right, each)] for right, patterns in needed.items()}
+    return {right: patterns for right, patterns in missing.items() if patterns}
