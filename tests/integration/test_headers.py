@@ -135,6 +135,43 @@ def test_an_exclusive_consumer_by_an_option_is_the_only_one(broker: BrokerProces
     assert first.arrived() == []
 
 
+RX_STOMP = {"durable": "false", "auto-delete": "true", "exclusive": "true"}
+"""Headers with which rx-stomp's tests subscribe to a queue of RabbitMQ."""
+
+
+def test_an_exclusive_subscriber_of_rabbitmq_receives_alone_until_it_ends(broker: BrokerProcess, queue: str) -> None:
+    # C4.12
+    ordinary, first, second = broker.connect(), broker.connect(), broker.connect()
+    follow(ordinary, f"/queue/{queue}")
+    follow(first, f"/queue/{queue}", RX_STOMP)
+    follow(second, f"/queue/{queue}", RX_STOMP)
+    sender = fill(broker, queue, *"abc")
+    for message in first.only(3):
+        first.ack(message, confirmed=True)
+    # The queue stays, with the next exclusive consumer.
+    first.disconnect()
+    broker.await_facts(queue, consumers=2)
+    sender.send(queue, b"d", confirmed=True)
+    assert bodies(second.only(1)) == ["d"]
+    assert ordinary.arrived() == []
+
+
+def test_exclusive_and_activemq_exclusive_that_disagree_are_refused(broker: BrokerProcess, queue: str) -> None:
+    client = broker.connect()
+    headers = {"id": "1", "destination": f"/queue/{queue}", "exclusive": "true", "activemq.exclusive": "false"}
+    client.send_frame("SUBSCRIBE", headers)
+    assert "activemq.exclusive 'false' and exclusive 'true' disagree; use one of them" in client.error().body.decode()
+
+
+def test_subscribe_to_a_composite_destination_is_refused_with_the_alternative(broker: BrokerProcess) -> None:
+    client = broker.connect()
+    client.send_frame("SUBSCRIBE", {"id": "1", "destination": "/queue/a,/queue/b", "receipt": "r"})
+    error = client.error()
+    assert (error.headers["receipt-id"], error.headers["truenext-code"]) == ("r", "not-supported")
+    assert "'/queue/a,/queue/b': composite destinations are for SEND" in error.headers["message"]
+    assert "send a SUBSCRIBE for each part, each with its own id" in error.body.decode()
+
+
 def test_options_make_no_queue(broker: BrokerProcess, queue: str) -> None:
     address = f"/queue/{queue}?consumer.prefetchSize=1"
     client = broker.connect()
@@ -232,6 +269,59 @@ def test_unchecked_login_is_reported_to_each_client_and_once_in_the_log(own_brok
     own_broker.stop()
     assert own_broker.log.count("login and passcode are not checked: there are no users") == 1
     assert "secret" not in own_broker.log and "guest" not in own_broker.log
+
+
+# ---- Headers without effect ----
+
+INEFFECTIVE = "a header of another broker has no effect here"
+
+
+def warned_of(broker: BrokerProcess) -> list[str]:
+    """Return the headers without effect of which the log warns, in order."""
+    return [line.partition(" header='")[2].partition("'")[0] for line in ineffective_lines(broker)]
+
+
+def ineffective_lines(broker: BrokerProcess) -> list[str]:
+    return [line for line in broker.log.splitlines() if INEFFECTIVE in line]
+
+
+def send_often(client: RawClient, queue: str, headers: dict[str, str], *, count: int = 20) -> None:
+    """Send messages of which all but the first are read by their shape."""
+    for _ in range(count - 1):
+        client.send_frame("SEND", {"destination": f"/queue/{queue}", "content-length": "1"} | headers, b"x")
+    client.send_frame("SEND", {"destination": f"/queue/{queue}", "content-length": "1"} | headers, b"x", confirmed=True)
+
+
+def test_headers_without_effect_are_warned_of_once_and_the_messages_go_on(own_broker: BrokerProcess) -> None:
+    for headers in ({"delivery-mode": "2"}, {"delivery-mode": "2", "x-delay": "5"}, {"JMSPriority": "9"}):
+        for _ in range(3):
+            send_often(own_broker.connect(), "q", headers)
+    # With a colon in a value no frame is read by a shape; without content-length it is read as a frame.
+    own_broker.connect().send("q", b"x", headers={"JMSDeliveryMode": "2", "x": "a:b"}, confirmed=True)
+    client = own_broker.connect()
+    for _ in range(20):
+        client.send("q", b"x", headers={"expiration": "1"})
+    follow(client, "/queue/q", {"activemq.maximumRedeliveries": "-1", "activemq.prefetchSize": "1000"})
+    messages = client.only(9 * 20 + 1 + 20)
+    assert {message.headers["priority"] for message in messages} == {"4"}
+    assert sum("delivery-mode" in message.headers for message in messages) == 6 * 20
+    assert warned_of(own_broker) == [
+        *("delivery-mode", "x-delay", "JMSPriority", "JMSDeliveryMode", "expiration", "activemq.maximumRedeliveries"),
+    ]
+    first, last = ineffective_lines(own_broker)[0], ineffective_lines(own_broker)[-1]
+    assert " WARNING " in first and "frame='SEND' user='' client='127.0.0.1:" in first
+    assert "instead='use persistent:true; without it the message is transient" in first
+    assert "frame='SUBSCRIBE'" in last and "instead=\"use attempts_max of the queue's policy" in last
+
+
+def test_message_with_the_delivery_mode_of_another_broker_alone_is_lost_in_a_crash(own_broker: BrokerProcess) -> None:
+    sender = own_broker.connect()
+    sender.send("q", b"transient", headers={"delivery-mode": "2", "JMSDeliveryMode": "PERSISTENT"}, confirmed=True)
+    sender.send("q", b"persistent", headers={"delivery-mode": "2", "persistent": "true"}, confirmed=True)
+    warned = warned_of(own_broker)
+    own_broker.restart(is_clean=False)
+    assert bodies(own_broker.remaining_messages("q")) == ["persistent"]
+    assert sorted(warned) == ["JMSDeliveryMode", "delivery-mode"]
 
 
 # ---- Queues from before ----

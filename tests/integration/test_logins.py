@@ -886,3 +886,37 @@ def test_log_and_answers_have_no_password_and_no_hash(guarded_broker: GuardedBro
         (path, secret) for path, secret in itertools.product(files, secrets) if secret.encode() in path.read_bytes()
     ]
     assert files and stored == []
+
+
+def test_header_without_effect_is_warned_of_once_for_each_user(guarded_broker: GuardedBroker) -> None:
+    def warned() -> list[tuple[str, str]]:
+        lines = [line for line in guarded_broker.log.splitlines() if "a header of another broker has no effect" in line]
+        return [(line.partition(" user='")[2].partition("'")[0], line.partition(" header='")[2]) for line in lines]
+
+    def users() -> list[str]:
+        assert all(header.startswith("delivery-mode'") for _, header in warned())
+        return [user for user, _ in warned()]
+
+    def send(user: str) -> None:
+        client = guarded_broker.login(user)
+        for _ in range(3):
+            client.send(f"{user}.q", b"x", headers={"delivery-mode": "2"}, confirmed=True)
+
+    for user in ("shop", "till", "shop", "till"):
+        send(user)
+    assert users() == ["shop", "till"]
+    reload_by_signal(guarded_broker)
+    send("shop")
+    assert users() == ["shop", "till"]
+    # A user that is removed is forgotten: what the broker keeps is bounded by the users of the file.
+    credentials_of_till = guarded_broker.credentials_of("till")
+    others = UserText()
+    others.add("shop", SHOP, credentials=guarded_broker.credentials_of("shop"))
+    guarded_broker.write_other(others)
+    reload_by_signal(guarded_broker)
+    guarded_broker.add("till", TILL, credentials=credentials_of_till)
+    guarded_broker.write()
+    reload_by_signal(guarded_broker)
+    for user in ("shop", "till"):
+        send(user)
+    assert users() == ["shop", "till", "till"]

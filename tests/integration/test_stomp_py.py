@@ -82,9 +82,15 @@ class Client(stomp.ConnectionListener):
         self.connection.send(f"/queue/{queue}", body, headers=headers | {"receipt": receipt})
         self.await_receipt(receipt)
 
-    def subscribe(self, queue: str, ack: str = "client-individual", prefetch: int = 1000) -> None:
+    def subscribe(
+        self,
+        queue: str,
+        ack: str = "client-individual",
+        prefetch: int = 1000,
+        headers: dict[str, str] | None = None,
+    ) -> None:
         receipt = self.new_receipt()
-        headers = {"activemq.prefetchSize": str(prefetch), "receipt": receipt}
+        headers = {"activemq.prefetchSize": str(prefetch), "receipt": receipt} | (headers or {})
         self.connection.subscribe(f"/queue/{queue}", id="1", ack=ack, headers=headers)
         self.await_receipt(receipt)
 
@@ -417,3 +423,29 @@ def test_a_forged_length_does_not_make_stomp_py_see_a_second_frame(
         sender.send(queue, body, headers={name: "3", "note": f"x\n{name}:3"}, confirmed=True)
         assert reader.message().body == body, name
     assert not reader.has_more()
+
+
+@VERSIONS
+def test_header_without_effect_is_warned_of_with_the_header_that_has_it(
+    own_broker: BrokerProcess, version: str
+) -> None:
+    client = Client(own_broker.port, version)
+    for _ in range(5):
+        client.send("q", "text", **{"delivery-mode": "2", "JMSExpiration": "0"})
+    client.close()
+    lines = [line for line in own_broker.log.splitlines() if "a header of another broker has no effect here" in line]
+    assert [line.partition(" header='")[2].partition("'")[0] for line in lines] == ["JMSExpiration", "delivery-mode"]
+    assert "instead='use expires, in milliseconds since the epoch'" in lines[0]
+    assert "instead='use persistent:true;" in lines[1]
+
+
+@VERSIONS
+def test_exclusive_subscription_of_rabbitmq_receives_alone(connect: Connect, queue: str, version: str) -> None:
+    # C4.12
+    other, exclusive = connect(version), connect(version)
+    other.subscribe(queue)
+    exclusive.subscribe(queue, headers={"exclusive": "true", "auto-delete": "true", "durable": "false"})
+    for number in range(4):
+        other.send(queue, str(number))
+    assert [message.body for message in exclusive.messages(4)] == [b"0", b"1", b"2", b"3"]
+    assert not other.has_more()

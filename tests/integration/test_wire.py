@@ -415,7 +415,6 @@ def test_a_connection_cannot_acknowledge_a_message_that_it_does_not_hold(
 @pytest.mark.parametrize(
     ("command", "headers", "feature"),
     [
-        ("SUBSCRIBE", {"destination": "/queue/a,/queue/b"}, "subscriptions to composite destinations"),
         ("SUBSCRIBE", {"destination": "/topic/a", "no-local": "true"}, "subscriptions without one's own messages"),
         ("SUBSCRIBE", {"destination": "/topic/a", "activemq.retroactive": "true"}, "retroactive consumers"),
     ],

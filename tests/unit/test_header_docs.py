@@ -47,7 +47,7 @@ def test_every_header_that_the_code_reads_is_documented() -> None:
 
 
 def test_names_of_other_brokers_are_documented() -> None:
-    options = {*headers.WINDOW, *headers.PRIORITY, *headers.EXCLUSIVE, *headers.SELECTOR}
+    options = {*headers.WINDOW, *headers.PRIORITY, *headers.EXCLUSIVE_ON_QUEUE, *headers.SELECTOR}
     assert names("SUBSCRIBE") >= options | {*headers.DURABLE, *headers.DURABLE_NAME}
     assert names("UNSUBSCRIBE") >= {*headers.DURABLE, *headers.DURABLE_NAME}
     assert names("NACK") >= {*headers.REJECT}

@@ -332,8 +332,8 @@ def test_hidden_queue_of_scheduled_sends_cannot_be_sent_to() -> None:
         (Schedule(period_ms=1, repeat=FOR_EVER, cron="* * * * *"), "REPEAT:-1"),
         (Schedule(cron="* * * *"), "five fields"),
         (Schedule(cron="* * * * * *"), "five fields"),
-        (Schedule(cron="61 * * * *"), "not a cron expression"),
-        (Schedule(cron="0 0 30 2 *"), "has no next time"),
+        (Schedule(cron="0 0 30 2 *"), "'0 0 30 2 \\*' has no next time: .*; change its day of the month"),
+        (Schedule(cron="0 0 31 2,4,6,9,11 *"), "has no next time"),
         (Schedule(cron="*" * 101), "five fields"),
         (Schedule(due_ms=1, delay_ms=1), "AMQ_SCHEDULED_TIME and AMQ_SCHEDULED_DELAY both"),
         (Schedule(due_ms=1, cron="* * * * *"), "AMQ_SCHEDULED_TIME and AMQ_SCHEDULED_CRON both"),
@@ -500,3 +500,29 @@ def test_a_body_that_is_text_is_shown_without_half_a_character() -> None:
 def test_a_question_that_cannot_be_answered_is_refused(verb: str, arguments: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         parse_request(verb, b'{"queue":"q",' + arguments + b"}")
+
+
+@pytest.mark.parametrize(
+    ("cron", "field"),
+    [
+        ("61 * * * *", "minute is '61'; use * or 0 to 59"),
+        ("*/0 * * * *", "minute is '*/0'"),
+        ("0 24 * * *", "hour is '24'; use * or 0 to 23"),
+        ("0 0 0 * *", "day of the month is '0'; use * or 1 to 31"),
+        ("0 0 * jam *", "month is 'jam'; use * or 1 to 12"),
+        ("0 0 30 2 8", "day of the week is '8'; use * or 0 to 7"),
+        ("0 5-3 * 13 *", "hour is '5-3'"),
+    ],
+)
+def test_invalid_cron_expression_is_refused_with_its_field(cron: str, field: str) -> None:
+    # C14.1
+    with pytest.raises(RemoteProtocolError) as raised:
+        check_schedule(Schedule(cron=cron))
+    assert f"{cron!r} is not a cron expression: its {field}" in str(raised.value)
+    assert "next time" not in str(raised.value)
+
+
+@pytest.mark.parametrize("cron", ["0 0 31 4 MON", "0 0 29 2 *", "0 0 * 2 MON#5", "0 0 L * *", "0 0 * jan SUN"])
+def test_rare_cron_expression_is_accepted(cron: str) -> None:
+    # C14.1
+    assert check_schedule(Schedule(cron=cron)).cron == cron

@@ -7,12 +7,21 @@ from pathlib import Path
 import pytest
 
 from truenext.errors import RemoteProtocolError
-from truenext.model.commands import Browse, Command, Login, Nack, Subscribe, Unsubscribe
+from truenext.model.commands import Browse, Command, Login, Nack, Send, Subscribe, Unsubscribe
 from truenext.model.destination import DestinationKind
 from truenext.model.header_lines import DEAD_LETTER_HEADERS
 from truenext.model.limits import WINDOW_MAX
 from truenext.wire.stomp.frame import Frame, Version, encode
-from truenext.wire.stomp.headers import DURABLE_NAME, OPTIONS, PRIORITY, REJECT, SUBSCRIBE_RULES, WINDOW
+from truenext.wire.stomp.header_docs import CLIENT_HEADERS
+from truenext.wire.stomp.headers import (
+    DURABLE_NAME,
+    INEFFECTIVE_HEADERS,
+    OPTIONS,
+    PRIORITY,
+    REJECT,
+    SUBSCRIBE_RULES,
+    WINDOW,
+)
 from truenext.wire.stomp.server import StompSession
 
 QUEUES = ["/queue/a", "a", "/queue/a.*"]
@@ -22,8 +31,17 @@ ENDING = [*TOPICS, "/temp-topic/a"]
 NOTHING: dict[str, str] = {}
 
 
-def connected(version: Version = Version.V1_2, client_id: str = "c") -> StompSession:
-    server = StompSession(session_id="me", identity="b1", server_name="truenext/1")
+def connected(
+    version: Version = Version.V1_2, client_id: str = "c", reported: list[tuple[str, str, str]] | None = None
+) -> StompSession:
+    """Return a session with a login, which adds reports of headers without effect to `reported`."""
+    found = [] if reported is None else reported
+    server = StompSession(
+        session_id="me",
+        identity="b1",
+        server_name="truenext/1",
+        on_ineffective_header=lambda *report: found.append(report),
+    )
     headers = {"accept-version": version.value} | ({"client-id": client_id} if client_id else {})
     assert list(server.receive(encode(Frame("CONNECT", headers), version))) == [Login()]
     return server
@@ -65,7 +83,7 @@ ROWS: list[tuple[str, list[str], dict[str, str], list[str], list[str]]] = [
         (name, [*QUEUES, *TEMPORARY, *ENDING], {}, FALSE, [*TRUE, *NO_BOOLEAN])
         for name in ("no-local", "activemq.noLocal", "activemq.retroactive")
     ),
-    ("exclusive", QUEUES, {}, FALSE, [*TRUE, *NO_BOOLEAN]),
+    ("exclusive", QUEUES, {}, FALSE, NO_BOOLEAN),
     ("exclusive", [*TEMPORARY, *ENDING], {}, [*TRUE, *FALSE], NO_BOOLEAN),
     ("exclusive", TOPICS, DURABLE, FALSE, [*TRUE, *NO_BOOLEAN]),
     ("x-queue-type", [*QUEUES, *TEMPORARY, *ENDING], {}, ["classic", "quorum"], ["stream", "", "classic,quorum"]),
@@ -118,8 +136,87 @@ def test_header_of_another_broker_has_no_effect_or_is_refused_by_name(
             assert reason.endswith("is not true or false") or ("; " in reason or "use " in reason)
 
 
-def test_exclusive_queue_is_refused_with_the_alternative() -> None:
-    assert "is /temp-queue/NAME: subscribe to that" in error_of("/queue/a", {"exclusive": "true"})
+@pytest.mark.parametrize("address", QUEUES)
+@pytest.mark.parametrize("value", TRUE)
+def test_exclusive_on_a_queue_makes_an_exclusive_consumer(address: str, value: str) -> None:
+    consumer = subscribed(address, {"exclusive": value})
+    assert consumer.is_exclusive
+    assert consumer == subscribed(address, {"activemq.exclusive": value})
+
+
+@pytest.mark.parametrize("address", [*TEMPORARY, *ENDING])
+def test_exclusive_on_what_belongs_to_its_connection_makes_no_exclusive_consumer(address: str) -> None:
+    consumer = subscribed(address, {"exclusive": "true"})
+    assert not consumer.is_exclusive
+    # It conflicts with nothing there.
+    assert subscribed(address, {"exclusive": "true", "activemq.exclusive": "false"}) == consumer
+
+
+def test_exclusive_browser_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="an exclusive consumer with browser:true"):
+        receive(
+            connected(), "SUBSCRIBE", {"id": "s", "destination": "/queue/a", "browser": "true", "exclusive": "true"}
+        )
+
+
+# ---- Headers without effect ----
+
+
+def frames_of(command: str) -> list[dict[str, str]]:
+    if command == "SUBSCRIBE":
+        return [{"id": "s", "destination": address} for address in ("/queue/a", "/topic/a", "/temp-queue/a")]
+    return [{"destination": address} for address in ("/queue/a", "/topic/a", "/queue/a,/topic/b")]
+
+
+@pytest.mark.parametrize("command", INEFFECTIVE_HEADERS)
+def test_header_without_effect_is_reported_once_and_changes_nothing(command: str) -> None:
+    known = INEFFECTIVE_HEADERS[command]
+    for headers in frames_of(command):
+        for name, instead in known.items():
+            reported: list[tuple[str, str, str]] = []
+            server = connected(reported=reported)
+            (plain,) = receive(server, command, headers)
+            (other,) = receive(server, command, headers | {name: "7"})
+            receive(server, command, headers | {name: "8"})
+            assert reported == [(command, name, instead)]
+            if isinstance(other, Send) and isinstance(plain, Send):
+                assert f"{name}:7\n".encode() in other.message.header
+                other.message.header = plain.message.header
+            assert other == plain
+        reported = []
+        receive(connected(reported=reported), command, headers | dict.fromkeys(known, "x"))
+        assert sorted(reported) == sorted((command, name, instead) for name, instead in known.items())
+
+
+@pytest.mark.parametrize("command", INEFFECTIVE_HEADERS)
+def test_header_without_effect_is_not_reported_on_another_frame_or_in_another_spelling(command: str) -> None:
+    reported: list[tuple[str, str, str]] = []
+    (other,) = INEFFECTIVE_HEADERS.keys() - {command}
+    names = [
+        *INEFFECTIVE_HEADERS[other].keys() - INEFFECTIVE_HEADERS[command].keys() - SUBSCRIBE_RULES.keys(),
+        *(name.swapcase() for name in INEFFECTIVE_HEADERS[command]),
+    ]
+    for headers in frames_of(command):
+        for name in names:
+            receive(connected(reported=reported), command, headers | {name: "7"})
+    receive(connected(reported=reported), "ACK", {"id": "7@s"} | dict.fromkeys(INEFFECTIVE_HEADERS["SEND"], "7"))
+    assert not reported
+
+
+def test_header_without_effect_beside_a_schedule_and_a_group_changes_neither() -> None:
+    reported: list[tuple[str, str, str]] = []
+    headers = {"destination": "/queue/a", "AMQ_SCHEDULED_DELAY": "5", "JMSXGroupID": "g", "x-delay": "7"}
+    (send,) = receive(connected(reported=reported), "SEND", headers)
+    assert isinstance(send, Send) and send.schedule is not None
+    assert (send.schedule.delay_ms, send.message.group) == (5, "g")
+    assert [name for _, name, _ in reported] == ["x-delay"]
+
+
+def test_no_header_without_effect_is_understood_too() -> None:
+    understood = {frame: {name for each in docs for name in each.names} for frame, docs in CLIENT_HEADERS.items()}
+    for frame, names in INEFFECTIVE_HEADERS.items():
+        assert not names.keys() & understood[frame]
+    assert not INEFFECTIVE_HEADERS["SUBSCRIBE"].keys() & SUBSCRIBE_RULES.keys()
 
 
 @pytest.mark.parametrize(("option", "header"), AS_OPTIONS.items())
@@ -302,6 +399,7 @@ AGREEING: list[tuple[dict[str, str], str, dict[str, str]]] = [
     ({"activemq.prefetchSize": "7", "prefetch-count": "07"}, "consumer.prefetchSize=7", {"prefetch-count": "8"}),
     ({"activemq.priority": "7"}, "consumer.priority=07", {"activemq.priority": "-7"}),
     ({"activemq.exclusive": "true"}, "consumer.exclusive=True", {"activemq.exclusive": "false"}),
+    ({"exclusive": "true"}, "consumer.exclusive=True", {"exclusive": "false"}),
     ({"selector": "a > 1"}, "consumer.selector=a%20%3E%201", {"selector": "a > 2"}),
 ]
 
@@ -318,6 +416,12 @@ def test_two_names_of_one_thing_agree_or_are_refused(
     reason = error_of(f"/queue/a?{options}", others)
     assert "disagree; use one of them" in reason
     assert options.partition("=")[0] in reason and all(name in reason for name in others)
+
+
+def test_exclusive_and_activemq_exclusive_that_disagree_are_refused() -> None:
+    for value, other in (("true", "false"), ("False", "True")):
+        reason = error_of("/queue/a", {"exclusive": value, "activemq.exclusive": other})
+        assert f"activemq.exclusive {other!r} and exclusive {value!r} disagree; use one of them" in reason
 
 
 def test_two_headers_of_one_window_that_disagree_are_refused() -> None:

@@ -1009,7 +1009,7 @@ def test_a_mere_name_is_a_queue(version: Version) -> None:
         ("SEND", ["destination:/topic/a.*"], "is for SUBSCRIBE only"),
         ("SEND", ["destination:/queue/a,/topic/a.>"], "is for SUBSCRIBE only"),
         ("SEND", ["destination:/queue/a,/control/status"], "is for control requests"),
-        ("SUBSCRIBE", ["destination:/queue/a,/topic/b"], "subscriptions to composite destinations"),
+        ("SUBSCRIBE", ["destination:/queue/a,/topic/b"], "send a SUBSCRIBE for each part, each with its own id"),
         ("SUBSCRIBE", ["destination:/topic/a", "browser:true"], "no message waits in a topic"),
         ("SUBSCRIBE", ["destination:/topic/a", "durable:true"], "needs a client-id"),
         ("SUBSCRIBE", ["destination:/topic/a", "durable:maybe"], "durable 'maybe' is not true or false"),

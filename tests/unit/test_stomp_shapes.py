@@ -46,6 +46,7 @@ NAMES = [
         "x",
         "content-type",
     ),
+    *("delivery-mode", "x-delay"),
     *("redelivered", "truenext-sequence", "AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_DELEY", "colour", "a b", "n\u00e4me"),
 ]
 VALUES = {
@@ -80,6 +81,8 @@ OFTEN = [
     ("SEND", ("receipt", "destination", "transaction", "x", "content-length", "colour")),
     ("SEND", ("truenext-producer", "destination", "truenext-number", "content-length", "expires", "JMSXGroupID")),
     ("SEND", ("truenext-producer", "destination", "truenext-number", "truenext-gapless", "content-length")),
+    ("SEND", ("destination", "delivery-mode", "persistent", "content-length")),
+    ("SEND", ("x-delay", "destination", "delivery-mode")),
     ("SEND", ("destination", "x")),
     ("SEND", ("destination", "id")),
     ("SEND", ("id", "destination")),
@@ -186,8 +189,21 @@ def frames_of(decoder: Decoder[Frame] | Yardstick, version: Version, pieces: lis
     return frames, "", None
 
 
-def connected(version: Version, decoder: Decoder[ShapedCommand] | Yardstick) -> StompSession:
-    one = StompSession(session_id="s", identity="b1", server_name="truenext/1")
+class Session(StompSession):
+    """Session that lists the reports of headers without effect."""
+
+    def __init__(self) -> None:
+        self.reported: list[tuple[str, ...]] = []
+        super().__init__(
+            session_id="s",
+            identity="b1",
+            server_name="truenext/1",
+            on_ineffective_header=lambda *report: self.reported.append(report),
+        )
+
+
+def connected(version: Version, decoder: Decoder[ShapedCommand] | Yardstick) -> Session:
+    one = Session()
     decoder.version = version
     # Its protocol asks the decoder alone what came.
     one._protocol._decoder = decoder  # type: ignore[assignment]
@@ -197,14 +213,15 @@ def connected(version: Version, decoder: Decoder[ShapedCommand] | Yardstick) -> 
     return one
 
 
-def commands_of(one: StompSession, pieces: list[bytes]) -> Outcome:
-    """Commands, each with the receipt that a refusal of it would name; the error; what the error names."""
+def commands_of(one: Session, pieces: list[bytes]) -> Outcome:
+    """Commands, each with the receipt that a refusal of it would name, and the headers without effect that are
+    reported before it; the error; what the error names."""
     commands: list[object] = []
     command: Command
     try:
         for data in pieces:
             for command in one.receive(data):
-                commands.append((command, one.last_receipt))
+                commands.append((command, one.last_receipt, tuple(one.reported)))
     except RemoteProtocolError as error:
         return commands, str(error), one.last_receipt
     return commands, "", one.last_receipt
@@ -242,6 +259,17 @@ SHARED = new_shapes()
 @given(st.integers(0, 2**48))
 def test_a_frame_means_the_same_with_shapes_and_without(seed: int) -> None:
     assert difference(seed, *SHARED) == ""
+
+
+def test_a_header_without_effect_is_reported_once_on_each_connection_whatever_shapes_are_known() -> None:
+    made: ShapeCache[ShapedCommand] = ShapeCache(request_shapes._shape)
+    frame = b"SEND\ndestination:/queue/a\ndelivery-mode:2\ncontent-length:1\n\nx\0"
+    for _ in range(4):
+        one = connected(Version.V1_2, Decoder(made))
+        for _ in range(10):
+            assert len(list(one.receive(frame))) == 1
+        assert [name for _, name, _ in one.reported] == ["delivery-mode"]
+        assert [type(shape) for shape in one._protocol._decoder._shapes] == [SendShape]
 
 
 def long_stream(command: str, names: tuple[str, ...]) -> bytes:
@@ -418,6 +446,16 @@ def a_value_may_have_a_carriage_return(patch: pytest.MonkeyPatch) -> None:
     _values_may_have(patch, rb"\r")
 
 
+def a_connection_begins_with_the_shapes_of_others(patch: pytest.MonkeyPatch) -> None:
+    make = Decoder.__init__
+
+    def faulty(self: Decoder[ShapedCommand], book: ShapeCache[ShapedCommand], *limits: int) -> None:
+        make(self, book, *limits)
+        self._shapes = tuple(book._known.values())
+
+    patch.setattr(Decoder, "__init__", faulty)
+
+
 def a_space_of_stomp_1_0_is_kept(patch: pytest.MonkeyPatch) -> None:
     _values_may_have(patch, b" ")
 
@@ -491,6 +529,7 @@ FAULTS: dict[str, Fault] = {
             a_value_may_have_a_colon,
             an_escape_is_taken_as_it_stands,
             a_value_may_have_a_carriage_return,
+            a_connection_begins_with_the_shapes_of_others,
             a_space_of_stomp_1_0_is_kept,
             an_additional_header_line_is_skipped,
             invalid_utf_8_is_accepted,

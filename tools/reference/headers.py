@@ -4,7 +4,14 @@ from collections.abc import Iterator, Mapping
 
 from tools.reference.markdown import code, joined, table, wrapped
 from truenext.wire.stomp.header_docs import BROKER_FRAME_HEADERS, CLIENT_HEADERS, DESTINATIONS, HeaderDoc
-from truenext.wire.stomp.headers import DURABLE, OPTIONS, SUBSCRIBE_RULES, HeaderValueRule, SubscribeTarget
+from truenext.wire.stomp.headers import (
+    DURABLE,
+    INEFFECTIVE_HEADERS,
+    OPTIONS,
+    SUBSCRIBE_RULES,
+    HeaderValueRule,
+    SubscribeTarget,
+)
 
 _HEAD = """\
 # Reference of destinations and headers
@@ -20,6 +27,8 @@ too. Numbers are digits without a sign; `true` and `false` may have capitals.
 This page is made from the code: `make reference`.
 """
 _ANY = "any value"
+_UNDERSTOOD = {DURABLE: (SubscribeTarget.TOPIC, SubscribeTarget.DURABLE), ("exclusive",): (SubscribeTarget.QUEUE,)}
+"""Targets of headers on SUBSCRIBE that have an effect, which another table describes."""
 _NONE = "none"
 
 
@@ -43,6 +52,8 @@ def _parts() -> Iterator[str]:
         yield _table(headers, "value and default")
         if frame == "SUBSCRIBE":
             yield from _rules()
+        if frame in INEFFECTIVE_HEADERS:
+            yield from _ineffective(frame)
     for frame, headers in BROKER_FRAME_HEADERS.items():
         yield f"## {frame}"
         yield _table(headers, "value")
@@ -88,10 +99,24 @@ def _rules() -> Iterator[str]:
         raise ValueError(f"header_docs.py has no text of {', '.join(sorted(unknown))}")
 
 
+def _ineffective(frame: str) -> Iterator[str]:
+    """Yield a table of the headers on a frame that have an effect only in other brokers."""
+    yield f"### Headers of other brokers on {frame} without effect"
+    yield wrapped(
+        "Other brokers or their clients give these headers an effect; here they have none. The broker accepts the "
+        "frame, and logs the warning `a header of another broker has no effect here`: once for each header and user, "
+        "or, without users, once for each header until the broker ends."
+    )
+    named: dict[str, list[str]] = {}
+    for name, instead in INEFFECTIVE_HEADERS[frame].items():
+        named.setdefault(instead, []).append(name)
+    yield table(("header", "instead"), [(_names(tuple(names)), instead) for instead, names in named.items()])
+
+
 def _accepted_row(names: tuple[str, ...], rules: Mapping[SubscribeTarget, HeaderValueRule]) -> tuple[str, ...]:
     cells = []
     for target, rule in rules.items():
-        if names == DURABLE and target in (SubscribeTarget.TOPIC, SubscribeTarget.DURABLE):
+        if target in _UNDERSTOOD.get(names, ()):
             cells.append("see above")
         else:
             cells.append(_ANY if rule.accepted is None else _names(tuple(sorted(rule.accepted))) or _NONE)

@@ -257,6 +257,8 @@ class Broker:
         """Worst disk level logged since the last PLENTY."""
         self._other_protocols: dict[str, float] = {}
         """Protocols of refused clients, each with the time of the loop from which its next warning is logged."""
+        self._ineffective_headers: set[tuple[str, str]] = set()
+        """Users, "" without users, with the names of headers of which the log has warned them."""
         self._is_turn_due = False
         self._has_ticked = False
         """The clock was read for the turn that is due, at a command or a durable batch."""
@@ -324,6 +326,22 @@ class Broker:
             return
         self._other_protocols[protocol] = now + OTHER_PROTOCOL_SECONDS
         logger.warning(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})
+
+    def warn_of_ineffective_header(self, session: ConnectionState, frame: str, header: str, instead: str) -> None:
+        """Log a client's header that has an effect in other brokers only; once for each header and user."""
+        user = self._user_name(session)
+        if (user, header) not in self._ineffective_headers:
+            self._ineffective_headers.add((user, header))
+            logger.warning(
+                "a header of another broker has no effect here",
+                extra={
+                    "header": header,
+                    "frame": frame,
+                    "user": user,
+                    "client": self._client_info(session).address,
+                    "instead": instead,
+                },
+            )
 
     def idle_time_left(self, session: ConnectionState) -> float:
         """Return the seconds that a control-only connection may still be idle; a pending answer counts as activity."""
@@ -1167,6 +1185,7 @@ class Broker:
         assert self._logins is not None, "the broker was started with users"
         self._logins.replace_users(users)
         self._last_targets.clear()
+        self._ineffective_headers = {(user, header) for user, header in self._ineffective_headers if user in users}
         for session, (user, credential) in list(self._users.items()):
             entry = users.get(user.name)
             if entry is None:

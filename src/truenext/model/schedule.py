@@ -14,6 +14,15 @@ from truenext.model.limits import CRON_LENGTH_MAX, SCHEDULE_MS_MAX
 FOR_EVER = -1
 """Value of `repeat` without an end."""
 
+_CRON_FIELDS = {
+    "minute": "0 to 59",
+    "hour": "0 to 23",
+    "day of the month": "1 to 31",
+    "month": "1 to 12",
+    "day of the week": "0 to 7",
+}
+"""Values of each field of a cron expression, by the field's name."""
+
 
 class Schedule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Remaining plan of a scheduled send: when it is due next, and how often after that."""
@@ -55,12 +64,26 @@ def check_schedule(schedule: Schedule) -> Schedule:
             )
         if len(schedule.cron) > CRON_LENGTH_MAX or len(schedule.cron.split()) != 5:
             raise RemoteProtocolError(f"AMQ_SCHEDULED_CRON is not five fields of {CRON_LENGTH_MAX} characters in all")
-        # From any time, as each cron expression comes round within a few years.
-        if _next_hit(schedule.cron, 0) is None:
-            raise RemoteProtocolError(
-                f"AMQ_SCHEDULED_CRON {schedule.cron!r} is not a cron expression, or has no next time"
-            )
+        _check_cron(schedule.cron)
     return schedule
+
+
+def _check_cron(cron: str) -> None:
+    """Raises: RemoteProtocolError if a cron expression of five fields is invalid, or has no hit."""
+    # From any time, as each cron expression comes round within a few years.
+    if _next_hit(cron, 0) is not None:
+        return
+    fields = cron.split()
+    for number, (name, values) in enumerate(_CRON_FIELDS.items()):
+        if _next_hit(" ".join(field if at == number else "*" for at, field in enumerate(fields)), 0) is None:
+            raise RemoteProtocolError(
+                f"AMQ_SCHEDULED_CRON {cron!r} is not a cron expression: its {name} is {fields[number]!r}; "
+                f"use * or {values}, and lists, ranges and steps of these"
+            )
+    raise RemoteProtocolError(
+        f"AMQ_SCHEDULED_CRON {cron!r} has no next time: its months have no such day; change its day of the month, "
+        "its month or its day of the week"
+    )
 
 
 def start_schedule(schedule: Schedule, now_ms: int) -> Schedule | None:

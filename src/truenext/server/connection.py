@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from itertools import chain
 
 from truenext.broker.broker import Broker, WaitsFor
@@ -94,7 +95,12 @@ class ServerConnection:
         self._session = broker.connect(self)
         self._control_only_reason = ""
         """Limit that this connection exceeds, which may only send control requests; "" if it exceeds none."""
-        self._stomp = StompSession(session_id=self._session.id, identity=identity, server_name=server_name)
+        self._stomp = StompSession(
+            session_id=self._session.id,
+            identity=identity,
+            server_name=server_name,
+            on_ineffective_header=partial(broker.warn_of_ineffective_header, self._session),
+        )
         self._replies = self._stomp.replies
         self._pending = self._stomp.pending
         """Beginning of an incomplete frame."""

@@ -275,9 +275,12 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
             "Consumer priority. A message goes to the consumer with the highest one among those that have credit.",
         ),
         HeaderDoc(
-            ("activemq.exclusive", "consumer.exclusive"),
+            ("activemq.exclusive", "consumer.exclusive", "exclusive"),
             "`true`, `false` (default)",
-            "Exclusive consumer: it alone gets the queue's messages. When it ends, the next exclusive consumer does.",
+            "Exclusive consumer: it alone gets the queue's messages. When it ends, the next exclusive consumer does. "
+            "`exclusive` is RabbitMQ's, and means this on a queue that is not temporary. In RabbitMQ it makes a queue "
+            "of one connection. Here a second subscriber waits, and the queue stays; a queue of one connection is "
+            "`/temp-queue/NAME`.",
         ),
         HeaderDoc(
             ("selector", "consumer.selector"),

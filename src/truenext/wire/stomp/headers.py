@@ -7,7 +7,8 @@ A name that one of these brokers knows is understood, or accepted as its request
     SUBSCRIBE_RULES accepted values of the other names on SUBSCRIBE, by target; all other values are refused
 
 Two names of one option that conflict are refused, too. Names are exact, never prefixes. Any other name is the
-user's: gateways pass on headers that browsers add. On SEND all of these are the user's.
+user's: gateways pass on headers that browsers add. On SEND all of these are the user's. Of some that are the user's
+the broker warns that they have no effect (INEFFECTIVE_HEADERS).
 
 Names with OWN_PREFIX are truenext's own: one unknown to the frame is a mistake, and refused (`check_own_headers`).
 
@@ -31,6 +32,8 @@ _Value = TypeVar("_Value")
 WINDOW = ("activemq.prefetchSize", "prefetch-count", "consumer.prefetchSize")
 PRIORITY = ("activemq.priority", "consumer.priority")
 EXCLUSIVE = ("activemq.exclusive", "consumer.exclusive")
+EXCLUSIVE_ON_QUEUE = (*EXCLUSIVE, "exclusive")
+"""Names of an exclusive consumer of a queue that is not temporary, with RabbitMQ's."""
 SELECTOR = ("selector", "consumer.selector")
 DURABLE = ("durable", "persistent")
 DURABLE_NAME = (
@@ -171,11 +174,7 @@ SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, HeaderValueRule]] = {
         ),
     },
     "exclusive": {
-        SubscribeTarget.QUEUE: HeaderValueRule(
-            frozenset({"false"}),
-            "a queue of one connection is /temp-queue/NAME: subscribe to that; or use activemq.exclusive:true to be "
-            "the only consumer that gets messages of this queue",
-        ),
+        SubscribeTarget.QUEUE: HeaderValueRule(None, ""),
         **dict.fromkeys(
             (SubscribeTarget.TEMPORARY, SubscribeTarget.TOPIC),
             HeaderValueRule(frozenset({"true", "false"}), "it belongs to its connection anyway; leave this out"),
@@ -208,7 +207,38 @@ SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, HeaderValueRule]] = {
     "x-stream-filter-size-bytes": _STREAMS,
     "x-stream-max-segment-size-bytes": _STREAMS,
 }
-"""Headers of a SUBSCRIBE that are ignored or refused. To a topic `durable` and `persistent` are understood."""
+"""Headers of a SUBSCRIBE that are ignored or refused. To a topic `durable` and `persistent` are understood, and to a
+queue `exclusive`."""
+
+_PERSISTENT = "use persistent:true; without it the message is transient, and lost if the broker crashes"
+_PRIORITY = "use priority, from 0 to 9"
+_BACKOFF = "use backoff of the queue's policy"
+_JITTER = "use jitter of the queue's policy"
+
+INEFFECTIVE_HEADERS: Mapping[str, Mapping[str, str]] = {
+    "SEND": {
+        "JMSDeliveryMode": _PERSISTENT,
+        "delivery-mode": _PERSISTENT,
+        "JMSPriority": _PRIORITY,
+        "x-priority": _PRIORITY,
+        "JMSExpiration": "use expires, in milliseconds since the epoch",
+        "expiration": "use truenext-ttl, in milliseconds from now",
+        "x-delay": "use AMQ_SCHEDULED_DELAY, in milliseconds",
+        "_AMQ_SCHED_DELIVERY": "use AMQ_SCHEDULED_TIME, in milliseconds since the epoch",
+    },
+    "SUBSCRIBE": {
+        "activemq.maximumRedeliveries": "use attempts_max of the queue's policy, which counts the first try, too",
+        "activemq.initialRedeliveryDelay": "use first_delay_ms of the queue's policy",
+        "activemq.redeliveryDelay": "use delay_ms of the queue's policy",
+        "activemq.maximumRedeliveryDelay": "use delay_max_ms of the queue's policy",
+        "activemq.useExponentialBackOff": _BACKOFF,
+        "activemq.backOffMultiplier": _BACKOFF,
+        "activemq.useCollisionAvoidance": _JITTER,
+        "activemq.collisionAvoidancePercent": _JITTER,
+    },
+}
+"""Headers, by frame, that have an effect in other brokers and none here, and what has it here. The frame is accepted,
+as the header may be the user's own; the broker logs a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +304,10 @@ def parse_subscribe_options(
         window=window,
         is_pulling=is_pulling,
         priority=_read_any(values, PRIORITY, _consumer_priority) or 0,
-        is_exclusive=_read_any(values, EXCLUSIVE, read_boolean) or False,
+        is_exclusive=_read_any(
+            values, EXCLUSIVE_ON_QUEUE if target is SubscribeTarget.QUEUE else EXCLUSIVE, read_boolean
+        )
+        or False,
         selector=_read_any(values, SELECTOR, lambda _, text: text or None) or "",
         durable=durable,
     )

@@ -45,6 +45,7 @@ from truenext.model.selector import compile_selector
 from truenext.wire.stomp.actions import ACTION_PARSERS
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.headers import (
+    INEFFECTIVE_HEADERS,
     OWN_PREFIX,
     durable_name,
     parse_cause,
@@ -58,7 +59,8 @@ from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, rea
 
 _NOT_FORWARDED = HOP_BY_HOP_HEADERS | header_lines.DEAD_LETTER_HEADERS
 """Headers of a SEND that are not stored. Those of a dead letter are stored only where the broker has added them."""
-_UNUSUAL_SEND = _NOT_FORWARDED | {"reply-to", "JMSXGroupID"}
+_SCHEDULED_OR_INEFFECTIVE = SCHEDULE_HEADERS | INEFFECTIVE_HEADERS["SEND"].keys()
+_UNUSUAL_SEND = _NOT_FORWARDED | _SCHEDULED_OR_INEFFECTIVE | {"reply-to", "JMSXGroupID"}
 _MESSAGE_ONLY = SCHEDULE_HEADERS | {"reply-to"}
 """Headers without a meaning on a SEND that is not a message."""
 # A name is cheaper to look up than a member of an enumeration; every message needs this one.
@@ -71,11 +73,23 @@ _SEQUENCE_DIGITS = 19
 class FrameInterpreter:
     """Interpreter that makes commands of the frames of one connected client."""
 
-    def __init__(self, session_id: str, message_id_prefix: str, replies: ReplyEncoder) -> None:
-        """`replies` is notified of each subscription."""
+    def __init__(
+        self,
+        session_id: str,
+        message_id_prefix: str,
+        replies: ReplyEncoder,
+        on_ineffective_header: Callable[[str, str, str], None] = lambda *_: None,
+    ) -> None:
+        """`replies` is notified of each subscription. `on_ineffective_header` is called once for each header in
+        INEFFECTIVE_HEADERS, with the frame, its name, and what to use instead."""
         self._session_id = session_id
         self._message_id_prefix = message_id_prefix
         self._replies = replies
+        self._on_ineffective_header = on_ineffective_header
+        self._reported: frozenset[str] = frozenset()
+        """Ineffective headers that were reported."""
+        self._unusual_send = _UNUSUAL_SEND
+        """Headers of a SEND that need more than a copy, without the reported ones."""
         self._version = Version.V1_0
         self._queue_by_subscription: dict[str, str] = {}
         """Queue name of each subscription to a queue, for which the header `durable` has no effect."""
@@ -120,11 +134,14 @@ class FrameInterpreter:
         schedule = None
         group = ""
         ttl_ms = 0
-        if not _UNUSUAL_SEND.isdisjoint(headers):
+        if not self._unusual_send.isdisjoint(headers):
             ttl_ms = _ttl(headers)
-            if not SCHEDULE_HEADERS.isdisjoint(headers):
-                schedule = _schedule(headers, destination, ttl_ms)
-                ttl_ms = 0
+            # One check for both, as neither is usual.
+            if not _SCHEDULED_OR_INEFFECTIVE.isdisjoint(headers):
+                self._report_ineffective_headers(frame)
+                if not SCHEDULE_HEADERS.isdisjoint(headers):
+                    schedule = _schedule(headers, destination, ttl_ms)
+                    ttl_ms = 0
             producer, number, is_gapless = _numbered(headers)
             text = headers.get("JMSXGroupID")
             group = "" if text is None else read_name("JMSXGroupID", text)
@@ -143,6 +160,16 @@ class FrameInterpreter:
         if group:
             message.group = group
         return Send(destination, message, headers.get("transaction"), producer, number, schedule, ttl_ms, is_gapless)
+
+    def _report_ineffective_headers(self, frame: Frame) -> None:
+        # A shape may read later frames with these names; the first one of a connection always comes here.
+        known = INEFFECTIVE_HEADERS[frame.command]
+        found = (known.keys() & frame.headers.keys()) - self._reported
+        if found:
+            self._reported |= found
+            self._unusual_send -= found
+            for name in sorted(found):
+                self._on_ineffective_header(frame.command, name, known[name])
 
     def _forwarded(self, frame: Frame, priority: int) -> bytes:
         """Return the header lines for the consumer, with the priority that is in effect."""
@@ -205,7 +232,9 @@ class FrameInterpreter:
             )
         if destination.kind is DestinationKind.COMPOSITE:
             raise RemoteProtocolError(
-                f"subscriptions to composite destinations are not supported yet: {address!r}", Code.NOT_SUPPORTED
+                f"SUBSCRIBE to {address!r}: composite destinations are for SEND; send a SUBSCRIBE for each part, each "
+                "with its own id, or one to a pattern, such as /queue/orders.>",
+                Code.NOT_SUPPORTED,
             )
         if is_browse and destination.kind in (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN):
             raise RemoteProtocolError(
@@ -250,8 +279,11 @@ class FrameInterpreter:
                 Code.NOT_SUPPORTED,
             )
         if subscribe_options.is_exclusive and is_browse:
-            raise RemoteProtocolError("activemq.exclusive with browser:true: a browser consumes no messages")
+            raise RemoteProtocolError(
+                "an exclusive consumer with browser:true: a browser consumes no messages; leave out one of them"
+            )
         compiled = compile_selector(subscribe_options.selector) if subscribe_options.selector else None
+        self._report_ineffective_headers(frame)
         if is_browse:
             return Browse(subscription, destination, compiled)
         return Subscribe(

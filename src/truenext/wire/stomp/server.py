@@ -4,7 +4,7 @@ The session answers a login itself. After that it makes commands of frames (requ
 answers (replies.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import length_hint
 
 from truenext.errors import Code, RemoteProtocolError
@@ -27,8 +27,16 @@ _NUMBERED = (Send, Commit)
 class StompSession:
     """Broker's side of STOMP on one connection: commands from a client's bytes, and bytes for the client."""
 
-    def __init__(self, *, session_id: str, identity: str, server_name: str) -> None:
-        """`identity` makes message ids of this broker unlike those of any other."""
+    def __init__(
+        self,
+        *,
+        session_id: str,
+        identity: str,
+        server_name: str,
+        on_ineffective_header: Callable[[str, str, str], None] = lambda *_: None,
+    ) -> None:
+        """`identity` makes message ids of this broker unlike those of any other. `on_ineffective_header` is that of
+        FrameInterpreter."""
         self._session_id = session_id
         self._identity = identity
         self._server_name = server_name
@@ -36,7 +44,7 @@ class StompSession:
         message_id_prefix = f"truenext-{identity}-"
         self.replies = ReplyEncoder(self._protocol, message_id_prefix)
         """Encoder of messages and answers to the client."""
-        self._interpreter = FrameInterpreter(session_id, message_id_prefix, self.replies)
+        self._interpreter = FrameInterpreter(session_id, message_id_prefix, self.replies, on_ineffective_header)
         self.pending = self._protocol.pending
         """Beginning of an incomplete frame. The connection clears it when it stops reading."""
         self._detector: ProtocolDetector | None = detector_for_client()
