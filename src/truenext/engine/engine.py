@@ -225,6 +225,7 @@ class Engine:
         self.unsubscribe = subscribing.unsubscribe
         self.durable_subscribers = subscribing.durable_subscribers
         self.require_durable = queues.require_durable
+        self.is_there = queues.is_there
 
         self.pause = administering.pause
         self.resume = administering.resume

@@ -59,6 +59,10 @@ class TopicRouter:
             _remove_queue(self._by_topic, topic, queue)
         self._clear_cache()
 
+    def has_subscription(self, topic: str) -> bool:
+        """Return whether there is a subscription to this topic by its name."""
+        return topic in self._by_topic
+
     def queues_of(self, topic: str, message: SentMessage) -> list[Queue]:
         """Return the queues that get a message sent to a topic."""
         queues = self._cache.get(topic)

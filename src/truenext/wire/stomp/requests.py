@@ -120,6 +120,7 @@ class FrameInterpreter:
         schedule = None
         group = ""
         ttl_ms = 0
+        has_reply_to = False
         if not _UNUSUAL_SEND.isdisjoint(headers):
             ttl_ms = _ttl(headers)
             if not SCHEDULE_HEADERS.isdisjoint(headers):
@@ -129,6 +130,7 @@ class FrameInterpreter:
             text = headers.get("JMSXGroupID")
             group = "" if text is None else read_name("JMSXGroupID", text)
             header = self._forwarded(frame, priority)
+            has_reply_to = "reply-to" in headers
         elif not header or "content-length" not in headers:
             header = self._forwarded(frame, priority)
         elif priority_text is None:
@@ -142,7 +144,10 @@ class FrameInterpreter:
         message = SentMessage(priority, persistent, expires_ms, header, frame.body)
         if group:
             message.group = group
-        return Send(destination, message, headers.get("transaction"), producer, number, schedule, ttl_ms, is_gapless)
+        transaction = headers.get("transaction")
+        return Send(
+            destination, message, transaction, producer, number, schedule, ttl_ms, is_gapless, has_reply_to=has_reply_to
+        )
 
     def _forwarded(self, frame: Frame, priority: int) -> bytes:
         """Return the header lines for the consumer, with the priority that is in effect."""
