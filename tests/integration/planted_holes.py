@@ -16,7 +16,7 @@ from truenext.broker import access, certificates, logins, producer_request
 from truenext.broker.broker import Broker
 from truenext.broker.logins import Logins
 from truenext.broker.passwords import find_credential
-from truenext.broker.reply_rights import ReplyRights
+from truenext.broker.reply_rights import ReplyRights, _Repliers
 from truenext.broker.takeovers import TakeoverSecrets
 from truenext.broker.users import UserEntry, Users
 from truenext.cli.main import main as truenext
@@ -192,7 +192,7 @@ def a_temporary_queue_of_another_connection_can_be_read(patch: Patch) -> None:
 
 
 def a_user_may_send_to_any_temporary_queue(patch: Patch) -> None:
-    _change(patch, ReplyRights, "_target", "if not self._may_reply(user, owner, destination):", "if False:")
+    _change(patch, ReplyRights, "_target", "if not self._may_reply(user, destination.session, address):", "if False:")
 
 
 def a_temporary_queue_is_made_by_another_user(patch: Patch) -> None:
@@ -215,17 +215,21 @@ def a_reply_to_a_caller_that_is_gone_is_refused(patch: Patch) -> None:
         ReplyRights,
         "_target",
         "if owner is None:\n        return _NOWHERE",
-        "if owner is None:\n        raise _no_right_error(user, destination.address, destination)",
+        "if owner is None:\n        raise _no_right_error(user, destination.address, destination.address)",
     )
 
 
 def a_reply_to_is_not_checked(patch: Patch) -> None:
-    _change(patch, ReplyRights, "_check_reply_to", "if self._user_name(owner) != user.name and", "if False and")
+    _change(patch, ReplyRights, "_check_reply_to", "if name != user.name and", "if False and")
 
 
 def a_reply_to_that_is_not_there_yet_is_not_checked(patch: Patch) -> None:
     _change(
-        patch, ReplyRights, "_check_reply_to", "if owner is None:", "if owner is None or not self._is_there(named):"
+        patch,
+        ReplyRights,
+        "_check_reply_to",
+        "if owner is None:",
+        "if owner is None or not self._engine.has_temporary(address.removeprefix('/remote-temp-queue')):",
     )
 
 
@@ -272,20 +276,20 @@ def a_dispatch_gives_no_right_to_reply(patch: Patch) -> None:
 
 
 def of_a_composite_reply_to_only_the_first_part_gives_a_right(patch: Patch) -> None:
-    _change(patch, ReplyRights, "_give_right", "in named:", "in named[:1]:")
+    _change(patch, ReplyRights, "_give_rights", "in _named_in_reply_to(header):", "in _named_in_reply_to(header)[:1]:")
 
 
 def the_right_to_reply_to_a_topic_is_one_to_the_queue_of_its_name(patch: Patch) -> None:
-    def faulty(own: ReplyRights, user: User, owner: Any, destination: Any) -> bool:
-        repliers = own._repliers.get(owner)
-        known = [] if repliers is None else [*repliers.queues.items(), *repliers.others.items()]
-        return any(each.name == destination.name and user.name in users for each, users in known)
+    may_reply = _Repliers.may_reply
 
-    patch.setattr(ReplyRights, "_may_reply", faulty)
+    def faulty(own: _Repliers, user: str, address: str) -> bool:
+        return any(may_reply(own, user, address.replace(*kinds)) for kinds in (("queue", "topic"), ("topic", "queue")))
+
+    patch.setattr(_Repliers, "may_reply", faulty)
 
 
 def a_queue_that_exists_is_forgotten_with_old_topics(patch: Patch) -> None:
-    _change(patch, ReplyRights, "_give_right", "destination.kind is DestinationKind.TEMPORARY and", "False and")
+    _change(patch, ReplyRights, "_give_rights", "by_address = repliers.queues", "by_address = repliers.others")
 
 
 def a_user_that_a_reload_removes_keeps_the_right_to_reply(patch: Patch) -> None:

@@ -400,7 +400,7 @@ def test_each_part_of_a_composite_reply_to_gives_the_right(connect: Connect) -> 
     # C23.8, C23.10
     caller = connect("caller")
     first, second, third = own(caller, "1"), own(caller, "2"), own(caller, "3", "topic")
-    service = request_from(connect, caller, f"/queue/passed.replies,{first}, {third}")
+    service = request_from(connect, caller, f"/queue/passed.replies,{first} , {third}")
     service.send_to(f"{first},{third}", b"reply")
     is_refused(service, second)
     refusal(service.send_to, "/queue/passed.x", headers={"reply-to": f"{first},{second}"})
@@ -451,8 +451,7 @@ def test_user_cannot_give_itself_the_right(connect: Connect, headers: dict[str, 
         assert f"name {reply_to} in reply-to: no message whose reply-to names this temporary" in text
     snoop.send_frame("BEGIN", {"transaction": "t"})
     refusal(snoop.send_to, "/queue/own.x", headers={"reply-to": address, "transaction": "t"})
-    # No address: nobody can send there.
-    snoop.send_to("/queue/own.x", headers={"reply-to": f"{address}?x=y"})
+    # More parts than a SEND may have name none.
     snoop.send_to("/queue/own.x", headers={"reply-to": ",".join([address] * 101)})
     take(snoop, "/queue/own.x")
     is_refused(snoop, address)

@@ -110,11 +110,13 @@ class Queues:
         """Return whether the queue was neither removed nor ended."""
         return self.by_name.get(queue.name) is queue
 
-    def is_there(self, destination: Destination) -> bool:
-        """Return whether there is such a temporary queue, or a subscription to such a temporary topic."""
-        if destination.kind is DestinationKind.TOPIC:
-            return self._topics.has_subscription(destination.name)
-        return destination.name in self.by_name
+    def has_temporary(self, name: str) -> bool:
+        """Return whether there is a temporary queue of this name."""
+        return name in self.by_name
+
+    def has_topic_subscription(self, topic: str) -> bool:
+        """Return whether there is a subscription to this topic by its name."""
+        return self._topics.has_subscription(topic)
 
     def has_subscription_ended(self, name: str) -> bool:
         """Return whether this is the queue name of an ended durable subscription, which no send creates again."""
