@@ -16,6 +16,7 @@ from truenext.broker import access, certificates, logins, producer_request
 from truenext.broker.broker import Broker
 from truenext.broker.logins import Logins
 from truenext.broker.passwords import find_credential
+from truenext.broker.reply_rights import ReplyRights, _Repliers
 from truenext.broker.takeovers import TakeoverSecrets
 from truenext.broker.users import UserEntry, Users
 from truenext.cli.main import main as truenext
@@ -190,6 +191,111 @@ def a_temporary_queue_of_another_connection_can_be_read(patch: Patch) -> None:
     _change(patch, access, "_require_reading", "elif destination.session != session.id:", "elif False:")
 
 
+def a_user_may_send_to_any_temporary_queue(patch: Patch) -> None:
+    _change(patch, ReplyRights, "_target", "if not self._may_reply(user, destination.session, address):", "if False:")
+
+
+def a_temporary_queue_is_made_by_another_user(patch: Patch) -> None:
+    _change(
+        patch,
+        ReplyRights,
+        "_target",
+        "if not self._is_there(destination):\n        return _NOWHERE",
+        "if not self._is_there(destination):\n        return destination",
+    )
+
+
+def a_send_to_a_temporary_queue_that_is_not_there_is_refused(patch: Patch) -> None:
+    _change(patch, ReplyRights, "_target", "if not self._is_there(destination):", "if False:")
+
+
+def a_reply_to_a_caller_that_is_gone_is_refused(patch: Patch) -> None:
+    _change(
+        patch,
+        ReplyRights,
+        "_target",
+        "if owner is None:\n        return _NOWHERE",
+        "if owner is None:\n        raise _no_right_error(user, destination.address, destination.address)",
+    )
+
+
+def a_reply_to_is_not_checked(patch: Patch) -> None:
+    _change(patch, ReplyRights, "_check_reply_to", "if name != user.name and", "if False and")
+
+
+def a_reply_to_that_is_not_there_yet_is_not_checked(patch: Patch) -> None:
+    _change(
+        patch,
+        ReplyRights,
+        "_check_reply_to",
+        "if owner is None:",
+        "if owner is None or not self._engine.has_temporary(address.removeprefix('/remote-temp-queue')):",
+    )
+
+
+def of_a_composite_reply_to_only_the_first_part_is_checked(patch: Patch) -> None:
+    _change(
+        patch,
+        ReplyRights,
+        "_check_reply_to",
+        "in _named_in_reply_to(send.message.header):",
+        "in _named_in_reply_to(send.message.header)[:1]:",
+    )
+
+
+def of_a_composite_destination_temporary_queues_are_not_checked(patch: Patch) -> None:
+    _change(patch, ReplyRights, "check", "elif any(map(is_private, destination.parts)):", "elif False:")
+
+
+def the_last_destination_is_not_checked_again(patch: Patch) -> None:
+    _change(
+        patch,
+        Broker,
+        "_guard_actions",
+        "not any(map(access.is_private, destination.parts or (destination,)))",
+        "True",
+    )
+
+
+def a_reply_to_is_not_checked_at_the_last_destination(patch: Patch) -> None:
+    _change(patch, Broker, "_guard_actions", " and not send.has_reply_to:", ":")
+
+
+def a_browser_gives_the_right_to_reply(patch: Patch) -> None:
+    _change(
+        patch,
+        Broker,
+        "_run_turn",
+        "note_dispatched(deliveries)",
+        "note_dispatched({**deliveries, **{one.browser: one.entries for one in browse_slices}})",
+    )
+
+
+def a_dispatch_gives_no_right_to_reply(patch: Patch) -> None:
+    patch.setattr(ReplyRights, "note_dispatched", lambda *_: None)
+
+
+def of_a_composite_reply_to_only_the_first_part_gives_a_right(patch: Patch) -> None:
+    _change(patch, ReplyRights, "_give_rights", "in _named_in_reply_to(header):", "in _named_in_reply_to(header)[:1]:")
+
+
+def the_right_to_reply_to_a_topic_is_one_to_the_queue_of_its_name(patch: Patch) -> None:
+    may_reply = _Repliers.may_reply
+
+    def faulty(own: _Repliers, user: str, address: str) -> bool:
+        return any(may_reply(own, user, address.replace(*kinds)) for kinds in (("queue", "topic"), ("topic", "queue")))
+
+    patch.setattr(_Repliers, "may_reply", faulty)
+
+
+def a_queue_that_exists_is_forgotten_with_old_topics(patch: Patch) -> None:
+    _change(patch, ReplyRights, "_give_rights", "by_address = repliers.queues", "by_address = repliers.others")
+
+
+def a_user_that_a_reload_removes_keeps_the_right_to_reply(patch: Patch) -> None:
+    patch.setattr(ReplyRights, "keep_users", lambda *_: None)
+
+
 def the_right_to_send_is_remembered_for_all_users_together(patch: Patch) -> None:
     remembered: set[str] = set()
     # Each user sets an attribute of its own where this is looked up first.
@@ -234,8 +340,8 @@ def a_numbered_send_to_the_last_destination_is_without_its_user(patch: Patch) ->
         patch,
         Broker,
         "_guard_actions",
-        "is send.destination and send.producer is None:",
-        "is send.destination:",
+        "if is_last and send.producer is None and",
+        "if is_last and",
     )
 
 

@@ -402,15 +402,14 @@ def use_own_temporaries(client: UserClient) -> None:
         assert client.message().body == destination.encode()
 
 
-def subscribe_to_own_temporary(root: UserClient) -> None:
+def send_request(root: UserClient) -> None:
     root.request("SUBSCRIBE", {"id": "own", "destination": "/temp-queue/own"})
-    # The message goes by name: a client finds the address in the reply-to of a MESSAGE.
-    root.send_to(root.queue("q"), root.session.encode(), {"reply-to": "/temp-queue/own"})
+    root.send_to(root.queue("q"), headers={"reply-to": "/temp-queue/own"})
 
 
-def send_to_temporary_of_root(client: UserClient) -> None:
-    (body,) = client.browse(client.queue("q"))
-    client.send_to(f"/remote-temp-queue/{body}/own", b"an answer")
+def reply_to_root(client: UserClient) -> None:
+    client.subscribe_to(client.queue("q"))
+    client.send_to(client.message().headers["reply-to"], b"an answer")
 
 
 def root_gets_answer(root: UserClient, client: UserClient) -> None:
@@ -966,12 +965,12 @@ OWN_MESSAGES = [
     row("DISCONNECT", Disconnect, "", disconnect_and_forget, check=is_performed),
     row("own temporary queue and topic", (Subscribe, Send), "", use_own_temporaries, check=is_performed),
     row(
-        "SEND to the temporary queue of another connection",
+        "SEND to the temporary queue in the reply-to of a message",
         Send,
         "",
-        send_to_temporary_of_root,
-        prepare=subscribe_to_own_temporary,
-        given="browse /queue/{p}.q",
+        reply_to_root,
+        prepare=send_request,
+        given="take /queue/{p}.q",
         check=root_gets_answer,
     ),
 ]
@@ -1401,15 +1400,15 @@ _TEMPORARY_REQUESTS: dict[str, Callable[[UserClient, str], object]] = {
 def test_temporary_queue_of_another_connection_is_closed_to_everything_but_send(
     connect: Callable[..., UserClient], request_name: str
 ) -> None:
-    """A user with all rights is refused, too."""
+    """A user with all rights is refused, too. test_reply_rights.py has SENDs of other users."""
     owner = connect("half")
     owner.request("SUBSCRIBE", {"id": "own", "destination": "/temp-queue/own", "ack": "client-individual"})
     owner.request("SUBSCRIBE", {"id": "topic", "destination": "/temp-topic/own"})
     with pytest.raises(RequestRefused) as refused:
         _TEMPORARY_REQUESTS[request_name](connect("everywhere"), owner.session)
     assert refused.value.code == "forbidden"
-    connect("stranger").send_to(f"/remote-temp-queue/{owner.session}/own", b"still there")
-    connect("stranger").send_to(f"/remote-temp-topic/{owner.session}/own", b"and this")
+    connect("half").send_to(f"/remote-temp-queue/{owner.session}/own", b"still there")
+    connect("half").send_to(f"/remote-temp-topic/{owner.session}/own", b"and this")
     assert sorted(bodies(owner.messages(2))) == ["and this", "still there"]
 
 

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 from hypothesis import seed
 
-from tests.integration import broker_process, planted_holes, test_grants, test_logins, test_tls
+from tests.integration import broker_process, planted_holes, test_grants, test_logins, test_reply_rights, test_tls
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.forked import Forked
 from tests.integration.planted_holes import Hole
 from tests.integration.raw_client import RawClient
-from tests.integration.test_grants import UserClient
+from tests.integration.test_grants import RequestRefused, UserClient
 from tests.integration.test_logins import GuardedBroker
 from tests.property import test_grants as test_patterns
 from tests.unit import test_tls as test_tls_socket
@@ -112,6 +112,23 @@ def of_requests(test: Callable[[Callable[..., UserClient]], None]) -> Check:
     return check
 
 
+def of_replies(test: Callable[[Callable[..., UserClient]], None]) -> Check:
+    """Return a check of SENDs to temporary queues and topics."""
+
+    def check(folder: Path) -> None:
+        guarded = test_reply_rights.Guarded(folder)
+        guarded.broker.start()
+        with intact(guarded.broker):
+            try:
+                test(guarded.connect)
+            except RequestRefused as refused:
+                raise AssertionError("a request that must be accepted is refused") from refused
+            finally:
+                guarded.close_clients()
+
+    return check
+
+
 def of_equal_requests(folder: Path) -> None:
     with connecting(folder) as (broker, connect):
         test_grants.test_users_that_ask_for_queues_at_the_same_time_get_their_own_answers(broker, connect)
@@ -178,6 +195,56 @@ CHECKS: dict[Hole, Check] = {
         lambda connect: test_grants.test_temporary_queue_of_another_connection_is_closed_to_everything_but_send(
             connect, "browse"
         )
+    ),
+    planted_holes.a_user_may_send_to_any_temporary_queue: of_replies(
+        test_reply_rights.test_request_that_only_a_browser_was_shown_gives_no_right_to_reply
+    ),
+    planted_holes.a_temporary_queue_is_made_by_another_user: of_replies(
+        lambda connect: test_reply_rights.test_send_to_what_is_not_there_is_dropped_and_makes_no_queue(connect, "queue")
+    ),
+    planted_holes.a_send_to_a_temporary_queue_that_is_not_there_is_refused: of_replies(
+        lambda connect: test_reply_rights.test_send_to_what_is_not_there_is_dropped_and_makes_no_queue(connect, "topic")
+    ),
+    planted_holes.a_reply_to_a_caller_that_is_gone_is_refused: of_replies(
+        test_reply_rights.test_caller_that_has_given_up_fails_no_transaction
+    ),
+    planted_holes.a_reply_to_is_not_checked: of_replies(
+        lambda connect: test_reply_rights.test_user_cannot_give_itself_the_right(connect, {})
+    ),
+    planted_holes.a_reply_to_that_is_not_there_yet_is_not_checked: of_replies(
+        lambda connect: test_reply_rights.test_user_cannot_give_itself_the_right(connect, {})
+    ),
+    planted_holes.of_a_composite_reply_to_only_the_first_part_is_checked: of_replies(
+        test_reply_rights.test_each_part_of_a_composite_reply_to_gives_the_right
+    ),
+    planted_holes.of_a_composite_destination_temporary_queues_are_not_checked: of_replies(
+        test_reply_rights.test_each_part_of_a_composite_destination_needs_the_right
+    ),
+    planted_holes.the_last_destination_is_not_checked_again: of_replies(
+        test_reply_rights.test_last_destination_of_a_connection_is_checked_again
+    ),
+    planted_holes.a_reply_to_is_not_checked_at_the_last_destination: of_replies(
+        test_reply_rights.test_last_destination_of_a_connection_is_checked_again
+    ),
+    planted_holes.a_browser_gives_the_right_to_reply: of_replies(
+        test_reply_rights.test_request_that_only_a_browser_was_shown_gives_no_right_to_reply
+    ),
+    planted_holes.a_dispatch_gives_no_right_to_reply: of_replies(
+        lambda connect: test_reply_rights.test_user_that_was_dispatched_a_request_may_reply_on_any_of_its_connections(
+            connect, "queue"
+        )
+    ),
+    planted_holes.of_a_composite_reply_to_only_the_first_part_gives_a_right: of_replies(
+        test_reply_rights.test_each_part_of_a_composite_reply_to_gives_the_right
+    ),
+    planted_holes.the_right_to_reply_to_a_topic_is_one_to_the_queue_of_its_name: of_replies(
+        test_reply_rights.test_queue_and_topic_of_one_name_have_rights_of_their_own
+    ),
+    planted_holes.a_queue_that_exists_is_forgotten_with_old_topics: of_replies(
+        test_reply_rights.test_topic_named_longest_ago_is_forgotten_and_existing_queue_is_not
+    ),
+    planted_holes.a_user_that_a_reload_removes_keeps_the_right_to_reply: (
+        test_reply_rights.test_users_that_a_reload_removes_are_forgotten_and_others_are_not
     ),
     planted_holes.the_right_to_send_is_remembered_for_all_users_together: of_matrix(
         "SEND to a queue", "another user's"

@@ -81,7 +81,7 @@ _SENTENCES = {Right.SEND: "to ", Right.TAKE: "from ", Right.BROWSE: "", Right.MA
 """Words between a right and the destination."""
 
 
-def _is_private(destination: Destination) -> bool:
+def is_private(destination: Destination) -> bool:
     """Return whether a destination is a temporary queue or topic of a connection."""
     return destination.kind is DestinationKind.TEMPORARY or (
         destination.kind is DestinationKind.TOPIC and bool(destination.session)
@@ -92,13 +92,13 @@ def _require_send(user: User, destination: Destination) -> None:
     if destination.kind is DestinationKind.COMPOSITE:
         for part in destination.parts:
             _require_send(user, part)
-    elif not _is_private(destination):
+    elif not is_private(destination):
         _require(user, Right.SEND, _named(destination))
 
 
 def _require_reading(user: User, session: ConnectionState, right: Right, destination: Destination) -> None:
     """Require a right to take or browse messages of a destination."""
-    if not _is_private(destination):
+    if not is_private(destination):
         _require(user, right, _named(destination))
     elif destination.session != session.id:
         raise ForbiddenError(user, f"{right.value} {_SENTENCES[right]}{destination.address}, of another connection")

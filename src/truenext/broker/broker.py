@@ -31,6 +31,7 @@ from truenext.broker.incomplete_frames import IncompleteFrames
 from truenext.broker.logins import WRONG_CERTIFICATE, WRONG_LOGIN, Logins
 from truenext.broker.pager import Pager
 from truenext.broker.reload import NO_FILE, ReloadResult
+from truenext.broker.reply_rights import ReplyRights
 from truenext.broker.security_log import SecurityLog
 from truenext.broker.takeovers import TakeoverSecrets
 from truenext.broker.users import Users, is_certificate_name
@@ -299,14 +300,18 @@ class Broker:
         self._users: dict[ConnectionState, SessionUser] = {}
         """Users of the connections that are logged in; empty if the broker has no users."""
         self._last_targets: dict[ConnectionState, Destination] = {}
-        """Destination of the last SEND of each connection, which its user has the right to send to."""
+        """Destination of the last SEND of each connection, which its user has the right to send to; none with temporary
+        queues and topics, which are checked for each SEND."""
         self._logins: Logins | None = None
         """Checker of logins; None if the broker has no users."""
+        self._reply_rights: ReplyRights | None = None
+        """Rights to send to temporary queues of other users; None if the broker has no users."""
         self._security_log = SecurityLog(loop.time)
         self._checked_logins: dict[ConnectionState, str] = {}
         """Credentials of logins that were checked and not executed yet; "" if a login is wrong."""
         if users is not None:
             self._logins = Logins(users, loop)
+            self._reply_rights = ReplyRights(engine, self._user_name)
             self._guard_actions()
 
     # ---- Connections ----
@@ -511,6 +516,8 @@ class Broker:
         self._waiting_for_capacity.pop(session, None)
         self._users.pop(session, None)
         self._last_targets.pop(session, None)
+        if self._reply_rights is not None:
+            self._reply_rights.connection_closed(session)
         self._checked_logins.pop(session, None)
 
     def partial_frame_sent(self, session: ConnectionState) -> None:
@@ -706,6 +713,8 @@ class Broker:
         if self._stuck_check.pending:
             self._stuck_check.run_slice()
         peers = self._peers
+        if self._reply_rights is not None and self._reply_rights.has_callers:
+            self._reply_rights.note_dispatched(deliveries)
         if answers:
             to_flush |= dict.fromkeys(self._answer(answers))
         for consumer, entries in deliveries.items():
@@ -1065,6 +1074,7 @@ class Broker:
     def _guard_actions(self) -> None:
         """Put the check of each command in front of its action. A command without a check is refused."""
         self._actions[Browse] = self._browse_as_user
+        self._actions[Send] = self._send_as_user
         self._actions[ControlRequest] = self._control_as_user
         for command, action in self._actions.items():
             if command is not Login:
@@ -1074,11 +1084,14 @@ class Broker:
 
         def send_as_user(session: ConnectionState, send: Send) -> None:
             # Most go where the last one went, and equal addresses are one object. A producer's name must be the user's.
-            if last_targets.get(session) is send.destination and send.producer is None:
+            destination = send.destination
+            is_last = last_targets.get(session) is destination
+            if is_last and send.producer is None and not send.has_reply_to:
                 send_message(session, send)
             else:
                 checked_send(session, send)
-                last_targets[session] = send.destination
+                if not is_last and not any(map(access.is_private, destination.parts or (destination,))):
+                    last_targets[session] = destination
 
         self._actions[Send] = send_as_user
 
@@ -1173,6 +1186,12 @@ class Broker:
             user, queue = self._user_name(session), access.queue_of(request)
             self._log_security(logging.INFO, "control request", session, user, verb=request.verb, queue=queue)
 
+    def _send_as_user(self, session: ConnectionState, send: Send) -> None:
+        if send.has_reply_to or send.destination.session or send.destination.parts:
+            assert self._reply_rights is not None, "there are users"
+            self._reply_rights.check(self._users[session].user, session, send)
+        self._engine.send(session, send)
+
     def _browse_as_user(self, session: ConnectionState, browse: Browse) -> None:
         if browse.destination.kind is DestinationKind.DURABLE:
             queue = self._engine.require_durable(browse.destination.name)
@@ -1182,10 +1201,11 @@ class Broker:
     def replace_users(self, users: Users) -> None:
         """Use other users from now on. Connections end if their user is gone or may do less than before, or if their
         password does not hold any more."""
-        assert self._logins is not None, "the broker was started with users"
+        assert self._logins is not None and self._reply_rights is not None, "the broker was started with users"
         self._logins.replace_users(users)
         self._last_targets.clear()
         self._ineffective_headers = {(user, header) for user, header in self._ineffective_headers if user in users}
+        self._reply_rights.keep_users(users)
         for session, (user, credential) in list(self._users.items()):
             entry = users.get(user.name)
             if entry is None:

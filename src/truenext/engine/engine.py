@@ -226,6 +226,8 @@ class Engine:
         self.unsubscribe = subscribing.unsubscribe
         self.durable_subscribers = subscribing.durable_subscribers
         self.require_durable = queues.require_durable
+        self.has_temporary = queues.has_temporary
+        self.has_topic_subscription = queues.has_topic_subscription
 
         self.pause = administering.pause
         self.resume = administering.resume

@@ -59,6 +59,8 @@ class Send(msgspec.Struct, gc=False):
     A schedule has its own."""
     is_gapless: bool = False
     """True if the producer's numbers have no gaps."""
+    has_reply_to: bool = False
+    """True if the message has a reply-to."""
     is_repeat: bool = False
     """True if the number was used before and the message was not accepted again; set by the engine."""
     is_unknown: bool = False

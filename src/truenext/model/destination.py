@@ -46,9 +46,11 @@ SCHEDULED_PREFIX = "/scheduled/"
 
 DURABLE_ADDRESS_PREFIX = "/subscription/"
 TEMPORARY_PREFIX = "/temp-queue/"
-REMOTE_TEMPORARY_PREFIX = "/remote-temp-queue/"
 TEMPORARY_TOPIC_PREFIX = "/temp-topic/"
-REMOTE_TEMPORARY_TOPIC_PREFIX = "/remote-temp-topic/"
+REMOTE_PREFIX = "/remote-temp-"
+"""Prefix of temporary queues and topics, as other connections address them."""
+REMOTE_TEMPORARY_PREFIX = f"{REMOTE_PREFIX}queue/"
+REMOTE_TEMPORARY_TOPIC_PREFIX = f"{REMOTE_PREFIX}topic/"
 
 _FOREIGN_PREFIXES = {
     "/amq/queue/": "here it is '/queue/{name}', whichever client created it",
@@ -246,12 +248,12 @@ def parse_queue_name(name: str) -> Destination:
 
 
 def _parse_composite(address: str, session: str) -> Destination:
-    addresses = address.split(",")
-    if len(addresses) > COMPOSITE_MAX:
+    count = address.count(",") + 1
+    if count > COMPOSITE_MAX:
         raise RemoteProtocolError(
-            f"a composite destination of {len(addresses)} parts; at most {COMPOSITE_MAX}", Code.DESTINATION
+            f"a composite destination of {count} parts; at most {COMPOSITE_MAX}", Code.DESTINATION
         )
-    addresses = [each.strip() for each in addresses]
+    addresses = [each.strip() for each in address.split(",")]
     for each in addresses:
         if not each.startswith("/"):
             # ActiveMQ reads /topic/a,b as two topics.

@@ -90,6 +90,7 @@ def encode_header_lines(headers: dict[str, str]) -> bytes:
 
 _GROUP = b"JMSXGroupID:"
 _GROUP_SEQUENCE = b"JMSXGroupSeq:"
+_REPLY_TO = b"reply-to:"
 
 
 def group_of(header: bytes) -> str:
@@ -99,6 +100,15 @@ def group_of(header: bytes) -> str:
     ('order 7', '')
     """
     return _value(header, _GROUP)
+
+
+def reply_to_of(header: bytes) -> str:
+    r"""Return the address for replies to a message; "" is none.
+
+    >>> reply_to_of(b"x-reply-to:a\nreply-to:/queue/b\nreply-to:/queue/c\n")
+    '/queue/b'
+    """
+    return _value(header, _REPLY_TO)
 
 
 def closes_group(header: bytes) -> bool:

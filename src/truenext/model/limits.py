@@ -192,6 +192,13 @@ SUBSCRIPTIONS_MAX = 1000
 Exceeded: `more than {SUBSCRIPTIONS_MAX} subscriptions on one connection`
 """
 
+REPLY_DESTINATIONS_MAX = 1000
+"""Temporary topics of one connection, and temporary queues that do not exist yet, to which other users have the right
+to reply. One more replaces the oldest. Queues that exist have no such limit.
+
+Exceeded: No error. The one named longest ago is forgotten: replies there are refused until such a message comes again.
+"""
+
 WINDOW_DEFAULT = 1000
 """Window, in messages, of a consumer that names none and acknowledges cumulatively, and the largest automatic
 window: ActiveMQ's default.

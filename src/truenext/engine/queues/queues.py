@@ -110,6 +110,14 @@ class Queues:
         """Return whether the queue was neither removed nor ended."""
         return self.by_name.get(queue.name) is queue
 
+    def has_temporary(self, name: str) -> bool:
+        """Return whether there is a temporary queue of this name."""
+        return name in self.by_name
+
+    def has_topic_subscription(self, topic: str) -> bool:
+        """Return whether there is a subscription to this topic by its name."""
+        return self._topics.has_subscription(topic)
+
     def has_subscription_ended(self, name: str) -> bool:
         """Return whether this is the queue name of an ended durable subscription, which no send creates again."""
         return name.startswith(SUBSCRIPTION_PREFIX) and name not in self.by_name

@@ -153,6 +153,10 @@ class TopicRouter:
 
     # ---- Messages ----
 
+    def has_subscription(self, topic: str) -> bool:
+        """Return whether there is a subscription to this topic by its name."""
+        return topic in self._by_topic
+
     def queues_of(self, topic: str, message: SentMessage) -> list[Queue]:
         """Return the queues that get a message sent to a topic."""
         route = self._route_of(topic)

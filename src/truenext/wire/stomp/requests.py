@@ -134,6 +134,7 @@ class FrameInterpreter:
         schedule = None
         group = ""
         ttl_ms = 0
+        has_reply_to = False
         if not self._unusual_send.isdisjoint(headers):
             ttl_ms = _ttl(headers)
             # One check for both, as neither is usual.
@@ -146,6 +147,7 @@ class FrameInterpreter:
             text = headers.get("JMSXGroupID")
             group = "" if text is None else read_name("JMSXGroupID", text)
             header = self._forwarded(frame, priority)
+            has_reply_to = "reply-to" in headers
         elif not header or "content-length" not in headers:
             header = self._forwarded(frame, priority)
         elif priority_text is None:
@@ -159,7 +161,10 @@ class FrameInterpreter:
         message = SentMessage(priority, persistent, expires_ms, header, frame.body)
         if group:
             message.group = group
-        return Send(destination, message, headers.get("transaction"), producer, number, schedule, ttl_ms, is_gapless)
+        transaction = headers.get("transaction")
+        return Send(
+            destination, message, transaction, producer, number, schedule, ttl_ms, is_gapless, has_reply_to=has_reply_to
+        )
 
     def _report_ineffective_headers(self, frame: Frame) -> None:
         # A shape may read later frames with these names; the first one of a connection always comes here.

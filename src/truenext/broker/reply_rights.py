@@ -1,0 +1,226 @@
+"""Reply rights: which users may send to temporary queues and topics of other users. Source: contract, C23.8 to C23.11
+
+    dispatch    gives the user the right to reply to the temporary queues and topics that the message's reply-to names
+    SEND        to one of another user, or with a reply-to that names one, needs this right
+
+Both read `SentMessage.header` by `_named_in_reply_to`, so a SEND cannot name what is not checked. Ids of connections
+are never used again: what a message of an earlier run of the broker names is gone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterable
+from sys import getsizeof
+
+from msgspec.structs import replace
+
+from truenext.broker.access import ForbiddenError, is_private
+from truenext.engine.dispatch.plain import Deliveries
+from truenext.engine.engine import Engine
+from truenext.engine.state.consumer import ConnectionState
+from truenext.model.commands import Send
+from truenext.model.destination import (
+    REMOTE_PREFIX,
+    REMOTE_TEMPORARY_PREFIX,
+    REMOTE_TEMPORARY_TOPIC_PREFIX,
+    Destination,
+    DestinationKind,
+)
+from truenext.model.grants import User
+from truenext.model.header_lines import reply_to_of
+from truenext.model.limits import COMPOSITE_MAX, REPLY_DESTINATIONS_MAX
+
+_ADDRESS_BYTES = 400
+"""Bytes of a temporary queue or topic to which users may reply, without its address and theirs."""
+
+_USER_BYTES = 128
+"""Bytes of each user that may reply to it."""
+
+_REMOTE_PREFIX = REMOTE_PREFIX.encode()
+"""The prefix in header lines, which escape none of its characters."""
+
+_find_named = re.compile(
+    rf"(?:^|,)\s*+((?:{REMOTE_TEMPORARY_PREFIX}|{REMOTE_TEMPORARY_TOPIC_PREFIX})([^/,]++)/[^,]*)"
+).findall
+
+_NOWHERE = Destination(DestinationKind.TEMPORARY, "/")
+"""Temporary queue of no connection: what is sent there is dropped, as if its connection had ended (C25.5)."""
+
+
+def _named_in_reply_to(header: bytes) -> Iterable[tuple[str, str]]:
+    r"""Return the temporary queues and topics that the reply-to of a message names: address, and id of the connection.
+
+    >>> _named_in_reply_to(b"reply-to:/queue/a, /remote-temp-queue/1f/b ,/remote-temp-topic/1f/c\n")
+    [('/remote-temp-queue/1f/b', '1f'), ('/remote-temp-topic/1f/c', '1f')]
+    """
+    text = reply_to_of(header)
+    if REMOTE_PREFIX not in text or text.count(",") >= COMPOSITE_MAX:
+        return ()
+    found: list[tuple[str, str]] = _find_named(text)
+    # Only the parts of a composite destination may have spaces around them.
+    return [(address.rstrip(), session_id) for address, session_id in found] if "," in text else found
+
+
+class _Repliers:
+    """Names of the users that may reply to the temporary queues and topics of one connection, by their addresses."""
+
+    __slots__ = ("others", "owner", "queues", "size")
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        """User of the connection."""
+        self.queues: dict[str, set[str]] = {}
+        """Users that may reply to queues that existed."""
+        self.others: dict[str, set[str]] = {}
+        """Users that may reply to topics, and to queues that did not exist; the first are forgotten first."""
+        self.size = 0
+        """Bytes of memory for queues that this takes."""
+
+    def may_reply(self, user: str, address: str) -> bool:
+        return user in self.queues.get(address, ()) or user in self.others.get(address, ())
+
+
+class ReplyRights:
+    def __init__(self, engine: Engine, user_name: Callable[[ConnectionState], str]) -> None:
+        """`user_name` returns the name of a connection's user, "" before its login."""
+        self._engine = engine
+        self._sessions = engine.clients.sessions
+        self._memory = engine.memory
+        self._user_name = user_name
+        self._repliers: dict[str, _Repliers] = {}
+        """Users that may reply, by the id of the connection that owns the queues and topics, once a reply-to has named
+        one of them."""
+
+    # ---- SEND ----
+
+    def check(self, user: User, session: ConnectionState, send: Send) -> None:
+        """Check the temporary queues and topics that a SEND goes to or names in its reply-to. Those of other users that
+        are not there become one that drops what is sent to it.
+
+        Raises: ForbiddenError if the user lacks a right
+        """
+        if send.has_reply_to:
+            self._check_reply_to(user, send)
+        destination = send.destination
+        if not destination.parts:
+            if destination.session:
+                send.destination = self._target(user, session, destination)
+        elif any(map(is_private, destination.parts)):
+            parts = tuple(self._target(user, session, part) for part in destination.parts)
+            send.destination = replace(destination, parts=parts)
+
+    def _check_reply_to(self, user: User, send: Send) -> None:
+        for address, session_id in _named_in_reply_to(send.message.header):
+            owner = self._sessions.get(session_id)
+            if owner is None:
+                continue
+            name = self._user_name(owner)
+            # There or not: it may be there at the dispatch, which gives the right.
+            if name != user.name and not self._may_reply(user, session_id, address):
+                raise _no_right_error(user, f"name {address} in reply-to", address)
+            if session_id not in self._repliers:
+                self._repliers[session_id] = _Repliers(name)
+
+    def _target(self, user: User, session: ConnectionState, destination: Destination) -> Destination:
+        """Return the destination, or another that drops the message; the user may send to it.
+
+        Raises: ForbiddenError if the user may not
+        """
+        if not destination.session:
+            return destination
+        owner = self._sessions.get(destination.session)
+        if owner is None:
+            return _NOWHERE
+        if owner is session or self._user_name(owner) == user.name:
+            return destination
+        if not self._is_there(destination):
+            return _NOWHERE
+        address = destination.address
+        if not self._may_reply(user, destination.session, address):
+            raise _no_right_error(user, f"send to {address}", address)
+        return destination
+
+    def _is_there(self, destination: Destination) -> bool:
+        if destination.kind is DestinationKind.TOPIC:
+            return self._engine.has_topic_subscription(destination.name)
+        return self._engine.has_temporary(destination.name)
+
+    def _may_reply(self, user: User, session_id: str, address: str) -> bool:
+        repliers = self._repliers.get(session_id)
+        return repliers is not None and repliers.may_reply(user.name, address)
+
+    # ---- Dispatch ----
+
+    @property
+    def has_callers(self) -> bool:
+        """A reply-to may name a temporary queue or topic of a connection that is there."""
+        return bool(self._repliers)
+
+    def note_dispatched(self, deliveries: Deliveries) -> None:
+        """Give the users of these consumers the right to reply to these messages."""
+        users_by_message: dict[int, set[str]] = {}
+        for consumer, entries in deliveries.items():
+            for entry in entries:
+                message = entry.message
+                if message is not None and _REMOTE_PREFIX in message.header:
+                    # The copies of a message to a topic are one object.
+                    users = users_by_message.setdefault(id(message), set())
+                    name = self._user_name(consumer.session)
+                    if name not in users:
+                        users.add(name)
+                        self._give_rights(name, message.header)
+
+    def _give_rights(self, user: str, header: bytes) -> None:
+        for address, session_id in _named_in_reply_to(header):
+            repliers = self._repliers.get(session_id)
+            if repliers is None or repliers.owner == user or repliers.may_reply(user, address):
+                continue
+            by_address = repliers.queues
+            if not (
+                address.startswith(REMOTE_TEMPORARY_PREFIX)
+                and self._engine.has_temporary(address[len(REMOTE_TEMPORARY_PREFIX) - 1 :])
+            ):
+                by_address = repliers.others
+            users = by_address.get(address)
+            if users is None:
+                size = 0
+                if by_address is repliers.others and len(by_address) >= REPLY_DESTINATIONS_MAX:
+                    oldest = next(iter(by_address))
+                    size -= _size(oldest, by_address.pop(oldest))
+                users = by_address[address] = {user}
+                self._count(repliers, size + _size(address, users))
+            else:
+                users.add(user)
+                self._count(repliers, _USER_BYTES)
+
+    def _count(self, repliers: _Repliers, size: int) -> None:
+        repliers.size += size
+        self._memory.queue_bytes += size
+
+    # ---- Ends ----
+
+    def keep_users(self, names: Container[str]) -> None:
+        """Forget all users but these."""
+        for repliers in self._repliers.values():
+            for users in (*repliers.queues.values(), *repliers.others.values()):
+                removed = {name for name in users if name not in names}
+                users -= removed
+                self._count(repliers, -_USER_BYTES * len(removed))
+
+    def connection_closed(self, session: ConnectionState) -> None:
+        """Forget the users that may reply to a connection's temporary queues and topics."""
+        repliers = self._repliers.pop(session.id, None)
+        if repliers is not None:
+            self._count(repliers, -repliers.size)
+
+
+def _size(address: str, users: set[str]) -> int:
+    return _ADDRESS_BYTES + getsizeof(address) + _USER_BYTES * len(users)
+
+
+def _no_right_error(user: User, what: str, address: str) -> ForbiddenError:
+    noun = "queue" if address.startswith(REMOTE_TEMPORARY_PREFIX) else "topic"
+    return ForbiddenError(
+        user, f"{what}: no message whose reply-to names this temporary {noun} of another user was dispatched to it"
+    )
