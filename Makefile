@@ -52,7 +52,7 @@ install = $*/bin/python -m pip install --disable-pip-version-check --progress-ba
 	@touch $@
 
 .venv/spark: %/spark: %/test requirements-spark.lock
-	@echo "installing Spark with a Java of its own: some 550 MB to download, a minute or more"
+	@echo "installing Spark with a Java of its own, where they are missing: some 550 MB to download, a minute or more"
 	@$(call install,--no-compile --require-hashes -r requirements-spark.lock)
 	@touch $@
 
