@@ -1,6 +1,17 @@
-"""Entry point of `python -m truenext`: the `truenext` command."""
+"""Entry point of the `truenext` command, and of `python -m truenext`."""
 
-from truenext.cli.main import main
+import sys
+
+from truenext.cli import early_signals
+
+
+def main() -> None:
+    """Run the command, with signals handled before its modules are imported."""
+    early_signals.listen(sys.argv[1:])
+    from truenext.cli.main import main as command
+
+    command()
+
 
 if __name__ == "__main__":
     main()

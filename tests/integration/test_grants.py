@@ -11,16 +11,17 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from argon2 import PasswordHasher
 
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient, bodies, numbered
 from truenext.broker import connection_request, producer_request
 from truenext.broker.control import QUERIES, QUEUE_CHANGES
+from truenext.broker.passwords import hash_password
 from truenext.engine.background import bulk
 from truenext.model.commands import (
     Abort,
@@ -47,7 +48,8 @@ from truenext.wire.stomp.actions import ACTION_PARSERS
 from truenext.wire.stomp.frame import Frame
 
 PASSWORD = "open sesame"
-_hasher = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
+SHARED_PASSWORD = 'password_file = "password"'
+"""Line of a user whose password is PASSWORD. A login with it costs no hash, and hundreds of users log in here."""
 ROOT = "root"
 """User that may do everything."""
 EVERYWHERE = (">", "DLQ.>", "Consumer.>", "Spark.>", "/topic/>")
@@ -1084,9 +1086,10 @@ def _cases() -> list[Case]:
 CASES = _cases()
 
 
-def passwords(*texts: str) -> str:
-    """Return the line of a user with these passwords."""
-    return f"passwords = {json.dumps([_hasher.hash(text) for text in texts])}"
+@cache
+def passwords(text: str) -> str:
+    """Return the line of a user with this password, hashed once in a run of the tests."""
+    return f"passwords = {json.dumps([hash_password(text)])}"
 
 
 @dataclass
@@ -1105,7 +1108,7 @@ class UserText:
         credentials: str | None = None,
     ) -> None:
         """`credentials` is the line of the user's passwords; None is PASSWORD."""
-        lines = [f'[user."{user}"]', credentials or passwords(PASSWORD), *_grant_lines(has)]
+        lines = [f'[user."{user}"]', credentials or SHARED_PASSWORD, *_grant_lines(has)]
         if client_ids:
             lines.append(f"client_ids = {json.dumps(list(client_ids))}")
         if roles:
@@ -1116,7 +1119,11 @@ class UserText:
         self.tables.append("\n".join([f'[role."{role}"]', *_grant_lines(has)]))
 
     def write(self, file: Path) -> None:
-        """Replace the file in one step, readable and writable by its owner alone."""
+        """Replace the file in one step, readable and writable by its owner alone, beside the file of PASSWORD."""
+        shared = file.with_name("password")
+        if not shared.exists():
+            shared.touch(mode=0o600)
+            shared.write_text(PASSWORD)
         new = file.with_suffix(".new")
         new.touch(mode=0o600)
         new.write_text("\n\n".join(self.tables) + "\n")

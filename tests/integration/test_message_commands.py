@@ -5,7 +5,9 @@ Source of what is expected: docs/reference/commands.md.
 
 import base64
 import json
+import os
 import queue as queues
+import re
 import signal
 import socket
 import subprocess
@@ -261,3 +263,27 @@ def test_commands_without_a_broker_fail_at_once(words: list[str]) -> None:
     assert time.monotonic() - started_at < 1
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"truenext: no broker at stomp://127.0.0.1:{port}: Connection refused; start one")
+
+
+# ---- Dead letters ----
+
+
+def test_command_and_cron_line_of_the_page_print_queues_that_have_dead_letters(
+    broker: BrokerProcess, queue: str
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "stages.md").read_text()
+    commands = re.findall(r"^(?:(?:\S+ ){5}\S+/)?(truenext queues \| .*)$", page, re.MULTILINE)
+    assert len(commands) == 2
+    names = [f"DLQ.{queue}.{each}" for each in ("full", "paused", "with space", "empty")]
+    for name in [*names, queue]:
+        assert run(broker, "send", name, "x").returncode == 0
+    assert run(broker, "pause", names[1]).returncode == 0
+    assert run(broker, "purge", names[3]).returncode == 0
+    # As cron does it: another shell, and hardly a variable.
+    environment = {"PATH": f"{Path(TRUENEXT).parent}:/usr/bin:/bin", "TRUENEXT_URL": url(broker)}
+    environment |= {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+    for command in commands:
+        done = subprocess.run(["/bin/sh", "-c", command], env=environment, capture_output=True, text=True)
+        lines = [line.split("  ")[0].strip() for line in done.stdout.splitlines() if queue in line]
+        assert lines == [names[0], f"{names[1]} (paused)", names[2]]
+        assert done.stderr == ""

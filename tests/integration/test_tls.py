@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import signal
 import socket
 import ssl
@@ -264,6 +265,39 @@ def test_client_certificate_logs_in_as_the_user_that_lists_it(tmp_path: Path) ->
         refusal = nameless.connect().headers
         assert refusal["truenext-code"] == "login" and "user or password is wrong" in refusal["message"]
         nameless.close()
+
+
+def has_openssl() -> bool:
+    """Return whether OpenSSL 3 or later is installed as a command."""
+    try:
+        version = subprocess.run(["openssl", "version"], capture_output=True, text=True).stdout
+    except FileNotFoundError:
+        return False
+    return re.match(r"OpenSSL ([3-9]|[1-9]\d)\.", version) is not None
+
+
+@pytest.mark.skipif(not has_openssl(), reason="OpenSSL 3 is not installed")
+def test_certificates_made_as_the_page_says_log_in_by_name_and_by_fingerprint_but_not_by_common_name(
+    tmp_path: Path,
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    commands = re.findall(r"^openssl (?:.*\\\n)*.*$", page, re.MULTILINE)
+    for command in commands:
+        done = subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    fingerprint = done.stdout.strip()
+    options = ["--certificate", str(tmp_path / "broker.pem"), "--key", str(tmp_path / "broker.key")]
+    options += ["--client-ca", str(tmp_path / "ca.pem"), "--client-certificates", "required"]
+    context = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+    context.load_cert_chain(tmp_path / "shop.pem", tmp_path / "shop.key")
+    expected = {"DNS:shop.example": "CONNECTED", fingerprint: "CONNECTED", "DNS:shop": "ERROR"}
+    for number, (name, answer) in enumerate(expected.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        users = users_file(folder, f'[user.shop]\ncertificates = ["{name}"]\nsend = ["orders"]\n')
+        with serving(folder, *options, "--users", users) as (port, _):
+            client = TlsClient(port, context=context)
+            assert client.connect().command == answer, name
+            client.close()
 
 
 def test_certificate_name_that_a_reload_removes_ends_its_connections_and_is_named_as_the_reason(tmp_path: Path) -> None:

@@ -10,12 +10,24 @@ import hmac
 
 import argon2
 
-from truenext.broker.users import HASHES_MAX, PASSWORD_BYTES_MAX, UserEntry, fault_of_password
+from truenext.broker.users import (
+    HASH_MEMORY_KIB_MIN,
+    HASH_PASSES_MIN,
+    HASHES_MAX,
+    PASSWORD_BYTES_MAX,
+    UserEntry,
+    fault_of_password,
+)
 
 PASSWORD_HASHER = argon2.PasswordHasher(
-    time_cost=2, memory_cost=19456, parallelism=1, hash_len=32, salt_len=16, type=argon2.Type.ID
+    time_cost=HASH_PASSES_MIN,
+    memory_cost=HASH_MEMORY_KIB_MIN,
+    parallelism=1,
+    hash_len=32,
+    salt_len=16,
+    type=argon2.Type.ID,
 )
-"""Hasher with the minimum that OWASP recommends: 19 MiB and 2 passes, about 30 ms."""
+"""Hasher with the least costs that a users file may have, about 30 ms."""
 
 _DUMMY_HASH = (
     f"$argon2id$v=19$m={PASSWORD_HASHER.memory_cost},t={PASSWORD_HASHER.time_cost},p={PASSWORD_HASHER.parallelism}"
@@ -35,16 +47,10 @@ def hash_password(text: str) -> str:
 def find_credential(entry: UserEntry, passcode: str) -> str:
     """Return the one of the user's credentials that the passcode proves; "" if it is wrong."""
     given = _to_bytes(passcode)
-    proved = ""
     if entry.password is not None and hmac.compare_digest(entry.password.encode(), given):
-        proved = entry.password
+        return entry.password
     hashes = [*entry.hashes, *[_DUMMY_HASH] * (HASHES_MAX - len(entry.hashes))]
-    for each in hashes:
-        if _is_hash_of(each, given):
-            proved = each
-        if proved:
-            break
-    return proved
+    return next((each for each in hashes if _is_hash_of(each, given)), "")
 
 
 def spend_time(passcode: str) -> None:

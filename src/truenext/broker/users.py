@@ -42,6 +42,10 @@ PASSWORD_BYTES_MAX = 1024
 HASHES_MAX = 2
 """Hashes of a user: of the new password, and of the old one until all clients have the new one."""
 
+HASH_MEMORY_KIB_MIN = 19456
+HASH_PASSES_MIN = 2
+"""Least costs that OWASP recommends: a weaker hash, once it leaks, is too quickly guessed."""
+
 HASH_MEMORY_KIB_MAX = 1024 * 1024
 HASH_PASSES_MAX = 100
 HASH_THREADS_MAX = 16
@@ -167,15 +171,14 @@ def fault_of_hash(text: str) -> str | None:
     if found is None or not (_is_base64(found["salt"]) and _is_base64(found["hash"])):
         return "is not an Argon2id hash: make one with `truenext user hash`"
     costs = argon2.extract_parameters(text)
-    if costs.memory_cost < 8 * costs.parallelism:
-        return "is a hash with too little memory for its threads: make one with `truenext user hash`"
-    for cost, most, what in (
-        (costs.memory_cost, HASH_MEMORY_KIB_MAX, "KiB of memory"),
-        (costs.time_cost, HASH_PASSES_MAX, "passes"),
-        (costs.parallelism, HASH_THREADS_MAX, "threads"),
+    for cost, least, most, name, unit in (
+        (costs.memory_cost, HASH_MEMORY_KIB_MIN, HASH_MEMORY_KIB_MAX, "m", "KiB of memory"),
+        (costs.time_cost, HASH_PASSES_MIN, HASH_PASSES_MAX, "t", "passes"),
+        (costs.parallelism, 1, HASH_THREADS_MAX, "p", "threads"),
     ):
-        if cost > most:
-            return f"is a hash with {cost:,} {what}, at most {most:,}: make one with `truenext user hash`"
+        if not least <= cost <= most:
+            bound = f"at least {least:,}" if cost < least else f"at most {most:,}"
+            return f"is a hash with {name}={cost} ({unit}), {bound}: make one with `truenext user hash`"
     return None
 
 

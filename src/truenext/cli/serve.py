@@ -16,7 +16,7 @@ from truenext.broker.config import Configuration
 from truenext.broker.recovery import recover
 from truenext.broker.reload import Reloader
 from truenext.broker.users import Users
-from truenext.cli import logs, machine
+from truenext.cli import early_signals, logs, machine
 from truenext.cli.files import raise_file_limit
 from truenext.cli.loops import new_event_loop
 from truenext.engine.engine import Engine
@@ -138,6 +138,9 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
             if reread is not None:
                 broker.reload = Reloader(configuration, reread, apply=partial(apply_changes, broker)).reload
                 loop.add_signal_handler(signal.SIGHUP, broker.reload)
+                if early_signals.has_noted_sighup():
+                    # The loop calls it once all listeners are there.
+                    loop.call_soon(broker.reload)
 
         tls = ListenerTls(None if configuration.certificates is None else configuration.certificates.context)
         _log_warnings(configuration)

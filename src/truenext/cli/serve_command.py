@@ -9,7 +9,7 @@ import click
 
 from truenext.broker.config import Configuration, configure, with_files
 from truenext.broker.settings import ClientCertificates, LogLevel
-from truenext.cli import logs
+from truenext.cli import early_signals, logs
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.serve import serve as run_broker
 from truenext.cli.values import URL, PathParam, ServerNameParam, SizeParam
@@ -153,6 +153,9 @@ def serve(
     Prints `listening on URL`, one line per listener, once clients can connect. Exits 0 after a clean stop.
     The files of --config, --users and --certificate are read again on SIGHUP, and when `truenext reload` asks for it.
     """
+    has_files = config is not None or users is not None or certificate is not None
+    if not has_files:
+        early_signals.restore_sighup()
     if memory and data is not None:
         raise click.UsageError("--data and --memory exclude each other: messages are stored in a folder, or not at all")
     configure_broker = partial(
@@ -198,7 +201,7 @@ def serve(
         logs.configure_logging(settings.log_level.value)
         if config is not None:
             logger.info("configuration read", extra={"file": str(config)})
-        run_broker(configuration, read if config is not None or users is not None or certificate is not None else None)
+        run_broker(configuration, read if has_files else None)
     except TruenextError as error:
         raise CommandFailure(error) from error
 

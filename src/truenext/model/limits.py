@@ -48,8 +48,8 @@ Exceeded: `more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete`
 LOGIN_SECONDS_MAX = 5.0
 """Seconds from accept to a complete CONNECT: an idle stranger must not hold a connection.
 
-Exceeded: `no CONNECT within {LOGIN_SECONDS_MAX} seconds`
-"""
+Exceeded: `no CONNECT within {LOGIN_SECONDS_MAX} seconds`, `the login was not checked within {LOGIN_SECONDS_MAX} seconds`
+"""  # noqa: E501
 
 LOGINS_WAITING_MAX = 100
 """Logins that wait until their passwords are checked, each about 30 ms; from one address half as many.

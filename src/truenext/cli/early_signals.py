@@ -1,0 +1,42 @@
+"""Signals that arrive while `truenext serve` or `truenext stages run` starts, from the first line of the command on.
+
+SIGTERM, SIGINT    end the start at once, with exit status 0. A start writes nothing that a crash could spoil.
+SIGHUP             of a broker: noted, since only the parsed options tell whether the broker has files to reload. A
+                   broker with such files reloads them once it listens. A broker without them ends, as it does later.
+
+The handlers of the running broker or service replace these.
+"""
+
+import os
+import signal
+from collections.abc import Sequence
+
+_noted: list[int] = []
+"""SIGHUPs that are noted and not carried out."""
+
+_former: list[signal.Handlers] = []
+"""Handling of SIGHUP before it was noted; empty if it is not."""
+
+
+def listen(arguments: Sequence[str]) -> None:
+    """Set the handlers, if the arguments of `truenext` start a broker or a service."""
+    is_broker = arguments[:1] == ["serve"]
+    if is_broker or arguments[:2] == ["stages", "run"]:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, lambda *_: os._exit(0))
+    if is_broker:
+        is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        _former.append(signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, lambda number, _: _noted.append(number))
+
+
+def has_noted_sighup() -> bool:
+    return bool(_noted)
+
+
+def restore_sighup() -> None:
+    """Restore the former handling of SIGHUP, and carry out a noted one."""
+    if _former:
+        signal.signal(signal.SIGHUP, _former.pop())
+    if _noted:
+        signal.raise_signal(signal.SIGHUP)
