@@ -3636,7 +3636,7 @@ def messages_of_a_plain_client_are_not_redelivered_after_unsubscribe(patch: Patc
     _report_started(patch, lambda consumer: not consumer.session.may_lack_reports and consumer.mode is not AckMode.AUTO)
 
 
-@shows_in(BrokerMachine)
+@shows_in(ReleasingMachine)
 def unsent_messages_in_auto_mode_are_not_redelivered(patch: Patch) -> None:
     _report_started(
         patch, lambda consumer: consumer.session.is_truenext_client and not consumer.session.may_lack_reports
@@ -3667,7 +3667,7 @@ def a_takeover_is_taken_for_a_disconnect(patch: Patch) -> None:
     )
 
 
-@shows_in(ReleasingMachine)
+@shows_in(BrokerMachine, first=2)
 def a_disconnect_is_taken_for_a_lost_connection(patch: Patch) -> None:
     disconnect = targets.DISCONNECT.original
     targets.DISCONNECT.replace(

@@ -88,7 +88,7 @@ def test_a_browse_may_show_a_message_as_it_was_before_it_was_dispatched_and_came
         *[("read_page", {})] * 2,
         ("deliver_page", {}),
         ("turn_and_send", {}),
-        ("disconnect", {"peer_index": 0, "is_clean": True, "sent_count": 0, "is_requested": False}),
+        ("disconnect", {"peer_index": 0, "is_clean": True, "sent_count": 0}),
         ("deliver_page", {}),
         ("turn", {}),
     ]
