@@ -150,6 +150,8 @@ class Peer:
     """The last batch that anything of this connection went to: no receipt asked for now has a reason to wait longer."""
     is_truenext_client: bool = False
     """True if the client said so (C22.1)."""
+    is_cut: bool = False
+    """C22.5; the machine may go on with it all the same."""
     round: int = 0
     """C20.7: number of releases carried out."""
 
@@ -713,7 +715,6 @@ class Oracle:
         suspends: bool = False,
         transaction: str | None = None,
         counts_all: bool = True,
-        is_by_frame: bool = True,
     ) -> None:
         """`kept` are names of subscriptions, sequences of the broker, and which dispatches.
 
@@ -730,7 +731,7 @@ class Oracle:
             returned += of_transaction
         if returned:
             self._wait_for_return(peer, failed=failed)
-        self._requeue(returned, failed, is_tried_later=True, is_by_frame=is_by_frame)
+        self._requeue(returned, failed, is_tried_later=True, is_by_frame=True)
         # C20.3, C20.4, C20.7
         for reader in readers:
             reader.requested = 0
@@ -780,12 +781,12 @@ class Oracle:
         work = letter.acknowledged_by or letter.nacked_by
         return work is not None and work in peer.transactions.values()
 
-    def unsubscribe(self, reader: Reader, *, is_by_frame: bool = True) -> None:
+    def unsubscribe(self, reader: Reader) -> None:
         # C9.2: the end of its subscription; C10.2: no attempt. What a transaction acknowledged stays with it.
         self._event += 1
         self._end(reader)
         self._wait(reader.peer, may=self.gathering)
-        self._requeue(self.unacknowledged(reader), failed=[], is_by_frame=is_by_frame)
+        self._requeue(self.unacknowledged(reader), failed=[], is_by_frame=True)
         self._end_subscription(reader)
         self._free_groups_of_suspended()
 
@@ -893,15 +894,16 @@ class Oracle:
     def park(self, peer: Peer) -> None:
         """C22.6, C22.7: of a connection that was cut stays what would be charged, and the rest is as if it had
         ended."""
+        peer.is_cut = True
         for reader in [reader for reader in self.readers if reader.peer is peer]:
             held = self.unacknowledged(reader)
             started = [each for each in held if each.is_started]
             if started and reader.mode is not AckMode.AUTO and not _is_temporary(reader.queue):
                 kept = [self._name_of(each) for each in started]
-                self.release(peer, [reader], kept, suspends=True, is_by_frame=False)
+                self.release(peer, [reader], kept, suspends=True)
                 peer.round -= 1
             else:
-                self.unsubscribe(reader, is_by_frame=False)
+                self.unsubscribe(reader)
         for name, work in list(peer.transactions.items()):
             if not work.failed():
                 self.abort(peer, name)
@@ -1874,11 +1876,13 @@ class Oracle:
                 self._move(letter)
 
     def _is_unseen(self, letter: Letter) -> bool:
-        """C10.14: a truenext client had it, not in `auto` mode, has not started it, and no transaction has it."""
+        """C10.14: a truenext client that was not cut had it, not in `auto` mode, has not started it, and no transaction
+        has it."""
         reader = letter.holder
         return (
             reader is not None
             and reader.peer.is_truenext_client
+            and not reader.peer.is_cut
             and reader.mode is not AckMode.AUTO
             and not letter.is_started
             and (letter.acknowledged_by, letter.nacked_by) == (None, None)
