@@ -260,7 +260,8 @@ class Case:
         letter.sightings += 1
         deliveries = int(frame.headers["truenext-deliveries"])
         assert deliveries >= letter.sightings
-        assert (frame.headers.get("redelivered") == "true") == (deliveries > 1)
+        # C10.14: a message that was released before it was started is dispatched again without this header.
+        assert frame.headers.get("redelivered") is None or deliveries > 1
         assert frame.headers.get("priority", "4") == str(letter.priority)
         return name
 

@@ -105,6 +105,9 @@ from truenext.model.record import (
 )
 from truenext.model.schedule import Schedule
 from truenext.store.store import Recovered
+from truenext.wire.stomp.protocol import Side, StompProtocol
+from truenext.wire.stomp.replies import ReplyEncoder
+from truenext.wire.stomp.request_shapes import REQUEST_SHAPES
 
 BIG = 600 * 1024
 """Bytes of a large body: two of them fill a connection's room (limits.UNSENT_BYTES_MAX)."""
@@ -872,16 +875,21 @@ class BrokerMachine(RuleBasedStateMachine):
         return durable is not None and any(reader.queue == durable.queue for reader in self.oracle.readers)
 
     def disconnect(self, peer_index: int, is_clean: bool, sent_count: int) -> None:
-        """End the connection; its socket may have taken some messages before."""
+        """End the connection; its socket may have taken some messages before. A clean end of the upper half of the
+        picks comes by DISCONNECT; any other by a takeover or a reload. A further draw would change what all examples
+        draw after it, and so the rounds in which planted faults show."""
+        self._disconnect(peer_index, is_clean, sent_count, is_requested=is_clean and peer_index >= PEERS_MAX)
+
+    def _disconnect(self, peer_index: int, is_clean: bool, sent_count: int, *, is_requested: bool = False) -> None:
         peer, session = self._peer(peer_index)
         for reader in [reader for reader in self.oracle.readers if reader.peer is peer]:
             if reader.mode is AckMode.AUTO and sent_count:
                 note(f'engine.acknowledge_sent({peer.name}.consumers["{reader.subscription}"], {sent_count})')
                 self.engine.acknowledge_sent(session.consumers[reader.subscription], sent_count)
                 self.oracle.sent_before_loss(reader, sent_count)
-        note(f"engine.disconnect({peer.name}, is_clean={is_clean})")
-        self.engine.disconnect(session, is_clean=is_clean)
-        self.oracle.disconnect(peer, is_clean)
+        note(f"engine.disconnect({peer.name}, is_clean={is_clean}, is_requested={is_requested})")
+        self.engine.disconnect(session, is_clean=is_clean, is_requested=is_requested)
+        self.oracle.disconnect(peer, is_clean, is_by_frame=is_requested)
         self.browses = [browse for browse in self.browses if browse.peer is not peer]
         del self.sessions[peer]
 
@@ -899,7 +907,7 @@ class BrokerMachine(RuleBasedStateMachine):
         client takes the connection over."""
         peer, _session = self._peer(peer_index)
         arguments_of_all = [self.subscribe_arguments[reader] for reader in self.oracle.readers if reader.peer is peer]
-        self.disconnect(peer_index, is_in_time and peer.is_truenext_client, sent_count)
+        self._disconnect(peer_index, is_in_time and peer.is_truenext_client, sent_count)
         self.connect(peer.is_truenext_client)
         for arguments in arguments_of_all:
             self.subscribe(len(self.sessions) - 1, **arguments)
@@ -2259,7 +2267,7 @@ class BrokerMachine(RuleBasedStateMachine):
             browse = browses.get((browser.session.id, browser.subscription))
             if browse is None:
                 raise Disagreement(f"{browser.session.id}/{browser.subscription} is shown {entries}, and has ended")
-            shown[browse] = [_seen(entry, browser.queue.name) for entry in entries]
+            shown[browse] = [_seen(entry, browser.queue.name, is_browse=True) for entry in entries]
             ended += [browse] if is_end else []
         note(f"# shown: {shown}, ended: {ended}")
         self.oracle.check_browses(shown, ended)
@@ -3285,7 +3293,7 @@ def _message(parcel: Parcel) -> SentMessage:
     )
 
 
-def _seen(entry: Entry, queue: str) -> Seen:
+def _seen(entry: Entry, queue: str, *, is_browse: bool = False) -> Seen:
     message = entry.message
     if message is None:
         raise Disagreement(f"{queue}:{entry.sequence} is dispatched without its body")
@@ -3302,7 +3310,19 @@ def _seen(entry: Entry, queue: str) -> Seen:
         entry.was_lost,
         (entry.causes.first, entry.causes.last) if entry.causes is not None else NO_CAUSES,
         _original_causes(message),
+        _is_redelivered(entry, is_browse=is_browse),
     )
+
+
+_REPLIES = ReplyEncoder(StompProtocol(Side.SERVER, REQUEST_SHAPES), "")
+_REPLIES.add_subscription("c", AckMode.INDIVIDUAL, has_id=True, has_pattern=False)
+
+
+def _is_redelivered(entry: Entry, *, is_browse: bool) -> bool:
+    """Return whether a client is told `redelivered:true`, in a MESSAGE that is written now."""
+    parts: list[bytes] = []
+    _REPLIES.encode_deliveries("c", [entry], parts, is_browse=is_browse)
+    return b"\nredelivered:true\n" in parts[0]
 
 
 def _original_causes(message: SentMessage) -> tuple[str, str]:

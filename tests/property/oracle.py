@@ -150,6 +150,8 @@ class Peer:
     """The last batch that anything of this connection went to: no receipt asked for now has a reason to wait longer."""
     is_truenext_client: bool = False
     """True if the client said so (C22.1)."""
+    is_cut: bool = False
+    """C22.5; the machine may go on with it all the same."""
     round: int = 0
     """C20.7: number of releases carried out."""
 
@@ -285,6 +287,8 @@ class Letter:
     """Time at which it was held last, in ms."""
     is_started: bool = False
     """True if its consumer has reported this dispatch as started."""
+    is_flagged: bool = False
+    """True if the next dispatch is `redelivered` (C10.1, C10.14)."""
     was_lost: bool = False
     """True if its last attempt was a lost connection."""
     causes: tuple[str, str] = NO_CAUSES
@@ -404,6 +408,7 @@ class Seen:
     was_lost: bool = False
     causes: tuple[str, str] = NO_CAUSES
     original_causes: tuple[str, str] = NO_CAUSES
+    is_redelivered: bool = False
 
 
 class Oracle:
@@ -582,7 +587,7 @@ class Oracle:
             return
         self._event += 1
         self._wait_for_return(peer, failed=covered)
-        self._requeue(covered, failed=covered, is_tried_later=True)
+        self._requeue(covered, failed=covered, is_tried_later=True, is_by_frame=True)
         self._free_groups_of_suspended()
 
     def nack_acknowledged(self, letter: Letter, options: NackOptions) -> None:
@@ -726,7 +731,7 @@ class Oracle:
             returned += of_transaction
         if returned:
             self._wait_for_return(peer, failed=failed)
-        self._requeue(returned, failed, is_tried_later=True)
+        self._requeue(returned, failed, is_tried_later=True, is_by_frame=True)
         # C20.3, C20.4, C20.7
         for reader in readers:
             reader.requested = 0
@@ -781,7 +786,7 @@ class Oracle:
         self._event += 1
         self._end(reader)
         self._wait(reader.peer, may=self.gathering)
-        self._requeue(self.unacknowledged(reader), failed=[])
+        self._requeue(self.unacknowledged(reader), failed=[], is_by_frame=True)
         self._end_subscription(reader)
         self._free_groups_of_suspended()
 
@@ -859,7 +864,8 @@ class Oracle:
                     letter.is_removed = True
             self._forget_commits(reader.queue)
 
-    def disconnect(self, peer: Peer, is_clean: bool) -> None:
+    def disconnect(self, peer: Peer, is_clean: bool, *, is_by_frame: bool = False) -> None:
+        """`is_by_frame` if the client has sent DISCONNECT. A takeover counts no attempt, either (`is_clean`)."""
         self._event += 1
         returned = [letter for work in peer.transactions.values() for letter in work.acknowledged]
         if NACKED_STAYS_WITH_TRANSACTION:
@@ -881,18 +887,20 @@ class Oracle:
         self.browses = [browse for browse in self.browses if browse.peer is not peer]
         self.peers.remove(peer)
         self.ended.append(peer)
-        self._requeue(returned, failed=[] if is_clean else failed)
+        self._requeue(returned, failed=[] if is_clean else failed, is_by_frame=is_by_frame)
         for reader in ended:
             self._end_subscription(reader)
 
     def park(self, peer: Peer) -> None:
         """C22.6, C22.7: of a connection that was cut stays what would be charged, and the rest is as if it had
         ended."""
+        peer.is_cut = True
         for reader in [reader for reader in self.readers if reader.peer is peer]:
             held = self.unacknowledged(reader)
             started = [each for each in held if each.is_started]
             if started and reader.mode is not AckMode.AUTO and not _is_temporary(reader.queue):
-                self.release(peer, [reader], [self._name_of(each) for each in started], suspends=True)
+                kept = [self._name_of(each) for each in started]
+                self.release(peer, [reader], kept, suspends=True)
                 peer.round -= 1
             else:
                 self.unsubscribe(reader)
@@ -1016,6 +1024,7 @@ class Oracle:
                 letter.freed_ms = self.now_ms
             letter.is_removed = False
             letter.least_deliveries = 2
+            letter.is_flagged = True
         # C18.5: for transient messages it holds until a crash.
         self.producers.crashed(self.durable)
         self._reset()
@@ -1030,6 +1039,8 @@ class Oracle:
         for letter in self.letters:
             letter.is_removed = False
             letter.stored_in = self.durable
+            # C10.14: after any end of the broker the deliveries decide.
+            letter.is_flagged |= letter.deliveries > 0
         self.producers.stopped()
         self._reset()
 
@@ -1840,10 +1851,19 @@ class Oracle:
         is_written = any(letter.persistent for letter in failed)
         self._wait(peer, must=self.gathering if is_written else AT_ONCE, may=self.gathering)
 
-    def _requeue(self, returned: Iterable[Letter], failed: Iterable[Letter], *, is_tried_later: bool = False) -> None:
-        """C9.1: at its exact place again, all in one step, if not `is_tried_later`."""
+    def _requeue(
+        self,
+        returned: Iterable[Letter],
+        failed: Iterable[Letter],
+        *,
+        is_tried_later: bool = False,
+        is_by_frame: bool = False,
+    ) -> None:
+        """C9.1: at its exact place again, all in one step, if not `is_tried_later`. `is_by_frame` if a NACK, a
+        release, an UNSUBSCRIBE or a DISCONNECT ends the dispatches (C10.14)."""
         failed = list(failed)
         for letter in sorted(returned, key=lambda each: each.key):
+            letter.is_flagged |= not (is_by_frame and self._is_unseen(letter))
             for work in (letter.acknowledged_by, letter.nacked_by):
                 if work is not None:
                     work.acknowledged = [each for each in work.acknowledged if each is not letter]
@@ -1854,6 +1874,19 @@ class Oracle:
             # C13.2: whatever gives it back.
             if self.must_be_dead_lettered(letter):
                 self._move(letter)
+
+    def _is_unseen(self, letter: Letter) -> bool:
+        """C10.14: a truenext client that was not cut had it, not in `auto` mode, has not started it, and no transaction
+        has it."""
+        reader = letter.holder
+        return (
+            reader is not None
+            and reader.peer.is_truenext_client
+            and not reader.peer.is_cut
+            and reader.mode is not AckMode.AUTO
+            and not letter.is_started
+            and (letter.acknowledged_by, letter.nacked_by) == (None, None)
+        )
 
     def _free(self, letter: Letter) -> None:
         if letter.holder is not None:
@@ -1979,6 +2012,7 @@ class Oracle:
                     letter.was_lost,
                     letter.causes,
                     letter.original_causes,
+                    letter.is_flagged,
                 )
                 if seen != expected_seen:
                     raise Disagreement(f"{reader} got {seen}; by the contract {expected_seen}")
@@ -2061,8 +2095,8 @@ class Oracle:
             if letter.least_deliveries is not None:
                 # That would count the next dispatch, and this is none.
                 at_least, at_most = letter.least_deliveries - 1, max(1, letter.deliveries)
-            actual = (seen.attempts, seen.causes, seen.original_causes)
-            expected = (letter.attempts, letter.causes, letter.original_causes)
+            actual = (seen.attempts, seen.causes, seen.original_causes, seen.is_redelivered)
+            expected = (letter.attempts, letter.causes, letter.original_causes, letter.is_flagged)
             if not at_least <= seen.deliveries <= at_most or actual != expected:
                 raise Disagreement(f"{browse} is shown {seen}; by the contract {vars(letter)}")
         browse.shown.append(letter)

@@ -90,7 +90,18 @@ from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionSt
 from truenext.engine.state.memory import size_of
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.engine.state.producer import CommitOutcome, Producer
-from truenext.engine.state.queue import NO_ENTRIES, UNBOUNDED, Entry, Lane, Queue, RequeueReason
+from truenext.engine.state.queue import (
+    NEVER_STARTED,
+    NO_ENTRIES,
+    STARTED,
+    UNBOUNDED,
+    UNSTARTED,
+    Entry,
+    Lane,
+    Queue,
+    RequeueReason,
+    StartState,
+)
 from truenext.engine.state.transaction import BrokerTransaction, OpenTransactions
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.turn import Effects, NoWaitPullEnder, StoreResults, Turn
@@ -636,8 +647,8 @@ def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) ->
             gone = [each for each in before if each[1].sequence not in held]
             acknowledged.setdefault(targets.all_queues(acknowledging), []).extend(gone)
 
-    def faulty_disconnect(connecting: Connecting, session: ConnectionState, *, is_clean: bool) -> None:
-        disconnect(connecting, session, is_clean=is_clean)
+    def faulty_disconnect(connecting: Connecting, session: ConnectionState, *, is_clean: bool, **end: bool) -> None:
+        disconnect(connecting, session, is_clean=is_clean, **end)
         for theirs, entry, message in acknowledged.get(targets.all_queues(connecting), []):
             if theirs is session and not is_clean:
                 entry.message = message
@@ -696,12 +707,10 @@ def a_turn_sees_half_of_the_messages_that_an_unsubscribe_requeues(patch: Patch) 
 def an_attempt_is_written_only_when_an_answer_waits_for_it(patch: Patch) -> None:
     requeue = targets.REQUEUE.original
 
-    def faulty(
-        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
-    ) -> None:
+    def faulty(outcomes: Settlement, entry: Entry, reason: RequeueReason, **options: Any) -> None:
         commit_state = targets.commit_state_of(outcomes)
         was_awaited = commit_state.is_batch_awaited
-        requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
+        requeue(outcomes, entry, reason, **options)
         commit_state.is_batch_awaited = was_awaited
 
     targets.REQUEUE.replace(patch, faulty)
@@ -737,11 +746,11 @@ def a_lost_connection_counts_an_attempt_of_each_prefetched_message(patch: Patch)
 def a_lost_connection_counts_messages_that_an_auto_consumer_never_got(patch: Patch) -> None:
     disconnect = targets.DISCONNECT.original
 
-    def faulty(connecting: Connecting, session: ConnectionState, *, is_clean: bool) -> None:
+    def faulty(connecting: Connecting, session: ConnectionState, **end: bool) -> None:
         for consumer in session.consumers.values():
             if consumer.mode is AckMode.AUTO:
                 consumer.mode = AckMode.INDIVIDUAL
-        disconnect(connecting, session, is_clean=is_clean)
+        disconnect(connecting, session, **end)
 
     targets.DISCONNECT.replace(patch, faulty)
 
@@ -770,7 +779,7 @@ def an_abort_counts_no_attempt(patch: Patch) -> None:
 def a_clean_end_counts_an_attempt(patch: Patch) -> None:
     disconnect = targets.DISCONNECT.original
     targets.DISCONNECT.replace(
-        patch, lambda connecting, session, is_clean: disconnect(connecting, session, is_clean=False)
+        patch, lambda connecting, session, **end: disconnect(connecting, session, **end | {"is_clean": False})
     )
 
 
@@ -1187,13 +1196,11 @@ def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> No
     requeue, remove = targets.REQUEUE.original, targets.WRITE_REMOVAL.original
     is_requeuing = False
 
-    def faulty_requeue(
-        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
-    ) -> None:
+    def faulty_requeue(outcomes: Settlement, entry: Entry, reason: RequeueReason, **options: Any) -> None:
         nonlocal is_requeuing
         is_requeuing = True
         try:
-            requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
+            requeue(outcomes, entry, reason, **options)
         finally:
             is_requeuing = False
 
@@ -1546,10 +1553,8 @@ def a_message_has_one_attempt_too_many(patch: Patch) -> None:
 def messages_requeued_by_a_lost_connection_are_delayed(patch: Patch) -> None:
     requeue = targets.REQUEUE.original
 
-    def faulty(
-        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
-    ) -> None:
-        requeue(outcomes, entry, reason, delay_ms=delay_ms or 5, cause=cause)
+    def faulty(outcomes: Settlement, entry: Entry, reason: RequeueReason, **options: Any) -> None:
+        requeue(outcomes, entry, reason, **options | {"delay_ms": options.get("delay_ms") or 5})
 
     targets.REQUEUE.replace(patch, faulty)
 
@@ -1579,7 +1584,10 @@ def an_abort_keeps_the_headers_of_a_nack(patch: Patch) -> None:
 
     targets.NACK.replace(patch, noting)
     targets.FAIL.replace(
-        patch, lambda outcomes, entry, reason, nack=None: fail(outcomes, entry, reason, nacks.get(entry.sequence))
+        patch,
+        lambda outcomes, entry, reason, nack=None, **options: fail(
+            outcomes, entry, reason, nacks.get(entry.sequence), **options
+        ),
     )
 
 
@@ -2084,14 +2092,12 @@ def a_message_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
 def a_message_requeued_without_a_failure_is_not_given_up(patch: Patch) -> None:
     requeue = targets.REQUEUE.original
 
-    def faulty(
-        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
-    ) -> None:
+    def faulty(outcomes: Settlement, entry: Entry, reason: RequeueReason, **options: Any) -> None:
         queue = entry.lane.queue
         policy = queue.policy
         if reason is RequeueReason.RELEASED:
             queue.policy = replace(policy, attempts_max=maxsize)
-        requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
+        requeue(outcomes, entry, reason, **options)
         queue.policy = policy
 
     targets.REQUEUE.replace(patch, faulty)
@@ -3294,8 +3300,8 @@ def _while_releasing(patch: Patch, target: targets.AnyTarget, with_this: object)
 def a_release_counts_an_attempt(patch: Patch) -> None:
     requeue = targets.REQUEUE.original
 
-    def faulty(outcomes: Settlement, entry: Entry, reason: RequeueReason) -> None:
-        requeue(outcomes, entry, RequeueReason.LOST)
+    def faulty(outcomes: Settlement, entry: Entry, reason: RequeueReason, **options: Any) -> None:
+        requeue(outcomes, entry, RequeueReason.LOST, **options)
 
     _while_releasing(patch, targets.REQUEUE, faulty)
 
@@ -3508,12 +3514,11 @@ def a_transaction_ignores_a_nack_of_a_message_it_acknowledged(patch: Patch) -> N
 
 @shows_in(ReleasingMachine, first=1)
 def a_started_message_counts_as_started_in_its_next_dispatch(patch: Patch) -> None:
-    def faulty(
-        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
-    ) -> None:
-        is_started = entry.is_started
-        requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
-        entry.is_started = is_started
+    def faulty(outcomes: Settlement, entry: Entry, reason: RequeueReason, **options: Any) -> None:
+        was_started = entry.is_started
+        requeue(outcomes, entry, reason, **options)
+        if was_started:
+            entry.start_state = STARTED
 
     requeue = targets.REQUEUE.original
     targets.REQUEUE.replace(patch, faulty)
@@ -3523,7 +3528,7 @@ def a_started_message_counts_as_started_in_its_next_dispatch(patch: Patch) -> No
 def a_lost_connection_counts_no_attempt_of_a_started_message(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: ConnectionState, started: Started) -> None:
         say_started(acknowledging, session, started)
-        session.consumer(started.subscription).held[started.sequence].is_started = False
+        session.consumer(started.subscription).held[started.sequence].start_state = UNSTARTED
 
     say_started = targets.MARK_STARTED.original
     targets.MARK_STARTED.replace(patch, faulty)
@@ -3565,15 +3570,160 @@ def a_restart_forgets_that_an_attempt_was_a_lost_connection(patch: Patch) -> Non
 
 @shows_rarely_in(ReleasingMachine, first=19)
 def a_nacked_message_is_still_reported_as_lost(patch: Patch) -> None:
-    def faulty(
-        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
-    ) -> None:
+    def faulty(outcomes: Settlement, entry: Entry, reason: RequeueReason, **options: Any) -> None:
         was_lost = entry.was_lost
-        requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
+        requeue(outcomes, entry, reason, **options)
         entry.was_lost |= was_lost
 
     requeue = targets.REQUEUE.original
     targets.REQUEUE.replace(patch, faulty)
+
+
+# Redelivered ----------------------------------------------------------------------------------------------------------
+
+
+def _set_start_state(patch: Patch, state: Callable[[Entry, StartState, bool], StartState]) -> None:
+    """Each requeued message gets the state that `state` returns for the entry with its new state, the state of the
+    dispatch that ended, and whether its consumer reports started messages."""
+
+    def faulty(outcomes: Settlement, entry: Entry, reason: RequeueReason, **options: Any) -> None:
+        before = entry.start_state
+        requeue(outcomes, entry, reason, **options)
+        entry.start_state = state(entry, before, options.get("reports_started", False))
+
+    requeue = targets.REQUEUE.original
+    targets.REQUEUE.replace(patch, faulty)
+
+
+@shows_in(ReleasingMachine)
+def every_message_that_was_dispatched_before_is_redelivered(patch: Patch) -> None:
+    _set_start_state(patch, lambda entry, before, reports_started: UNSTARTED)
+
+
+@shows_in(ReleasingMachine)
+def a_released_message_that_was_started_is_not_redelivered(patch: Patch) -> None:
+    _set_start_state(
+        patch,
+        lambda entry, before, reports_started: (
+            NEVER_STARTED if reports_started and before is STARTED and entry.deliveries == 1 else entry.start_state
+        ),
+    )
+
+
+@shows_in(ReleasingMachine)
+def a_message_that_was_started_once_is_not_redelivered_after_a_release(patch: Patch) -> None:
+    _set_start_state(
+        patch,
+        lambda entry, before, reports_started: (
+            NEVER_STARTED if reports_started and before is not STARTED else entry.start_state
+        ),
+    )
+
+
+@shows_in(ReleasingMachine)
+def a_message_is_redelivered_once_it_was_released_twice(patch: Patch) -> None:
+    _set_start_state(
+        patch, lambda entry, before, reports_started: UNSTARTED if entry.deliveries > 1 else entry.start_state
+    )
+
+
+def _report_started(patch: Patch, reports_started: Callable[[BrokerConsumer], bool]) -> None:
+    targets.REPORTS_STARTED.replace(patch, property(reports_started))
+
+
+@shows_in(ReleasingMachine)
+def a_lost_report_of_a_started_message_makes_no_redelivery(patch: Patch) -> None:
+    _report_started(patch, lambda consumer: consumer.session.is_truenext_client and consumer.mode is not AckMode.AUTO)
+
+
+@shows_in(ReleasingMachine)
+def messages_of_a_plain_client_are_not_redelivered_after_unsubscribe(patch: Patch) -> None:
+    _report_started(patch, lambda consumer: not consumer.session.may_lack_reports and consumer.mode is not AckMode.AUTO)
+
+
+@shows_in(ReleasingMachine)
+def unsent_messages_in_auto_mode_are_not_redelivered(patch: Patch) -> None:
+    _report_started(
+        patch, lambda consumer: consumer.session.is_truenext_client and not consumer.session.may_lack_reports
+    )
+
+
+@shows_in(ReleasingMachine)
+def a_parked_connection_is_taken_to_have_reported_all(patch: Patch) -> None:
+    def faulty(connecting: Connecting, session: ConnectionState) -> bool:
+        with pytest.MonkeyPatch.context() as inner:
+            _report_started(
+                inner, lambda consumer: consumer.session.is_truenext_client and consumer.mode is not AckMode.AUTO
+            )
+            return park(connecting, session)
+
+    park = targets.PARK.original
+    targets.PARK.replace(patch, faulty)
+
+
+@shows_in(ReleasingMachine)
+def a_takeover_is_taken_for_a_disconnect(patch: Patch) -> None:
+    disconnect = targets.DISCONNECT.original
+    targets.DISCONNECT.replace(
+        patch,
+        lambda connecting, session, *, is_clean, is_requested=False: disconnect(
+            connecting, session, is_clean=is_clean, is_requested=is_clean
+        ),
+    )
+
+
+@shows_in(BrokerMachine, first=2)
+def a_disconnect_is_taken_for_a_lost_connection(patch: Patch) -> None:
+    disconnect = targets.DISCONNECT.original
+    targets.DISCONNECT.replace(
+        patch,
+        lambda connecting, session, *, is_clean, is_requested=False: disconnect(connecting, session, is_clean=is_clean),
+    )
+
+
+@shows_in(ReleasingMachine)
+def a_nack_makes_messages_redelivered_that_were_not_started(patch: Patch) -> None:
+    fail = targets.FAIL.original
+    targets.FAIL.replace(
+        patch, lambda outcomes, entry, reason, nack=None, **options: fail(outcomes, entry, reason, nack)
+    )
+
+
+@shows_in(ReleasingMachine)
+def messages_of_a_rolled_back_transaction_are_not_redelivered(patch: Patch) -> None:
+    def faulty(transactions: Transactions, session: ConnectionState, name: str, *, counts_all: bool) -> None:
+        held = session.transactions[name].held
+        fresh = [entry for entry in held.values() if entry.deliveries == 1 and not entry.is_started]
+        abort(transactions, session, name, counts_all=counts_all)
+        for entry in fresh:
+            entry.start_state = NEVER_STARTED
+
+    abort = targets.ABORT_TRANSACTION.original
+    targets.ABORT_TRANSACTION.replace(patch, faulty)
+
+
+@shows_in(ReleasingMachine)
+def a_clean_stop_forgets_that_messages_were_dispatched(patch: Patch) -> None:
+    def faulty(reading: PageReader, lane: Lane, found: PageMessage, message: SentMessage) -> Entry:
+        entry = new_entry(reading, lane, found, message)
+        if found.mark.deliveries:
+            entry.start_state = NEVER_STARTED
+        return entry
+
+    new_entry = targets.LOAD_ENTRY.original
+    targets.LOAD_ENTRY.replace(patch, faulty)
+
+
+@shows_in(PagingMachine)
+def a_browser_is_shown_the_flag_of_the_last_dispatch(patch: Patch) -> None:
+    def faulty(browsing: BrowseTask, read: BrowseRead, found: PageMessage) -> Entry | None:
+        entry: Entry | None = to_show(browsing, read, found)
+        if entry is not None:
+            entry.start_state = UNSTARTED
+        return entry
+
+    to_show = targets.ENTRY_TO_SHOW.original
+    targets.ENTRY_TO_SHOW.replace(patch, faulty)
 
 
 @shows_in(BrokerMachine, first=1)
@@ -3632,10 +3782,8 @@ def causes_leave_memory_before_the_store_has_them(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def an_abort_keeps_the_cause_of_a_nack(patch: Patch) -> None:
-    def faulty(
-        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
-    ) -> None:
-        requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause or said.pop(entry.sequence, ""))
+    def faulty(outcomes: Settlement, entry: Entry, reason: RequeueReason, *, cause: str = "", **options: Any) -> None:
+        requeue(outcomes, entry, reason, cause=cause or said.pop(entry.sequence, ""), **options)
 
     def noting(acknowledging: Acknowledging, session: ConnectionState, nack: Nack) -> None:
         said[nack.sequence] = nack.cause
@@ -3649,10 +3797,12 @@ def an_abort_keeps_the_cause_of_a_nack(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def only_the_message_that_a_nack_names_gets_its_cause(patch: Patch) -> None:
-    def faulty(outcomes: Settlement, entry: Entry, reason: RequeueReason, nack: Nack | None = None) -> None:
+    def faulty(
+        outcomes: Settlement, entry: Entry, reason: RequeueReason, nack: Nack | None = None, **options: Any
+    ) -> None:
         if nack is not None and nack.sequence != entry.sequence:
             nack = Nack(nack.subscription, nack.sequence, None, nack.delay_ms, nack.is_rejected)
-        fail(outcomes, entry, reason, nack)
+        fail(outcomes, entry, reason, nack, **options)
 
     fail = targets.FAIL.original
     targets.FAIL.replace(patch, faulty)
@@ -3660,12 +3810,10 @@ def only_the_message_that_a_nack_names_gets_its_cause(patch: Patch) -> None:
 
 @shows_in(FailingMachine, first=2)
 def an_attempt_without_a_cause_forgets_the_last_one(patch: Patch) -> None:
-    def faulty(
-        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
-    ) -> None:
+    def faulty(outcomes: Settlement, entry: Entry, reason: RequeueReason, *, cause: str = "", **options: Any) -> None:
         if entry.causes is not None and not cause:
             entry.causes = KnownCauses(entry.causes.first, entry.causes.first, entry.causes.batch)
-        requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
+        requeue(outcomes, entry, reason, cause=cause, **options)
 
     requeue = targets.REQUEUE.original
     targets.REQUEUE.replace(patch, faulty)

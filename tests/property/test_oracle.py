@@ -37,7 +37,10 @@ class ScriptedBroker:
             started.add(letter.parcel.group)
             deliveries = letter.deliveries + 1
             dispatched.setdefault(reader, []).append(
-                Seen(label, "q", sequence, 4, False, 0, deliveries, letter.attempts, is_first, letter.was_lost)
+                Seen(
+                    *(label, "q", sequence, 4, False, 0, deliveries, letter.attempts, is_first, letter.was_lost),
+                    is_redelivered=letter.is_flagged,
+                )
             )
         self.oracle.check_turn(dispatched, [], {}, list(ended))
 

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from truenext.engine.lifecycle.pull_requests import PullRequests
 from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.state.clients import ClientRegistry, QueueReceivers
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, QueueConsumer
-from truenext.engine.state.queue import Entry, Queue, RequeueReason
+from truenext.engine.state.queue import STARTED, Entry, Queue, RequeueReason
 from truenext.model.commands import AckMode, Subscribe
 from truenext.model.destination import parse_address
 from truenext.model.events import FAILURES
@@ -137,12 +138,11 @@ def the_first_message_counts_an_attempt_though_not_started(patch: Patch) -> None
 def started_outlives_its_dispatch(patch: Patch) -> None:
     requeue = Settlement.requeue
 
-    def remembers(
-        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
-    ) -> None:
-        is_started = entry.is_started
-        requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
-        entry.is_started = is_started
+    def remembers(outcomes: Settlement, entry: Entry, reason: RequeueReason, **options: Any) -> None:
+        was_started = entry.is_started
+        requeue(outcomes, entry, reason, **options)
+        if was_started:
+            entry.start_state = STARTED
 
     patch.setattr(Settlement, "requeue", remembers)
 
@@ -150,11 +150,9 @@ def started_outlives_its_dispatch(patch: Patch) -> None:
 def a_release_counts_as_an_attempt(patch: Patch) -> None:
     requeue = Settlement.requeue
 
-    def counts(
-        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
-    ) -> None:
+    def counts(outcomes: Settlement, entry: Entry, reason: RequeueReason, **options: Any) -> None:
         entry.attempts += reason is RequeueReason.RELEASED
-        requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
+        requeue(outcomes, entry, reason, **options)
 
     patch.setattr(Settlement, "requeue", counts)
 
@@ -188,9 +186,9 @@ def after_disconnect(act: Callable[[Connecting, BrokerConsumer, Entry], None]) -
     def plant(patch: Patch) -> None:
         disconnect = Connecting.disconnect
 
-        def then_acts(connecting: Connecting, session: ConnectionState, *, is_clean: bool) -> None:
+        def then_acts(connecting: Connecting, session: ConnectionState, **end: bool) -> None:
             held = [(consumer, entry) for consumer in session.consumers.values() for entry in consumer.held.values()]
-            disconnect(connecting, session, is_clean=is_clean)
+            disconnect(connecting, session, **end)
             for consumer, entry in held[:1]:
                 if entry.message is not None:
                     act(connecting, consumer, entry)

@@ -54,6 +54,7 @@ class Delivered:
     message: SentMessage
     sequence: int = 7
     deliveries: int = 1
+    was_never_started: bool = False
     attempts: int = 0
     was_lost: bool = False
     causes: Causes | None = None
@@ -745,14 +746,15 @@ def test_a_browser_reads_how_often_messages_were_dispatched_and_then_that_this_w
     receive(server, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "ack:client")
     message = SentMessage(4, False, 0, b"content-length:1\n", b"x")
     parts: list[bytes] = []
-    server.replies.encode_deliveries(
-        "s", [Delivered(message, deliveries=count) for count in (0, 1)], parts, is_browse=True
-    )
-    assert len(parts) == 2 * PARTS_PER_MESSAGE
+    deliveries = [Delivered(message, deliveries=count) for count in (0, 1)]
+    deliveries.append(Delivered(message, deliveries=1, was_never_started=True))
+    server.replies.encode_deliveries("s", deliveries, parts, is_browse=True)
+    assert len(parts) == 3 * PARTS_PER_MESSAGE
     parts.append(server.replies.encode_end_of_browse("s", parse_address("/queue/a", "me")))
-    never, once, end = decode(version, b"".join(parts))
+    never, once, unseen, end = decode(version, b"".join(parts))
     assert (never.headers["truenext-deliveries"], never.headers.get("redelivered")) == ("0", None)
     assert (once.headers["truenext-deliveries"], once.headers.get("redelivered")) == ("1", "true")
+    assert (unseen.headers["truenext-deliveries"], unseen.headers.get("redelivered")) == ("1", None)
     assert "ack" not in never.headers and never.body == b"x"
     assert end.command == "MESSAGE" and end.body == b""
     assert end.headers == {
@@ -1321,6 +1323,8 @@ def test_deliveries_after_the_first_are_redeliveries(version: Version, count: in
     (frame,) = message_frame(version, [Delivered(message, deliveries=count)])
     assert frame.headers.get("redelivered") == redelivered
     assert frame.headers["truenext-deliveries"] == str(count)
+    (frame,) = message_frame(version, [Delivered(message, deliveries=count, was_never_started=True)])
+    assert "redelivered" not in frame.headers and frame.headers["truenext-deliveries"] == str(count)
 
 
 @pytest.mark.parametrize("version", [Version.V1_0, Version.V1_1, Version.V1_2])

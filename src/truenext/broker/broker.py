@@ -1008,7 +1008,7 @@ class Broker:
 
     def _disconnect(self, session: ConnectionState, disconnect: Disconnect) -> None:
         self._cancel_unsent(session, None)
-        self._engine.disconnect(session, is_clean=True)
+        self._engine.disconnect(session, is_clean=True, is_requested=True)
         self._takeovers.remove(session)
         if disconnect.forgotten_producers:
             self._engine.forget_producers(session, disconnect.forgotten_producers)

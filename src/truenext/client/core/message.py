@@ -85,7 +85,7 @@ class Content:
 
     @property
     def redelivered(self) -> bool:
-        """The message was dispatched before, to this or another consumer."""
+        """A program, this or another one, may have received the message before; not if a client only buffered it."""
         return self.headers.get("redelivered", "") == "true"
 
     @property

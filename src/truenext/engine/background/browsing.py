@@ -22,7 +22,7 @@ from truenext.engine.state.causes import causes_from_store, causes_size, merge_s
 from truenext.engine.state.consumer import Browser
 from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.pages import PageMessage, PageResult, SideRead, damage_error
-from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, is_undeliverable
+from truenext.engine.state.queue import UNBOUNDED, UNSTARTED, Entry, Lane, is_undeliverable
 from truenext.engine.writing.commit_state import BackgroundTask, CommitState
 from truenext.model.limits import BROWSE_BYTES_PER_TURN, BROWSE_MESSAGES_PER_TURN, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT
 
@@ -234,13 +234,25 @@ class BrowseTask(BackgroundTask):
             return None
         known = read.entry if isinstance(read, BrowseEntryRead) else read.unread_in_memory.get(found.sequence)
         causes = causes_from_store(found.causes)
+        start_state = UNSTARTED
         if known is not None:
             # The store knows of all its failures, but not of each dispatch.
-            deliveries, attempts = known.deliveries, known.attempts
+            deliveries, attempts, start_state = known.deliveries, known.attempts, known.start_state
             causes = None if known.causes is None else merge_stored_causes(known.causes, found.causes)
         elif found.sequence < self._redelivered_below:
             deliveries = max(deliveries, 1)
-        return Entry(found.sequence, message, lane, 0, message.persistent, 0, deliveries, attempts, causes=causes)
+        return Entry(
+            sequence=found.sequence,
+            message=message,
+            lane=lane,
+            batch=0,
+            persistent=message.persistent,
+            store_batch=0,
+            deliveries=deliveries,
+            attempts=attempts,
+            start_state=start_state,
+            causes=causes,
+        )
 
     def _show_entry(self, browser: Browser, entry: Entry, shown: list[Entry]) -> None:
         browser.after_sequence = entry.sequence

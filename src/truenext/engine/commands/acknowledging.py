@@ -5,7 +5,7 @@ from __future__ import annotations
 from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.engine_state import EngineState
-from truenext.engine.state.queue import Entry, RequeueReason
+from truenext.engine.state.queue import STARTED, Entry, RequeueReason
 from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
 from truenext.engine.writing.commit_state import CommitState
 from truenext.errors import Code, RemoteProtocolError
@@ -38,7 +38,7 @@ class Acknowledging:
             next_one = consumer.held.get(started.sequence) if is_the_same else None
             if next_one is not None and started.dispatch in (0, next_one.deliveries):
                 # The usual case: the same subscription, so the consumer need not be looked up again.
-                next_one.is_started = True
+                next_one.start_state = STARTED
                 self._events.started(next_one, consumer)
             else:
                 self.mark_started(session, started)
@@ -91,7 +91,8 @@ class Acknowledging:
             transaction.nack(self._move_to_transaction(session, consumer, covered), nack)
             return
         for sequence in covered:
-            self._settlement.fail(consumer.held.pop(sequence), RequeueReason.NACKED, nack)
+            entry = consumer.held.pop(sequence)
+            self._settlement.fail(entry, RequeueReason.NACKED, nack, reports_started=consumer.reports_started)
         session.last_batch = self._commit_state.latest_batch
 
     def _add_cause(self, session: ConnectionState, transaction: BrokerTransaction, nack: Nack) -> None:
@@ -124,7 +125,7 @@ class Acknowledging:
             raise RemoteProtocolError("started is for connections with truenext-client on CONNECT", Code.NOT_SUPPORTED)
         consumer = session.consumer_of(started.subscription, started.sequence, started.dispatch)
         entry = consumer.held[started.sequence]
-        entry.is_started = True
+        entry.start_state = STARTED
         self._events.started(entry, consumer)
 
     def _move_to_transaction(

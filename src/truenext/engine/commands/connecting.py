@@ -55,6 +55,7 @@ class Connecting:
         """Keep of a truenext client's lost connection only what would count attempts if it ended now: started messages,
         and transactions that count any. End or release the rest at once. Returns False if nothing is kept: the
         connection can end."""
+        session.may_lack_reports = True
         for browser in session.browsers.values():
             self._subscribing.end_browser(browser)
         session.browsers.clear()
@@ -68,14 +69,16 @@ class Connecting:
         self._reset_unsent_bytes(session)
         return bool(session.consumers or session.transactions)
 
-    def disconnect(self, session: ConnectionState, *, is_clean: bool) -> None:
+    def disconnect(self, session: ConnectionState, *, is_clean: bool, is_requested: bool = False) -> None:
         """End a connection, and requeue all messages that it held in one step.
 
         If not `is_clean`, an attempt counts for messages of open transactions, for acknowledged ones unless BEGIN
-        says otherwise, and for messages of consumers as `Subscribing.end_consumer` says.
+        says otherwise, and for messages of consumers as `Subscribing.end_consumer` says. `is_requested` if the client
+        has sent DISCONNECT.
         """
         if self._clients.sessions.pop(session.id, None) is None:
             return
+        session.may_lack_reports |= not is_requested
         self._transactions.abort_all(session, RequeueReason.RELEASED if is_clean else RequeueReason.LOST)
         for consumer in session.consumers.values():
             self._subscribing.end_consumer(consumer, is_lost=not is_clean)

@@ -79,7 +79,7 @@ class Releasing:
             if retained and (name, entry.sequence, entry.deliveries) in retained:
                 continue
             del held[entry.sequence]
-            self._settlement.requeue(entry, RequeueReason.RELEASED)
+            self._settlement.requeue(entry, RequeueReason.RELEASED, reports_started=consumer.reports_started)
         consumer.restart_auto_window(self._commit_state.now_ms)
         self._pull_requests.end_without_notice(consumer)
 

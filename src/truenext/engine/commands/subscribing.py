@@ -245,9 +245,11 @@ class Subscribing:
             self._selections.remove_consumer(consumer, queue)
         counts_attempt = is_lost and consumer.mode is not AckMode.AUTO
         is_truenext_client = consumer.session.is_truenext_client
+        reports_started = consumer.reports_started
         for entry in consumer.held.values():
             is_attempt = counts_attempt and (entry.is_started or not is_truenext_client)
-            self._settlement.requeue(entry, RequeueReason.LOST if is_attempt else RequeueReason.RELEASED)
+            reason = RequeueReason.LOST if is_attempt else RequeueReason.RELEASED
+            self._settlement.requeue(entry, reason, reports_started=reports_started)
             counts_attempt &= is_truenext_client
         consumer.held.clear()
         consumer.session.served_consumers.pop(consumer, None)

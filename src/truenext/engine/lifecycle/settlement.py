@@ -16,7 +16,7 @@ from truenext.engine.lifecycle.redelivery import EXHAUSTED, EXPIRED, REJECTED, m
 from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.queues.queues import Queues
-from truenext.engine.state.queue import Entry, Lane, RequeueReason, is_undeliverable
+from truenext.engine.state.queue import NEVER_STARTED, STARTED, UNSTARTED, Entry, Lane, RequeueReason, is_undeliverable
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.entries import mark, remove
 from truenext.model.batch import DUE_NEVER, NO_CAUSES, Causes
@@ -64,8 +64,11 @@ class Settlement:
 
     # ---- Requeueing ----
 
-    def fail(self, entry: Entry, reason: RequeueReason, nack: Nack | None = None) -> None:
-        """Requeue a message that a consumer failed with; its delay is the NACK's or that of its queue's policy."""
+    def fail(
+        self, entry: Entry, reason: RequeueReason, nack: Nack | None = None, *, reports_started: bool = False
+    ) -> None:
+        """Requeue a message that a consumer failed with; its delay is the NACK's or that of its queue's policy.
+        `reports_started` as in `requeue`."""
         delay_ms = None
         cause = ""
         if nack is not None:
@@ -75,10 +78,21 @@ class Settlement:
             delay_ms = nack.delay_ms
         if delay_ms is None:
             delay_ms = retry_delay_ms(entry.lane.queue.policy, entry.attempts + 1, self._random)
-        self.requeue(entry, reason, delay_ms=delay_ms, cause=cause)
+        self.requeue(entry, reason, delay_ms=delay_ms, cause=cause, reports_started=reports_started)
 
-    def requeue(self, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = "") -> None:
-        """Put a message back to its position after its delay, or dead-letter it; `cause` is the consumer's."""
+    def requeue(
+        self,
+        entry: Entry,
+        reason: RequeueReason,
+        *,
+        delay_ms: int = 0,
+        cause: str = "",
+        reports_started: bool = False,
+    ) -> None:
+        """Put a message back to its position after its delay, or dead-letter it; `cause` is the consumer's.
+
+        `reports_started` is that of the consumer that held the message; False if a transaction has it.
+        """
         lane = entry.lane
         queue = lane.queue
         if not self._queues.exists(queue):
@@ -86,7 +100,10 @@ class Settlement:
             self._resident.unload(entry)
             return
         has_failed = reason is not RequeueReason.RELEASED
-        entry.is_started = False
+        # Before this dispatch there was none, or none that a program can have received.
+        was_fresh = entry.deliveries == 1 or entry.start_state is NEVER_STARTED
+        is_unseen = reports_started and was_fresh and entry.start_state is not STARTED
+        entry.start_state = NEVER_STARTED if is_unseen else UNSTARTED
         if has_failed:
             entry.attempts += 1
             entry.was_lost = reason is RequeueReason.LOST

@@ -118,6 +118,12 @@ class BrokerConsumer(Subscriber, EntryHolder):
         """The subscription has not ended."""
         return self.session.consumers.get(self.subscription) is self
 
+    @property
+    def reports_started(self) -> bool:
+        """The broker knows of each message that the program has received that it is started."""
+        session = self.session
+        return session.is_truenext_client and not session.may_lack_reports and self.mode is not AckMode.AUTO
+
     def has_credit(self) -> bool:
         """Return whether window and connection allow another message."""
         return len(self.held) < self.window and self.session.unsent_bytes < self.memory.unsent_bytes_max
@@ -271,6 +277,8 @@ class ConnectionState:
     is_truenext_client: bool = False
     """The client knows of releases, reports which dispatches it has started, so that no others count as started, and
     is not disconnected by an ERROR."""
+    may_lack_reports: bool = False
+    """The connection has ended without a DISCONNECT: reports of started dispatches may be lost."""
 
     @property
     def only_sends(self) -> bool:

@@ -23,7 +23,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from enum import Enum
+from enum import Enum, auto
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice
 from operator import attrgetter
@@ -83,6 +83,22 @@ class QueueObserver(Protocol):
         """Return whether an entry must stay in memory, whatever is evicted."""
 
 
+class StartState(Enum):
+    """Whether a program may have received a message: in its current dispatch, and in earlier ones."""
+
+    UNSTARTED = auto()
+    """The current dispatch is not started. An earlier one may have reached a program, or there was none."""
+    NEVER_STARTED = auto()
+    """No dispatch was started, and clients that report started dispatches have ended all earlier ones."""
+    STARTED = auto()
+    """The client has reported the current dispatch as started."""
+
+
+UNSTARTED = StartState.UNSTARTED
+NEVER_STARTED = StartState.NEVER_STARTED
+STARTED = StartState.STARTED
+
+
 class Entry(msgspec.Struct, gc=False):
     """Message in one queue, with its state there; a copy of the message in another queue has its own entry."""
 
@@ -113,8 +129,8 @@ class Entry(msgspec.Struct, gc=False):
     """The last dispatch made the consumer the owner of the group."""
     content_number: int = 0
     """Number of the content that the store has once for several queues; 0 if the message has its own."""
-    is_started: bool = False
-    """The client has reported this dispatch as started."""
+    start_state: StartState = UNSTARTED
+    """One field for two facts: a further field would cost 16 bytes for each message."""
     was_lost: bool = False
     """The last attempt was a lost connection."""
     causes: KnownCauses | None = None
@@ -124,6 +140,16 @@ class Entry(msgspec.Struct, gc=False):
     def address(self) -> str:
         """Address of the entry's queue."""
         return self.lane.queue.destination.address
+
+    @property
+    def is_started(self) -> bool:
+        """The client has reported this dispatch as started."""
+        return self.start_state is STARTED
+
+    @property
+    def was_never_started(self) -> bool:
+        """No earlier dispatch can have reached a program, but there was one."""
+        return self.start_state is NEVER_STARTED
 
 
 class SelectedEntries:

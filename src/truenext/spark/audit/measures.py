@@ -71,8 +71,8 @@ REASONS = (*FAILURES, "released")
 
 
 def redelivery(events: DataFrame) -> DataFrame:
-    """Return per queue its dispatches, redeliveries, returns by reason, dead letters, expired messages, and the
-    highest `deliveries` and `attempts` of a message."""
+    """Return per queue its dispatches, redeliveries (dispatches after the first, whatever their MESSAGEs say), returns
+    by reason, dead letters, expired messages, and the highest `deliveries` and `attempts` of a message."""
     kind = F.col("kind")
     return (
         events.where(kind.isin("dispatched", "returned", "dead-lettered", "expired"))

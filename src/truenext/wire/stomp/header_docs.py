@@ -413,7 +413,7 @@ BROKER_FRAME_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(("truenext-sequence",), "a number", "Sequence: the position among messages of one priority."),
         HeaderDoc(("truenext-deliveries",), "a number", "Number of dispatches, this one included."),
         HeaderDoc(("truenext-attempts",), "a number", "Number of attempts so far that have failed."),
-        HeaderDoc(("redelivered",), "`true`", "The message was dispatched before."),
+        HeaderDoc(("redelivered",), "`true`", "A program may have received the message before."),
         HeaderDoc(
             ("truenext-first-cause", "truenext-last-cause"),
             "a text",

@@ -41,6 +41,10 @@ class Delivery(Protocol):
     @property
     def deliveries(self) -> int: ...
     @property
+    def was_never_started(self) -> bool:
+        """True if no earlier dispatch can have reached a program, though there was one."""
+
+    @property
     def attempts(self) -> int: ...
     @property
     def was_lost(self) -> bool:
@@ -148,7 +152,8 @@ class ReplyEncoder:
                 identity = f"{sequence}.{count}{middle}{sequence}"
             else:
                 identity = f"{sequence}{middle}{sequence}" if middle else sequence
-            flags = plain if count == first_count else f"redelivered:true\n{plain}"
+            is_first = count == first_count or delivery.was_never_started
+            flags = plain if is_first else f"redelivered:true\n{plain}"
             if marks_lost and delivery.was_lost:
                 flags += "truenext-lost:true\n"
             if delivery.causes is not None:
