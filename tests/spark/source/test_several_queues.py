@@ -57,6 +57,15 @@ def test_batch_waits_for_a_message_in_any_of_its_queues(here: BlockingBroker, ne
         assert query.run_batch(reader) == [queue]
 
 
+def test_available_now_reads_what_waits_in_any_of_its_queues(here: BlockingBroker, new_query: NewQuery) -> None:
+    query = new_query(queue="a,b,c")
+    send(here, "1", queue="b")
+    send(here, "2", queue="c")
+    reader = query.reader()
+    reader.prepareForTriggerAvailableNow()
+    assert sorted(query.run_to_end(reader)) == ["1", "2"]
+
+
 def test_driver_holds_no_message_of_any_queue_between_batches(here: BlockingBroker, new_query: NewQuery) -> None:
     query = new_query(queue="a,b")
     reader = query.reader()

@@ -90,14 +90,14 @@ def test_messages_that_are_too_few_are_not_delivered_to_the_driver(here: Blockin
 
 
 def test_available_now_and_once_read_fewer_messages(here: BlockingBroker, new_query: NewQuery) -> None:
-    query = new_query(minRowsPerTrigger="9")
-    reader = query.reader()
-    query.run_batch(reader)
-    send(here, "a")
+    query = new_query(minRowsPerTrigger="2", maxRowsPerTrigger="2")
+    send(here, *"abc")
     now = query.reader()
     now.prepareForTriggerAvailableNow()
-    assert query.run_to_end(now) == ["a"]
-    send(here, "b")
+    assert query.run_to_end(now) == ["a", "b", "c"]
+    reader = query.reader()
+    query.run_batch(reader)
+    send(here, "d")
     start = query.start
     assert reader.latestOffset(start, reader.getDefaultReadLimit()) == start
     assert reader.latestOffset(start, ReadAllAvailable())["batch"] == start["batch"] + 1
