@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.spark.source.small_query import SmallQuery, client, send
@@ -101,6 +101,8 @@ def test_columns_of_a_message_survive_the_round_trip_through_a_bundle() -> None:
     }
 
 
+# The first example imports pandas.
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.dictionaries(texts.map(lambda name: f"x-{name}"), texts), texts, st.binary()), max_size=5))
 def test_drawn_messages_survive_the_round_trip_through_a_bundle(
     messages: list[tuple[dict[str, str], str, bytes]],
