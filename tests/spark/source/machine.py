@@ -781,6 +781,7 @@ class Machine:
                 raise Disagreement(f"{sent} is {counts[sent.id]} times in the sink, and {left[sent.id]} in its queue")
             if is_wanted and left[sent.id]:
                 raise Disagreement(f"{sent} was not read")
+        self._check_groups()
         batches = {each["batch"]: each for each in self._offsets if each["batch"]}
         if sorted(batches) != list(range(1, len(batches) + 1)):
             raise Disagreement(f"batches have the numbers {sorted(batches)}")
@@ -796,6 +797,19 @@ class Machine:
         marks = self._waiting(own)
         if len(marks) != 1 or marks[0]["truenext-attempts"] != "0":
             raise Disagreement(f"the marks are {marks}")
+
+    def _check_groups(self) -> None:
+        """Check that messages of a group with one priority keep their order from batch to batch."""
+        last: dict[tuple[str, str, int], int] = {}
+        for number in sorted(self._sink):
+            now: dict[tuple[str, str, int], list[int]] = {}
+            for row in self._sink[number]:
+                if row["group"] is not None:
+                    now.setdefault((row["queue"], row["group"], row["priority"]), []).append(row["sequence"])
+            for key, sequences in now.items():
+                if min(sequences) < last.get(key, 0):
+                    raise Disagreement(f"batch {number} has message {min(sequences)} of {key} after {last[key]}")
+                last[key] = max(sequences)
 
     def _left(self) -> list[dict[str, str]]:
         return [each for name in self._queues for each in self._waiting(name)]
