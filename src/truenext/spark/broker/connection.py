@@ -241,12 +241,12 @@ class BrokerConnection:
         Raises: Refused, ConnectionLost
         """
         messages = self._messages
-        wanted = (subscription,) if isinstance(subscription, str) else subscription
+        subscriptions = (subscription,) if isinstance(subscription, str) else subscription
         deadline = 0.0
         while True:
             while messages:
                 frame = messages.popleft()
-                if frame.headers.get("subscription") in wanted:
+                if frame.headers.get("subscription") in subscriptions:
                     return frame
             if not deadline:
                 self.flush()

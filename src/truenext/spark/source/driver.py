@@ -182,7 +182,7 @@ class SourceDriver:
         return bool(messages)
 
     def _probe_answers(self, broker: BrokerConnection, round_: str, seconds: float) -> Iterator[Frame]:
-        """Yield the answers to the probes of `round_` for so many seconds: messages, or notices that none is ready.
+        """Yield messages for the probes of `round_`, and notices that none is ready, for so many seconds.
         Skips leftovers of earlier rounds."""
         deadline = monotonic() + seconds
         while (frame := broker.next_message(self._probes, deadline - monotonic())) is not None:

@@ -44,7 +44,7 @@ class SourceOptions:
 
     @property
     def queue(self) -> str:
-        """All queues and patterns as one text, which names the source in the checkpoint and in bundles."""
+        """Return the queues and patterns as one text, which names the source in the checkpoint and in bundles."""
         return ",".join(self.queues)
 
     @property
