@@ -100,13 +100,13 @@ class BrowsingReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        # A queue has one order.
-        return [InputPartition(0)]
+        # Each queue has one order.
+        return [InputPartition(destination) for destination in self._options.destinations]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         options = self._options
         with BrokerConnection(options.addresses, options.credentials) as broker:
-            for batch in browse(broker, options):
+            for batch in browse(broker, options, partition.value):
                 yield apply_options(batch, options)
 
 
@@ -158,12 +158,13 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end.as_dict()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the number of waiting messages for the query's progress."""
-        now = monotonic()
+        """Return for the query's progress how many messages wait, and how long the next of them has waited."""
+        driver, now = self._source_driver(), monotonic()
         if now >= self._lag_known_until:
-            self._lag = self._source_driver().waiting_count_now()
+            self._lag = driver.waiting_count_now()
             self._lag_known_until = now + LAG_SECONDS
-        return None if self._lag is None else {"waiting": self._lag}
+        found = {"waiting": self._lag, "waitedMs": driver.waited_ms}
+        return {name: value for name, value in found.items() if value is not None} or None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         offset = parse_offset(end)

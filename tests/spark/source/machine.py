@@ -183,7 +183,7 @@ class Connection(BreakableConnection):
         self._tick()
         return super().wait(answer)
 
-    def next_message(self, subscription: str, seconds: float) -> Any:
+    def next_message(self, subscription: str | tuple[str, ...], seconds: float) -> Any:
         self._tick()
         return super().next_message(subscription, seconds)
 
@@ -209,9 +209,10 @@ class Machine:
         self._name = name
         self._port = int(here.url.rpartition(":")[2])
         # ---- Of the example ----
-        has_pattern = random.random() < 0.3
-        self._queues = [f"{name}.a", f"{name}.b.c"] if has_pattern else [name]
-        self._queue = f"{name}.>" if has_pattern else name
+        has_several = random.random() < 0.4
+        self._queues = [f"{name}.a", f"{name}.b.c"] if has_several else [name]
+        several = [f"{name}.>", f"{name}.>", f"{name}.b.c,{name}.a", f"{name}.a, {name}.b.>"]
+        self._queue = random.choice(several) if has_several else name
         self._selector = random.choice([None, None, "colour = 'red'"])
         self._has_groups = random.random() < 0.4
         self._has_transients = random.random() < 0.4
@@ -251,7 +252,7 @@ class Machine:
         patch.setattr(task, "_AHEAD_FIRST", random.choice([1, 2, 4, 256]))
         patch.setattr(driver, "READY_SECONDS", 0.01)
         patch.setattr(driver, "RETURN_SECONDS", 1.0)
-        patch.setattr(driver, "time", SimpleNamespace(sleep=self._await_return))
+        patch.setattr(driver, "time", SimpleNamespace(sleep=self._await_return, time=time.time))
         patch.setattr(driver, "Patience", partial(Patience, sleep=self._sleep))
         patch.setattr(datasource, "Patience", partial(Patience, sleep=self._sleep))
         patch.setattr(datasource, "BrokerConnection", partial(Connection, self))
@@ -446,6 +447,9 @@ class Machine:
         options["maxRowsPerTrigger"] = random.choice(["1", "2", "3", "7", "20", "1000"])
         if random.random() < 0.3:
             options["maxBytesPerTrigger"] = random.choice(["1", "50", "200"])
+        if self._selector is None and random.random() < 0.2:
+            options["minRowsPerTrigger"] = random.choice(["1", options["maxRowsPerTrigger"]])
+            options["maxTriggerDelay"] = random.choice(["0", "20ms"])
         options["body"] = random.choice(["binary", "string"])
         options["headers"] = random.choice(["true", "false"])
         return options
@@ -680,7 +684,7 @@ class Machine:
         self._note("a rival comes")
         self._rival = RawClient(self._port)
         self._rival.send_connect("1.2", "0,0")
-        self._rival.subscribe(self._queue, prefetch=2)
+        self._rival.subscribe(self._queue.partition(",")[0], prefetch=2)
 
     def _end_rival(self) -> None:
         rival, self._rival = self._rival, None
@@ -724,9 +728,12 @@ class Machine:
             and attempt.planned.plan.end.bytes > 1000
             and not (self._has_groups and attempt.planned.plan.end.partitions > 1)
         ):
-            keys = [(9 - row["priority"], row["sequence"]) for row in attempt.seen]
-            if keys != sorted(keys):
-                raise Disagreement(f"{attempt.name} was alone, and gives {attempt.seen}: not in order")
+            # Several queues of one option have no mutual order.
+            for queue in self._queues if "," in self._queue else [""]:
+                rows = [row for row in attempt.seen if row["queue"].startswith(queue)]
+                keys = [(9 - row["priority"], row["sequence"]) for row in rows]
+                if keys != sorted(keys):
+                    raise Disagreement(f"{attempt.name} was alone, and gives {attempt.seen}: not in order")
         if attempt.planned.plan.end.bytes <= 1000:
             self._disturb()
 
@@ -774,6 +781,7 @@ class Machine:
                 raise Disagreement(f"{sent} is {counts[sent.id]} times in the sink, and {left[sent.id]} in its queue")
             if is_wanted and left[sent.id]:
                 raise Disagreement(f"{sent} was not read")
+        self._check_groups()
         batches = {each["batch"]: each for each in self._offsets if each["batch"]}
         if sorted(batches) != list(range(1, len(batches) + 1)):
             raise Disagreement(f"batches have the numbers {sorted(batches)}")
@@ -789,6 +797,19 @@ class Machine:
         marks = self._waiting(own)
         if len(marks) != 1 or marks[0]["truenext-attempts"] != "0":
             raise Disagreement(f"the marks are {marks}")
+
+    def _check_groups(self) -> None:
+        """Check that messages of a group with one priority keep their order from batch to batch."""
+        last: dict[tuple[str, str, int], int] = {}
+        for number in sorted(self._sink):
+            now: dict[tuple[str, str, int], list[int]] = {}
+            for row in self._sink[number]:
+                if row["group"] is not None:
+                    now.setdefault((row["queue"], row["group"], row["priority"]), []).append(row["sequence"])
+            for key, sequences in now.items():
+                if min(sequences) < last.get(key, 0):
+                    raise Disagreement(f"batch {number} has message {min(sequences)} of {key} after {last[key]}")
+                last[key] = max(sequences)
 
     def _left(self) -> list[dict[str, str]]:
         return [each for name in self._queues for each in self._waiting(name)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.spark.source.small_query import SmallQuery, client, send
@@ -17,6 +17,7 @@ from truenext.spark.source.bundle import (
     ARROW_SCHEMA,
     BUNDLE_BYTES,
     BundleHead,
+    BundleOrigin,
     BundleRows,
     TooLargeForBundle,
     bundle_headers,
@@ -100,6 +101,8 @@ def test_columns_of_a_message_survive_the_round_trip_through_a_bundle() -> None:
     }
 
 
+# The first example imports pandas.
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.dictionaries(texts.map(lambda name: f"x-{name}"), texts), texts, st.binary()), max_size=5))
 def test_drawn_messages_survive_the_round_trip_through_a_bundle(
     messages: list[tuple[dict[str, str], str, bytes]],
@@ -115,16 +118,16 @@ def test_a_bundle_without_rows_has_its_columns() -> None:
 @pytest.mark.parametrize("is_last", [True, False])
 def test_bundle_head_survives_the_round_trip_through_its_headers(is_last: bool) -> None:
     head = HEAD._replace(is_last=is_last)
-    assert parse_bundle_head(bundle_headers(head, "orders", "q", "12")) == head
+    assert parse_bundle_head(bundle_headers(head, BundleOrigin("orders", "", "q", "12"))) == head
 
 
 def test_a_bundle_of_another_format_is_refused_by_name() -> None:
-    headers = bundle_headers(HEAD, "orders", "", "") | {"spark_format": "2"}
+    headers = bundle_headers(HEAD, BundleOrigin("orders", "", "", "")) | {"spark_format": "2"}
     with pytest.raises(RemoteProtocolError, match=r"^a bundle has format 2, and this truenext reads 1: run the query"):
         parse_bundle_head(headers)
 
 
-@pytest.mark.parametrize("headers", [{}, bundle_headers(HEAD, "", "", "") | {"spark_rows": "many"}])
+@pytest.mark.parametrize("headers", [{}, bundle_headers(HEAD, BundleOrigin("", "", "", "")) | {"spark_rows": "many"}])
 def test_a_message_that_is_no_bundle_is_refused_by_name(headers: dict[str, str]) -> None:
     with pytest.raises(RemoteProtocolError, match=r"^a message in a queue of the source is not a bundle"):
         parse_bundle_head(headers)
@@ -142,10 +145,11 @@ def test_a_body_that_is_no_bundle_is_refused_by_name() -> None:
 
 def test_rows_are_acknowledged_by_their_last_one() -> None:
     rows = BundleRows()
-    assert (len(rows), rows.last_ack, rows.is_full) == (0, "", False)
+    assert (len(rows), rows.last_acks, rows.is_full) == (0, {}, False)
     for number in range(3):
         rows.add(Frame("MESSAGE", PLAIN | {"ack": f"a{number}"}, b"ab"))
-    assert (len(rows), rows.bytes, rows.last_ack) == (3, 6, "a2")
+    rows.add(Frame("MESSAGE", PLAIN | {"ack": "b", "subscription": "other"}, b"ab"))
+    assert (len(rows), rows.bytes, rows.last_acks) == (4, 8, {PLAIN["subscription"]: "a2", "other": "b"})
 
 
 def test_a_body_above_15_mib_is_refused_and_says_what_to_do() -> None:

@@ -27,6 +27,9 @@ KILLS = int(os.environ.get("TRUENEXT_KILLS", "0"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
 MESSAGES = 9_000
 """Messages sent before each kill: six batches."""
+QUEUES = ("rows", "more.rows")
+READ = "rows,more.>"
+"""Option `queue` of the query."""
 RUN_SECONDS = 15.0
 """Approximate time of a run, on two cores."""
 COMMANDS = {
@@ -67,7 +70,7 @@ def test_messages_have_their_effect_once_after_random_kills(
     broker = BrokerProcess(tmp_path)
     broker.start()
     try:
-        while killed.total() < KILLS or waiting(broker, "rows"):
+        while killed.total() < KILLS or any(waiting(broker, queue) for queue in QUEUES):
             if killed.total() < KILLS:
                 _send(broker, range(sent, sent + MESSAGES), dice)
                 sent += MESSAGES
@@ -104,7 +107,7 @@ def _send(broker: BrokerProcess, numbers: range, dice: random.Random) -> None:
         for number in numbers:
             group = f"group {dice.randrange(20)}" if dice.random() < 0.2 else ""
             connection.send_nowait(
-                "/queue/rows",
+                f"/queue/{dice.choice(QUEUES)}",
                 bytes(dice.choice((10, 100, 3000))),
                 priority=dice.randrange(10),
                 group=group,
@@ -124,7 +127,7 @@ def _rows_in(broker: BrokerProcess, queue: str) -> list[dict[str, Any]]:
 
 
 def _start(broker: BrokerProcess, folder: Path, master: str, target: str) -> QueryProcess:
-    return QueryProcess(folder, "query", url(broker), "rows", str(folder), master, target)
+    return QueryProcess(folder, "query", url(broker), READ, str(folder), master, target)
 
 
 def _kill(victim: str, broker: BrokerProcess, query: QueryProcess, dice: random.Random) -> bool:

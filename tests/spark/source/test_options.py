@@ -17,9 +17,10 @@ def test_omitted_options_have_their_defaults() -> None:
     options = parsed()
     assert [each.url for each in options.addresses] == [URL]
     assert options.credentials == NO_CREDENTIALS
-    assert options.destination == "/queue/orders"
+    assert options.destinations == ("/queue/orders",)
     assert (options.selector, options.partitions, options.space, options.patience_s) == (None, 2, "main", 600.0)
     assert (options.rows_max, options.bytes_max) == (100_000, 256 << 20)
+    assert (options.rows_min, options.delay_max_s) == (0, 900.0)
     assert (options.has_text_body, options.has_headers) == (False, True)
 
 
@@ -37,6 +38,7 @@ def test_options_are_read_with_names_in_any_case() -> None:
             "partitions": " 64",
             "maxrowspertrigger": "7",
             "maxBytesPerTrigger": "8",
+            "maxTriggerDelay": "2h",
             "body": "String",
             "headers": "FALSE",
             "space": "Team_a-1",
@@ -48,6 +50,7 @@ def test_options_are_read_with_names_in_any_case() -> None:
         user="archive", password_file="/run/secrets/archive", ca="/ca", certificate="/certificate", key="/key"
     )
     assert options.queue == "orders.>"
+    assert options.delay_max_s == 7200.0
     assert options.selector == "colour = 'red'"
     assert (options.partitions, options.rows_max, options.bytes_max) == (64, 7, 8)
     assert (options.has_text_body, options.has_headers) == (True, False)
@@ -58,6 +61,26 @@ def test_options_are_read_with_names_in_any_case() -> None:
 def test_a_certificate_needs_no_password(user: str | None) -> None:
     options = {"certificate": "/c"} if user is None else {"certificate": "/c", "user": user}
     assert parsed(**options).credentials == Credentials(user=user, certificate="/c")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("15m", 900), (" 2 Min ", 120), ("500", 0.5), ("500ms", 0.5), ("7us", 7e-6), ("0s", 0), ("1d", 86_400)],
+)
+def test_a_delay_is_read_as_spark_reads_times(text: str, seconds: float) -> None:
+    assert parsed(maxTriggerDelay=text).delay_max_s == pytest.approx(seconds)
+
+
+def test_several_queues_are_sorted_and_each_is_there_once() -> None:
+    options = parsed(queue="returns.>, /queue/orders,orders,,")
+    assert (options.queues, options.queue) == (("orders", "returns.>"), "orders,returns.>")
+    assert options.destinations == ("/queue/orders", "/queue/returns.>")
+    assert [options.is_of(each) for each in ("orders", "returns.new", "returns", "DLQ.orders")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_an_empty_selector_is_none() -> None:
@@ -84,7 +107,8 @@ def test_an_empty_selector_is_none() -> None:
         (
             {"maxRows": "7"},
             "option maxRows is unknown; there are url, user, passwordFile, ca, certificate, key, queue, selector, "
-            "partitions, maxRowsPerTrigger, maxBytesPerTrigger, body, headers, space, patience",
+            "partitions, maxRowsPerTrigger, maxBytesPerTrigger, minRowsPerTrigger, maxTriggerDelay, body, headers, "
+            "space, patience",
         ),
         ({"partitions": "0"}, "option partitions is '0', and must be a whole number, 1 to 64"),
         ({"partitions": "65"}, "option partitions is '65', and must be a whole number, 1 to 64"),
@@ -95,6 +119,27 @@ def test_an_empty_selector_is_none() -> None:
         (
             {"maxBytesPerTrigger": "1m"},
             "option maxBytesPerTrigger is '1m', and must be a whole number, 1 to 1125899906842624",
+        ),
+        (
+            {"minRowsPerTrigger": "100001"},
+            "option minRowsPerTrigger is 100001, and must not be above maxRowsPerTrigger, which is 100000",
+        ),
+        (
+            {"minRowsPerTrigger": "2", "selector": "a = 1"},
+            "options minRowsPerTrigger and selector are both set, and the broker counts waiting messages regardless of "
+            "a selector: leave one out, or let the trigger's processingTime collect messages",
+        ),
+        *(
+            (
+                {"maxTriggerDelay": text},
+                f"option maxTriggerDelay is {text!r}, and must be a whole number and a unit: us, ms, s, m, min, h, d",
+            )
+            for text in ("", "soon", "-1s", "1.5m", "1 week")
+        ),
+        (
+            {"option.url": URL, "owner": "me"},
+            "CREATE TABLE cannot use truenext: Spark would give its options neither to SELECT nor to INSERT. Use "
+            "CREATE TEMPORARY VIEW name USING truenext OPTIONS (...)",
         ),
         ({"patience": "1.5"}, "option patience is '1.5', and must be a whole number, 0 to 31536000"),
         ({"body": "json"}, "option body is 'json', and must be binary or string"),
@@ -113,8 +158,8 @@ def test_an_empty_selector_is_none() -> None:
         ),
         ({"queue": "/topic/news.>"}, "option queue: /topic/news.> is a topic, which stores no messages. "),
         ({"queue": "/temp-queue/a"}, "option queue: /temp-queue/a is neither a queue nor a pattern of queues"),
-        ({"queue": "/queue/a,/queue/b"}, "option queue: /queue/a,/queue/b is neither a queue nor a pattern of queues"),
-        ({"queue": "a,b"}, "option queue: unknown destination 'a'"),
+        ({"queue": "a,/temp-queue/b"}, "option queue: /temp-queue/b is neither a queue nor a pattern of queues"),
+        ({"queue": "orders,Spark.sink.main.1"}, "option queue: Spark.sink.main.1 is reserved for sources and sinks"),
         ({"queue": "a.>.b"}, "option queue: pattern '/queue/a.>.b': > is allowed only as the last word"),
         ({"queue": "queue://a"}, "option queue: unknown destination 'queue://a'"),
         (

@@ -126,8 +126,8 @@ FAULTS = [
         "a bundle does not acknowledge its last row",
         BundleRows,
         "add",
-        'self.last_ack = headers["ack"]',
-        'self.last_ack = self.last_ack or headers["ack"]',
+        'self.last_acks[headers["subscription"]] = headers["ack"]',
+        'self.last_acks.setdefault(headers["subscription"], headers["ack"])',
     ),
     Fault(
         "rows are given in reverse order",
@@ -149,6 +149,20 @@ FAULTS = [
         "_write",
         '{"id": last_ack, **transaction}',
         '{"id": last_ack}',
+    ),
+    Fault(
+        "of several queues only one is acknowledged",
+        _Task,
+        "_write",
+        "in last_acks.values()",
+        "in list(last_acks.values())[:1]",
+    ),
+    Fault(
+        "of several queues the probe releases only one",
+        SourceDriver,
+        "_is_ready",
+        '{"subscriptions": self._probes, "suspend": True}',
+        '{"subscriptions": self._probes[:1], "suspend": True}',
     ),
     Fault(
         "a bundle is transient",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.spark.source.small_query import SmallQuery, bodies_in, client, connecting, forget_numbers, send
-from truenext.errors import ConnectionLost, TruenextError
+from truenext.errors import ConfigurationError, ConnectionLost, TruenextError
 from truenext.spark.broker.patience import Patience
 from truenext.spark.datasource import PlannedTask
 from truenext.spark.source.bundle import decode_bundle
@@ -256,3 +256,54 @@ def test_the_first_run_creates_the_queue_of_a_virtual_topic_though_nothing_waits
     second = query.reader()
     second.prepareForTriggerAvailableNow()
     assert query.run_to_end(second) == ["a"]
+
+
+# ---- Two sources of one query ----
+
+
+def run_task(here: BlockingBroker, planned: PlannedTask, spark_query: str) -> None:
+    """Read a task within a query of Spark's."""
+    list(read_task(planned.plan.with_query(spark_query, "0"), connecting(here), Patience(0)))
+
+
+@pytest.mark.parametrize("other", ["orders", "orders,returns"])
+def test_two_sources_of_one_query_with_one_queue_are_refused_each_time(
+    here: BlockingBroker, new_query: NewQuery, other: str
+) -> None:
+    """Even if one finds nothing that the other has left."""
+    send(here, *"ab")
+    first, second = new_query(), new_query(queue=other)
+    (of_first,), (of_second,) = first.plan(first.reader()), second.plan(second.reader())
+    run_task(here, of_first, "q")
+    for _ in range(2):
+        with pytest.raises(ConfigurationError) as raised:
+            run_task(here, of_second, "q")
+    assert str(raised.value) == (
+        f"the query reads orders with two sources, {second.end.id} and {first.end.id}, as in a join of a stream with "
+        "itself: each message would be in one of them only. Join each batch with itself in foreachBatch. `truenext "
+        "spark abandon` returns the rows of both sources"
+    )
+    # The first one, too, when its batch is repeated.
+    with pytest.raises(ConfigurationError, match=f"with two sources, {first.end.id} and {second.end.id}, "):
+        run_task(here, of_first, "q")
+
+
+@pytest.mark.parametrize(
+    ("options", "spark_query"),
+    [
+        ({"selector": "JMSPriority > 4"}, "q"),
+        ({"queue": "returns"}, "q"),
+        ({}, "another query"),
+        # Spark gives its options to both sources of a join.
+        ({"space": "other"}, "q"),
+    ],
+)
+def test_two_sources_that_share_nothing_are_read(
+    here: BlockingBroker, new_query: NewQuery, options: dict[str, str], spark_query: str
+) -> None:
+    for queue in ("orders", "returns"):
+        send(here, *"ab", queue=queue, priority=5)
+    first, second = new_query(), new_query(**options)
+    (of_first,), (of_second,) = first.plan(first.reader()), second.plan(second.reader())
+    run_task(here, of_first, "q")
+    run_task(here, of_second, spark_query)

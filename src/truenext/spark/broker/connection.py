@@ -238,18 +238,19 @@ class BrokerConnection:
         assert answer.receipt is not None, "it is there"
         return answer.receipt
 
-    def next_message(self, subscription: str, seconds: float) -> Frame | None:
-        """Return the next MESSAGE of this subscription; None if none arrives within `seconds`. Messages of other
-        subscriptions are left over from earlier requests, and dropped.
+    def next_message(self, subscription: str | tuple[str, ...], seconds: float) -> Frame | None:
+        """Return the next MESSAGE of this subscription, or of any of these; None if none arrives within `seconds`.
+        Messages of other subscriptions are left over from earlier requests, and dropped.
 
         Raises: Refused, ConnectionLost
         """
         messages = self._messages
+        subscriptions = (subscription,) if isinstance(subscription, str) else subscription
         deadline = 0.0
         while True:
             while messages:
                 frame = messages.popleft()
-                if frame.headers.get("subscription") == subscription:
+                if frame.headers.get("subscription") in subscriptions:
                     return frame
             if not deadline:
                 self.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from truenext.client.core.credentials import Credentials
@@ -14,6 +15,8 @@ DEFAULT_SPACE = "main"
 DEFAULT_PATIENCE_S = 600.0
 EXAMPLES = {"url": "stomp://127.0.0.1:61613", "queue": "orders"}
 WORD_LENGTH_MAX = 64
+_TIME_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_TIME = re.compile(rf"([0-9]{{1,12}})\s*({'|'.join(_TIME_UNITS_S)})?")
 _WORD_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
@@ -30,6 +33,12 @@ class GivenOptions:
             raise ConfigurationError(
                 "option password: Spark shows options in its plans of queries; put the password into the first line of "
                 "a file, and set the option passwordFile"
+            )
+        if "option.url" in self._given:
+            # Spark gives this to CREATE TABLE only, beside the option itself.
+            raise ConfigurationError(
+                "CREATE TABLE cannot use truenext: Spark would give its options neither to SELECT nor to INSERT. Use "
+                "CREATE TEMPORARY VIEW name USING truenext OPTIONS (...)"
             )
         unknown = sorted(name for name in options if name.lower() not in known)
         if unknown:
@@ -71,6 +80,18 @@ class GivenOptions:
         if not text.strip().isdecimal() or not least <= int(text) <= most:
             raise ConfigurationError(f"option {name} is {text!r}, and must be a whole number, {least} to {most}")
         return int(text)
+
+    def seconds(self, name: str, default: float) -> float:
+        """Return an option that is a time in Spark's notation, such as `15m`; without a unit it is in milliseconds."""
+        text = self.get(name)
+        if text is None:
+            return default
+        found = _TIME.fullmatch(text.strip().lower())
+        if found is None:
+            raise ConfigurationError(
+                f"option {name} is {text!r}, and must be a whole number and a unit: {', '.join(_TIME_UNITS_S)}"
+            )
+        return int(found[1]) * _TIME_UNITS_S[found[2] or "ms"]
 
     def choice(self, name: str, choices: tuple[str, str]) -> str:
         """Return one of `choices`; the first is the default."""

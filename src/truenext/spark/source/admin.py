@@ -20,6 +20,7 @@ from truenext.spark.source.bundle import (
     decode_bundle,
     encode_bundle,
     parse_bundle_head,
+    parse_bundle_origin,
 )
 from truenext.spark.source.mark import close_mark, read_mark, replace_mark
 from truenext.spark.source.offset import QUEUES_PREFIX, mark_queue, task_producer
@@ -149,9 +150,7 @@ def reject(broker: BrokerConnection, status: QueryStatus, sequence: int) -> str:
             rest = remaining.to_batches()[0] if remaining.num_rows else batch.slice(0, 0)
             head = parse_bundle_head(frame.headers)
             head = head._replace(rows=head.rows - 1, bytes=head.bytes - len(row["body"]))
-            headers = bundle_headers(
-                head, frame.headers["spark_source"], frame.headers["spark_query"], frame.headers["spark_query_batch"]
-            )
+            headers = bundle_headers(head, parse_bundle_origin(frame.headers))
             # Like dead letters of the broker: persistent, without expiry.
             letter = row | {"queue": dead_letter_name(row["queue"]), "persistent": True, "expires": None}
             _commit(

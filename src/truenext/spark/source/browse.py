@@ -12,14 +12,14 @@ from truenext.spark.source.bundle import BUNDLE_BYTES, BUNDLE_ROWS, record_batch
 from truenext.spark.source.options import SourceOptions
 
 
-def browse(broker: BrokerConnection, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the waiting messages in queue order.
+def browse(broker: BrokerConnection, options: SourceOptions, destination: str) -> Iterator[pa.RecordBatch]:
+    """Yield the waiting messages of one queue in its order.
 
     Raises: Refused, ConnectionLost
     """
     rows: list[tuple[Any, ...]] = []
     size = 0
-    for frame in broker.browse(options.destination, options.selector):
+    for frame in broker.browse(destination, options.selector):
         rows.append(row_of(frame))
         size += len(frame.body)
         if size >= BUNDLE_BYTES or len(rows) >= BUNDLE_ROWS:

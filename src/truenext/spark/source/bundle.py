@@ -60,8 +60,8 @@ class BundleRows:
         self._rows: list[tuple[Any, ...]] = []
         self.bytes = 0
         """Bytes of the bodies."""
-        self.last_ack = ""
-        """Ack id of the last message; acknowledges all of them cumulatively."""
+        self.last_acks: dict[str, str] = {}
+        """Ack id of the last message of each subscription; acknowledges all of its messages cumulatively."""
         self._total_bytes = 0
         """Approximate bytes of the rows in the bundle."""
 
@@ -91,7 +91,7 @@ class BundleRows:
         self._total_bytes += size
         self._rows.append(row_of(frame))
         self.bytes += len(frame.body)
-        self.last_ack = headers["ack"]
+        self.last_acks[headers["subscription"]] = headers["ack"]
         return True
 
     def record_batch(self) -> pa.RecordBatch:
@@ -146,9 +146,19 @@ class BundleHead(NamedTuple):
     """Number of rows of the task up to and including this bundle."""
 
 
-def bundle_headers(head: BundleHead, source: str, query: str, query_batch: str) -> dict[str, str]:
-    """`source` is the queue or pattern read; `query` and `query_batch` are Spark's ids, from which an operator knows
-    whether a sink has published the rows."""
+class BundleOrigin(NamedTuple):
+    """Headers of a bundle: the query that reads its rows, and from where."""
+
+    source: str
+    """Queues and patterns of the source, with commas between."""
+    selector: str
+    """Empty if there is none."""
+    query: str
+    """Spark's id of the query. With `query_batch` an operator knows whether a sink has published the rows."""
+    query_batch: str
+
+
+def bundle_headers(head: BundleHead, origin: BundleOrigin) -> dict[str, str]:
     # Selectors cannot name headers with hyphens.
     return {
         "spark_format": str(BUNDLE_FORMAT),
@@ -158,10 +168,19 @@ def bundle_headers(head: BundleHead, source: str, query: str, query_batch: str) 
         "spark_bytes": str(head.bytes),
         "spark_last": "true" if head.is_last else "false",
         "spark_task_rows": str(head.task_rows),
-        "spark_source": source,
-        "spark_query": query,
-        "spark_query_batch": query_batch,
+        "spark_source": origin.source,
+        "spark_selector": origin.selector,
+        "spark_query": origin.query,
+        "spark_query_batch": origin.query_batch,
     }
+
+
+def parse_bundle_origin(headers: Mapping[str, str]) -> BundleOrigin:
+    # Bundles of earlier versions do not name their selector.
+    get = headers.get
+    return BundleOrigin(
+        get("spark_source", ""), get("spark_selector", ""), get("spark_query", ""), get("spark_query_batch", "")
+    )
 
 
 def parse_bundle_head(headers: Mapping[str, str]) -> BundleHead:

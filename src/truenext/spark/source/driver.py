@@ -6,7 +6,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from truenext.clock import monotonic
@@ -43,6 +43,12 @@ class SourceDriver:
         self._has_warned = False
         self._probe_count = 0
         """Number of probes on this connection. Each ends with a release, so this is the round of the next one."""
+        self._probes = tuple(f"probe{number}" for number in range(len(options.queues)))
+        """Subscriptions of the probe, one for each queue."""
+        self._delayed_until = 0.0
+        """Time until which a batch waits for `rows_min` messages."""
+        self.waited_ms: int | None = None
+        """Time for which the messages that the last probe found had waited: the longest; None if none was ready."""
 
     def close(self) -> None:
         broker, self._broker = self._broker, None
@@ -70,8 +76,7 @@ class SourceDriver:
         self._patiently(lambda broker: self._check_not_cleared(broker, end))
 
     def waiting_count(self) -> int:
-        """Return the number of waiting messages in the queue, or in those of the pattern, regardless of the
-        selector.
+        """Return the number of waiting messages in all queues of the source, regardless of the selector.
 
         Raises: TruenextError
         """
@@ -112,10 +117,24 @@ class SourceDriver:
             self._warn_of_others(broker)
         if start is not None:
             self._clear(broker, start)
-        # The first probe also creates the queue of a virtual topic, which gets copies only from then on.
-        if (rows == 0 and start is not None) or not self._is_ready(broker, waits=waits) or rows == 0:
+        if rows == 0 and start is not None:
             return None
         options = self._options
+        if (
+            waits
+            and rows is not None
+            and monotonic() < self._delayed_until
+            and self._waiting_count(broker) < options.rows_min
+        ):
+            time.sleep(READY_SECONDS)
+            return None
+        # The first probe also creates the queue of a virtual topic, which gets copies only from then on.
+        is_ready = self._is_ready(broker, waits=waits)
+        if options.rows_min:
+            # Even if no message is ready, as in Spark's source for Kafka.
+            self._delayed_until = monotonic() + options.delay_max_s
+        if not is_ready or rows == 0:
+            return None
         return Offset(
             store=broker.store_id,
             queue=options.queue,
@@ -130,39 +149,51 @@ class SourceDriver:
     # ---- Is anything ready? ----
 
     def _is_ready(self, broker: BrokerConnection, *, waits: bool) -> bool:
-        """Pull one message and release it. This costs a delivery, but no attempt."""
+        """Pull one message of each queue and release them. This costs a delivery each, but no attempt."""
         options = self._options
         if not self._probe_count:
-            broker.subscribe_to_pull("probe", options.destination, "client-individual", options.selector)
+            for probe, destination in zip(self._probes, options.destinations, strict=True):
+                broker.subscribe_to_pull(probe, destination, "client-individual", options.selector)
         round_ = str(self._probe_count)
         self._probe_count += 1
-        broker.pull("probe", 1, waits=waits, correlation=round_)
-        frame = self._probe_answer(broker, round_, READY_SECONDS if waits else ANSWER_SECONDS)
-        if frame is None and waits:
+        for probe in self._probes:
+            broker.pull(probe, 1, waits=waits, correlation=round_)
+        answers: dict[str, Frame] = {}
+        for frame in self._probe_answers(broker, round_, READY_SECONDS if waits else ANSWER_SECONDS):
+            answers[frame.headers["subscription"]] = frame
+            if waits or len(answers) == len(self._probes):
+                break
+        if waits and (unanswered := [probe for probe in self._probes if probe not in answers]):
             # No message follows the answer to this.
-            broker.pull("probe", 0, correlation=round_)
-            frame = self._probe_answer(broker, round_, ANSWER_SECONDS)
-        if frame is None:
+            for probe in unanswered:
+                broker.pull(probe, 0, correlation=round_)
+            for frame in self._probe_answers(broker, round_, ANSWER_SECONDS):
+                answers.setdefault(frame.headers["subscription"], frame)
+                if len(answers) == len(self._probes):
+                    break
+        if len(answers) < len(self._probes):
             raise ConnectionLost(f"the broker does not answer within {ANSWER_SECONDS:g} seconds")
         # Suspended, so that the driver owns no group.
-        body = json.dumps({"subscriptions": ["probe"], "suspend": True}).encode()
+        body = json.dumps({"subscriptions": self._probes, "suspend": True}).encode()
         broker.call("SEND", {"destination": "/control/release"}, body)
-        return "truenext-unused" not in frame.headers
+        messages = [frame for frame in answers.values() if "truenext-unused" not in frame.headers]
+        arrived_ms = min((int(frame.headers["timestamp"]) for frame in messages), default=None)
+        self.waited_ms = None if arrived_ms is None else max(0, round(time.time() * 1000) - arrived_ms)
+        return bool(messages)
 
-    @staticmethod
-    def _probe_answer(broker: BrokerConnection, round_: str, seconds: float) -> Frame | None:
-        """Return the message of probe `round_`, or the notice that none is ready; skip leftovers of earlier rounds."""
+    def _probe_answers(self, broker: BrokerConnection, round_: str, seconds: float) -> Iterator[Frame]:
+        """Yield messages for the probes of `round_`, and notices that none is ready, for so many seconds.
+        Skips leftovers of earlier rounds."""
         deadline = monotonic() + seconds
-        while (frame := broker.next_message("probe", deadline - monotonic())) is not None:
+        while (frame := broker.next_message(self._probes, deadline - monotonic())) is not None:
             said = frame.headers.get("correlation-id" if "truenext-unused" in frame.headers else "truenext-round")
             if said == round_:
-                return frame
-        return None
+                yield frame
 
     def _warn_of_others(self, broker: BrokerConnection) -> None:
-        """Log queries with uncleared rows of the same queue: one may be the predecessor of this query."""
+        """Log queries with uncleared rows of a queue of this one: one may be its predecessor."""
         for query in list_queries(broker, self._options.space, with_rows=False):
-            if query.source == self._options.queue and not query.is_abandoned:
+            if not query.is_abandoned and set(query.source.split(",")) & set(self._options.queues):
                 _log.warning(
                     "another query has rows of this queue that it has not cleared: if it is not used any more, "
                     "`truenext spark abandon` returns them",

@@ -13,19 +13,25 @@ from truenext.model.url import Address
 from truenext.spark.broker.options import CREDENTIAL_NAMES, DEFAULT_PATIENCE_S, DEFAULT_SPACE, GivenOptions
 
 PARTITIONS_MAX = 64
+DELAY_MAX_S = 900.0
+"""Default of maxTriggerDelay: that of Spark's source for Kafka."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
     addresses: tuple[Address, ...]
     credentials: Credentials = NO_CREDENTIALS
-    queue: str
-    """Name of a queue or pattern, without `/queue/`."""
+    queues: tuple[str, ...]
+    """Names of queues and patterns, sorted, each once and without `/queue/`."""
     selector: str | None = None
     partitions: int = 2
     """Number of tasks in a batch, each with a share of the rows."""
     rows_max: int = 100_000
     """Limit of rows in a batch."""
+    rows_min: int = 0
+    """Number of waiting messages with which a batch begins, if `delay_max_s` is not over."""
+    delay_max_s: float = DELAY_MAX_S
+    """Seconds from the beginning of a batch after which the next one begins with fewer messages than `rows_min`."""
     bytes_max: int = 256 * 1024 * 1024
     """Limit of body bytes in a batch; each task may exceed its share by one message."""
     has_text_body: bool = False
@@ -37,18 +43,27 @@ class SourceOptions:
     """Seconds without a broker, or without free disk space in it, after which a task or the driver fails."""
 
     @property
-    def destination(self) -> str:
-        return f"/queue/{self.queue}"
+    def queue(self) -> str:
+        """Return the queues and patterns as one text, which names the source in the checkpoint and in bundles."""
+        return ",".join(self.queues)
+
+    @property
+    def destinations(self) -> tuple[str, ...]:
+        return tuple(f"/queue/{each}" for each in self.queues)
 
     def is_of(self, queue: str) -> bool:
         """Whether the source reads this queue."""
-        pattern, words = self.queue.split("."), queue.split(".")
-        if not is_pattern(self.queue):
-            return queue == self.queue
-        # docs/contract.md, "Wildcards": these are meant only by a pattern that begins with the same word.
-        if is_pattern(pattern[0]) and (queue.startswith((DEAD_LETTER_PREFIX, SPARK_PREFIX)) or virtual_topic(queue)):
-            return False
-        return "," not in queue and matches(pattern, words)
+        return any(_is_of(each, queue) for each in self.queues)
+
+
+def _is_of(name: str, queue: str) -> bool:
+    if not is_pattern(name):
+        return queue == name
+    pattern, words = name.split("."), queue.split(".")
+    # docs/contract.md, "Wildcards": these are meant only by a pattern that begins with the same word.
+    if is_pattern(pattern[0]) and (queue.startswith((DEAD_LETTER_PREFIX, SPARK_PREFIX)) or virtual_topic(queue)):
+        return False
+    return "," not in queue and matches(pattern, words)
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
@@ -58,25 +73,42 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     """
     given = GivenOptions(options, _NAMES)
     given.require("url", "queue")
-    return SourceOptions(
+    found = SourceOptions(
         addresses=given.addresses(),
         credentials=given.credentials(),
-        queue=_queue(given.get("queue") or ""),
+        queues=_queues(given.get("queue") or ""),
         selector=(given.get("selector") or "").strip() or None,
         partitions=given.number("partitions", 1, PARTITIONS_MAX, SourceOptions.partitions),
         rows_max=given.number("maxRowsPerTrigger", 1, 1 << 40, SourceOptions.rows_max),
+        rows_min=given.number("minRowsPerTrigger", 1, 1 << 40, SourceOptions.rows_min),
+        delay_max_s=given.seconds("maxTriggerDelay", SourceOptions.delay_max_s),
         bytes_max=given.number("maxBytesPerTrigger", 1, 1 << 50, SourceOptions.bytes_max),
         has_text_body=given.choice("body", ("binary", "string")) == "string",
         has_headers=given.choice("headers", ("true", "false")) == "true",
         space=given.word("space") or DEFAULT_SPACE,
         patience_s=given.patience_s(),
     )
+    if found.rows_min > found.rows_max:
+        raise ConfigurationError(
+            f"option minRowsPerTrigger is {found.rows_min}, and must not be above maxRowsPerTrigger, which is "
+            f"{found.rows_max}"
+        )
+    if found.rows_min and found.selector is not None:
+        raise ConfigurationError(
+            "options minRowsPerTrigger and selector are both set, and the broker counts waiting messages regardless of "
+            "a selector: leave one out, or let the trigger's processingTime collect messages"
+        )
+    return found
 
 
 _NAMES = (
     *("url", *CREDENTIAL_NAMES, "queue", "selector", "partitions", "maxRowsPerTrigger", "maxBytesPerTrigger"),
-    *("body", "headers", "space", "patience"),
+    *("minRowsPerTrigger", "maxTriggerDelay", "body", "headers", "space", "patience"),
 )
+
+
+def _queues(text: str) -> tuple[str, ...]:
+    return tuple(sorted({_queue(each) for each in text.split(",") if each.strip()}))
 
 
 def _queue(text: str) -> str:

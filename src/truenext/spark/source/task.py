@@ -12,25 +12,28 @@ producer number: that attempt releases the messages it has pulled, and browses a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from truenext.errors import TruenextError
+from truenext.errors import ConfigurationError, TruenextError
 from truenext.spark.broker.connection import ANSWER_SECONDS, Answer, BrokerConnection
 from truenext.spark.broker.patience import Patience
 from truenext.spark.source.bundle import (
     BUNDLE_BYTES,
     BUNDLE_ROWS,
     BundleHead,
+    BundleOrigin,
     BundleRows,
     bundle_headers,
     decode_bundle,
     encode_bundle,
     parse_bundle_head,
+    parse_bundle_origin,
 )
-from truenext.spark.source.offset import Offset
+from truenext.spark.source.offset import QUEUES_PREFIX, Offset
 from truenext.spark.source.options import SourceOptions
 
 _AHEAD_FIRST = 256
@@ -50,6 +53,10 @@ class TaskPlan:
 
     def with_query(self, query: str, query_batch: str) -> TaskPlan:
         return replace(self, query=query, query_batch=query_batch)
+
+    @property
+    def origin(self) -> BundleOrigin:
+        return BundleOrigin(self.end.queue, self.options.selector or "", self.query, self.query_batch)
 
 
 class Superseded(TruenextError):
@@ -112,6 +119,27 @@ class _Task:
             )
         if not self.is_done:
             yield from self._take(broker)
+        # One task of each source is enough: both have written a bundle before they look for the other's.
+        if self._plan.partition == 0 and self._plan.query:
+            self._check_only_source(broker)
+
+    def _check_only_source(self, broker: BrokerConnection) -> None:
+        """Raises: ConfigurationError if another source of the same query reads the same queue with the same selector"""
+        own, origin = self._end.bundle_queue(0), self._plan.origin
+        for queue in broker.ask("queues"):
+            name = queue["name"]
+            is_source = name.startswith(f"{QUEUES_PREFIX}{self._end.space}.") and name.endswith(".0")
+            if not is_source or name == own or not queue["waiting"]:
+                continue
+            for frame in list(broker.browse(f"/queue/{name}", f"spark_query = '{origin.query}' AND spark_bundle = 0")):
+                other = parse_bundle_origin(frame.headers)
+                both = sorted(set(origin.source.split(",")) & set(other.source.split(",")))
+                if both and other.selector == origin.selector:
+                    raise ConfigurationError(
+                        f"the query reads {both[0]} with two sources, {self._end.id} and {name.split('.')[3]}, as in "
+                        f"a join of a stream with itself: each message would be in one of them only. Join each batch "
+                        f"with itself in foreachBatch. `truenext spark abandon` returns the rows of both sources"
+                    )
 
     def _give(self, head: BundleHead, rows: pa.RecordBatch) -> pa.RecordBatch:
         self._given = head.bundle + 1
@@ -145,14 +173,15 @@ class _Task:
     # ---- New bundles ----
 
     def _take(self, broker: BrokerConnection) -> Iterator[pa.RecordBatch]:
-        pull = _Pull(broker, self._plan.options, self._rows_left)
+        # Another queue is the first in each task and batch, so that small batches read all of them.
+        pull = _Pull(broker, self._plan.options, self._rows_left, self._end.batch + self._plan.partition)
         rows = pull.next_rows(self._bytes_left)
         while not self.is_done:
             batch = rows.record_batch()
             is_last = pull.is_exhausted or rows.bytes >= self._bytes_left or len(rows) >= self._rows_left
             task_rows = self._rows_max - self._rows_left + len(rows)
             head = BundleHead(self._end.batch, self._given, len(rows), rows.bytes, is_last, task_rows)
-            answer = self._write(broker, head, batch, rows.last_ack)
+            answer = self._write(broker, head, batch, rows.last_acks)
             # The next messages arrive while the broker writes this bundle.
             ahead = None if is_last else pull.next_rows(self._bytes_left - rows.bytes)
             if broker.wait(answer).headers.get("truenext-repeat") == "true":
@@ -162,14 +191,16 @@ class _Task:
             if ahead is not None:
                 rows = ahead
 
-    def _write(self, broker: BrokerConnection, head: BundleHead, batch: pa.RecordBatch, last_ack: str) -> Answer:
+    def _write(
+        self, broker: BrokerConnection, head: BundleHead, batch: pa.RecordBatch, last_acks: Mapping[str, str]
+    ) -> Answer:
         """Send the transaction that acknowledges rows and stores them as a bundle; its receipt is still to come."""
         plan, transaction = self._plan, {"transaction": "bundle"}
         # No outcome counts an attempt for a message.
         broker.post("BEGIN", {**transaction, "truenext-count-attempts": "nacked"})
-        if last_ack:
+        for last_ack in last_acks.values():
             broker.post("ACK", {"id": last_ack, **transaction})
-        headers = bundle_headers(head, plan.end.queue, plan.query, plan.query_batch)
+        headers = bundle_headers(head, plan.origin)
         broker.post(
             "SEND",
             {"destination": self._queue, "persistent": "true", **transaction, **headers},
@@ -185,10 +216,21 @@ class _Task:
         )
 
 
-class _Pull:
-    """Messages of a task, pulled about one bundle ahead by requests that do not wait."""
+@dataclass
+class _PulledQueue:
+    """Subscription of a task to one queue or pattern."""
 
-    def __init__(self, broker: BrokerConnection, options: SourceOptions, rows_max: int) -> None:
+    name: str
+    last_request: str = ""
+    """Correlation id of the last request."""
+
+
+class _Pull:
+    """Messages of a task, pulled about one bundle ahead by requests that do not wait. Each request is for the next
+    queue in turn that is not empty."""
+
+    def __init__(self, broker: BrokerConnection, options: SourceOptions, rows_max: int, first: int) -> None:
+        """`first` is the number of the first queue, modulo the number of queues."""
         self._broker = broker
         self._unrequested = rows_max
         """Number of messages that may still be requested."""
@@ -196,12 +238,22 @@ class _Pull:
         """Number of messages requested and not received."""
         self._request_count = 0
         self._ahead = _AHEAD_FIRST
-        broker.subscribe_to_pull("rows", options.destination, "client", options.selector)
+        self._queues: dict[str, _PulledQueue] = {}
+        """Subscriptions to queues that are read, by their ids."""
+        for number, destination in enumerate(options.destinations):
+            queue = _PulledQueue(f"rows{number}")
+            self._queues[queue.name] = queue
+            broker.subscribe_to_pull(queue.name, destination, "client", options.selector)
+        self._subscriptions = tuple(self._queues)
+        in_turn = list(self._queues.values())
+        first %= len(in_turn)
+        self._in_turn = deque(in_turn[first:] + in_turn[:first])
+        """Queues that are not empty."""
 
     @property
     def is_exhausted(self) -> bool:
         """Whether no more messages come: none was ready, or the task has received all that it may request."""
-        return self._requested == 0 and self._unrequested == 0
+        return self._requested == 0 and not (self._unrequested and self._in_turn)
 
     def next_rows(self, bytes_max: int) -> BundleRows:
         """Return messages for one bundle, fewer if no more are ready.
@@ -210,9 +262,9 @@ class _Pull:
         """
         rows = BundleRows()
         while not rows.is_full and rows.bytes < bytes_max and not self.is_exhausted:
-            if self._requested <= self._ahead // 2 and self._unrequested:
+            if self._requested <= self._ahead // 2 and self._unrequested and self._in_turn:
                 self._request(min(self._ahead, self._unrequested))
-            frame = self._broker.next_message("rows", ANSWER_SECONDS)
+            frame = self._broker.next_message(self._subscriptions, ANSWER_SECONDS)
             if frame is None:
                 continue
             if "truenext-unused" in frame.headers:
@@ -230,14 +282,17 @@ class _Pull:
         self._request_count += 1
         self._requested += count
         self._unrequested -= count
-        self._broker.pull("rows", count, correlation=str(self._request_count))
+        queue = self._in_turn[0]
+        self._in_turn.rotate(-1)
+        queue.last_request = str(self._request_count)
+        self._broker.pull(queue.name, count, correlation=queue.last_request)
         self._broker.flush()
 
     def _on_unused(self, headers: dict[str, str]) -> None:
         """Handle the end of a request. Later requests are still to be answered."""
         unused = int(headers["truenext-unused"])
         self._requested -= unused
-        if headers.get("correlation-id") == str(self._request_count):
-            self._unrequested = 0
-        else:
-            self._unrequested += unused
+        self._unrequested += unused
+        queue = self._queues[headers["subscription"]]
+        if headers.get("correlation-id") == queue.last_request:
+            self._in_turn.remove(queue)
