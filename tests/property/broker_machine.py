@@ -66,7 +66,7 @@ from truenext.engine.state.causes import causes_from_store, causes_size
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.memory import size_of
 from truenext.engine.state.pages import PageMessage, PageResult
-from truenext.engine.state.queue import Entry, Lane, Queue
+from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.writing.event_log import EventLog
 from truenext.errors import NoSpaceError, RemoteProtocolError, StoreError
@@ -613,6 +613,8 @@ class BrokerMachine(RuleBasedStateMachine):
         targets.hear_of_due(self.engine, self._becomes_a_message)
         if self.policy.attempts_max > 1:
             targets.find_all_queues_ahead(self.engine)
+        if self.policy.page_size < 1000:
+            targets.compare_one_message_a_turn(self.engine)
         self.redriving = self.piece = self.cancelling = None
         self.boot_us = self.oracle.steady_ms * 1000 - 7
         self._tick()
@@ -3224,7 +3226,7 @@ def _waits_at(scan: QueueScan) -> int | None:
     there be nothing before that; None if there is none."""
     for rank, cursor in scan.cursors.items():
         entry = cursor.first()
-        if (entry is None and cursor.is_unfinished) or (entry is not None and entry.message is None):
+        if (entry is None and cursor.known_to < UNBOUNDED) or (entry is not None and entry.message is None):
             return rank
     return None
 

@@ -2732,7 +2732,7 @@ def a_scheduled_send_goes_to_the_subscriptions_of_the_time_it_was_accepted(patch
 @shows_in(SelectingMachine)
 def only_one_candidate_selector_is_compared_with_a_message(patch: Patch) -> None:
     that_may_want = targets.CANDIDATE_SCANS.original
-    targets.CANDIDATE_SCANS.replace(patch, lambda keyed, message: that_may_want(keyed, message)[:1])
+    targets.CANDIDATE_SCANS.replace(patch, lambda keyed, message, **how: that_may_want(keyed, message, **how)[:1])
 
 
 @shows_in(SelectingMachine)
@@ -2740,9 +2740,9 @@ def a_selector_sees_one_page(patch: Patch) -> None:
     test_page = targets.TEST_PAGE.original
 
     def faulty(
-        selecting: QueueSelection, lane: Lane, after_sequence: int, last: int, found: list[PageMessage], bring: Any
+        selecting: QueueSelection, lane: Lane, after_sequence: int, last: int, found: list[PageMessage], *rest: Any
     ) -> None:
-        test_page(selecting, lane, after_sequence, UNBOUNDED, found, bring)
+        test_page(selecting, lane, after_sequence, UNBOUNDED, found, *rest)
 
     targets.TEST_PAGE.replace(patch, faulty)
 
@@ -2912,6 +2912,28 @@ def a_commit_in_flight_is_overtaken_by_its_equals_where_there_are_selectors(patc
 @shows_in(SelectingMachine)
 def requeued_messages_are_not_compared(patch: Patch) -> None:
     targets.COMPARE_REQUEUED.replace(patch, lambda selecting, entry: None)
+
+
+@shows_in(SelectingMachine)
+def later_matches_overtake_a_requeued_message_that_is_not_compared_yet(patch: Patch) -> None:
+    targets.KNOWN_TO.replace(patch, property(lambda cursor: cursor.tested_to))
+
+
+@shows_in(SelectingMachine)
+def requeued_messages_are_forgotten_if_they_are_not_compared_at_once(patch: Patch) -> None:
+    targets.TEST_DEFERRED.replace(patch, lambda selecting, budget: None)
+    targets.KNOWN_TO.replace(patch, property(lambda cursor: cursor.tested_to))
+    targets.HAS_DEFERRED.replace(patch, property(lambda selecting: False))
+
+
+@shows_in(SelectingMachine)
+def messages_that_arrive_are_forgotten_if_they_are_not_compared_at_once(patch: Patch) -> None:
+    stop_before = targets.STOP_BEFORE.original
+
+    def faulty(cursor: ScanCursor, sequence: int, *, if_full: bool = True) -> bool:
+        return if_full and stop_before(cursor, sequence)
+
+    targets.STOP_BEFORE.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)

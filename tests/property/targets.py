@@ -83,7 +83,7 @@ from truenext.engine.selecting import selecting as selecting_module
 from truenext.engine.selecting import selections as selections_module
 from truenext.engine.selecting.groups import GroupOwnership, GroupScanCursor
 from truenext.engine.selecting.keyed import KeyedScans
-from truenext.engine.selecting.scan import ScanCursor
+from truenext.engine.selecting.scan import ComparisonBudget, ScanCursor
 from truenext.engine.selecting.selecting import QueueSelection
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state import balance as balance_module
@@ -468,6 +468,10 @@ LANE_CREATED = Target(QueueSelection.on_lane_created, QueueSelection)
 HAS_FOUND = Target(QueueSelection.has_found, QueueSelection)
 ACTIVATE_SELECTION = Target(Selections.activate_selection, Selections)
 FIRST_OF_CURSOR = Target(ScanCursor.first, ScanCursor)
+KNOWN_TO = Attribute("known_to", ScanCursor)
+STOP_BEFORE = Target(ScanCursor.stop_before, ScanCursor)
+TEST_DEFERRED = Target(QueueSelection.test_deferred, QueueSelection)
+HAS_DEFERRED = Attribute("has_deferred", QueueSelection)
 IS_CURSOR_UNFINISHED = Attribute("is_unfinished", ScanCursor)
 IS_MATCH = Target(ScanCursor._is_match, ScanCursor)
 HEAD_OF_QUEUE = Target(QueueDispatch._head_of_queue, QueueDispatch)
@@ -708,6 +712,12 @@ def find_all_queues_ahead(engine: Engine) -> None:
 
     engine.send = send_found  # type: ignore[assignment]
     engine.commit = commit_found  # type: ignore[assignment]
+
+
+def compare_one_message_a_turn(engine: Engine) -> None:
+    """Leave no time for comparisons of messages that arrive or are requeued, and little for those in the background."""
+    engine.selections._arrival_budget = ComparisonBudget(0)
+    engine.selections._scan_ns = 2
 
 
 def set_policies(part: object, policies: Policies) -> None:

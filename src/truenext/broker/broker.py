@@ -184,9 +184,10 @@ class WaitsFor(Enum):
 
 
 class PendingCommand(NamedTuple):
-    """First command of a connection that `Broker.execute` could not execute yet, and what it waits for."""
+    """Commands of a connection that `Broker.execute` could not execute yet, and the reason."""
 
-    command: Command
+    command: Command | None
+    """First of them; None if it is the next of those that `Broker.execute` was given."""
     waits_for: WaitsFor
 
 
@@ -357,8 +358,7 @@ class Broker:
     def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
         """Execute the commands of a client one after the other.
 
-        Returns the first command that must wait: for disk space, or until other connections were served. No command
-        after it is executed.
+        Returns the commands that must wait, and the reason; None if all were executed.
 
         Raises: RemoteProtocolError at a refused command that ends the connection; those before it stay executed.
         """
@@ -403,8 +403,7 @@ class Broker:
                 if not self._is_watched or self._monotonic_ns() // 1000 < until_us:
                     continue
             # One read may hold very many refused frames, of four bytes each, or commands that take long.
-            following = next(commands, None)
-            return None if following is None else PendingCommand(following, WaitsFor.OTHERS)
+            return PendingCommand(None, WaitsFor.OTHERS)
         return None
 
     def _watched(self, action: Callable[[ConnectionState, Any], None]) -> Callable[[ConnectionState, Any], None]:

@@ -137,6 +137,7 @@ class Engine:
             commit_state,
             TurnDispatch(commit_state, clients, selections, wildcards, page_reader, dispatcher, pull_requests),
             page_reader,
+            selections,
             pull_requests,
             browsing,
             bulk_task,

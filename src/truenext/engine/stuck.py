@@ -12,13 +12,13 @@ from enum import Enum
 from itertools import takewhile
 
 from truenext.engine.engine import Engine
-from truenext.engine.selecting.scan import QueueScan
+from truenext.engine.selecting.scan import ComparisonBudget, QueueScan
 from truenext.engine.selecting.selecting import QueueSelection
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.memory import UNSENT_THRESHOLD_MIN
 from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue
 from truenext.engine.state.wildcard import Wildcard
-from truenext.model.limits import UNSENT_BYTES_MAX
+from truenext.model.limits import SCAN_NS_PER_TURN, UNSENT_BYTES_MAX
 from truenext.model.order import RANKS
 from truenext.model.policy import WhileWaiting
 
@@ -98,6 +98,7 @@ class StuckQueueDetector:
         committed = engine.commit_state.last_committed
         unsent_max = _unsent_bytes_max(engine)
         blocked_wildcards = _BlockedWildcards(engine, read_lanes)
+        budget = ComparisonBudget(SCAN_NS_PER_TURN)
         for queue in queues:
             consumers_of_queue = self._consumers_by_queue.pop(queue)
             since_ms, selective = self._stuck_since_ms.pop(queue, now_ms), self._selective_checks.pop(queue, None)
@@ -121,7 +122,7 @@ class StuckQueueDetector:
             is_stuck = len(with_scans) < len(consumers) and _has_ready(queue, committed, read_lanes, *times)
             if selection is not None and with_scans:
                 self._selective_checks[queue] = selective or _SelectiveCheck()
-                is_stuck |= self._selective_checks[queue].has_ready(selection, with_scans, committed, *times)
+                is_stuck |= self._selective_checks[queue].has_ready(selection, with_scans, committed, *times, budget)
             if is_stuck:
                 self._stuck_since_ms[queue] = since_ms
 
@@ -180,7 +181,11 @@ class _BlockedWildcards:
         selection = self._selections_by_queue.get(queue)
         if selection is None:
             return False
-        return bool(selection.unfinished_cursors) or any(lane.side_read_count for lane in queue.lanes)
+        return (
+            bool(selection.unfinished_cursors)
+            or selection.has_deferred
+            or any(lane.side_read_count for lane in queue.lanes)
+        )
 
 
 class _SelectiveReceiver:
@@ -190,12 +195,12 @@ class _SelectiveReceiver:
     def __init__(self, consumer: BrokerConsumer, scan: QueueScan, selection: QueueSelection, now_us: int) -> None:
         self._consumer = consumer
         self._groups = selection.groups
-        self._selector = scan.selector
+        self.selector = scan.selector
         self._now_us = now_us
 
     def could_take(self, entry: Entry) -> bool:
         """Return whether these consumers could take a message; a body that is not in memory counts as a match."""
-        if entry.message is not None and self._selector is not None and not self._selector.matches(entry.message):
+        if entry.message is not None and self.selector is not None and not self.selector.matches(entry.message):
             return False
         groups = self._groups
         if not entry.group or groups is None:
@@ -225,9 +230,16 @@ class _SelectiveCheck:
         """Rank and sequence up to which the queue was checked."""
 
     def has_ready(
-        self, selection: QueueSelection, consumers: list[BrokerConsumer], committed: int, now_ms: int, now_us: int
+        self,
+        selection: QueueSelection,
+        consumers: list[BrokerConsumer],
+        committed: int,
+        now_ms: int,
+        now_us: int,
+        budget: ComparisonBudget,
     ) -> bool:
-        """Return whether one of these consumers could take a message that is ready for it."""
+        """Return whether one of these consumers could take a message that is ready for it, as far as the budget allows
+        to compare messages."""
         receivers: dict[str | int, _SelectiveReceiver] = {}
         for one in consumers:
             scan = selection.consumer_scans.find_scan(one, selection.queue)
@@ -244,7 +256,9 @@ class _SelectiveCheck:
                 message = entry.message
                 if message is None or entry.batch > committed or entry.due_us > now_us:
                     continue
-                if 0 < message.expires_ms <= now_ms or not receiver.could_take(entry):
+                if 0 < message.expires_ms <= now_ms or not budget.take(receiver.selector, message):
+                    continue
+                if not receiver.could_take(entry):
                     continue
                 if not _is_behind_blocked(entry, receiver, committed, now_us):
                     ready[key] = entry

@@ -123,6 +123,7 @@ class Turn:
         commit_state: CommitState,
         dispatch: TurnDispatch,
         page_reader: PageReader,
+        selections: Selections,
         pull_requests: PullRequests,
         browsing: BrowseTask,
         bulk_task: BulkTask,
@@ -134,6 +135,7 @@ class Turn:
         self._commit_state = commit_state
         self._dispatch = dispatch.run
         self._page_reader = page_reader
+        self._selections = selections
         self._pull_requests = pull_requests
         self._browsing = browsing
         self._bulk_task = bulk_task
@@ -175,6 +177,7 @@ class Turn:
     def run(self) -> Effects:
         """Step all tasks, dispatch wherever something changed, and return all effects since the last turn."""
         commit_state = self._commit_state
+        self._selections.begin_pass()
         commit_state.request_sequences_if_low()
         # Without work this must cost next to nothing: a client may send one message after the other.
         work_reads = self._run_tasks(self._tasks_before_dispatch) if commit_state.active_work else []

@@ -607,6 +607,17 @@ BROWSE_BYTES_PER_TURN = 256 * 1024
 """Messages that a browser checks in one turn, and bytes: no other client is served meanwhile. For messages from the
 store these are bytes of records; in memory, of header lines, which selectors check."""
 
+COMPARISONS_NS_PER_PASS = 8_000_000
+"""Approximate nanoseconds of comparisons, of messages that arrive or are requeued in one pass with selectors of
+consumers, after which the others are compared in the background; half of it for costly comparisons."""
+
+COSTLY_COMPARISON_NS = 20_000
+"""Approximate nanoseconds from which on a comparison is costly."""
+
+SCAN_NS_PER_TURN = 8_000_000
+"""Approximate nanoseconds of comparisons in the background, with selectors of consumers, browsers or control requests,
+in one turn, half of it for costly comparisons: no other client is served meanwhile."""
+
 SCAN_MESSAGES_PER_TURN = 60
 """Messages of one queue compared with selectors in one turn: no other client is served meanwhile."""
 

@@ -18,13 +18,20 @@ from sys import maxsize
 from typing import NamedTuple
 
 from truenext.engine.queues.queues import Queues
+from truenext.engine.selecting.scan import ComparisonBudget
 from truenext.engine.state.causes import causes_from_store, causes_size, merge_stored_causes
 from truenext.engine.state.consumer import Browser
 from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.pages import PageMessage, PageResult, SideRead, damage_error
 from truenext.engine.state.queue import UNBOUNDED, UNSTARTED, Entry, Lane, is_undeliverable
 from truenext.engine.writing.commit_state import BackgroundTask, CommitState
-from truenext.model.limits import BROWSE_BYTES_PER_TURN, BROWSE_MESSAGES_PER_TURN, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT
+from truenext.model.limits import (
+    BROWSE_BYTES_PER_TURN,
+    BROWSE_MESSAGES_PER_TURN,
+    PAGE_BYTES_SHORT,
+    PAGE_SIZE_SHORT,
+    SCAN_NS_PER_TURN,
+)
 
 
 class BrowseSlice(NamedTuple):
@@ -171,6 +178,7 @@ class BrowseTask(BackgroundTask):
     def _show_slice(self, browser: Browser, shown: list[Entry]) -> BrowseRead | None:
         """Show entries in memory; return the read of the page that is needed next, if one is."""
         count = size = 0
+        budget = ComparisonBudget(SCAN_NS_PER_TURN)
         while not browser.is_done:
             lane = browser.queue.find_lane(browser.rank)
             if lane is None:
@@ -182,6 +190,8 @@ class BrowseTask(BackgroundTask):
                     break
                 if message is None:
                     return BrowseEntryRead(self, browser, entry)
+                if not budget.take(browser.selector, message):
+                    return None
                 self._show_entry(browser, entry, shown)
                 count += 1
                 size += len(message.header)
@@ -203,6 +213,7 @@ class BrowseTask(BackgroundTask):
     def _show_page(self, read: BrowseRead, page: PageResult, shown: list[Entry]) -> None:
         browser = read.browser
         last = read.last_sequence
+        budget = ComparisonBudget(SCAN_NS_PER_TURN)
         in_page = {found.sequence: found for found in page.messages if found.sequence <= last}
         for sequence, known in read.unread_in_memory.items():
             if sequence > last:
@@ -215,6 +226,9 @@ class BrowseTask(BackgroundTask):
             if sequence > last:
                 break
             recent, found = read.unread_in_memory.get(sequence), in_page.get(sequence)
+            message = found.message if found is not None else None if recent is None else recent.message
+            if not budget.take(browser.selector, message):
+                return
             if recent is not None and (recent.message is not None or recent.batch > self._commit_state.last_committed):
                 self._show_entry(browser, recent, shown)
             elif found is not None and (entry := self._entry_to_show(read, found)) is not None:

@@ -21,13 +21,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from functools import partial
 from heapq import merge
-from itertools import islice
 from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Meta
 
 from truenext.engine.lifecycle.redelivery import redirect, restore_original
+from truenext.engine.selecting.scan import ComparisonBudget
 from truenext.engine.state.pages import PageMessage, PageResult, SideRead
 from truenext.engine.state.queue import Entry, Lane, Queue, is_expired, is_undeliverable
 from truenext.errors import Code, RemoteProtocolError
@@ -40,6 +40,7 @@ from truenext.model.limits import (
     CONTROL_REQUEST_BYTES_MAX,
     CONTROL_REQUEST_SEQUENCES_MAX,
     PAGE_BYTES,
+    SCAN_NS_PER_TURN,
     SEQUENCE_MAX,
     SHOWN_SENDS_PER_PIECE,
 )
@@ -266,7 +267,8 @@ def empty_result(request: BulkRequest, error: str = "") -> BulkResult:
 
 def count_held(entries: Iterable[Entry], request: BulkRequest, until: int, to: tuple[int, int] | None = None) -> int:
     """Count the messages of this piece, up to the position `to` (None is the end), that consumers and open transactions
-    hold. Those that are unloaded or exceed HELD_COMPARED_MAX are not compared with the selector, and count."""
+    hold. Those that are unloaded, or exceed HELD_COMPARED_MAX or the time for comparisons, are not compared with the
+    selector, and count."""
     sequences = None if request.sequences is None else set(request.sequences)
     held = (
         one
@@ -278,9 +280,15 @@ def count_held(entries: Iterable[Entry], request: BulkRequest, until: int, to: t
     )
     if request.selector is None:
         return sum(1 for _ in held)
-    matches = selector.compile_selector(request.selector).matches
-    compared = sum(one.message is None or matches(one.message) for one in islice(held, HELD_COMPARED_MAX))
-    return compared + sum(1 for _ in held)
+    chosen = selector.compile_selector(request.selector)
+    budget = ComparisonBudget(SCAN_NS_PER_TURN)
+    count = 0
+    for number, one in enumerate(held):
+        if one.message is None or number >= HELD_COMPARED_MAX or not budget.take(chosen, one.message):
+            count += 1
+        else:
+            count += chosen.matches(one.message)
+    return count
 
 
 def plan_piece(
@@ -299,13 +307,20 @@ def plan_piece(
     last = read.until if page.is_end else min(page.messages[-1].sequence, read.until)
     in_memory = _entries_in_memory(lane, read.after_sequence, last)
     on_page = {found.sequence: found for found in page.messages if found.sequence <= last}
-    matches = selector.compile_selector(request.selector).matches if request.selector is not None else None
+    chosen = selector.compile_selector(request.selector) if request.selector is not None else None
+    matches = None if chosen is None else chosen.matches
+    budget = ComparisonBudget(SCAN_NS_PER_TURN)
     transform = _replacement_function(request, now_ms)
     sequences = request.sequences and set(request.sequences)
     removals: list[PlannedRemoval] = []
     result = BulkResult(count=0, to={}, left=0, next=None, until=read.until)
     sequence = read.after_sequence
-    for count, sequence in enumerate(merge(sorted(in_memory), sorted(on_page.keys() - in_memory.keys())), 1):
+    for count, following in enumerate(merge(sorted(in_memory), sorted(on_page.keys() - in_memory.keys())), 1):
+        if chosen is not None and not budget.take(
+            chosen, _message_of(in_memory.get(following), on_page.get(following))
+        ):
+            break
+        sequence = following
         if sequences is None or sequence in sequences:
             _plan_entry(
                 lane,
@@ -330,6 +345,12 @@ def plan_piece(
     return removals, result
 
 
+def _message_of(entry: Entry | None, found: PageMessage | None) -> SentMessage | None:
+    if entry is not None and entry.message is not None:
+        return entry.message
+    return None if found is None else found.message
+
+
 def _plan_entry(
     lane: Lane,
     entry: Entry | None,
@@ -342,9 +363,7 @@ def _plan_entry(
     removals: list[PlannedRemoval],
     result: BulkResult,
 ) -> None:
-    message = entry.message if entry is not None else None
-    if message is None and found is not None:
-        message = found.message
+    message = _message_of(entry, found)
     if message is None:
         # Damaged, or its body was unloaded just now and is not on the page.
         result.left += 1

@@ -32,6 +32,7 @@ from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.memory.timers import Timers
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.topics import RouteAhead
+from truenext.engine.selecting.scan import ComparisonBudget
 from truenext.engine.state.pages import PageMessage, PageResult, SideRead
 from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.writing.commit_state import BackgroundTask, CommitState
@@ -45,6 +46,7 @@ from truenext.model.limits import (
     DUE_SENDS_PER_READ,
     PAGE_BYTES,
     ROUTING_STEP_NS,
+    SCAN_NS_PER_TURN,
     SHOWN_BODY_BYTES,
 )
 from truenext.model.message import SentMessage, with_ttl
@@ -296,12 +298,16 @@ class Scheduler(BackgroundTask):
     ) -> bulk.ScheduledResult:
         """List or cancel the scheduled sends of a page."""
         lane = read.lane
-        matches = selector.compile_selector(request.selector).matches if request.selector is not None else None
+        chosen = selector.compile_selector(request.selector) if request.selector is not None else None
+        budget = ComparisonBudget(SCAN_NS_PER_TURN)
         numbers = set(request.sequences) if request.sequences is not None else None
         to = set(request.to.split(",")) if request.to is not None else None
         result = bulk.ScheduledResult(count=0, to={}, left=0, next=None, until=read.until)
         sequence, is_end = read.after_sequence, page.is_end
         for found in page.messages:
+            if not budget.take(chosen, found.message):
+                is_end = False
+                break
             sequence = found.sequence
             if sequence in lane.removed:
                 continue
@@ -312,7 +318,9 @@ class Scheduler(BackgroundTask):
             number = timing.number or sequence
             if number > read.until or (numbers is not None and number not in numbers):
                 continue
-            if (to is not None and set(timing.to.split(",")) != to) or (matches is not None and not matches(message)):
+            if (to is not None and set(timing.to.split(",")) != to) or (
+                chosen is not None and not chosen.matches(message)
+            ):
                 continue
             result.count += 1
             if isinstance(request, bulk.ListScheduled):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from truenext.engine.selecting.groups import GroupScanCursor
 from truenext.engine.selecting.scan import ScanCursor
 from truenext.engine.state.consumer import BrokerConsumer
-from truenext.engine.state.queue import Entry
+from truenext.engine.state.queue import UNBOUNDED, Entry
 
 
 class WaitReason(Enum):
@@ -84,7 +84,8 @@ def cursor_head(cursor: ScanCursor, committed: int) -> Head:
     """Return the head of the lane of a cursor, for all consumers with its selector."""
     entry = cursor.first()
     if entry is None:
-        return Wait(SCANNING, cursor.position + 1) if cursor.is_unfinished else None
+        known_to = cursor.known_to
+        return Wait(SCANNING, known_to + 1) if known_to < UNBOUNDED else None
     return entry_head(entry, committed)
 
 

@@ -81,7 +81,8 @@ class TopicRouter:
         self._by_pattern: dict[str, dict[Queue, TopicSubscription]] = {}
         """Subscriptions to patterns, by the pattern's first word."""
         self._pattern_count = 0
-        self._selector_count = 0
+        self._base_ns = self._byte_ns = 0
+        """Costs of all selectors."""
         self.last_number = 0
         """Number of the subscription registered last."""
         self._routes: dict[str, Route] = {}
@@ -90,7 +91,7 @@ class TopicRouter:
     @property
     def may_take_long(self) -> bool:
         """Finding the queues of a message may take longer than a step may."""
-        return self._selector_count > 0 or len(self._subscriptions) > QUICK_SUBSCRIPTIONS_MAX
+        return self._base_ns > 0 or len(self._subscriptions) > QUICK_SUBSCRIPTIONS_MAX
 
     # ---- Subscriptions ----
 
@@ -116,7 +117,8 @@ class TopicRouter:
         if queue.destination.selector:
             selector = compile_stored_selector(queue.destination.selector)
             queue.memory.add_selector(selector)
-            self._selector_count += 1
+            self._base_ns += selector.base_ns
+            self._byte_ns += selector.byte_ns
         self.last_number += 1
         subscription = self._subscriptions[queue] = TopicSubscription(self.last_number, queue, topic, selector)
         if subscription.words is None:
@@ -129,7 +131,9 @@ class TopicRouter:
         """Remove the queue of an ended subscription."""
         subscription = self._subscriptions.pop(queue)
         queue.memory.remove_selector(subscription.selector)
-        self._selector_count -= subscription.selector is not None
+        if subscription.selector is not None:
+            self._base_ns -= subscription.selector.base_ns
+            self._byte_ns -= subscription.selector.byte_ns
         if subscription.words is None:
             _remove_queue(self._by_topic, subscription.topic, queue)
             self._forget(subscription.topic)
@@ -168,8 +172,8 @@ class TopicRouter:
         """Return the approximate longest time, in nanoseconds, of all comparisons that `queues_of` makes."""
         route = self._routes.get(topic)
         if route is None:
-            # Its selectors are not known yet.
-            return MATCH_NS * self._pattern_count + (2 * PIECE_NS if self._selector_count else 0)
+            # At most all subscriptions are to this topic.
+            return MATCH_NS * self._pattern_count + self._base_ns + self._byte_ns * len(message.header)
         added = min(self.last_number - route.as_of, len(self._subscriptions))
         return route.base_ns + route.byte_ns * len(message.header) + MATCH_NS * added
 

@@ -248,8 +248,8 @@ class GroupScanCursor(ScanCursor):
             or len(self._found_heap) + len(self.heads_by_owner.get(None, ())) <= SCAN_FOUND_MAX // 2
         )
 
-    def stop_before(self, sequence: int) -> bool:
-        if not self._has_found_enough:
+    def stop_before(self, sequence: int, *, if_full: bool = True) -> bool:
+        if if_full and not self._has_found_enough:
             return False
         if self._refill_until:
             self._refill_until = sequence - 1
@@ -369,7 +369,8 @@ class GroupScanCursor(ScanCursor):
             if head is not None:
                 candidates.append(head)
         sequence, is_known = min(candidates, default=(UNBOUNDED, False))
-        if sequence > self.tested_to or (sequence == UNBOUNDED and self.tested_to < UNBOUNDED):
+        known_to = self.known_to
+        if sequence > known_to or (sequence == UNBOUNDED and known_to < UNBOUNDED):
             return None, True
         if sequence == UNBOUNDED:
             return None, False

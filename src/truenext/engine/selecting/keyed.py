@@ -52,8 +52,9 @@ class KeyedScans:
         self._by_property.clear()
         self._unkeyed_scans.clear()
 
-    def candidate_scans(self, message: SentMessage) -> list[QueueScan]:
-        found = list(self._unkeyed_scans)
+    def candidate_scans(self, message: SentMessage, *, with_unkeyed: bool = True) -> list[QueueScan]:
+        """Return the scans whose selectors may match the message."""
+        found = list(self._unkeyed_scans) if with_unkeyed else []
         for key, by_text in self._by_property.items():
             text = key.value_in(message.header)
             if text is not None:

@@ -8,12 +8,45 @@ from heapq import heappop, heappush
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.memory import NO_SEQUENCES, add_sequence
 from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue
-from truenext.model.limits import SCAN_FOUND_MAX
+from truenext.model.limits import COSTLY_COMPARISON_NS, SCAN_FOUND_MAX
 from truenext.model.message import SentMessage
 from truenext.model.selector import Selector
 
 PENDING_ENTRIES_MAX = 10_000
 """Messages of a lane to collect at once for tests: reaching the middle of a lane takes a while."""
+
+
+class ComparisonBudget:
+    """Time for comparisons with selectors in one step, by their estimates. Half of it is for costly ones, so that these
+    leave time for others."""
+
+    __slots__ = ("_costly_ns", "_ns", "_total_ns")
+
+    def __init__(self, total_ns: int) -> None:
+        self._total_ns = total_ns
+        self._ns = self._costly_ns = total_ns // 2
+
+    def renew(self) -> None:
+        self._ns = self._costly_ns = self._total_ns // 2
+
+    @property
+    def is_spent(self) -> bool:
+        return self._ns <= 0 and self._costly_ns <= 0
+
+    def take(self, selector: Selector | None, message: SentMessage | None) -> bool:
+        """Take the time of a comparison; return False if there is none left."""
+        if selector is None or message is None:
+            return True
+        cost_ns = selector.base_ns + selector.byte_ns * len(message.header)
+        if cost_ns < COSTLY_COMPARISON_NS:
+            if self._ns <= 0:
+                return False
+            self._ns -= cost_ns
+        else:
+            if self._costly_ns <= 0:
+                return False
+            self._costly_ns -= cost_ns
+        return True
 
 
 def _descending_sequence(entry: Entry) -> int:
@@ -23,10 +56,10 @@ def _descending_sequence(entry: Entry) -> int:
 class ScanCursor:
     """Position up to which one lane was tested for one selector, and the matches found."""
 
-    __slots__ = ("_found_heap", "_selector", "_untested", "found", "lane", "pending", "pending_to", "position")
+    __slots__ = ("_found_heap", "_untested", "found", "lane", "pending", "pending_to", "position", "selector")
 
     def __init__(self, lane: Lane, selector: Selector | None) -> None:
-        self._selector = selector
+        self.selector = selector
         self.lane = lane
         self.position = 0 if len(lane) else UNBOUNDED
         """Sequence up to which all messages waiting in the lane were tested."""
@@ -51,6 +84,14 @@ class ScanCursor:
         return self.position
 
     @property
+    def known_to(self) -> int:
+        """Sequence up to which no message that waits in the lane is still to be tested."""
+        selected = self.lane.selected
+        if selected is None or selected.deferred is None:
+            return self.tested_to
+        return min(self.tested_to, selected.deferred.first.sequence - 1)
+
+    @property
     def is_full(self) -> bool:
         return len(self.found) >= SCAN_FOUND_MAX
 
@@ -59,9 +100,9 @@ class ScanCursor:
         """Whether at most half of the permitted number of matches wait: then a full scan goes on."""
         return len(self.found) <= SCAN_FOUND_MAX // 2
 
-    def stop_before(self, sequence: int) -> bool:
-        """Stop before this sequence if the scan is full; return whether it is."""
-        if not self.is_full:
+    def stop_before(self, sequence: int, *, if_full: bool = True) -> bool:
+        """Stop before this sequence, perhaps only if the scan is full; return whether it has stopped."""
+        if if_full and not self.is_full:
             return False
         self.position = sequence - 1
         return True
@@ -76,7 +117,7 @@ class ScanCursor:
             sequence = self._found_heap[0]
             entry = self.found[sequence]
             if not entry.is_out_of_lane and self._is_match(entry):
-                return entry if sequence <= self.position else None
+                return entry if sequence <= self.known_to else None
             heappop(self._found_heap)
             del self.found[sequence]
             self._untested.discard(sequence)
@@ -86,10 +127,10 @@ class ScanCursor:
         if entry.sequence not in self._untested or entry.message is None:
             return True
         self._untested.discard(entry.sequence)
-        return self._selector is None or self._selector.matches(entry.message)
+        return self.selector is None or self.selector.matches(entry.message)
 
     def matches(self, message: SentMessage, _sequence: int) -> bool:
-        return self._selector is None or self._selector.matches(message)
+        return self.selector is None or self.selector.matches(message)
 
     def test(self, entry: Entry) -> bool:
         """Add a waiting message if it matches, or is unloaded and cannot be tested yet; return whether it was added."""
@@ -144,14 +185,17 @@ class ScanCursor:
         if not pending:
             self.advance_to(up_to)
 
-    def test_pending(self, count: int) -> int:
-        """Test up to `count` pending messages; return how many."""
+    def test_pending(self, count: int, budget: ComparisonBudget) -> int:
+        """Test up to `count` pending messages; return how many, or `count` if the budget does not suffice."""
         remaining = count
         pending = self.pending
         while pending and remaining > 0 and not self.is_full:
-            entry = pending.pop()
+            entry = pending[-1]
             if not entry.is_out_of_lane:
+                if not budget.take(self.selector, entry.message):
+                    return count
                 self.test(entry)
+            pending.pop()
             self.advance_to(entry.sequence)
             remaining -= 1
         return count - remaining

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from truenext.engine.memory.horizon import load_early, update_horizon
 from truenext.engine.selecting.groups import GroupOwnership, GroupScanCursor
 from truenext.engine.selecting.keyed import KeyedScans, key_count
-from truenext.engine.selecting.scan import ConsumerScans, QueueScan, ScanCursor
+from truenext.engine.selecting.scan import ComparisonBudget, ConsumerScans, QueueScan, ScanCursor
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.memory import (
     GROUP_LANE_BYTES,
@@ -34,10 +34,11 @@ from truenext.engine.state.memory import (
     size_of,
 )
 from truenext.engine.state.pages import PageMessage
-from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue
+from truenext.engine.state.queue import UNBOUNDED, DeferredEntries, Entry, Lane, Queue
 from truenext.model.limits import SCAN_MESSAGES_PER_TURN
 from truenext.model.selector import Selector
 
+_MISSING = object()
 Load = Callable[[Lane, PageMessage], Entry]
 """Function that loads a message of a page into memory; the message may be delayed."""
 
@@ -45,11 +46,26 @@ Load = Callable[[Lane, PageMessage], Entry]
 class QueueSelection:
     """Scans of one queue, one for each selector of its consumers, and the queue's message groups."""
 
-    __slots__ = ("_keyed", "_memory", "consumer_scans", "groups", "queue", "scans", "unfinished_cursors")
+    __slots__ = (
+        "_arrival_budget",
+        "_deferred_lanes",
+        "_keyed",
+        "_memory",
+        "_stopped_ranks",
+        "consumer_scans",
+        "groups",
+        "queue",
+        "scans",
+        "unfinished_cursors",
+    )
 
-    def __init__(self, queue: Queue, memory: MemoryBudget, consumer_scans: ConsumerScans) -> None:
-        """`consumer_scans` has the scans of the consumers of all queues."""
+    def __init__(
+        self, queue: Queue, memory: MemoryBudget, consumer_scans: ConsumerScans, arrival_budget: ComparisonBudget
+    ) -> None:
+        """`consumer_scans` has the scans of the consumers of all queues, and `arrival_budget` is for the messages that
+        arrive or are requeued in all queues."""
         self._memory = memory
+        self._arrival_budget = arrival_budget
         self.queue = queue
         self.scans: dict[str, QueueScan] = {}
         """Scans by the text of their selector."""
@@ -59,7 +75,12 @@ class QueueSelection:
         memory.queue_bytes += SELECTION_BYTES
         self._keyed = KeyedScans()
         self.unfinished_cursors: dict[ScanCursor, None] = {}
-        """Cursors that have not tested their whole lane."""
+        """Cursors that have not tested their whole lane, the one served last at the end."""
+        self._stopped_ranks: set[int] = set()
+        """Ranks of lanes in which all scans of `KeyedScans` without a key are unfinished: nothing that arrives is
+        compared with them."""
+        self._deferred_lanes: dict[int, Lane] = {}
+        """Lanes with requeued messages that are compared later, by rank."""
         for lane in queue.lanes:
             lane.allocate_selected()
 
@@ -80,6 +101,8 @@ class QueueSelection:
             scan = self.scans[text] = QueueScan(selector, self._new_cursors(selector))
             self._memory.queue_bytes += self._scan_bytes(scan)
             self._keyed.add(scan)
+            self._stopped_ranks.clear()
+            self._restart_deferred()
             self.unfinished_cursors.update((cursor, None) for cursor in scan.cursors.values() if cursor.is_unfinished)
         scan.consumers += 1
         self.consumer_scans.add(consumer, self.queue, scan)
@@ -92,8 +115,14 @@ class QueueSelection:
                 del self.scans["" if scan.selector is None else scan.selector.text]
                 self._memory.queue_bytes -= self._scan_bytes(scan)
                 self._keyed.remove(scan)
+                self._restart_deferred()
                 for cursor in scan.cursors.values():
                     self.unfinished_cursors.pop(cursor, None)
+
+    def _restart_deferred(self) -> None:
+        """Compare the first deferred messages anew: the scans have changed."""
+        for lane in self._deferred_lanes.values():
+            _deferred_of(lane).compared_scans = 0
 
     def _new_cursors(self, selector: Selector | None) -> dict[int, ScanCursor]:
         lanes = (lane for lane in self.queue.lanes if self._may_match(selector, lane))
@@ -147,16 +176,24 @@ class QueueSelection:
     def on_arrived(self, entry: Entry) -> None:
         """Test a message that has just been added to the end of its lane."""
         lane = entry.lane
-        is_match = False
+        is_match = is_compared = False
         assert entry.message is not None, "it has just arrived"
-        for scan in self._keyed.candidate_scans(entry.message):
+        budget = self._arrival_budget
+        with_unkeyed = lane.rank not in self._stopped_ranks
+        for scan in self._keyed.candidate_scans(entry.message, with_unkeyed=with_unkeyed):
             cursor = scan.cursors.get(lane.rank)
             if cursor is None or cursor.tested_to < UNBOUNDED:
                 continue
             if cursor.stop_before(entry.sequence):
                 self.unfinished_cursors[cursor] = None
+            elif not budget.take(scan.selector, entry.message):
+                cursor.stop_before(entry.sequence, if_full=False)
+                self.unfinished_cursors[cursor] = None
             else:
+                is_compared = True
                 is_match |= cursor.on_arrived(entry)
+        if not is_compared and budget.is_spent:
+            self._stopped_ranks.add(lane.rank)
         if is_match and lane.horizon != UNBOUNDED:
             lane.unread_in_memory.pop()
             self._memory.pending_free_bytes -= size_of(entry.message)
@@ -164,11 +201,28 @@ class QueueSelection:
             update_horizon(lane)
 
     def on_requeued(self, entry: Entry) -> None:
-        """Test a message that was requeued."""
-        for scan in self.scans.values():
+        """Test a message that was requeued, or defer it if the time for comparisons in this pass is spent."""
+        if self._test_requeued(entry, self._arrival_budget) is not None:
+            lane = entry.lane
+            selected = lane.selected
+            assert selected is not None, "a consumer has a selector"
+            selected.deferred = selected.deferred or DeferredEntries()
+            selected.deferred.add(entry)
+            self._deferred_lanes[lane.rank] = lane
+
+    def _test_requeued(self, entry: Entry, budget: ComparisonBudget, first: int = 0) -> int | None:
+        """Test a requeued message with all scans from the one with the number `first` on. Returns the number of the
+        next scan if the budget is spent before the last; else None."""
+        message = entry.message
+        scans = list(self.scans.values()) if message is None else self._keyed.candidate_scans(message)
+        for number in range(first, len(scans)):
+            scan = scans[number]
             cursor = scan.cursors.get(entry.lane.rank)
             if cursor is not None:
+                if not budget.take(scan.selector, message):
+                    return number
                 cursor.on_requeued(entry)
+        return None
 
     def on_delayed(self, entry: Entry) -> None:
         self.existing_groups.on_delayed(entry)
@@ -197,6 +251,29 @@ class QueueSelection:
                 return True
         return False
 
+    # ---- Requeued messages that were not compared at once ----
+
+    @property
+    def has_deferred(self) -> bool:
+        return bool(self._deferred_lanes)
+
+    def test_deferred(self, budget: ComparisonBudget) -> None:
+        """Test deferred messages, those of the highest priority first, as far as the budget allows."""
+        for rank, lane in sorted(self._deferred_lanes.items()):
+            deferred = _deferred_of(lane)
+            has_more = True
+            while has_more:
+                entry = deferred.first
+                if not entry.is_out_of_lane:
+                    next_scan = self._test_requeued(entry, budget, deferred.compared_scans)
+                    if next_scan is not None:
+                        deferred.compared_scans = next_scan
+                        return
+                has_more = deferred.pop()
+            assert lane.selected is not None, "it has deferred messages"
+            lane.selected.deferred = None
+            del self._deferred_lanes[rank]
+
     # ---- Messages that were there before ----
 
     def next_cursor(self) -> ScanCursor | None:
@@ -208,35 +285,52 @@ class QueueSelection:
             default=None,
         )
 
-    def test_slice(self, cursor: ScanCursor) -> bool:
+    def test_slice(self, cursor: ScanCursor, budget: ComparisonBudget) -> bool:
         """Test a slice; return whether the next messages must be read from the store."""
         lane = cursor.lane
+        # The others are next.
+        if self.unfinished_cursors.pop(cursor, _MISSING) is not _MISSING:
+            self.unfinished_cursors[cursor] = None
         remaining = SCAN_MESSAGES_PER_TURN
         while remaining > 0 and cursor.is_unfinished and not cursor.is_full:
             if cursor.pending:
-                remaining -= cursor.test_pending(remaining)
+                remaining -= cursor.test_pending(remaining, budget)
             elif cursor.position < lane.horizon:
                 cursor.load_pending()
                 remaining -= 1
             elif lane.needs_page:
                 return True
-            else:
-                self._test_above_horizon(lane, [cursor], {}, cursor.position, UNBOUNDED, _load_without_page)
-        if not cursor.is_unfinished:
-            self.unfinished_cursors.pop(cursor, None)
+            elif not self._test_above_horizon(
+                lane, [cursor], {}, cursor.position, UNBOUNDED, _load_without_page, budget
+            ):
+                break
+        self._end_if_finished(cursor)
         return False
 
-    def test_page(self, lane: Lane, after_sequence: int, last: int, found: list[PageMessage], load: Load) -> None:
-        """Test a page, which has the messages after `after_sequence` up to `last`."""
+    def _end_if_finished(self, cursor: ScanCursor) -> None:
+        if not cursor.is_unfinished:
+            self.unfinished_cursors.pop(cursor, None)
+            self._stopped_ranks.discard(cursor.lane.rank)
+
+    def test_page(
+        self,
+        lane: Lane,
+        after_sequence: int,
+        last: int,
+        found: list[PageMessage],
+        load: Load,
+        budget: ComparisonBudget,
+    ) -> None:
+        """Test a page, which has the messages after `after_sequence` up to `last`, as far as the budget allows."""
         cursors = [
             cursor
             for cursor in self.unfinished_cursors
             if cursor.lane is lane and after_sequence <= cursor.position < last
         ]
-        self._test_above_horizon(lane, cursors, {one.sequence: one for one in found}, after_sequence, last, load)
+        on_page = {one.sequence: one for one in found}
+        self._test_above_horizon(lane, cursors, on_page, after_sequence, last, load, budget)
         for cursor in cursors:
-            if not cursor.is_unfinished:
-                self.unfinished_cursors.pop(cursor, None)
+            self._end_if_finished(cursor)
 
     def _test_above_horizon(
         self,
@@ -246,9 +340,11 @@ class QueueSelection:
         after_sequence: int,
         last: int,
         load: Load,
-    ) -> None:
+        budget: ComparisonBudget,
+    ) -> bool:
         """Test messages above the horizon, up to `last`, with the selectors of `cursors`: those of a page, those being
-        written, and those loaded before the horizon reached them."""
+        written, and those loaded before the horizon reached them. Returns False if the budget did not suffice; the
+        cursors stay where they are then."""
         selected = lane.selected
         assert selected is not None, "a consumer has a selector"
         in_memory = {
@@ -262,6 +358,8 @@ class QueueSelection:
             for cursor in cursors:
                 if cursor.position >= sequence or cursor.is_full:
                     continue
+                if not budget.take(cursor.selector, message if entry is None else entry.message):
+                    break
                 if entry is not None:
                     if not entry.is_out_of_lane and cursor.test(entry) and sequence not in selected.entries:
                         from_recent.add(sequence)
@@ -270,12 +368,19 @@ class QueueSelection:
                     if not entry.is_out_of_lane:
                         cursor.add(entry)
                 cursor.advance_to(sequence)
-        for cursor in cursors:
-            if not cursor.is_full:
-                cursor.advance_to(last)
+            else:
+                continue
+            is_complete = False
+            break
+        else:
+            is_complete = True
+            for cursor in cursors:
+                if not cursor.is_full:
+                    cursor.advance_to(last)
         if from_recent:
             self._load_unread_early(lane, from_recent)
         update_horizon(lane)
+        return is_complete
 
     def _load_unread_early(self, lane: Lane, sequences: set[int]) -> None:
         for entry in lane.unread_in_memory:
@@ -296,6 +401,11 @@ def bytes_to_join(queue: Queue, selection: QueueSelection | None, selector: Sele
     if queue.has_groups:
         return size + len(queue.lanes) * GROUP_LANE_BYTES
     return size + sum(lane.rank in selector.ranks for lane in queue.lanes) * SELECTOR_LANE_BYTES
+
+
+def _deferred_of(lane: Lane) -> DeferredEntries:
+    assert lane.selected is not None and lane.selected.deferred is not None, "it has deferred messages"
+    return lane.selected.deferred
 
 
 def _load_without_page(lane: Lane, found: PageMessage) -> Entry:

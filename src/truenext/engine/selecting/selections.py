@@ -12,14 +12,14 @@ from truenext.engine.memory.horizon import load_early
 from truenext.engine.memory.reading import PageReader
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.selecting.groups import GroupOwnership
-from truenext.engine.selecting.scan import ConsumerScans, QueueScan
+from truenext.engine.selecting.scan import ComparisonBudget, ConsumerScans, QueueScan
 from truenext.engine.selecting.selecting import QueueSelection, bytes_to_join
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.pages import PageMessage, PageResult, SideRead, damage_error
 from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue, is_undeliverable
 from truenext.engine.writing.commit_state import BackgroundTask, CommitState
-from truenext.model.limits import SCAN_BYTES, SCAN_PAGE_SIZE
+from truenext.model.limits import COMPARISONS_NS_PER_PASS, SCAN_BYTES, SCAN_NS_PER_TURN, SCAN_PAGE_SIZE
 from truenext.model.selector import Selector
 
 
@@ -57,6 +57,8 @@ class Selections(BackgroundTask):
         self._page_reader = page_reader
         self._clients = state.clients
         self.scans = ConsumerScans()
+        self._arrival_budget = ComparisonBudget(COMPARISONS_NS_PER_PASS)
+        self._scan_ns = SCAN_NS_PER_TURN
         self.by_queue: dict[Queue, QueueSelection] = {}
         """Selections of the queues that have consumers with selectors, or groups."""
         self._active: dict[QueueSelection, None] = {}
@@ -71,6 +73,10 @@ class Selections(BackgroundTask):
 
     def can_step(self) -> bool:
         return bool(self._active)
+
+    def begin_pass(self) -> None:
+        """Allow comparisons of messages that arrive or are requeued until the next turn."""
+        self._arrival_budget.renew()
 
     def subscribe(self, consumer: BrokerConsumer, queue: Queue, selector: Selector | None) -> None:
         """Register a consumer with a selector, or any consumer of a queue with groups."""
@@ -87,7 +93,9 @@ class Selections(BackgroundTask):
     def _get_or_create(self, queue: Queue) -> QueueSelection:
         selection = self.by_queue.get(queue)
         if selection is None:
-            selection = self.by_queue[queue] = queue.observer = QueueSelection(queue, self._memory, self.scans)
+            selection = self.by_queue[queue] = queue.observer = QueueSelection(
+                queue, self._memory, self.scans, self._arrival_budget
+            )
         return selection
 
     def scan_of(self, consumer: BrokerConsumer, queue: Queue) -> QueueScan | None:
@@ -134,7 +142,7 @@ class Selections(BackgroundTask):
             current_read is not None and current_read.lane.queue is selection.queue
         ):
             return
-        if selection.unfinished_cursors and selection.next_cursor() is not None:
+        if selection.has_deferred or (selection.unfinished_cursors and selection.next_cursor() is not None):
             self._active[selection] = None
             self._commit_state.active_work[self] = None
 
@@ -143,10 +151,14 @@ class Selections(BackgroundTask):
         selection = next(iter(self._active))
         del self._active[selection]
         self._commit_state.touched_queues[selection.queue] = None
+        budget = ComparisonBudget(self._scan_ns)
+        if selection.has_deferred:
+            selection.test_deferred(budget)
         cursor = selection.next_cursor()
-        if cursor is None:
+        if cursor is None or selection.has_deferred:
+            self.activate_selection(selection)
             return ()
-        if not selection.test_slice(cursor):
+        if not selection.test_slice(cursor, budget):
             self.activate_selection(selection)
         elif self._current_read is not None:
             self._awaiting_page[selection] = None
@@ -209,7 +221,7 @@ class Selections(BackgroundTask):
         for found in waiting:
             load(lane, found)
         last = UNBOUNDED if page.is_end else page.messages[-1].sequence
-        selection.test_page(lane, read.after_sequence, last, tested, load)
+        selection.test_page(lane, read.after_sequence, last, tested, load, ComparisonBudget(self._scan_ns))
 
 
 def _is_page_current(read: ScanRead) -> bool:

@@ -152,6 +152,38 @@ class Entry(msgspec.Struct, gc=False):
         return self.start_state is NEVER_STARTED
 
 
+class DeferredEntries:
+    """Requeued entries of a lane that wait to be compared with selectors: consumers with a selector get nothing from
+    the first of them on."""
+
+    __slots__ = ("_entries", "_heap", "compared_scans")
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+        self._heap: list[int] = []
+        """Sequences, some of them of entries that are deferred no more."""
+        self.compared_scans = 0
+        """Number of scans that have compared the first entry."""
+
+    def add(self, entry: Entry) -> None:
+        if self._heap and entry.sequence <= self._heap[0]:
+            self.compared_scans = 0
+        if entry.sequence not in self._entries:
+            heappush(self._heap, entry.sequence)
+        self._entries[entry.sequence] = entry
+
+    @property
+    def first(self) -> Entry:
+        """First entry; there is one."""
+        return self._entries[self._heap[0]]
+
+    def pop(self) -> bool:
+        """Remove the first entry; return whether there are others."""
+        del self._entries[heappop(self._heap)]
+        self.compared_scans = 0
+        return bool(self._heap)
+
+
 class SelectedEntries:
     """Selected entries of a lane: entries taken from within the lane for a selector or a group.
 
@@ -169,6 +201,7 @@ class SelectedEntries:
     __slots__ = (
         "arrived_gaps",
         "body_reads",
+        "deferred",
         "entries",
         "horizon_rise_count",
         "loaded_early",
@@ -191,6 +224,8 @@ class SelectedEntries:
         """Number of times that the horizon moved up."""
         self.body_reads = NO_SEQUENCES
         """Sequences of selected entries that are being read."""
+        self.deferred: DeferredEntries | None = None
+        """Requeued entries that are compared with selectors later; None if there are none."""
 
     @property
     def is_empty(self) -> bool:
