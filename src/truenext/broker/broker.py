@@ -418,10 +418,21 @@ class Broker:
     def _is_routed_ahead(self, session: ConnectionState, command: Command) -> bool:
         """Return whether a command waits because it takes long to find the queues of its messages; if so, begin."""
         steps = self._engine.find_queues_ahead(session, command)
-        if steps is None:
+        if steps is None or self._is_forbidden(session, command):
             return False
         self._routing.add(self._find_queues(session, steps))
         return True
+
+    def _is_forbidden(self, session: ConnectionState, command: Command) -> bool:
+        """Return whether a SEND will be refused, as its user may not send there."""
+        found = self._users.get(session)
+        if found is None or not isinstance(command, Send):
+            return False
+        try:
+            access.COMMAND_CHECKS[Send](found.user, session, command)
+        except access.ForbiddenError:
+            return True
+        return False
 
     def _find_queues(self, session: ConnectionState, steps: Iterator[None]) -> Steps:
         for _ in steps:
