@@ -16,7 +16,7 @@ import pytest
 
 from tests.integration.broker_process import TINY_LIMITS, BrokerProcess
 from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient, bodies, numbered
-from tests.integration.test_grants import LATER, PASSWORD, RequestRefused, UserClient, UserText, passwords
+from tests.integration.test_grants import LATER, RequestRefused, UserClient, UserText
 from truenext.model.limits import REPLY_DESTINATIONS_MAX
 from truenext.wire.stomp.frame import Frame
 
@@ -29,8 +29,6 @@ USERS = {
     **{colour: [f"{right} shared.*" for right in ("send", "take", "browse")] for colour in ("red", "green", "blue")},
     "admin": ["send >", "take >", "admin", "monitor", "manage >", "manage DLQ.>"],
 }
-CREDENTIALS = {name: passwords(PASSWORD) for name in USERS}
-"""Line with the hash of each user: a file that is written again has the same ones."""
 Connect = Callable[..., UserClient]
 
 
@@ -38,7 +36,7 @@ def write_users(file: Path, *, without: Sequence[str] = ()) -> None:
     users = UserText()
     for name, has in USERS.items():
         if name not in without:
-            users.add(name, has, credentials=CREDENTIALS[name])
+            users.add(name, has)
     users.write(file)
 
 

@@ -1484,17 +1484,14 @@ CONTROL_REQUESTS = [
 ]
 
 
-def no_broker(url: str, reason: str) -> str:
-    remedy = "start one with `truenext serve`, or set its address with --url or TRUENEXT_URL"
-    return f"truenext: no broker at {url}: {reason}; {remedy}\n"
-
-
 @pytest.mark.parametrize("command", CONTROL_REQUESTS, ids=" ".join)
 def test_command_without_a_broker_reports_it_and_the_remedy_in_one_line(command: list[str]) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = f"stomp://127.0.0.1:{listener.getsockname()[1]}"
-        assert failed(*command, "--url", url, status=2) == no_broker(url, "Connection refused")
+        remedy = "start one with `truenext serve`, or set its address with --url or TRUENEXT_URL"
+        expected = f"truenext: no broker at {url}: Connection refused; {remedy}\n"
+        assert failed(*command, "--url", url, status=2) == expected
 
 
 @pytest.mark.parametrize(
@@ -1511,7 +1508,7 @@ def test_command_without_a_broker_reports_it_and_the_remedy_in_one_line(command:
 def test_server_of_another_protocol_is_named_while_it_keeps_the_connection(protocol: str, first: bytes) -> None:
     with answering(first) as url:
         reason = f"the server speaks {protocol}, not STOMP"
-        assert failed("queues", "--url", url, status=2) == no_broker(url, reason)
+        assert failed("queues", "--url", url, status=2) == f"truenext: no broker at {url}: {reason}\n"
         with pytest.raises(ConnectionLost, match=f"no broker at {url}: {reason}"):
             asyncio.run(connect_once(url))
 

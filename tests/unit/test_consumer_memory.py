@@ -17,7 +17,7 @@ from truenext.errors import RemoteProtocolError
 from truenext.model import selector as selector_module
 from truenext.model.commands import AckMode, Browse, Subscribe, Unsubscribe
 from truenext.model.destination import durable_key, parse_address
-from truenext.model.limits import JOIN_QUEUES_PER_TURN, SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX
+from truenext.model.limits import JOIN_QUEUES_PER_TURN, SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX, SELECTOR_PARTS_MAX
 from truenext.model.selector import Selector, compile_selector
 
 KEY = durable_key("client", "reader")
@@ -25,10 +25,9 @@ KEY = durable_key("client", "reader")
 
 def long_selector(number: int = 0) -> Selector:
     """Return a selector of hundreds of KiB; each number gives another one."""
-    text = f"n = {number}"
-    while len(text) < SELECTOR_LENGTH_MAX - 20:
-        text += f" or n{len(text)}=1"
-    return compile_selector(text)
+    # Each condition has four parts, and these of LIKE take the most memory for them.
+    conditions = [f"n{count} like '%x'" for count in range(SELECTOR_PARTS_MAX // 4 - 1)]
+    return compile_selector(" or ".join([f"n = {number}", *conditions]))
 
 
 def subscribe(
@@ -117,7 +116,7 @@ def test_a_selector_for_which_there_is_no_room_is_refused_and_nothing_is_done(
     before, names = run.engine.memory.queue_bytes, {queue.name for queue in run.engine.queues()}
     durable = KEY if address == "durable" else ""
     with pytest.raises(
-        RemoteProtocolError, match=r"no memory for this subscription: it needs 38\d KiB .*--memory-limit"
+        RemoteProtocolError, match=r"no memory for this subscription: it needs 37\d KiB .*--memory-limit"
     ):
         subscribe(run, "/topic/t" if durable else address, long_selector(), durable=durable)
     with pytest.raises(RemoteProtocolError, match="no memory for this subscription"):

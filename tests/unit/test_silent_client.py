@@ -93,7 +93,7 @@ class Broker:
     def all_sent(self, *_: object, **__: object) -> None:
         pass
 
-    connection_closed = answer = wait_for_capacity = all_sent
+    connection_closed = answer = wait_for_capacity = warn_of_ineffective_header = all_sent
 
 
 class Client:
