@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
@@ -660,7 +660,16 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_queues_found_ahead_are_those_of_the_subscriptions_at_acceptance() -> None:
-    run_state_machine_as_test(TopicState, settings=settings(max_examples=200, stateful_step_count=40, database=None))
+    run_state_machine_as_test(
+        TopicState,
+        settings=settings(
+            max_examples=100,
+            stateful_step_count=40,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
 
 
 def run_ahead(engine: Engine, session: ConnectionState, command: Send | Commit) -> int:
