@@ -133,11 +133,14 @@ class Engine:
         # Turns, results of the store, start and stop.
         dispatcher = Dispatcher(commit_state, state, selections, resident, page_reader, settlement)
         timers = (expiry_timers, scheduler.timers)
+        retries = RetryTask(commit_state, delays, settlement)
         self._turn = Turn(
             commit_state,
             TurnDispatch(commit_state, clients, selections, wildcards, page_reader, dispatcher, pull_requests),
             page_reader,
             pull_requests,
+            clients,
+            retries,
             browsing,
             bulk_task,
             timers=timers,
@@ -145,7 +148,7 @@ class Engine:
                 expiry,
                 scheduler,
                 wildcards,
-                RetryTask(commit_state, delays, settlement),
+                retries,
                 selections,
                 subscription_cleanup,
             ),
@@ -243,7 +246,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """A turn has work to do."""
-        return self._turn.has_work
+        return self._turn.has_work or self._eviction.is_unfinished
 
     @property
     def next_due_ms(self) -> int | None:

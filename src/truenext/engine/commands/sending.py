@@ -20,11 +20,11 @@ from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.producers import ProducerRegistry
-from truenext.errors import NoSpaceError, RemoteProtocolError
+from truenext.errors import Code, NoSpaceError, RemoteProtocolError
 from truenext.model.commands import Begin, Command, Commit, Send
 from truenext.model.destination import Destination, DestinationKind
 from truenext.model.disk_level import DISK_FULL, DiskLevel
-from truenext.model.limits import SPARK_SURPLUS_BYTES_MAX
+from truenext.model.limits import SPARK_SURPLUS_BYTES_MAX, TRANSACTION_QUEUES_MAX
 from truenext.model.message import SentMessage, with_ttl
 from truenext.model.policy import WhenFull
 from truenext.model.schedule import Schedule
@@ -107,6 +107,11 @@ class Sending:
         if self._commit_state.disk_level is not _DISK_PLENTY:
             self._check_disk(session, send, transaction)
         self._queues.reserve(send, transaction.reserved_queues)
+        if len(transaction.reserved_queues) > TRANSACTION_QUEUES_MAX:
+            # Freed when the transaction ends, which can only be aborted now.
+            raise RemoteProtocolError(
+                f"more than {TRANSACTION_QUEUES_MAX} queues in one transaction; commit more often", Code.LIMIT
+            )
         transaction.sends.append(send)
         if transaction.balance is not None:
             transaction.balance.send(send)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from itertools import repeat
 
 from truenext.engine.dispatch.heads import DELAYED
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher
@@ -85,10 +86,17 @@ class WildcardDispatch:
         self._awaited_lanes: dict[Lane, None] = {}
         self._dispatched_by_queue: dict[Queue, tuple[list[Entry], list[int]]] = {}
 
+    def update(self, queues: Iterable[Queue]) -> None:
+        """Only find the next messages of wildcard consumers in these queues, which have no other consumers."""
+        for queue in queues:
+            self._update_heads(queue)
+        self._touch_again()
+
     def run(self, queues: Iterable[Queue], wildcards: Iterable[Wildcard]) -> Iterable[Lane]:
-        """Dispatch true nexts until no consumer has credit or no message is ready, after changes in these queues,
-        and for wildcard consumers that may have credit again. Returns the lanes that consumers wait for until they
-        are read, or that were reached."""
+        """Dispatch true nexts until no consumer has credit, no message is ready, or the turn has no budget left, after
+        changes in these queues, and for wildcard consumers that may have credit again. All other queues must be
+        unchanged since they were searched. Returns the lanes that consumers wait for until they are read, or that were
+        reached."""
         wildcards = dict.fromkeys(wildcards)
         for queue in queues:
             receivers = self._receivers.get(queue, NO_RECEIVERS)
@@ -107,6 +115,7 @@ class WildcardDispatch:
             self._query_wildcard(wildcard)
         self._dispatch_offers()
         self._dispatch_express()
+        self._touch_again()
         for queue, (entries, consumer_numbers) in self._dispatched_by_queue.items():
             self._events.dispatched(queue, entries, consumer_numbers)
         return self._awaited_lanes
@@ -115,9 +124,21 @@ class WildcardDispatch:
         """Return the queues that were searched."""
         return self._queue_dispatches
 
+    def _touch_again(self) -> None:
+        """Touch what the next turn goes on with."""
+        for queue, queue_dispatch in self._queue_dispatches.items():
+            if queue_dispatch.is_cut:
+                self._commit_state.touched_queues[queue] = None
+        for rank, sequence, _, source in self._offers:
+            entry = self._first_by_source.get(source)
+            if entry is not None and (entry.lane.rank, entry.sequence) == (rank, sequence):
+                self._commit_state.touched_queues[entry.lane.queue] = None
+
     def _dispatch_offers(self) -> None:
         offers = self._offers
-        while offers:
+        for _ in repeat(None, self._dispatcher.budget):
+            if not offers:
+                return
             rank, sequence, _, source = heappop(offers)
             entry = self._first_by_source.get(source)
             if entry is None or entry.sequence != sequence or entry.lane.rank != rank:
