@@ -134,9 +134,12 @@ class Engine:
         dispatcher = Dispatcher(commit_state, state, selections, resident, page_reader, settlement)
         timers = (expiry_timers, scheduler.timers)
         retries = RetryTask(commit_state, delays, settlement)
+        self._turn_dispatch = TurnDispatch(
+            commit_state, clients, selections, wildcards, page_reader, dispatcher, pull_requests
+        )
         self._turn = Turn(
             commit_state,
-            TurnDispatch(commit_state, clients, selections, wildcards, page_reader, dispatcher, pull_requests),
+            self._turn_dispatch,
             page_reader,
             pull_requests,
             clients,
@@ -278,6 +281,8 @@ class Engine:
 
         Not allowed before the last turn's deliveries are written. Returns connections that must be closed, and why.
         """
+        if self._turn_dispatch.is_searching:
+            return {}
         queues = self._eviction.enforce_memory_limits(self._queues.by_name.values())
         return {self.clients.sessions[queue.destination.session]: owner_close_reason(queue) for queue in queues}
 

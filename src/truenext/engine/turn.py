@@ -77,8 +77,14 @@ class TurnDispatch:
         self._dispatcher = dispatcher
         self._pull_requests = pull_requests
         self._no_wait_pull_ender = NoWaitPullEnder(clients, dispatcher, pull_requests)
-        self._shared_max = SHARED_QUEUES_MIN
-        """Queues with wildcard consumers that are searched in one turn."""
+        self._shared_factor = 1
+        """Factor of SHARED_QUEUES_MIN: doubles with each turn that leaves some of these queues."""
+
+    @property
+    def is_searching(self) -> bool:
+        """Queues with wildcard consumers are searched over several turns: what was read for them must stay in memory
+        until then."""
+        return self._shared_factor > 1
 
     def run(self, deliveries: Deliveries) -> None:
         """Dispatch where something changed, as much as one turn may; dispatched messages are added to `deliveries`."""
@@ -130,10 +136,10 @@ class TurnDispatch:
             dispatcher,
             deliveries,
         )
-        if len(shared) > self._shared_max:
+        if len(shared) > SHARED_QUEUES_MIN * self._shared_factor:
             self._search_some(dispatch, shared, wildcards)
             return None
-        self._shared_max = SHARED_QUEUES_MIN
+        self._shared_factor = 1
         for lane in dispatch.run(shared, wildcards):
             self._page_reader.request_page(lane)
         for queue in dispatch.queried_queues():
@@ -144,7 +150,7 @@ class TurnDispatch:
         """Search some of many changed queues, and leave the rest and all dispatch to the next turns: until all are
         searched, the true next of a wildcard consumer is not known."""
         receivers_of = self._clients.receivers_of
-        alone = [queue for queue in shared if not receivers_of(queue).consumers][: self._shared_max]
+        alone = [queue for queue in shared if not receivers_of(queue).consumers][: SHARED_QUEUES_MIN * self._shared_factor]
         commit_state = self._commit_state
         commit_state.touched_wildcards |= wildcards
         for queue in alone:
@@ -155,7 +161,7 @@ class TurnDispatch:
         searched = set(alone)
         commit_state.touched_queues.update((queue, None) for queue in shared if queue not in searched)
         # Else clients that keep changing as many queues could delay the dispatch for ever.
-        self._shared_max *= 2
+        self._shared_factor *= 2
 
 
 class Turn:

@@ -131,7 +131,7 @@ class QueueDispatch:
                 consumer_class.may_get_better_offer = isinstance(head, Wait) or self._has_skipped_uncommitted
                 if entry is not None:
                     heappush(offers, (entry.lane.rank, entry.sequence, consumer_class.number, entry, consumer_class))
-            if not offers:
+            if not offers or self.is_cut:
                 return
             entry = offers[0][3]
             to_query = []
@@ -196,7 +196,7 @@ class QueueDispatch:
                 head = self.head_for(consumer) if consumer.has_express else None
                 if isinstance(head, Entry) and consumer.has_express_credit(head.lane.rank):
                     offers.append((head.lane.rank, head.sequence, -consumer.last_ack_number, consumer.number, consumer))
-            if not offers:
+            if not offers or self.is_cut:
                 return
             receiver = min(offers)[4]
             head = self.head_for(receiver)

@@ -53,6 +53,7 @@ class WildcardDispatch:
         "_queue_dispatches",
         "_receivers",
         "_scans",
+        "_searched_last",
         "_wildcards",
     )
 
@@ -75,6 +76,8 @@ class WildcardDispatch:
         self._awaiting_page: set[BrokerConsumer] = set()
         """Wildcard consumers whose true next is unknown until something is read or compared."""
         self._queue_dispatches: dict[Queue, QueueDispatch] = {}
+        self._searched_last: dict[QueueDispatch, None] = {}
+        """Searches since the last dispatch."""
         self._first_by_consumer: dict[Queue, dict[BrokerConsumer, Entry]] = {}
         """First ready message for each consumer of that queue alone that has credit."""
         self._first_by_source: dict[Queue | Wildcard, Entry | None] = {}
@@ -114,7 +117,8 @@ class WildcardDispatch:
         for wildcard in wildcards:
             self._query_wildcard(wildcard)
         self._dispatch_offers()
-        self._dispatch_express()
+        if not self._offers:
+            self._dispatch_express()
         self._touch_again()
         for queue, (entries, consumer_numbers) in self._dispatched_by_queue.items():
             self._events.dispatched(queue, entries, consumer_numbers)
@@ -137,8 +141,9 @@ class WildcardDispatch:
     def _dispatch_offers(self) -> None:
         offers = self._offers
         for _ in repeat(None, self._dispatcher.budget):
-            if not offers:
+            if not offers or any(queue_dispatch.is_cut for queue_dispatch in self._searched_last):
                 return
+            self._searched_last.clear()
             rank, sequence, _, source = heappop(offers)
             entry = self._first_by_source.get(source)
             if entry is None or entry.sequence != sequence or entry.lane.rank != rank:
@@ -201,8 +206,11 @@ class WildcardDispatch:
 
     def _queue_dispatch(self, queue: Queue) -> QueueDispatch:
         queue_dispatch = self._queue_dispatches.get(queue)
+        if queue_dispatch is not None:
+            self._searched_last[queue_dispatch] = None
         if queue_dispatch is None or isinstance(queue_dispatch, GroupedQueueDispatch) is not queue.has_groups:
             queue_dispatch = self._queue_dispatches[queue] = self._dispatcher.new_queue_dispatch(queue)
+            self._searched_last[queue_dispatch] = None
         return queue_dispatch
 
     def _query_queue(self, queue: Queue) -> None:
