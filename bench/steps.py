@@ -357,7 +357,7 @@ def groups(trial: Trial) -> None:
             client.write(
                 "SUBSCRIBE", {"id": number, "destination": "/queue/g", "ack": "client", "activemq.prefetchSize": 100}
             )
-        client.take(3 * GROUPS_MAX)
+        client.drain()
         client.confirm()
     with trial.measures(f"end of a connection that owns {GROUPS_MAX:,} groups and holds all it may", LISTED_MS):
         client.close()
@@ -427,7 +427,7 @@ def expired(trial: Trial) -> None:
     ack = client.take(1)
     trial.fill("/queue/e", 100_000, expires=until)
     time.sleep(max(0.0, until / 1000 - time.time()))
-    with trial.measures("dispatch where 100,000 messages have just expired"):
+    with trial.measures("dispatch where 100,000 messages have just expired", STEP_MS // 2):
         client.call("ACK", {"id": ack.decode()})
         client.confirm()
 
@@ -447,7 +447,7 @@ def delayed(trial: Trial) -> None:
         delay = int((until - time.monotonic()) * 1000)
         client.write("NACK", {"id": ack.decode(), "truenext-delay": delay})
         client.call("UNSUBSCRIBE", {"id": number})
-    with trial.measures("60,000 retries that are due at once"):
+    with trial.measures("60,000 retries that are due at once", STEP_MS // 2):
         time.sleep(max(0, until - time.monotonic()) + 0.5)
 
 
