@@ -84,7 +84,8 @@ class TurnDispatch:
     def is_searching(self) -> bool:
         """Queues with wildcard consumers are searched over several turns: what was read for them must stay in memory
         until then."""
-        return self._shared_factor > 1
+        # Else all that was left may have ended meanwhile.
+        return self._shared_factor > 1 and bool(self._commit_state.touched_wildcards)
 
     def run(self, deliveries: Deliveries) -> None:
         """Dispatch where something changed, as much as one turn may; dispatched messages are added to `deliveries`."""
@@ -150,7 +151,9 @@ class TurnDispatch:
         """Search some of many changed queues, and leave the rest and all dispatch to the next turns: until all are
         searched, the true next of a wildcard consumer is not known."""
         receivers_of = self._clients.receivers_of
-        alone = [queue for queue in shared if not receivers_of(queue).consumers][: SHARED_QUEUES_MIN * self._shared_factor]
+        alone = [queue for queue in shared if not receivers_of(queue).consumers][
+            : SHARED_QUEUES_MIN * self._shared_factor
+        ]
         commit_state = self._commit_state
         commit_state.touched_wildcards |= wildcards
         for queue in alone:
