@@ -154,6 +154,7 @@ bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, an
 	$(BIN)/python -m bench.topics
 	$(BIN)/python -m bench.logins
 	$(BIN)/python -m bench.wildcards
+	$(BIN)/python -m bench.steps
 	$(BIN)/python -m bench.audit
 
 bench-backlog: .venv/spark ## Ten million messages that wait: speed, memory, restart; needs 30 GB of disk and a quarter of an hour (BACKLOG="--dir DIR" for another disk)

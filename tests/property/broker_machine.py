@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 from random import Random
 from sys import maxsize
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import pytest
 from hypothesis import note
@@ -453,6 +453,15 @@ def _forget_engines() -> None:
                 slot.__delete__(lane)
 
 
+class PerTurn(NamedTuple):
+    """Limits of one turn that are so small that few messages reach them."""
+
+    dispatches: int = 2000
+    """Dispatches, and less of all else."""
+    held_max: int = 32_767
+    """Messages that a connection holds before it has no credit."""
+
+
 class BrokerMachine(RuleBasedStateMachine):
     CIRCUMSTANCES: ClassVar[dict[str, Draw]] = {
         "memory_limits": OneOf(
@@ -469,6 +478,7 @@ class BrokerMachine(RuleBasedStateMachine):
             + [Retries(0, 5), Retries(0, 5, holds=True)]
             + [Retries(5, 20, 2.0, 30), Retries(5, 20, 2.0, 30, holds=True)]
         ),
+        "per_turn": OneOf([PerTurn()] * 3 + [PerTurn(2), PerTurn(4), PerTurn(2, 3), PerTurn(4, 5), PerTurn(50, 4)]),
     }
     WEIGHTS: ClassVar[dict[str, int]] = {name: weight for name, (weight, _) in ACTIONS.items()}
     ARE_NARROW: ClassVar[list[bool]] = [False, False, True]
@@ -564,6 +574,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.is_narrow = is_narrow
         self.memory_limit, of_a_queue = circumstances.pop("memory_limits")
         retries = circumstances.pop("retries")
+        self.per_turn: PerTurn = circumstances.pop("per_turn")
         self.policy = Policy(
             attempts_max=attempts_max,
             memory_limit=of_a_queue,
@@ -584,6 +595,7 @@ class BrokerMachine(RuleBasedStateMachine):
             producers_max=self.PRODUCERS_MAX,
             resolved_max=self.RESOLVED_MAX,
         )
+        self.oracle.held_max = self.per_turn.held_max
         # What expires is moved at any time, as what has left memory is.
         self.oracle.may_evict = expired_move
         self.oracle.now_ms = 1000 * DAY_MS
@@ -657,7 +669,16 @@ class BrokerMachine(RuleBasedStateMachine):
     def _comparing(self) -> Iterator[None]:
         """Report an error in this block as a difference between the engine and the contract."""
         try:
-            yield
+            with pytest.MonkeyPatch.context() as patch:
+                dispatches, held_max = self.per_turn
+                targets.DISPATCHES_PER_TURN.replace(patch, dispatches)
+                targets.DISPATCHES_OF_WILDCARDS_PER_TURN.replace(patch, dispatches)
+                targets.SHARED_QUEUES_MIN.replace(patch, dispatches // 2)
+                targets.EXPIRED_PER_TURN.replace(patch, dispatches // 2)
+                targets.RETRIES_PER_TURN.replace(patch, dispatches // 2)
+                targets.HELD_MAX.replace(patch, held_max)
+                targets.HELD_MAX_TO_COUNT.replace(patch, held_max)
+                yield
         except RemoteProtocolError as error:
             self.is_over = True
             raise Disagreement(f"what the contract allows was refused: {error}") from error
@@ -1285,6 +1306,8 @@ class BrokerMachine(RuleBasedStateMachine):
             if patience < ROUNDS_MAX - 20:
                 # A page that was read ahead of the engine is looked at once it knows of the batch.
                 self.all_becomes_durable()
+        if self.oracle.is_full(reader.peer):
+            return
         raise Disagreement(f"{reader} is neither given {reader.requested} more nor told that they do not come")
 
     def withdraw(self, which: int, has_correlation: bool, pulls_again: bool) -> None:
@@ -2202,6 +2225,10 @@ class BrokerMachine(RuleBasedStateMachine):
             if queue.has_groups
         }
         reading = self.disk.reading()
+        self.oracle.unfinished = {
+            names.get((consumer.session.id, consumer.subscription))
+            for consumer in targets.to_be_dispatched(self.engine)
+        }
         note(
             f"# answers: {answered}; deliveries: {dispatched}; reading: {reading}, {self.oracle.scanning}, "
             f"{self.oracle.scanning_for}"

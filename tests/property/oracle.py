@@ -473,6 +473,12 @@ class Oracle:
         self._is_roomy = False
         """No connection's room shuts in this turn, so that any order of the queues will do, or none."""
         self._reading: dict[str, int] = {}
+        self.unfinished: set[Reader | None] = set()
+        """Consumers to which the next turn goes on to dispatch (C4.3)."""
+        self.held_max = 32_767
+        """Messages that a connection holds before it has no credit (C4.14)."""
+        self._full_peers: set[Peer] = set()
+        """Connections that had no credit for that when the turn began."""
         """Queues for which pages are being read, with the smallest rank among those."""
         self.scanning: dict[tuple[str, str], int] = {}
         """Rank, by queue and selector, up to which older messages are not compared yet, or one must be read; told by
@@ -1374,7 +1380,10 @@ class Oracle:
         # C4.4: fewer unacknowledged messages than its window, and its connection has room for more bytes.
         # C7.2: none before it has joined all its queues.
         # C4.7: a suspended subscription has none.
+        # C4.14: none while its connection holds too much.
         if reader.joined is not None or reader.is_suspended or not self._has_capacity(reader.peer):
+            return False
+        if reader.peer in self._full_peers:
             return False
         if reader.is_pulling:
             # C4.7: for as many as it has asked for and not got, whatever it holds.
@@ -1533,6 +1542,7 @@ class Oracle:
             and reader.window > 1
             and len(held) < reader.window + 10
             and self._has_capacity(reader.peer)
+            and reader.peer not in self._full_peers
             and sum(each.parcel.priority < letter.parcel.priority for each in held) >= reader.window
         )
 
@@ -1551,9 +1561,22 @@ class Oracle:
         Raises: Disagreement
         """
         self._reading = reading
+        self._find_full_peers()
         self._check_receipts(answered)
         self._check_dispatches(dispatched)
         self._check_pull_requests(ended)
+
+    def _find_full_peers(self) -> None:
+        """C4.14: what open transactions have of it counts too."""
+        self._full_peers = {
+            peer
+            for peer in self.peers
+            if sum(each.holder is not None and each.holder.peer is peer for each in self.letters) >= self.held_max
+        }
+
+    def is_full(self, peer: Peer) -> bool:
+        """C4.14: whether the connection had no credit for what it holds when the last turn began."""
+        return peer in self._full_peers
 
     def check_idle(self) -> None:
         """Check the state while no batch gathers or is in flight, no page is read, and all sockets have taken all: no
@@ -1562,6 +1585,7 @@ class Oracle:
 
         Raises: Disagreement
         """
+        self._find_full_peers()
         if self.moves:
             # C11.5: none is dropped.
             raise Disagreement(f"never dead-lettered: {self.moves}")
@@ -1575,7 +1599,7 @@ class Oracle:
             ]
             if late and self.has_credit(reader):
                 raise Disagreement(f"{reader} waits, but neither dispatched nor dead-lettered are {late}")
-            if reader.requested and not reader.waits:
+            if reader.requested and not reader.waits and not self.is_full(reader.peer):
                 raise Disagreement(f"{reader} is never told that {reader.requested} messages do not come")
 
     def _is_late(self, letter: Letter, reader: Reader) -> bool:
@@ -2048,7 +2072,9 @@ class Oracle:
 
     def _must_end(self, reader: Reader) -> bool:
         """True if no read, comparison or lack of room delays the end of a no-wait pull request."""
-        if reader.joined is not None or not self._has_capacity(reader.peer):
+        if reader.joined is not None or not self._has_capacity(reader.peer) or reader in self.unfinished:
+            return False
+        if reader.peer in self._full_peers:
             return False
         queues = {*self._reading, *(queue for queue, selector in self.scanning if selector == reader.selector)}
         queues |= {queue for queue, waiting in self.scanning_for.items() if reader in waiting}
@@ -2141,7 +2167,7 @@ class Oracle:
             # Who has waited longest is seen across queues only where they share a consumer: the smallest K first.
             steps.sort(key=lambda step: step[0].key)
         is_over = all(done[reader] == len(labels[reader]) for reader in done)
-        if is_over and all(self._may_wait(letter, reader) for letter, reader in steps):
+        if is_over and all(reader in self.unfinished or self._may_wait(letter, reader) for letter, reader in steps):
             return True
         for letter, reader in steps:
             if self._is_roomy and failed:

@@ -25,6 +25,7 @@ import pytest
 
 from tests.property.disk import Disk
 from truenext.engine import lifespan as run_module
+from truenext.engine import turn as turn_module
 from truenext.engine.background import browsing as browsing_module
 from truenext.engine.background import bulk as bulk_module
 from truenext.engine.background import expiry as expiry_module
@@ -43,6 +44,7 @@ from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
+from truenext.engine.dispatch import plain as plain_module
 from truenext.engine.dispatch import selective as selective_module
 from truenext.engine.dispatch.heads import first_head
 from truenext.engine.dispatch.plain import Dispatcher
@@ -56,6 +58,7 @@ from truenext.engine.lifecycle.pull_requests import PullRequests
 from truenext.engine.lifecycle.redelivery import make_dead_letter
 from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.lifespan import EngineLifespan
+from truenext.engine.memory import delays as delays_module
 from truenext.engine.memory import eviction as eviction_module
 from truenext.engine.memory import horizon as horizon_module
 from truenext.engine.memory import reading as reading_module
@@ -87,6 +90,7 @@ from truenext.engine.selecting.scan import ComparisonBudget, ScanCursor
 from truenext.engine.selecting.selecting import QueueSelection
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state import balance as balance_module
+from truenext.engine.state import clients as clients_module
 from truenext.engine.state import consumer as consumer_module
 from truenext.engine.state import producer as producer_module
 from truenext.engine.state.balance import DiskBalance, _stored_bytes, is_of_spark
@@ -525,6 +529,13 @@ SCAN_CHUNK = Attribute("PENDING_ENTRIES_MAX", scan_module)
 SCAN_FOUND_MAX_OF_GROUPS = Attribute("SCAN_FOUND_MAX", groups_module)
 GROUP_FOUND_MIN = Attribute("GROUP_FOUND_MIN", groups_module)
 JOIN_QUEUES_PER_TURN = Attribute("JOIN_QUEUES_PER_TURN", wildcards_module)
+DISPATCHES_PER_TURN = Attribute("DISPATCHES_PER_TURN", plain_module)
+DISPATCHES_OF_WILDCARDS_PER_TURN = Attribute("DISPATCHES_PER_TURN", turn_module)
+SHARED_QUEUES_MIN = Attribute("SHARED_QUEUES_MIN", turn_module)
+EXPIRED_PER_TURN = Attribute("EXPIRED_PER_TURN", selective_module)
+RETRIES_PER_TURN = Attribute("RETRIES_PER_TURN", delays_module)
+HELD_MAX = Attribute("HELD_MAX", consumer_module)
+HELD_MAX_TO_COUNT = Attribute("HELD_MAX", clients_module)
 
 
 # What the engine has noted -------------------------------------------------------------------------------------------
@@ -583,6 +594,18 @@ def pretending(part: object, **moment: object) -> Iterator[None]:
 def touched(part: object) -> dict[Queue, None]:
     """Queues that the next turn looks at."""
     return commit_state_of(part).touched_queues
+
+
+def to_be_dispatched(engine: Engine) -> set[BrokerConsumer]:
+    """Consumers that the next turn looks at, as this one was not to do more."""
+    state = commit_state_of(engine)
+    consumers: set[BrokerConsumer] = set(state.touched_wildcards)
+    retries = _part(engine, DelayedEntries)
+    if retries.next_us is not None and retries.next_us <= state.now_us:
+        return {consumer for session in clients_of(engine).sessions.values() for consumer in session.consumers.values()}
+    for queue in state.touched_queues:
+        consumers.update(receivers_of(engine, queue).all())
+    return consumers
 
 
 def gathering(part: object) -> Batch:

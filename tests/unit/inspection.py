@@ -24,6 +24,8 @@ def evict_all(engine: Engine) -> None:
     """Evict all messages that can be evicted."""
     limit, engine.memory.limit = engine.memory.limit, 0
     engine.evict()
+    while engine._eviction.is_unfinished:
+        engine.evict()
     engine.memory.limit = limit
 
 

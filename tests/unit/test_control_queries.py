@@ -254,6 +254,7 @@ def test_a_queue_whose_consumer_has_left_since_the_round_began_is_not_taken_for_
         list(steps)
     assert driver.audit._stuck_since_ms == {}
     driver.send("r")
+    driver.engine.tick(2000 * stuck.STUCK_MS, 2000 * stuck.STUCK_MS)
     run_stuck_audit(driver.audit, driver.engine)
     assert [queue.name for queue in driver.audit._stuck_since_ms] == ["r"], "nobody has dispatched it"
 

@@ -449,7 +449,8 @@ def test_unselected_messages_are_not_stuck_and_an_undispatched_match_is() -> Non
     def stuck_queues() -> list[str]:
         names = []
         for _ in range(20):
-            driver.engine.tick(driver.engine.commit_state.now_ms * 1000 + 1_000_000, 0)
+            now_us = driver.engine.commit_state.now_ms * 1000 + 1_000_000
+            driver.engine.tick(now_us, now_us)
             names += [queue.name for queue in run_stuck_audit(audit, driver.engine)]
         return names
 

@@ -146,7 +146,7 @@ class BrokerSettings:
         least=1,
         most=TRANSACTION_MESSAGES_CEILING,
         fixed=_AT_START,
-        reason="A COMMIT is one step, during which no other client is served: a quarter of a second at this limit.",
+        reason="A COMMIT is one step, during which no other client is served: about 0.1 s at this limit.",
     )
     certificate: Path | None = setting(
         None,

@@ -133,12 +133,18 @@ class Engine:
         # Turns, results of the store, start and stop.
         dispatcher = Dispatcher(commit_state, state, selections, resident, page_reader, settlement)
         timers = (expiry_timers, scheduler.timers)
+        retries = RetryTask(commit_state, delays, settlement)
+        self._turn_dispatch = TurnDispatch(
+            commit_state, clients, selections, wildcards, page_reader, dispatcher, pull_requests
+        )
         self._turn = Turn(
             commit_state,
-            TurnDispatch(commit_state, clients, selections, wildcards, page_reader, dispatcher, pull_requests),
+            self._turn_dispatch,
             page_reader,
             selections,
             pull_requests,
+            clients,
+            retries,
             browsing,
             bulk_task,
             timers=timers,
@@ -146,7 +152,7 @@ class Engine:
                 expiry,
                 scheduler,
                 wildcards,
-                RetryTask(commit_state, delays, settlement),
+                retries,
                 selections,
                 subscription_cleanup,
             ),
@@ -252,7 +258,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """A turn has work to do."""
-        return self._turn.has_work
+        return self._turn.has_work or self._eviction.is_unfinished
 
     @property
     def next_due_ms(self) -> int | None:
@@ -284,6 +290,8 @@ class Engine:
 
         Not allowed before the last turn's deliveries are written. Returns connections that must be closed, and why.
         """
+        if self._turn_dispatch.is_searching:
+            return {}
         queues = self._eviction.enforce_memory_limits(self._queues.by_name.values())
         return {self.clients.sessions[queue.destination.session]: owner_close_reason(queue) for queue in queues}
 

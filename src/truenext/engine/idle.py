@@ -70,6 +70,8 @@ def _consumer_reason(consumer: BrokerConsumer) -> WaitReason | None:
     pull_request = consumer.pull_request
     if not pull_request.remaining if pull_request is not None else len(consumer.held) >= consumer.window:
         return WaitReason.NO_CREDIT
+    if consumer.session.holds_too_much:
+        return WaitReason.NO_CREDIT
     if consumer.session.unsent_bytes >= consumer.memory.unsent_bytes_max:
         return WaitReason.UNREAD
     if isinstance(consumer, Wildcard) and consumer.is_joining:

@@ -25,6 +25,13 @@ from truenext.model.policy import WhileWaiting
 COMPARED_MAX = 2000
 """Messages of a queue that are compared with selectors in one check; the next check continues after them."""
 
+COMPARISONS_MAX = 10_000
+"""Approximate comparisons of a message with a selector or an owner of groups in one check of a queue; the next check
+continues with further selectors and owners."""
+
+FIRST_MAX = 100
+"""Messages at the beginning of a lane that are checked; they may have expired."""
+
 QUEUES_MAX = 1000
 """Queues in one check; the next check continues after them."""
 
@@ -97,12 +104,13 @@ class StuckQueueDetector:
         times = (now_ms, engine.commit_state.now_us)
         committed = engine.commit_state.last_committed
         unsent_max = _unsent_bytes_max(engine)
-        blocked_wildcards = _BlockedWildcards(engine, read_lanes)
+        dispatching = _queues_dispatching(engine)
+        blocked_wildcards = _BlockedWildcards(engine, dispatching.union(lane.queue for lane in read_lanes))
         budget = ComparisonBudget(SCAN_NS_PER_TURN)
         for queue in queues:
             consumers_of_queue = self._consumers_by_queue.pop(queue)
             since_ms, selective = self._stuck_since_ms.pop(queue, now_ms), self._selective_checks.pop(queue, None)
-            if all(map(_is_empty, queue.lanes)):
+            if all(map(_is_empty, queue.lanes)) or queue in dispatching:
                 continue
             consumers = [
                 consumer
@@ -134,6 +142,14 @@ class StuckQueueDetector:
         ]
 
 
+def _queues_dispatching(engine: Engine) -> set[Queue]:
+    """Return the queues in which the next turn goes on with what this one has begun: those that wait, and did not wait
+    for very long."""
+    commit_state = engine.commit_state
+    since_us = commit_state.now_us - STUCK_MS * 1000
+    return {queue for queue in commit_state.touched_queues if queue.last_used_us > since_us}
+
+
 def _unsent_bytes_max(engine: Engine) -> int:
     """Unsent bytes of a connection at which its consumers have no credit."""
     threshold = max(engine.memory.limit // 4, UNSENT_THRESHOLD_MIN)
@@ -150,16 +166,20 @@ def _consumers_with_credit(queue: Queue, consumers: list[BrokerConsumer], unsent
     return [
         consumer
         for consumer in consumers
-        if consumer.session.unsent_bytes < unsent_max and len(consumer.held) < consumer.window
+        if consumer.session.unsent_bytes < unsent_max
+        and len(consumer.held) < consumer.window
+        and not consumer.session.holds_too_much
     ]
 
 
 class _BlockedWildcards:
     """Wildcard consumers with a queue in which a message is read, compared or committed that may precede all others."""
 
-    def __init__(self, engine: Engine, read_lanes: Collection[Lane]) -> None:
+    def __init__(self, engine: Engine, busy_queues: set[Queue]) -> None:
+        """`busy_queues` are those of which a page is read, or in which the next turn goes on."""
         self._has_uncommitted_for_wildcards = engine.wildcards.has_uncommitted
-        self._queues_read = {lane.queue for lane in read_lanes}
+        self._touched = engine.commit_state.touched_wildcards
+        self._busy_queues = busy_queues
         self._selections_by_queue = engine.selections.by_queue
         self._is_blocked_cache: dict[BrokerConsumer, bool] = {}
 
@@ -170,9 +190,11 @@ class _BlockedWildcards:
             return True
         is_blocked = self._is_blocked_cache.get(consumer)
         if is_blocked is None:
-            queues = consumer.all_queues()
-            is_blocked = consumer.is_joining or any(
-                queue in self._queues_read or self._is_scanned(queue) for queue in queues
+            is_blocked = (
+                consumer.is_joining
+                or consumer in self._touched
+                or not consumer.queues.keys().isdisjoint(self._busy_queues)
+                or (consumer.selector is not None and any(map(self._is_scanned, consumer.queues)))
             )
             self._is_blocked_cache[consumer] = is_blocked
         return is_blocked
@@ -228,6 +250,8 @@ class _SelectiveCheck:
         """Messages remembered, by selector, or, where there are groups, by the consumer's number."""
         self._position = (0, 0)
         """Rank and sequence up to which the queue was checked."""
+        self._checked: set[str | int] = set()
+        """Receivers for which the messages after `_position` were checked."""
 
     def has_ready(
         self,
@@ -247,12 +271,18 @@ class _SelectiveCheck:
             selector = scan.selector
             key = one.number if selection.groups is not None or selector is None else selector.text
             receivers.setdefault(key, _SelectiveReceiver(one, scan, selection, now_us))
+        position = self._position
         entries = self._next_entries(selection.queue)
         ready: dict[str | int, Entry] = {}
+        comparisons_left = COMPARISONS_MAX
         for key, receiver in receivers.items():
             suspect = self._suspects.get(key)
             known = [] if suspect is None or suspect.is_out_of_lane else [suspect]
-            for entry in (*known, *entries):
+            is_next = key not in self._checked and comparisons_left > 0
+            if is_next:
+                self._checked.add(key)
+            for entry in (*known, *entries) if is_next else known:
+                comparisons_left -= 1
                 message = entry.message
                 if message is None or entry.batch > committed or entry.due_us > now_us:
                     continue
@@ -260,10 +290,15 @@ class _SelectiveCheck:
                     continue
                 if not receiver.could_take(entry):
                     continue
+                comparisons_left -= len(entry.lane.requeued) + len(entry.lane.unread_in_memory)
                 if not _is_behind_blocked(entry, receiver, committed, now_us):
                     ready[key] = entry
                     break
         self._suspects = ready
+        if self._checked.issuperset(receivers):
+            self._checked.clear()
+        else:
+            self._position = position
         return bool(ready)
 
     def _next_entries(self, queue: Queue) -> list[Entry]:
@@ -327,7 +362,7 @@ def _has_ready(queue: Queue, committed: int, read_lanes: Collection[Lane], now_m
 def _first_ready(lane: Lane, committed: int, now_ms: int, now_us: int) -> _FirstReadyPlace | None:
     """Return where the first message of a lane is, if it is ready."""
     has_unread = lane.unread > len(lane.unread_in_memory)
-    for entry in lane.entries_between(0, UNBOUNDED):
+    for entry in lane.entries_between(0, UNBOUNDED, limit=FIRST_MAX):
         if entry.batch > committed:
             return None
         if entry.due_us > now_us:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from truenext.engine.background.browsing import BrowseSlice, BrowseTask
 from truenext.engine.background.bulk_work import BulkTask, FinishedPiece
+from truenext.engine.background.retries import RetryTask
 from truenext.engine.dispatch.heads import COMMITTING, DELAYED, Wait
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher
 from truenext.engine.dispatch.wildcard import WildcardDispatch
@@ -31,6 +32,10 @@ from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.writing.commit_state import BackgroundTask, CommitState
 from truenext.model.answers import Answer
 from truenext.model.batch import Batch
+from truenext.model.limits import DISPATCHES_PER_TURN
+
+SHARED_QUEUES_MIN = 1000
+"""Queues with wildcard consumers that are searched in one turn; twice as many in each further turn that leaves some."""
 
 
 class Effects(NamedTuple):
@@ -72,27 +77,47 @@ class TurnDispatch:
         self._dispatcher = dispatcher
         self._pull_requests = pull_requests
         self._no_wait_pull_ender = NoWaitPullEnder(clients, dispatcher, pull_requests)
+        self._shared_factor = 1
+        """Factor of SHARED_QUEUES_MIN: doubles with each turn that leaves some of these queues."""
+
+    @property
+    def is_searching(self) -> bool:
+        """Queues with wildcard consumers are searched over several turns: what was read for them must stay in memory
+        until then."""
+        # Else all that was left may have ended meanwhile.
+        return self._shared_factor > 1 and bool(self._commit_state.touched_wildcards)
 
     def run(self, deliveries: Deliveries) -> None:
-        """Dispatch where something changed; dispatched messages are added to `deliveries`."""
+        """Dispatch where something changed, as much as one turn may; dispatched messages are added to `deliveries`."""
         commit_state = self._commit_state
         touched, commit_state.touched_queues = commit_state.touched_queues, {}
         wildcards, commit_state.touched_wildcards = commit_state.touched_wildcards, {}
         shared: list[Queue] = []
+        postponed: dict[Queue, None] = {}
         now_us = commit_state.now_us
+        dispatcher = self._dispatcher
+        dispatcher.start_turn()
         for queue in touched:
-            queue.last_used_us = now_us
             if queue.has_wildcards:
+                queue.last_used_us = now_us
                 shared.append(queue)
                 continue
+            if dispatcher.budget <= 0:
+                postponed[queue] = None
+                continue
+            queue.last_used_us = now_us
             if queue.is_paused:
                 continue
-            lane = self._dispatcher.dispatch(queue, deliveries)
+            lane = dispatcher.dispatch(queue, deliveries)
             if lane is not None:
                 self._page_reader.request_page(lane)
             if queue.observer is not None:
                 self._selections.activate_queue(queue)
         wildcard_dispatch = self._dispatch_wildcards(shared, wildcards, deliveries) if shared or wildcards else None
+        if postponed:
+            # Before those that this turn had to leave unfinished, lest one queue keep all others waiting.
+            commit_state.touched_queues = postponed | commit_state.touched_queues
+            touched = {queue: None for queue in touched if queue not in postponed}
         if self._pull_requests.open_consumers:
             self._pull_requests.deduct_dispatched(deliveries)
         if self._pull_requests.no_wait_by_queue:
@@ -100,21 +125,46 @@ class TurnDispatch:
 
     def _dispatch_wildcards(
         self, shared: list[Queue], wildcards: dict[Wildcard, None], deliveries: Deliveries
-    ) -> WildcardDispatch:
-        """Dispatch in queues that have wildcard consumers."""
+    ) -> WildcardDispatch | None:
+        """Dispatch in queues that have wildcard consumers; if too many have changed for one turn, only search some."""
+        dispatcher = self._dispatcher
+        dispatcher.budget = max(dispatcher.budget, DISPATCHES_PER_TURN // 2)
         dispatch = WildcardDispatch(
             self._commit_state,
             self._clients,
             self._selections,
             self._wildcards,
-            self._dispatcher,
+            dispatcher,
             deliveries,
         )
+        if len(shared) > SHARED_QUEUES_MIN * self._shared_factor:
+            self._search_some(dispatch, shared, wildcards)
+            return None
+        self._shared_factor = 1
         for lane in dispatch.run(shared, wildcards):
             self._page_reader.request_page(lane)
         for queue in dispatch.queried_queues():
             self._selections.activate_queue(queue)
         return dispatch
+
+    def _search_some(self, dispatch: WildcardDispatch, shared: list[Queue], wildcards: dict[Wildcard, None]) -> None:
+        """Search some of many changed queues, and leave the rest and all dispatch to the next turns: until all are
+        searched, the true next of a wildcard consumer is not known."""
+        receivers_of = self._clients.receivers_of
+        alone = [queue for queue in shared if not receivers_of(queue).consumers][
+            : SHARED_QUEUES_MIN * self._shared_factor
+        ]
+        commit_state = self._commit_state
+        commit_state.touched_wildcards |= wildcards
+        for queue in alone:
+            commit_state.touched_wildcards.update(dict.fromkeys(receivers_of(queue).wildcards))
+        dispatch.update(alone)
+        for queue in dispatch.queried_queues():
+            self._selections.activate_queue(queue)
+        searched = set(alone)
+        commit_state.touched_queues.update((queue, None) for queue in shared if queue not in searched)
+        # Else clients that keep changing as many queues could delay the dispatch for ever.
+        self._shared_factor *= 2
 
 
 class Turn:
@@ -125,14 +175,19 @@ class Turn:
         page_reader: PageReader,
         selections: Selections,
         pull_requests: PullRequests,
+        clients: ClientRegistry,
+        retries: RetryTask,
         browsing: BrowseTask,
         bulk_task: BulkTask,
         *,
         timers: Sequence[Timers],
         tasks_before_dispatch: Sequence[BackgroundTask],
     ) -> None:
-        """Tasks run in this order; those that answer clients, `browsing` and `bulk_task`, run after dispatch."""
+        """Tasks run in this order, with `retries` among them; those that answer clients, `browsing` and `bulk_task`,
+        run after dispatch."""
         self._commit_state = commit_state
+        self._clients = clients
+        self._retries = retries
         self._dispatch = dispatch.run
         self._page_reader = page_reader
         self._selections = selections
@@ -182,7 +237,13 @@ class Turn:
         # Without work this must cost next to nothing: a client may send one message after the other.
         work_reads = self._run_tasks(self._tasks_before_dispatch) if commit_state.active_work else []
         deliveries: Deliveries = {}
-        if commit_state.touched_queues or commit_state.touched_wildcards:
+        if self._clients.full_sessions:
+            for session in self._clients.take_freed_sessions():
+                for consumer in session.consumers.values():
+                    commit_state.touch(consumer)
+        # Messages that are due and have not returned may be true nexts.
+        is_waiting = bool(commit_state.active_work) and self._retries.can_step()
+        if (commit_state.touched_queues or commit_state.touched_wildcards) and not is_waiting:
             self._dispatch(deliveries)
         reads = self._page_reader.take_reads()
         reads += work_reads
@@ -191,8 +252,10 @@ class Turn:
         for read in reads:
             read.start()
         timer_reads = [page for timers in self._timers if (page := timers.next_read()) is not None]
-        for consumer in deliveries:
+        count_dispatched = self._clients.count_dispatched
+        for consumer, entries in deliveries.items():
             consumer.session.served_consumers[consumer] = None
+            count_dispatched(consumer.session, len(entries))
         return Effects(
             commit_state.take_answers(),
             deliveries,

@@ -214,6 +214,13 @@ which must not take long.
 Exceeded: `… is more than {WINDOW_MAX} messages, the largest window`
 """
 
+HELD_MAX = WINDOW_MAX
+"""Messages that one connection may hold in all its subscriptions and open transactions: its end requeues them in one
+step. This is checked once for each turn, so that there may be up to DISPATCHES_PER_TURN more.
+
+Exceeded: No error. The next message follows when there are fewer.
+"""
+
 KEPT_MAX = 32_767
 """Messages that one `release` may exclude: a window's worth.
 
@@ -317,11 +324,18 @@ Setting: `transaction_bytes_max`
 Exceeded: The setting is refused, with its range.
 """
 
-TRANSACTION_MESSAGES_MAX = 50_000
-"""Sends and acknowledgements in one connection's open transactions: a limit for small messages.
+TRANSACTION_MESSAGES_MAX = 25_000
+"""Sends and acknowledgements in one connection's open transactions: a COMMIT or ABORT is one step, in which no other
+client is served.
 
 Setting: `transaction_messages_max`
 Exceeded: `more than … sends and acknowledgements in open transactions of one connection (transaction_messages_max)`
+"""
+
+TRANSACTION_QUEUES_MAX = 5000
+"""Queues to which one transaction sends: its COMMIT may have to create them all in one step.
+
+Exceeded: `more than {TRANSACTION_QUEUES_MAX} queues in one transaction; commit more often`
 """
 
 TRANSACTION_MESSAGES_CEILING = 200_000
@@ -618,6 +632,16 @@ SCAN_NS_PER_TURN = 8_000_000
 """Approximate nanoseconds of comparisons in the background, with selectors of consumers, browsers or control requests,
 in one turn, half of it for costly comparisons: no other client is served meanwhile."""
 
+RETRIES_PER_TURN = 2000
+"""Failed messages that become due in one turn; nothing is dispatched until all that are due have returned."""
+
+DISPATCHES_PER_TURN = 2000
+"""Messages dispatched and queues searched in one turn: no other client is served meanwhile. The next turn goes on."""
+
+EXPIRED_PER_TURN = 1000
+"""Expired messages of one queue with selectors, groups or patterns that are removed in one turn when dispatch comes to
+them."""
+
 SCAN_MESSAGES_PER_TURN = 60
 """Messages of one queue compared with selectors in one turn: no other client is served meanwhile."""
 
@@ -647,6 +671,18 @@ UNUSED_QUEUE_SECONDS_SHORT = 1.0
 
 JOIN_QUEUES_PER_TURN = 200
 """Queues checked in one turn for a wildcard consumer that is to join them."""
+
+EVICTED_BYTES_PER_TURN = 1024 * 1024
+"""Bytes of messages that leave memory in one turn, or half of what there is too much: other clients are served in
+between."""
+
+EVICTION_QUEUES_PER_TURN = 300
+EVICTION_QUEUES_SORTED_PER_TURN = 5000
+"""Queues of which messages leave memory in one turn, and queues that are looked through for the largest ones."""
+
+LEAVE_QUEUES_PER_TURN = 500
+"""Queues that a wildcard consumer whose subscription has ended leaves in one turn. Where there are exclusive consumers
+or groups, it leaves all at once."""
 
 UNUSED_QUEUES_CHECKED_MAX = 5000
 """Queues checked in one step for being unused; some 0.3 us each."""

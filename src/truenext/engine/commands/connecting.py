@@ -79,6 +79,7 @@ class Connecting:
         if self._clients.sessions.pop(session.id, None) is None:
             return
         session.may_lack_reports |= not is_requested
+        self._clients.full_sessions.pop(session, None)
         self._transactions.abort_all(session, RequeueReason.RELEASED if is_clean else RequeueReason.LOST)
         for consumer in session.consumers.values():
             self._subscribing.end_consumer(consumer, is_lost=not is_clean)

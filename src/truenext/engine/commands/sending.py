@@ -24,7 +24,12 @@ from truenext.errors import Code, NoSpaceError, RemoteProtocolError
 from truenext.model.commands import Begin, Command, Commit, Send
 from truenext.model.destination import Destination, DestinationKind
 from truenext.model.disk_level import DISK_FULL, DiskLevel
-from truenext.model.limits import COPIES_MAX, ROUTING_STEP_NS, SPARK_SURPLUS_BYTES_MAX
+from truenext.model.limits import (
+    COPIES_MAX,
+    ROUTING_STEP_NS,
+    SPARK_SURPLUS_BYTES_MAX,
+    TRANSACTION_QUEUES_MAX,
+)
 from truenext.model.message import SentMessage, with_ttl
 from truenext.model.policy import WhenFull
 from truenext.model.schedule import Schedule
@@ -109,6 +114,11 @@ class Sending:
         if self._commit_state.disk_level is not _DISK_PLENTY:
             self._check_disk(session, send, transaction)
         self._queues.reserve(send, transaction.reserved_queues)
+        if len(transaction.reserved_queues) > TRANSACTION_QUEUES_MAX:
+            # Freed when the transaction ends, which can only be aborted now.
+            raise RemoteProtocolError(
+                f"more than {TRANSACTION_QUEUES_MAX} queues in one transaction; commit more often", Code.LIMIT
+            )
         transaction.sends.append(send)
         if send.destination.is_multi_queue and send.schedule is None:
             transaction.sends_of_copies.append(send)

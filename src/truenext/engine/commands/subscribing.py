@@ -235,9 +235,7 @@ class Subscribing:
         self._subtract_memory_use(consumer)
         if consumer.pull_request is not None:
             self._pull_requests.remove_consumer(consumer)
-        queues = consumer.all_queues()
-        if isinstance(consumer, Wildcard):
-            self._wildcards.unsubscribe(consumer)
+        queues = self._wildcards.unsubscribe(consumer) if isinstance(consumer, Wildcard) else consumer.all_queues()
         for queue in queues:
             self._clients.remove_consumer(consumer, queue)
             # Now, because nothing may look at the queue again until it is removed.

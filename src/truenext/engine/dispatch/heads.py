@@ -28,7 +28,7 @@ class WaitReason(Enum):
     SUSPENDED = "suspended"
     """The subscription was released with `suspend`, and not woken."""
     NO_CREDIT = "no credit"
-    """The window is full, or the subscription pulls and has requested nothing more."""
+    """The window is full, the subscription pulls and has requested nothing more, or its connection holds too much."""
     UNREAD = "unread"
     """The connection has too much to read."""
     JOINING = "joining"

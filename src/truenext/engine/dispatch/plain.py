@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
+from itertools import repeat
 
 from truenext.engine.dispatch.selective import GroupedQueueDispatch, QueueDispatch
 from truenext.engine.lifecycle.settlement import Settlement
@@ -22,6 +23,7 @@ from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.queue import NO_ENTRIES, Entry, Lane, Queue
 from truenext.engine.writing.commit_state import CommitState
+from truenext.model.limits import DISPATCHES_PER_TURN
 
 RankedConsumer = tuple[int, int, int, int, "BrokerConsumer"]
 """Service rank, messages held, last dispatch number, index among the queue's consumers, and the consumer."""
@@ -49,13 +51,21 @@ class Dispatcher:
         self._resident = resident
         self._page_reader = page_reader
         self._settlement = settlement
+        self.budget = 0
+        """Messages and queues that this turn may still dispatch and search; see `start_turn`."""
+
+    def start_turn(self) -> None:
+        """Begin a turn: it ends when its budget is used up, and the next one goes on with the queues that are left."""
+        self.budget = DISPATCHES_PER_TURN
 
     def dispatch(self, queue: Queue, deliveries: Deliveries) -> Lane | None:
-        """Dispatch true nexts until no consumer has credit or no message is ready.
+        """Dispatch true nexts until no consumer has credit, no message is ready, or the turn has no budget left: then
+        the queue is touched again.
 
         Dispatched entries are added to `deliveries`. Returns the lane that consumers wait for until it is read, or
         the last one that was reached.
         """
+        self.budget -= 1
         receivers_of_queue = self._clients.receivers_by_queue.get(queue)
         if receivers_of_queue is None:
             return None
@@ -88,6 +98,7 @@ class Dispatcher:
             last = self._dispatch_express(queue, consumers, deliveries, entries, consumer_numbers) or last
         if entries:
             self._events.dispatched(queue, entries, consumer_numbers)
+            self.budget -= len(entries)
         return last
 
     def _dispatch_selective(
@@ -106,11 +117,14 @@ class Dispatcher:
             if consumer.adjust_window(self._commit_state.now_ms):
                 self._events.window_changed(consumer, queue, consumer.window)
         queue_dispatch = self.new_queue_dispatch(queue)
-        queue_dispatch.dispatch(consumers, dispatch_entry)
+        queue_dispatch.dispatch(consumers, dispatch_entry, self.budget)
         if any(consumer.has_express for consumer in consumers):
             queue_dispatch.dispatch_express(consumers, dispatch_entry)
+        if queue_dispatch.is_cut:
+            self._commit_state.touched_queues[queue] = None
         if entries:
             self._events.dispatched(queue, entries, consumer_numbers)
+            self.budget -= len(entries)
         return queue_dispatch.awaited_lane
 
     def new_queue_dispatch(self, queue: Queue) -> QueueDispatch:
@@ -190,7 +204,7 @@ class Dispatcher:
         """Dispatch the ready messages of one lane. False if the lower lanes are not served."""
         memory, clients = self._memory, self._clients
         committed, now_ms = self._commit_state.last_committed, self._commit_state.now_ms
-        while True:
+        for _ in repeat(None, self.budget - len(entries)):
             entry = lane.head()
             if entry is None:
                 if lane.needs_page:
@@ -245,3 +259,5 @@ class Dispatcher:
                 heappop(receivers)
             if not receivers:
                 return False
+        self._commit_state.touched_queues[lane.queue] = None
+        return False

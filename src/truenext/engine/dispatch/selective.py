@@ -30,8 +30,9 @@ from truenext.engine.selecting.groups import GroupOwnership, GroupScanCursor
 from truenext.engine.selecting.scan import ConsumerScans, QueueScan, ScanCursor
 from truenext.engine.selecting.selecting import QueueSelection
 from truenext.engine.state.consumer import BrokerConsumer
-from truenext.engine.state.queue import NO_ENTRIES, Entry, Lane, Queue
+from truenext.engine.state.queue import NO_ENTRIES, Entry, Lane, Queue, is_expired
 from truenext.engine.writing.commit_state import CommitState
+from truenext.model.limits import EXPIRED_PER_TURN
 
 RankedConsumer = tuple[int, int, int, int, BrokerConsumer]
 """Service rank, messages held, last dispatch number, index among the consumers, and the consumer."""
@@ -73,6 +74,7 @@ class QueueDispatch:
 
     __slots__ = (
         "_commit_state",
+        "_expiries_left",
         "_has_skipped_uncommitted",
         "_page_reader",
         "_queue",
@@ -81,6 +83,7 @@ class QueueDispatch:
         "_selection",
         "_settlement",
         "awaited_lane",
+        "is_cut",
     )
 
     def __init__(
@@ -104,26 +107,31 @@ class QueueDispatch:
         """The last search would have found an earlier message, were that not being committed."""
         self.awaited_lane: Lane | None = None
         """Lane that consumers without a selector wait for until it is read, or the last one that was reached."""
+        self._expiries_left = EXPIRED_PER_TURN
+        self.is_cut = False
+        """More can be dispatched or has expired than one turn may handle."""
 
     def dispatch(
-        self, consumers: Sequence[BrokerConsumer], dispatch_entry: Callable[[Entry, BrokerConsumer], object]
+        self, consumers: Sequence[BrokerConsumer], dispatch_entry: Callable[[Entry, BrokerConsumer], object], limit: int
     ) -> None:
-        """Dispatch true nexts until no consumer has credit or no message is ready."""
+        """Dispatch true nexts until no consumer has credit, no message is ready, or `limit` searches were made."""
         classes: dict[Hashable, ConsumerClass] = {}
         for index, consumer in enumerate(consumers):
             if consumer.has_credit():
                 self._add_consumer(classes, consumer, index)
         offers: list[Offer] = []
         to_query = list(classes.values())
-        while True:
+        while limit > 0:
+            # One message may be the next one of very many classes.
+            limit -= len(to_query) or 1
             for consumer_class in to_query:
                 self._has_skipped_uncommitted = False
                 head = self._head_of_class(consumer_class) if consumer_class.has_receiver_with_credit() else None
                 consumer_class.offered_entry = entry = head if isinstance(head, Entry) else None
-                consumer_class.may_get_better_offer = entry is None or self._has_skipped_uncommitted
+                consumer_class.may_get_better_offer = isinstance(head, Wait) or self._has_skipped_uncommitted
                 if entry is not None:
                     heappush(offers, (entry.lane.rank, entry.sequence, consumer_class.number, entry, consumer_class))
-            if not offers:
+            if not offers or self.is_cut:
                 return
             entry = offers[0][3]
             to_query = []
@@ -148,6 +156,7 @@ class QueueDispatch:
                     consumer_class = self._add_consumer(classes, consumer, index)
                     if consumer_class.offered_entry is None and consumer_class not in to_query:
                         to_query.append(consumer_class)
+        self.is_cut = True
 
     def _add_consumer(
         self, classes: dict[Hashable, ConsumerClass], consumer: BrokerConsumer, index: int
@@ -187,7 +196,7 @@ class QueueDispatch:
                 head = self.head_for(consumer) if consumer.has_express else None
                 if isinstance(head, Entry) and consumer.has_express_credit(head.lane.rank):
                     offers.append((head.lane.rank, head.sequence, -consumer.last_ack_number, consumer.number, consumer))
-            if not offers:
+            if not offers or self.is_cut:
                 return
             receiver = min(offers)[4]
             head = self.head_for(receiver)
@@ -230,12 +239,16 @@ class QueueDispatch:
                 return Wait(DELAYED, entry.sequence)
             if entry.message is None:
                 return Wait(READING, entry.sequence)
-            if not self._expire_if_expired(entry):
+            if not self._is_expired(entry):
                 return entry
+            if not self._expire(entry):
+                return Wait(READING, entry.sequence)
 
     def _cursor_head(self, cursor: ScanCursor) -> Head:
         head = cursor_head(cursor, self._commit_state.last_committed)
-        while isinstance(head, Entry) and self._expire_if_expired(head):
+        while isinstance(head, Entry) and self._is_expired(head):
+            if not self._expire(head):
+                return Wait(READING, head.sequence)
             head = cursor_head(cursor, self._commit_state.last_committed)
         if isinstance(head, Wait):
             self._prepare(head, cursor)
@@ -257,11 +270,16 @@ class QueueDispatch:
         cursor = scan.cursors.get(rank)
         return None if cursor is None else self._cursor_head(cursor)
 
-    def _expire_if_expired(self, entry: Entry) -> bool:
-        """Expire a ready message whose time has come. True if it was expired."""
-        message = entry.message
-        if message is None or not 0 < message.expires_ms <= self._commit_state.now_ms:
+    def _is_expired(self, entry: Entry) -> bool:
+        return is_expired(entry.message, self._commit_state.now_ms)
+
+    def _expire(self, entry: Entry) -> bool:
+        """Expire a message whose time has come. False if that is left to the next turn: what is next is not known
+        until then, as if it had to be read."""
+        if not self._expiries_left:
+            self.is_cut = True
             return False
+        self._expiries_left -= 1
         remove_from_lane(entry)
         self._settlement.expire(entry)
         return True
@@ -287,12 +305,12 @@ class GroupedQueueDispatch(QueueDispatch):
         return self._selection.existing_groups
 
     def dispatch(
-        self, consumers: Sequence[BrokerConsumer], dispatch_entry: Callable[[Entry, BrokerConsumer], object]
+        self, consumers: Sequence[BrokerConsumer], dispatch_entry: Callable[[Entry, BrokerConsumer], object], limit: int
     ) -> None:
         groups = self._groups
         # Counts as of the last search.
         self._counts = groups.assigned_count, groups.freed_count
-        super().dispatch(consumers, dispatch_entry)
+        super().dispatch(consumers, dispatch_entry, limit)
 
     def _owns_groups(self, consumer: BrokerConsumer, scan: QueueScan | None) -> bool:
         assert scan is not None, "with groups each consumer has a scan"
@@ -318,11 +336,8 @@ class GroupedQueueDispatch(QueueDispatch):
             return list(classes.values())
         if groups.assigned_count != owned:
             # Uncommitted and unread messages of this group do not block other consumers any more.
-            queried += [
-                consumer_class
-                for consumer_class in classes.values()
-                if consumer_class.may_get_better_offer and consumer_class not in queried
-            ]
+            known = set(queried)
+            queried += [each for each in classes.values() if each.may_get_better_offer and each not in known]
         return queried
 
     def _head_of_class(self, consumer_class: ConsumerClass) -> Head:
@@ -345,7 +360,9 @@ class GroupedQueueDispatch(QueueDispatch):
     def _group_head(self, cursor: ScanCursor, consumer: BrokerConsumer | None) -> Head:
         assert isinstance(cursor, GroupScanCursor), "there are groups"
         head = group_cursor_head(cursor, consumer, self._commit_state.last_committed)
-        while isinstance(head, Entry) and self._expire_if_expired(head):
+        while isinstance(head, Entry) and self._is_expired(head):
+            if not self._expire(head):
+                return Wait(READING, head.sequence)
             head = group_cursor_head(cursor, consumer, self._commit_state.last_committed)
         if isinstance(head, Wait):
             self._prepare(head, cursor)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from itertools import repeat
 
 from truenext.engine.dispatch.heads import DELAYED
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher
@@ -52,6 +53,7 @@ class WildcardDispatch:
         "_queue_dispatches",
         "_receivers",
         "_scans",
+        "_searched_last",
         "_wildcards",
     )
 
@@ -74,6 +76,8 @@ class WildcardDispatch:
         self._awaiting_page: set[BrokerConsumer] = set()
         """Wildcard consumers whose true next is unknown until something is read or compared."""
         self._queue_dispatches: dict[Queue, QueueDispatch] = {}
+        self._searched_last: dict[QueueDispatch, None] = {}
+        """Searches since the last dispatch."""
         self._first_by_consumer: dict[Queue, dict[BrokerConsumer, Entry]] = {}
         """First ready message for each consumer of that queue alone that has credit."""
         self._first_by_source: dict[Queue | Wildcard, Entry | None] = {}
@@ -85,10 +89,17 @@ class WildcardDispatch:
         self._awaited_lanes: dict[Lane, None] = {}
         self._dispatched_by_queue: dict[Queue, tuple[list[Entry], list[int]]] = {}
 
+    def update(self, queues: Iterable[Queue]) -> None:
+        """Only find the next messages of wildcard consumers in these queues, which have no other consumers."""
+        for queue in queues:
+            self._update_heads(queue)
+        self._touch_again()
+
     def run(self, queues: Iterable[Queue], wildcards: Iterable[Wildcard]) -> Iterable[Lane]:
-        """Dispatch true nexts until no consumer has credit or no message is ready, after changes in these queues,
-        and for wildcard consumers that may have credit again. Returns the lanes that consumers wait for until they
-        are read, or that were reached."""
+        """Dispatch true nexts until no consumer has credit, no message is ready, or the turn has no budget left, after
+        changes in these queues, and for wildcard consumers that may have credit again. All other queues must be
+        unchanged since they were searched. Returns the lanes that consumers wait for until they are read, or that were
+        reached."""
         wildcards = dict.fromkeys(wildcards)
         for queue in queues:
             receivers = self._receivers.get(queue, NO_RECEIVERS)
@@ -106,7 +117,9 @@ class WildcardDispatch:
         for wildcard in wildcards:
             self._query_wildcard(wildcard)
         self._dispatch_offers()
-        self._dispatch_express()
+        if not self._offers:
+            self._dispatch_express()
+        self._touch_again()
         for queue, (entries, consumer_numbers) in self._dispatched_by_queue.items():
             self._events.dispatched(queue, entries, consumer_numbers)
         return self._awaited_lanes
@@ -115,9 +128,22 @@ class WildcardDispatch:
         """Return the queues that were searched."""
         return self._queue_dispatches
 
+    def _touch_again(self) -> None:
+        """Touch what the next turn goes on with."""
+        for queue, queue_dispatch in self._queue_dispatches.items():
+            if queue_dispatch.is_cut:
+                self._commit_state.touched_queues[queue] = None
+        for rank, sequence, _, source in self._offers:
+            entry = self._first_by_source.get(source)
+            if entry is not None and (entry.lane.rank, entry.sequence) == (rank, sequence):
+                self._commit_state.touched_queues[entry.lane.queue] = None
+
     def _dispatch_offers(self) -> None:
         offers = self._offers
-        while offers:
+        for _ in repeat(None, self._dispatcher.budget):
+            if not offers or any(queue_dispatch.is_cut for queue_dispatch in self._searched_last):
+                return
+            self._searched_last.clear()
             rank, sequence, _, source = heappop(offers)
             entry = self._first_by_source.get(source)
             if entry is None or entry.sequence != sequence or entry.lane.rank != rank:
@@ -180,8 +206,11 @@ class WildcardDispatch:
 
     def _queue_dispatch(self, queue: Queue) -> QueueDispatch:
         queue_dispatch = self._queue_dispatches.get(queue)
+        if queue_dispatch is not None:
+            self._searched_last[queue_dispatch] = None
         if queue_dispatch is None or isinstance(queue_dispatch, GroupedQueueDispatch) is not queue.has_groups:
             queue_dispatch = self._queue_dispatches[queue] = self._dispatcher.new_queue_dispatch(queue)
+            self._searched_last[queue_dispatch] = None
         return queue_dispatch
 
     def _query_queue(self, queue: Queue) -> None:

@@ -77,7 +77,10 @@ class Settlement:
                 entry.due_us = DUE_NEVER
             delay_ms = nack.delay_ms
         if delay_ms is None:
-            delay_ms = retry_delay_ms(entry.lane.queue.policy, entry.attempts + 1, self._random)
+            policy = entry.lane.queue.policy
+            # A shortcut for the usual case: one event may requeue very many.
+            is_at_once = not (entry.attempts or policy.first_delay_ms)
+            delay_ms = 0 if is_at_once else retry_delay_ms(policy, entry.attempts + 1, self._random)
         self.requeue(entry, reason, delay_ms=delay_ms, cause=cause, reports_started=reports_started)
 
     def requeue(
@@ -129,7 +132,10 @@ class Settlement:
         if is_set_aside:
             lane.delay(entry)
         else:
-            self._requeue(entry)
+            # _requeue, inlined for speed.
+            lane.requeue(entry)
+            if queue.observer is not None:
+                queue.observer.on_requeued(entry)
         self._resident.on_requeued(entry)
         self._commit_state.touched_queues[queue] = None
 

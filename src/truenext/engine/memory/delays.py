@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from truenext.engine.state.queue import Entry
 from truenext.engine.writing.commit_state import CommitState
 from truenext.model.batch import DUE_NEVER
-from truenext.model.limits import DELAY_MS_MAX
+from truenext.model.limits import DELAY_MS_MAX, RETRIES_PER_TURN
 from truenext.model.policy import WhileWaiting
 
 
@@ -63,10 +63,10 @@ class DelayedEntries:
         return self._commit_state.now_ms - (self._commit_state.now_us - entry.due_us) // 1000
 
     def pop_due(self) -> list[Entry]:
-        """Remove and return the messages that are due."""
+        """Remove and return messages that are due, RETRIES_PER_TURN at most."""
         due: list[Entry] = []
         waiting = self._due_heap
-        while waiting and waiting[0][0] <= self._commit_state.now_us:
+        while waiting and waiting[0][0] <= self._commit_state.now_us and len(due) < RETRIES_PER_TURN:
             entry = heappop(waiting)[2]
             entry.due_us = 0
             due.append(entry)

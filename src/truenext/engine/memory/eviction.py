@@ -10,7 +10,7 @@ waits for that. Copies of one message in several subscriptions leave together, s
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Generator
 from heapq import heappop, heappush
 from itertools import groupby
 from operator import attrgetter
@@ -25,11 +25,20 @@ from truenext.engine.state.memory import size_of
 from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.entries import put_copies
-from truenext.model.limits import REPLIES_EXCESS_BYTES_MAX, STORE_TRANSACTION_BYTES_MAX
+from truenext.model.limits import (
+    EVICTED_BYTES_PER_TURN,
+    EVICTION_QUEUES_PER_TURN,
+    EVICTION_QUEUES_SORTED_PER_TURN,
+    REPLIES_EXCESS_BYTES_MAX,
+    STORE_TRANSACTION_BYTES_MAX,
+)
 from truenext.model.order import RANKS
 
 EVICTION_DIVISOR = 4
 """Divisor of a limit: when it is passed, this part is freed, so that many messages leave at a time."""
+
+
+_END = object()
 
 
 class Eviction:
@@ -45,9 +54,17 @@ class Eviction:
         self._resident = resident
         self._clients = state.clients
         self._spilling = spilling
+        self._round: Generator[None, None, None] | None = None
+        """The eviction that goes on with the next call."""
+
+    @property
+    def is_unfinished(self) -> bool:
+        """More is to leave memory, with the next turn."""
+        return self._round is not None
 
     def enforce_memory_limits(self, queues: Collection[Queue]) -> list[Queue]:
-        """Evict messages until the limits are kept; those that the store does not have yet join the gathering batch.
+        """Evict messages until the limits are kept, as many as one turn may. Those that the store does not have yet
+        join the gathering batch.
 
         Not allowed between a dispatch and the writing of its messages. Returns temporary queues whose connections must
         be closed: a reply queue, which cannot be evicted, and subscriptions above their limit.
@@ -71,38 +88,68 @@ class Eviction:
                 self._resident.queues_still_over_limit[queue] = None
         memory = self._memory
         is_short, memory.is_page_space_short = memory.is_page_space_short, False
-        if (memory.bytes_over_limit <= 0 and not is_short) or self._resident.nothing_evictable_at == (
-            self._commit_state.last_committed,
-            memory.message_bytes,
-        ):
-            return too_slow
-        if memory.deque_bytes:
-            for queue in queues:
-                queue.shrink()
-        largest_first = sorted((queue for queue in queues if queue.resident_bytes), key=_resident_bytes, reverse=True)
-        done: set[Queue] = set()
-        for queue in largest_first:
-            needed = memory.bytes_over_limit + memory.limit // EVICTION_DIVISOR
-            if needed <= 0:
+        if self._round is None:
+            if (memory.bytes_over_limit <= 0 and not is_short) or self._resident.nothing_evictable_at == (
+                self._commit_state.last_committed,
+                memory.message_bytes,
+            ):
                 return too_slow
-            if queue in done or queue.is_reply_queue:
-                continue
-            group = [queue]
-            if queue.destination.topic:
-                least = queue.resident_bytes // 2
-                group = [
-                    one
-                    for one in largest_first
-                    if one.destination.topic and one.resident_bytes >= least and one not in done
-                ]
-            done.update(group)
-            self._evict_from_queues(group, needed)
-        if memory.bytes_over_limit + memory.limit // 4 > 0:
+            self._round = self._evict_largest_first(queues)
+        if next(self._round, _END) is not _END:
+            return too_slow
+        self._round = None
+        if memory.bytes_over_limit + memory.limit // EVICTION_DIVISOR > 0:
             self._resident.nothing_evictable_at = (self._commit_state.last_committed, memory.message_bytes)
         if memory.bytes_over_limit <= min(REPLIES_EXCESS_BYTES_MAX, memory.limit * 3 // 4):
             # A client has requested a large reply, and reads it.
             return too_slow
-        return too_slow + [queue for queue in largest_first[:1] if queue.is_reply_queue]
+        largest = max(queues, key=_resident_bytes, default=None)
+        return too_slow if largest is None or not largest.is_reply_queue else [*too_slow, largest]
+
+    def _evict_largest_first(self, queues: Collection[Queue]) -> Generator[None, None, None]:
+        """Evict messages from the largest queues first, until a part of the limit is free. Each step is one turn's."""
+        memory = self._memory
+        by_size: dict[int, list[Queue]] = {}
+        for number, queue in enumerate(list(queues), 1):
+            queue.shrink()
+            if queue.resident_bytes and not queue.is_reply_queue:
+                by_size.setdefault(queue.resident_bytes.bit_length(), []).append(queue)
+            if number % EVICTION_QUEUES_SORTED_PER_TURN == 0:
+                yield
+        done: set[Queue] = set()
+        step_queues = 0
+        step_bytes = max(EVICTED_BYTES_PER_TURN, memory.bytes_over_limit // 2)
+        for _, alike in sorted(by_size.items(), reverse=True):
+            alike.sort(key=_resident_bytes, reverse=True)
+            for queue in alike:
+                if queue in done:
+                    continue
+                step_queues += 1
+                if step_queues == EVICTION_QUEUES_PER_TURN:
+                    yield
+                    step_queues, step_bytes = 0, max(EVICTED_BYTES_PER_TURN, memory.bytes_over_limit // 2)
+                group = [queue]
+                if queue.destination.topic:
+                    # Copies of a message leave together.
+                    least = queue.resident_bytes // 2
+                    group = [
+                        one
+                        for each in by_size.values()
+                        for one in each
+                        if one.destination.topic and one.resident_bytes >= least and one not in done
+                    ]
+                done.update(group)
+                while (needed := memory.bytes_over_limit + memory.limit // EVICTION_DIVISOR) > 0:
+                    before = memory.bytes_over_limit
+                    self._evict_from_queues(group, min(needed, step_bytes))
+                    step_bytes -= before - memory.bytes_over_limit
+                    if step_bytes > 0:
+                        # All that can leave these queues has left.
+                        break
+                    yield
+                    step_queues, step_bytes = 0, max(EVICTED_BYTES_PER_TURN, memory.bytes_over_limit // 2)
+                else:
+                    return
 
     def _evict_from_queues(self, queues: list[Queue], needed: int) -> None:
         """Evict `needed` bytes of messages of these queues; those that would be served last leave first."""

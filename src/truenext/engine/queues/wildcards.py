@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, islice
 
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state.engine_state import EngineState
@@ -17,7 +17,7 @@ from truenext.engine.state.memory import JOIN_BYTES
 from truenext.engine.state.queue import UNBOUNDED, Entry, Queue
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.writing.commit_state import BackgroundTask, CommitState
-from truenext.model.limits import JOIN_QUEUES_PER_TURN
+from truenext.model.limits import JOIN_QUEUES_PER_TURN, LEAVE_QUEUES_PER_TURN
 from truenext.model.order import RANKS
 
 
@@ -40,6 +40,8 @@ class Wildcards(BackgroundTask):
         """Uncommitted messages by rank, in order of sequence; some may be durable by now."""
         self.express_queues: dict[Queue, None] = {}
         """Queues that have had consumers with express dispatch."""
+        self._leaving: list[Wildcard] = []
+        """Wildcard consumers that have ended and have not left all their queues; they have no credit."""
 
     def join_bytes(self, wildcard: Wildcard) -> int:
         """Return the bytes that must be free for a new wildcard consumer. Each queue counts its first one already."""
@@ -63,13 +65,20 @@ class Wildcards(BackgroundTask):
 
     @property
     def has_work(self) -> bool:
-        return bool(self.joining)
+        return bool(self.joining or self._leaving)
 
     def can_step(self) -> bool:
-        return bool(self.joining)
+        return self.has_work
 
     def step(self) -> tuple[()]:
-        """Join one consumer to some of its queues."""
+        """Join one consumer to some of its queues, or let one leave some."""
+        if self.joining:
+            self._join_some()
+        if self._leaving:
+            self._leave_some(self._leaving[0])
+        return ()
+
+    def _join_some(self) -> None:
         wildcard = next(iter(self.joining))
         if wildcard is not self._joining_now:
             self._joining_now, self._queues_to_join = wildcard, list(self._queues.values())
@@ -92,7 +101,6 @@ class Wildcards(BackgroundTask):
         if not self._queues_to_join:
             self._end_joining(wildcard)
             self._commit_state.touched_wildcards[wildcard] = None
-        return ()
 
     def _end_joining(self, wildcard: Wildcard) -> None:
         wildcard.is_joining = False
@@ -106,14 +114,43 @@ class Wildcards(BackgroundTask):
             if wildcard.matches_queue(queue):
                 self._join(wildcard, queue)
 
-    def unsubscribe(self, wildcard: Wildcard) -> None:
+    def unsubscribe(self, wildcard: Wildcard) -> list[Queue]:
+        """End a wildcard consumer. Returns the queues that the caller must remove it from now; it leaves the others in
+        the next turns."""
         self._wildcards.remove(wildcard)
         self._end_joining(wildcard)
         self._commit_state.touched_wildcards.pop(wildcard, None)
         self._clients.forget_wildcard(wildcard)
-        for queue in wildcard.queues:
-            if len(self._clients.receivers_of(queue).wildcards) > 1:
-                queue.memory.queue_bytes -= JOIN_BYTES
+        at_once = wildcard.all_queues()
+        if len(at_once) > LEAVE_QUEUES_PER_TURN and not (wildcard.is_exclusive or self._commit_state.is_stopped):
+            # Other consumers can get no more for its end, except its groups, or by express dispatch.
+            at_once = [queue for queue in at_once if queue.has_groups or queue in self.express_queues]
+            # It gets nothing from now on.
+            wildcard.is_joining = True
+            self._leaving.append(wildcard)
+            self._commit_state.active_work[self] = None
+        for queue in at_once:
+            self._free_join_bytes(queue)
+            wildcard.remove_queue(queue)
+        return at_once
+
+    def _leave_some(self, wildcard: Wildcard) -> None:
+        """Remove a wildcard consumer that has ended from some of its queues."""
+        # From the end, where removing them from the dictionary is cheap.
+        queues = list(islice(reversed(wildcard.queues), LEAVE_QUEUES_PER_TURN))
+        for queue in queues:
+            self._free_join_bytes(queue)
+            wildcard.remove_queue(queue)
+            self._clients.remove_consumer(wildcard, queue)
+            queue.shrink()
+            self._selections.remove_consumer(wildcard, queue)
+            self._events.unsubscribed(wildcard, queue)
+        if not wildcard.queues:
+            self._leaving.remove(wildcard)
+
+    def _free_join_bytes(self, queue: Queue) -> None:
+        if len(self._clients.receivers_of(queue).wildcards) > 1:
+            queue.memory.queue_bytes -= JOIN_BYTES
 
     def on_queue_removed(self, queue: Queue) -> None:
         """Remove an empty queue from its wildcard consumers."""

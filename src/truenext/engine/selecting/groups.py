@@ -39,6 +39,7 @@ class GroupOwnership:
         "_cursors",
         "_delayed",
         "_first_delayed",
+        "_groups_by_owner",
         "_memory",
         "_owned_max",
         "_owned_max_if_short",
@@ -57,6 +58,7 @@ class GroupOwnership:
         """Bytes of memory counted for owned groups."""
         self.owners: dict[str, BrokerConsumer] = {}
         """Owner of each group that is not free; the group dispatched last is at the end."""
+        self._groups_by_owner: dict[BrokerConsumer, dict[str, None]] = {}
         self.suspended_owners: dict[BrokerConsumer, tuple[int, int]] = {}
         """Suspended consumers, with the number of messages held and of transactions ended when their groups were
         last checked."""
@@ -87,6 +89,7 @@ class GroupOwnership:
         if not closes_group(entry.message.header):
             self.owners[group] = consumer
             if owner is None:
+                self._groups_by_owner.setdefault(consumer, {})[group] = None
                 self._add_owned_bytes(group_bytes(group))
                 self.assigned_count += 1
                 self._update_heads(group)
@@ -95,6 +98,7 @@ class GroupOwnership:
                 elif len(self.owners) > self._owned_max_if_short and not self._memory.has_space_for_queue:
                     self._free_oldest(max(GROUPS_MIN, len(self.owners) // 2))
         elif owner is not None:
+            self._remove_from_owner(group, owner)
             self._add_owned_bytes(-group_bytes(group))
             self._on_freed(group)
 
@@ -120,7 +124,7 @@ class GroupOwnership:
             if now == seen:
                 continue
             self.suspended_owners[consumer] = now
-            owned = [group for group, owner in self.owners.items() if owner is consumer]
+            owned = list(self._groups_by_owner.get(consumer, ()))
             if owned:
                 holders: list[EntryHolder] = [consumer, *session.transactions.settling_transactions]
                 held = chain.from_iterable(holder.held.values() for holder in holders)
@@ -132,10 +136,9 @@ class GroupOwnership:
     def on_unsubscribed(self, consumer: BrokerConsumer) -> None:
         """Free the groups of a consumer that has ended."""
         self.suspended_owners.pop(consumer, None)
-        freed = [group for group, owner in self.owners.items() if owner is consumer]
         for cursor in self._cursors():
             cursor.heads_by_owner.pop(consumer, None)
-        for group in freed:
+        for group in list(self._groups_by_owner.get(consumer, ())):
             self._free(group)
 
     def on_delayed(self, entry: Entry) -> None:
@@ -168,8 +171,14 @@ class GroupOwnership:
         self.owned_bytes += size
         self._memory.queue_bytes += size
 
+    def _remove_from_owner(self, group: str, owner: BrokerConsumer) -> None:
+        groups = self._groups_by_owner[owner]
+        del groups[group]
+        if not groups:
+            del self._groups_by_owner[owner]
+
     def _free(self, group: str) -> None:
-        del self.owners[group]
+        self._remove_from_owner(group, self.owners.pop(group))
         self._add_owned_bytes(-group_bytes(group))
         self._on_freed(group)
 
@@ -325,7 +334,10 @@ class GroupScanCursor(ScanCursor):
         if sequence not in self.found:
             heappush(self._group_queues.setdefault(group, []), sequence)
         self.found[sequence] = entry
-        self.update_head(group)
+        known = self._head_by_group.get(group)
+        # An earlier head stays, or is replaced when it is found to be out of date.
+        if known is None or known[1] > sequence:
+            self.update_head(group)
 
     def _will_be_refilled(self, entry: Entry) -> bool:
         """Return whether the current refill will reach the entry. It begins at a sequence of each group: the group

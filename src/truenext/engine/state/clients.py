@@ -15,6 +15,7 @@ from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionSt
 from truenext.engine.state.queue import UNBOUNDED, Entry, Queue
 from truenext.engine.state.transaction import EntryHolder
 from truenext.engine.state.wildcard import Wildcard
+from truenext.model.limits import HELD_MAX
 
 _NO_CONSUMERS = cast("list[QueueConsumer]", ())
 """Shared by all queues that have only wildcard consumers."""
@@ -51,6 +52,8 @@ class ClientRegistry:
         """Receivers of each queue that has some."""
         self._wildcard_singletons: dict[Wildcard, tuple[Wildcard]] = {}
         """One tuple per wildcard consumer, shared by the queues that have no other."""
+        self.full_sessions: dict[ConnectionState, None] = {}
+        """Connections that hold too much to get more."""
         self.active_browsers: dict[Browser, None] = {}
         """Browsers that have more to be shown, in the order in which they are served."""
         self.last_consumer_number = 0
@@ -110,6 +113,23 @@ class ClientRegistry:
         return receivers
 
     # ---- Held entries ----
+
+    def count_dispatched(self, session: ConnectionState, count: int) -> None:
+        """Count dispatched messages of a connection, which gets no more once it holds HELD_MAX."""
+        session.held_estimate += count
+        if session.held_estimate >= HELD_MAX:
+            session.count_held()
+            if session.holds_too_much:
+                self.full_sessions[session] = None
+
+    def take_freed_sessions(self) -> list[ConnectionState]:
+        """Return, once, connections that held too much and hold less by now."""
+        for session in self.full_sessions:
+            session.count_held()
+        freed = [session for session in self.full_sessions if not session.holds_too_much]
+        for session in freed:
+            del self.full_sessions[session]
+        return freed
 
     def held_by_consumers(self, queue: Queue) -> Iterator[Entry]:
         """Yield the entries of a queue that consumers hold; not those settled in open transactions."""

@@ -5,6 +5,7 @@ Credit does not depend on the next message, so a large message is never skipped.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from sys import maxsize
 
@@ -15,7 +16,7 @@ from truenext.engine.state.window import AutoWindow
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import AckMode, Browse, Subscribe
 from truenext.model.destination import Destination, DestinationKind
-from truenext.model.limits import SUBSCRIPTIONS_MAX, WINDOW_DEFAULT
+from truenext.model.limits import HELD_MAX, SUBSCRIPTIONS_MAX, WINDOW_DEFAULT
 from truenext.model.order import RANKS
 
 # An enumeration's member costs more to look up than a name; this one is needed with every acknowledgement.
@@ -126,7 +127,12 @@ class BrokerConsumer(Subscriber, EntryHolder):
 
     def has_credit(self) -> bool:
         """Return whether window and connection allow another message."""
-        return len(self.held) < self.window and self.session.unsent_bytes < self.memory.unsent_bytes_max
+        session = self.session
+        return (
+            len(self.held) < self.window
+            and session.unsent_bytes < self.memory.unsent_bytes_max
+            and not session.holds_too_much
+        )
 
     @property
     def is_suspended(self) -> bool:
@@ -180,7 +186,7 @@ class BrokerConsumer(Subscriber, EntryHolder):
         beyond = len(self.held) - self.window
         if not (self.has_express and self.window > 1 and 0 <= beyond < EXPRESS_MAX):
             return False
-        if self.session.unsent_bytes >= self.memory.unsent_bytes_max:
+        if self.session.unsent_bytes >= self.memory.unsent_bytes_max or self.session.holds_too_much:
             return False
         for entry in self.held.values():
             if entry.lane.rank <= rank:
@@ -272,6 +278,10 @@ class ConnectionState:
     """The connection has sent a message to a queue."""
     unsent_bytes: int = 0
     """Bytes of messages dispatched to this connection that its socket has not taken."""
+    held_estimate: int = 0
+    """Messages that the connection holds at most: those of the last count, and all dispatched since."""
+    holds_too_much: bool = False
+    """The connection held HELD_MAX messages or more when they were last counted: its consumers have no credit."""
     release_count: int = 0
     """Number of releases by this connection so far."""
     is_truenext_client: bool = False
@@ -288,6 +298,13 @@ class ConnectionState:
         if self.is_truenext_client:
             return all(_uses_own_queue(consumer) for consumer in self.consumers.values())
         return not self.consumers
+
+    def count_held(self) -> int:
+        """Count the messages that the connection holds, and note whether they are too many."""
+        holders: Iterable[EntryHolder] = (*self.consumers.values(), *self.transactions.settling_transactions)
+        self.held_estimate = sum(len(holder.held) for holder in holders)
+        self.holds_too_much = self.held_estimate >= HELD_MAX
+        return self.held_estimate
 
     def is_first_reply_queue(self, destination: Destination) -> bool:
         """Return whether this is the connection's first reply queue, which it may have however many queues there

@@ -716,6 +716,9 @@ def is_expired(message: SentMessage | None, now_ms: int) -> bool:
 class RequeueReason(Enum):
     """Reason for requeueing a message, as in docs/reference/history.md; all but the last count as an attempt."""
 
+    # Enum's own is a function in Python, and is needed for each requeued message.
+    __hash__ = object.__hash__
+
     NACKED = "nacked"
     ABORTED = "aborted"
     LOST = "lost"

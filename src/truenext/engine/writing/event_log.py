@@ -179,7 +179,17 @@ class EventLog:
 
     def returned(self, entry: Entry, reason: RequeueReason, cause: str = "") -> None:
         """Add the event that a message was requeued; `cause` is the consumer's text."""
-        self._add_returned(entry, _RETURNED_CODES[reason], cause)
+        code = _RETURNED_CODES[reason]
+        if (
+            self._block_kind == _RETURNED
+            and self._block_queue == entry.lane.queue.number
+            and self._block_code == code
+            and not (cause or self._block_other)
+        ):
+            # A shortcut: one event may requeue very many.
+            self.block_entries.append(entry)
+        else:
+            self._add_returned(entry, code, cause)
 
     def delayed(self, entry: Entry, reason: RequeueReason | None = None, *, is_blocking: bool, cause: str = "") -> None:
         """Add the event that a message waits for its next try: it has just failed, or, without a reason, came with a

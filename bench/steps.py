@@ -1,0 +1,611 @@
+"""Longest step of the broker's event loop, with documented limits at their worst: `python -m bench.steps [NAME ...]`
+
+While a step runs, no other client is served. Each scenario goes to a limit, over sockets, and notes the longest steps
+of one event in processor time of the loop's thread; other processes and threads do not count. Steps that the contract
+wants whole may take longer than STEP_MS; docs/security.md lists them.
+
+A scenario is a function of a `Trial`; add it to SCENARIOS by `@scenario`, and put `with trial.measures(...)` around
+what is to be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import asyncio.events
+import gc
+import json
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from truenext.broker.broker import Broker
+from truenext.broker.recovery import recover
+from truenext.cli.serve import MEMORY_SHARE, _tune_garbage_collector
+from truenext.history.writer import HistoryWriter
+from truenext.model.limits import (
+    BROKER_BYTES,
+    CONNECTIONS_BEFORE_LOGIN_MAX,
+    CONNECTIONS_MAX,
+    GROUPS_MAX,
+    MEMORY_LIMIT,
+    SUBSCRIPTIONS_MAX,
+    TRANSACTION_MESSAGES_MAX,
+    TRANSACTION_QUEUES_MAX,
+    TRANSACTIONS_MAX,
+    WINDOW_MAX,
+)
+from truenext.model.policy import Policies
+from truenext.model.url import parse_url
+from truenext.server.listener import Listener, Places
+from truenext.store.embedded import EmbeddedStore
+
+STEP_MS = 20
+"""Longest step, in ms of processor time."""
+LISTED_MS = 100
+"""Longest step that the contract wants whole, with default limits."""
+QUIET_S = 0.3
+"""Seconds without a step of NOTED_S after which the broker has done what an event caused."""
+NOTED_S = 0.001
+"""Shortest step that is noted, in seconds of processor time."""
+ANSWER_S = 120.0
+
+
+class Steps:
+    """Longest steps of all event loops of this process, while it is entered."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[float, str]] = []
+        """Seconds of processor time, and the callback's name, of steps since the last `clear`."""
+        self.last_at = 0.0
+        """Time of the last step that was noted."""
+        self.is_running = False
+        """A step is running."""
+
+    def __enter__(self) -> Steps:
+        self._run = run = asyncio.events.Handle._run
+
+        def timed(handle: asyncio.Handle) -> None:
+            self.is_running = True
+            started = time.thread_time()
+            run(handle)
+            seconds = time.thread_time() - started
+            if seconds >= NOTED_S:
+                self.noted.append((seconds, getattr(handle._callback, "__qualname__", "?")))  # type: ignore[attr-defined]
+                self.last_at = time.monotonic()
+            self.is_running = False
+
+        asyncio.events.Handle._run = timed  # type: ignore[method-assign, assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.events.Handle._run = self._run  # type: ignore[method-assign]
+
+
+class Client:
+    """Blocking STOMP connection that counts frames without reading them: the load must not cost more than the work."""
+
+    def __init__(self, port: int, *, client_id: str = "", is_truenext: bool = False) -> None:
+        self._sock = socket.create_connection(("127.0.0.1", port))
+        self._sock.settimeout(ANSWER_S)
+        self._received = bytearray()
+        self._receipts = 0
+        headers = {"accept-version": "1.2", "host": "bench", "heart-beat": "0,0"}
+        if client_id:
+            headers["client-id"] = client_id
+        if is_truenext:
+            headers["truenext-client"] = "1"
+        self.write("CONNECT", headers)
+        self._read_until(b"\0\n")
+        assert self._received.startswith(b"CONNECTED"), bytes(self._received)
+        self._received.clear()
+
+    def write(self, command: str, headers: dict[str, Any] | None = None, body: bytes = b"") -> None:
+        self.write_frames(frame(command, headers or {}, body))
+
+    def write_frames(self, data: bytes) -> None:
+        self._sock.sendall(data)
+
+    def confirm(self) -> None:
+        """Wait until the broker has carried out all frames, without what is read meanwhile."""
+        self._receipts += 1
+        name = f"r{self._receipts}"
+        self.write("BEGIN", {"transaction": name})
+        self.write("ABORT", {"transaction": name, "receipt": name})
+        self.await_receipt(name)
+
+    def call(self, command: str, headers: dict[str, Any], body: bytes = b"") -> None:
+        """Write a frame and wait for its receipt."""
+        self._receipts += 1
+        self.write(command, {**headers, "receipt": f"c{self._receipts}"}, body)
+        self.await_receipt(f"c{self._receipts}")
+
+    def await_receipt(self, name: str) -> None:
+        self._read_until(f"receipt-id:{name}\n".encode())
+        self._received.clear()
+
+    def take(self, count: int) -> bytes:
+        """Read until `count` frames have come, and return the value of the last one's `ack` header."""
+        received, found = self._received, 0
+        while True:
+            found += received.count(b"\0")
+            if found >= count:
+                break
+            del received[: received.rfind(b"\nack:") + 1]
+            if b"\0" in received:
+                found -= received.count(b"\0")
+            received += self._recv()
+        start = received.rfind(b"\nack:") + 5
+        value = bytes(received[start : received.index(b"\n", start)])
+        received.clear()
+        return value
+
+    def control(self, verb: str, request: dict[str, Any]) -> None:
+        """Send a control request and wait for its receipt."""
+        self.call("SEND", {"destination": f"/control/{verb}"}, json.dumps(request).encode())
+
+    def drain(self) -> None:
+        """Read until nothing comes."""
+        self._sock.settimeout(QUIET_S)
+        try:
+            while True:
+                self._recv()
+        except TimeoutError:
+            self._sock.settimeout(ANSWER_S)
+
+    def _read_until(self, text: bytes) -> None:
+        while text not in self._received:
+            del self._received[: max(0, len(self._received) - 400)]
+            self._received += self._recv()
+
+    def _recv(self) -> bytes:
+        data = self._sock.recv(1 << 20)
+        if not data:
+            raise EOFError(f"the broker closed the connection: {bytes(self._received[-300:])!r}")
+        return data
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def frame(command: str, headers: dict[str, Any], body: bytes = b"") -> bytes:
+    lines = [command, *(f"{name}:{value}" for name, value in headers.items())]
+    return "\n".join(lines).encode() + b"\n\n" + body + b"\0"
+
+
+class Row(NamedTuple):
+    """One measured event."""
+
+    scenario: str
+    event: str
+    limit_ms: int
+    """Aim for the longest step."""
+    step_ms: float
+    """Longest step."""
+    callback: str
+    """Name of the callback that took longest."""
+
+
+class Trial:
+    """One broker with default limits, its clients, and what was measured."""
+
+    def __init__(self, name: str, port: int, steps: Steps) -> None:
+        self.name = name
+        self.rows: list[Row] = []
+        self._port = port
+        self._steps = steps
+        self._clients: list[Client] = []
+
+    def client(self, **options: Any) -> Client:
+        client = Client(self._port, **options)
+        self._clients.append(client)
+        return client
+
+    @contextmanager
+    def measures(self, event: str, limit_ms: int = STEP_MS) -> Generator[None, None, None]:
+        """Note the longest step from here until the broker has been quiet for a while."""
+        self.settle()
+        self._steps.noted.clear()
+        yield
+        self.settle()
+        seconds, callback = max(self._steps.noted, default=(0.0, "-"))
+        self.rows.append(Row(self.name, event, limit_ms, seconds * 1000, callback))
+
+    def settle(self) -> None:
+        """Wait until the broker has nothing to do."""
+        self._steps.last_at = time.monotonic()
+        while (rest_s := self._steps.last_at + QUIET_S - time.monotonic()) > 0:
+            time.sleep(min(rest_s, 0.02))
+            if self._steps.is_running:
+                self._steps.last_at = time.monotonic()
+
+    def fill(self, destination: str, count: int, **headers: Any) -> None:
+        """Send `count` messages of one byte."""
+        client = self.client()
+        data = frame("SEND", {"destination": destination, "persistent": "false", **headers}, b"x")
+        for first in range(0, count, 1000):
+            client.write_frames(data * min(1000, count - first))
+        client.confirm()
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+SCENARIOS: dict[str, Callable[[Trial], None]] = {}
+
+
+def scenario(run: Callable[[Trial], None]) -> Callable[[Trial], None]:
+    SCENARIOS[run.__name__] = run
+    return run
+
+
+# ---- Transactions, requeueing and ends ----
+
+
+def _acknowledge_in_transaction(trial: Trial, queue: str, count: int) -> Client:
+    client = trial.client()
+    client.write("SUBSCRIBE", {"id": 1, "destination": queue, "ack": "client", "activemq.prefetchSize": 1000})
+    client.write("BEGIN", {"transaction": "t"})
+    for first in range(0, count, 1000):
+        last = client.take(min(1000, count - first))
+        client.write("ACK", {"id": last.decode(), "transaction": "t"})
+    client.confirm()
+    return client
+
+
+@scenario
+def transaction(trial: Trial) -> None:
+    count = TRANSACTION_MESSAGES_MAX
+    for kind, persistent in (("transient", "false"), ("persistent", "true")):
+        queue = f"/queue/{kind}"
+        client = trial.client()
+        client.write("BEGIN", {"transaction": "t"})
+        data = frame("SEND", {"destination": queue, "transaction": "t", "persistent": persistent}, b"x")
+        for first in range(0, count, 1000):
+            client.write_frames(data * min(1000, count - first))
+        client.confirm()
+        with trial.measures(f"COMMIT of {count:,} {kind} sends", LISTED_MS):
+            client.call("COMMIT", {"transaction": "t"})
+        for end in ("ABORT", "COMMIT"):
+            client = _acknowledge_in_transaction(trial, queue, count)
+            with trial.measures(f"{end} of {count:,} {kind} acknowledgements", LISTED_MS):
+                client.call(end, {"transaction": "t"})
+            client.call("DISCONNECT", {})
+
+
+@scenario
+def nack(trial: Trial) -> None:
+    for kind, persistent in (("transient", "false"), ("persistent", "true")):
+        queue = f"/queue/{kind}"
+        trial.fill(queue, WINDOW_MAX, persistent=persistent)
+        client = trial.client()
+        client.write("SUBSCRIBE", {"id": 1, "destination": queue, "ack": "client", "activemq.prefetchSize": WINDOW_MAX})
+        last = client.take(WINDOW_MAX)
+        with trial.measures(f"NACK of a window of {WINDOW_MAX:,} {kind} messages", LISTED_MS):
+            client.call("NACK", {"id": last.decode()})
+        client.call("DISCONNECT", {})
+
+
+@scenario
+def held(trial: Trial) -> None:
+    """Ends of connections that hold very much."""
+    trial.fill("/queue/held", 120_000)
+    client = trial.client()
+    for number in range(100):
+        client.write(
+            "SUBSCRIBE", {"id": number, "destination": "/queue/held", "ack": "client", "activemq.prefetchSize": 2000}
+        )
+    with trial.measures("dispatch of all that a connection may hold"):
+        client.confirm()
+        client.drain()
+    with trial.measures("end of a connection that holds as much as it may", LISTED_MS):
+        client.close()
+    client = trial.client(is_truenext=True)
+    for number in range(2):
+        client.write(
+            "SUBSCRIBE",
+            {
+                "id": number,
+                "destination": "/queue/held",
+                "ack": "client-individual",
+                "activemq.prefetchSize": WINDOW_MAX,
+            },
+        )
+    client.drain()
+    with trial.measures("release of all that a connection may hold", LISTED_MS):
+        client.control("release", {"subscriptions": ["0", "1"]})
+        client.drain()
+
+
+@scenario
+def consumers(trial: Trial) -> None:
+    """One queue with very many consumers."""
+    clients = [trial.client() for _ in range(10)]
+    count = len(clients) * SUBSCRIPTIONS_MAX
+    with trial.measures(f"{count:,} consumers join a queue"):
+        for client in clients:
+            for number in range(SUBSCRIPTIONS_MAX):
+                client.write("SUBSCRIBE", {"id": number, "destination": "/queue/q", "ack": "client"})
+            client.confirm()
+    with trial.measures(f"SEND to a queue with {count:,} consumers"):
+        trial.fill("/queue/q", 1)
+    with trial.measures(f"end of {len(clients)} connections with {SUBSCRIPTIONS_MAX} consumers each"):
+        for client in clients:
+            client.close()
+
+
+@scenario
+def groups(trial: Trial) -> None:
+    """A queue with as many groups as it may have, and as many consumers as one connection may have."""
+    sends = trial.client()
+    for first in range(0, 3 * GROUPS_MAX, 1000):
+        sends.write_frames(
+            b"".join(
+                frame("SEND", {"destination": "/queue/g", "JMSXGroupID": f"g{number % GROUPS_MAX}"}, b"x")
+                for number in range(first, first + 1000)
+            )
+        )
+    sends.confirm()
+    client = trial.client()
+    with trial.measures(f"{SUBSCRIPTIONS_MAX} consumers join a queue with {GROUPS_MAX:,} groups"):
+        for number in range(SUBSCRIPTIONS_MAX):
+            client.write(
+                "SUBSCRIBE", {"id": number, "destination": "/queue/g", "ack": "client", "activemq.prefetchSize": 100}
+            )
+        client.drain()
+        client.confirm()
+    with trial.measures(f"end of a connection that owns {GROUPS_MAX:,} groups and holds all it may", LISTED_MS):
+        client.close()
+
+
+@scenario
+def topic(trial: Trial) -> None:
+    clients = [trial.client() for _ in range(10)]
+    for client in clients:
+        for number in range(SUBSCRIPTIONS_MAX):
+            client.write("SUBSCRIBE", {"id": number, "destination": "/topic/t"})
+        client.confirm()
+    with trial.measures("turns after a SEND to 10,000 subscriptions of a topic"):
+        trial.fill("/topic/t", 1)
+    with trial.measures("end of 20 connections with 1000 topic subscriptions each"):
+        for client in clients:
+            client.close()
+
+
+@scenario
+def backlog(trial: Trial) -> None:
+    """Queues with as many messages in memory as it may hold."""
+    client = trial.client(client_id="c")
+    client.write(
+        "SUBSCRIBE",
+        {
+            "id": "d",
+            "destination": "/topic/t",
+            "activemq.subscriptionName": "d",
+            "ack": "client-individual",
+            "activemq.prefetchSize": 1,
+        },
+    )
+    client.write("SUBSCRIBE", {"id": "t", "destination": "/topic/u", "ack": "client", "activemq.prefetchSize": 1})
+    client.confirm()
+    with trial.measures("150,000 SENDs to a durable subscription, more than fit into memory"):
+        trial.fill("/topic/t", 150_000)
+    with trial.measures("UNSUBSCRIBE of a durable subscription with a backlog", LISTED_MS):
+        client.call("UNSUBSCRIBE", {"id": "d", "activemq.subscriptionName": "d"})
+    with trial.measures("150,000 SENDs to a topic subscription"):
+        trial.fill("/topic/u", 150_000)
+    with trial.measures("UNSUBSCRIBE of a subscription with a backlog", LISTED_MS):
+        client.call("UNSUBSCRIBE", {"id": "t"})
+
+
+@scenario
+def memory(trial: Trial) -> None:
+    """More messages than fit into memory, in one queue and in very many."""
+    with trial.measures("300,000 SENDs to a queue, twice the memory for messages"):
+        trial.fill("/queue/a", 300_000)
+    with trial.measures("SENDs to 30,000 further queues"):
+        _send_to_each(trial.client(), "n", 30_000)
+    with trial.measures("150,000 more SENDs beside 30,000 queues"):
+        trial.fill("/queue/a", 150_000)
+
+
+@scenario
+def expired(trial: Trial) -> None:
+    client = trial.client()
+    client.write(
+        "SUBSCRIBE",
+        {"id": 1, "destination": "/queue/e", "ack": "client-individual", "activemq.prefetchSize": 1},
+    )
+    client.confirm()
+    until = int(time.time() * 1000) + 8000
+    trial.fill("/queue/e", 1)
+    ack = client.take(1)
+    trial.fill("/queue/e", 100_000, expires=until)
+    time.sleep(max(0.0, until / 1000 - time.time()))
+    with trial.measures("dispatch where 100,000 messages have just expired", STEP_MS // 2):
+        client.call("ACK", {"id": ack.decode()})
+        client.confirm()
+
+
+@scenario
+def delayed(trial: Trial) -> None:
+    """Many messages whose retry is due at the same time."""
+    trial.fill("/queue/d", 60_000)
+    client = trial.client()
+    until = time.monotonic() + 12
+    for number in range(2):
+        client.write(
+            "SUBSCRIBE",
+            {"id": number, "destination": "/queue/d", "ack": "client", "activemq.prefetchSize": 30_000},
+        )
+        ack = client.take(30_000)
+        delay = int((until - time.monotonic()) * 1000)
+        client.write("NACK", {"id": ack.decode(), "truenext-delay": delay})
+        client.call("UNSUBSCRIBE", {"id": number})
+    with trial.measures("60,000 retries that are due at once", STEP_MS // 2):
+        time.sleep(max(0, until - time.monotonic()) + 0.5)
+
+
+def _send_to_each(client: Client, prefix: str, count: int, **headers: Any) -> None:
+    """Send one message to each of `count` queues."""
+    headers = {"persistent": "false", **headers}
+    for first in range(0, count, 1000):
+        numbers = range(first, min(first + 1000, count))
+        client.write_frames(
+            b"".join(frame("SEND", {"destination": f"/queue/{prefix}.{number}", **headers}, b"x") for number in numbers)
+        )
+    client.confirm()
+
+
+@scenario
+def queues(trial: Trial) -> None:
+    """Very many queues, new and with wildcard consumers."""
+    count, sender, receiver = 30_000, trial.client(), trial.client()
+    sender.write("BEGIN", {"transaction": "t"})
+    _send_to_each(sender, "w", TRANSACTION_QUEUES_MAX, transaction="t")
+    with trial.measures(f"COMMIT of sends to {TRANSACTION_QUEUES_MAX:,} new queues", LISTED_MS):
+        sender.call("COMMIT", {"transaction": "t"})
+    _send_to_each(sender, "w", count)
+    subscribe = {"destination": "/queue/w.*", "ack": "client", "activemq.prefetchSize": WINDOW_MAX}
+    with trial.measures(f"a wildcard consumer joins {count:,} queues"):
+        receiver.write("SUBSCRIBE", {"id": 0, **subscribe})
+        receiver.take(WINDOW_MAX)
+    with trial.measures(f"UNSUBSCRIBE of a wildcard consumer of {count:,} queues that holds a window", LISTED_MS):
+        receiver.call("UNSUBSCRIBE", {"id": 0})
+    for number in range(3):
+        receiver.write("SUBSCRIBE", {"id": number, **subscribe})
+    receiver.take(count)
+    sender.write("BEGIN", {"transaction": "t"})
+    _send_to_each(sender, "w", TRANSACTION_QUEUES_MAX, transaction="t")
+    with trial.measures(f"COMMIT of sends to {TRANSACTION_QUEUES_MAX:,} queues of 3 wildcard consumers", LISTED_MS):
+        sender.call("COMMIT", {"transaction": "t"})
+    with trial.measures(f"end of a connection with 3 wildcard consumers of {count:,} queues", LISTED_MS):
+        receiver.close()
+
+
+@scenario
+def everything(trial: Trial) -> None:
+    """Ends of connections with as many subscriptions and transactions as one may have."""
+    for kind in ("durable subscriptions", "temporary queues", "topic subscriptions", "consumers of as many queues"):
+        client = trial.client(client_id="c")
+        for number in range(SUBSCRIPTIONS_MAX):
+            headers: dict[str, Any] = {"id": number, "ack": "client"}
+            if kind == "temporary queues":
+                headers["destination"] = f"/temp-queue/q{number}"
+            elif kind == "consumers of as many queues":
+                headers["destination"] = f"/queue/q{number}"
+            else:
+                headers["destination"] = "/topic/t"
+            if kind == "durable subscriptions":
+                headers["activemq.subscriptionName"] = f"d{number}"
+            client.write("SUBSCRIBE", headers)
+        client.confirm()
+        for number in range(TRANSACTIONS_MAX):
+            client.write("BEGIN", {"transaction": number})
+            client.write_frames(frame("SEND", {"transaction": number, "destination": "/queue/q"}) * 300)
+        with trial.measures(f"end of a connection with {SUBSCRIPTIONS_MAX} {kind} and {TRANSACTIONS_MAX} transactions"):
+            client.call("DISCONNECT", {})
+
+
+@scenario
+def producers(trial: Trial) -> None:
+    client = trial.client(is_truenext=True)
+    names = [f"p{number}" for number in range(5000)]
+    for name in names:
+        client.write("SEND", {"destination": "/queue/q", "truenext-producer": name, "truenext-number": 1}, b"x")
+    client.confirm()
+    with trial.measures("DISCONNECT that names 5000 producers"):
+        client.call("DISCONNECT", {"truenext-forget": json.dumps(names)})
+
+
+# ---- The table ----
+
+
+def calibration_ms() -> float:
+    """Return the processor time, in ms, of a fixed piece of Python: the best of some."""
+    best = 1e9
+    for _ in range(7):
+        started = time.thread_time()
+        numbers: dict[int, tuple[int, str]] = {}
+        for number in range(20_000):
+            numbers[number] = (number, "x")
+        for number in range(0, 20_000, 2):
+            del numbers[number]
+        sorted(numbers.values())
+        best = min(best, time.thread_time() - started)
+    return best * 1000
+
+
+def run(names: Sequence[str], folder: Path) -> list[Row]:
+    """Run scenarios, each with a broker of its own."""
+    rows: list[Row] = []
+
+    async def serve(name: str) -> None:
+        with tempfile.TemporaryDirectory(dir=folder) as data:
+            rows.extend(await _run_scenario(name, Path(data), steps))
+
+    threshold = gc.get_threshold()
+    with Steps() as steps:
+        for name in names:
+            # As `truenext serve` does.
+            _tune_garbage_collector()
+            asyncio.run(serve(name))
+            gc.unfreeze()
+    gc.set_threshold(*threshold)
+    return rows
+
+
+async def _run_scenario(name: str, data: Path, steps: Steps) -> list[Row]:
+    loop = asyncio.get_running_loop()
+    with closing(EmbeddedStore(data)) as store, closing(HistoryWriter(data / "history", on_rotate=lambda: None)) as log:
+        store.sync_history = log.sync
+        messages = int(MEMORY_LIMIT * MEMORY_SHARE)
+        engine, recovered = recover(
+            store,
+            Policies(),
+            memory_limit=messages,
+            queues_memory_limit=MEMORY_LIMIT - messages - BROKER_BYTES,
+            history=log,
+        )
+        with closing(Broker(engine, store, loop, history=log)) as broker:
+            await broker.start(after_clean_stop=recovered.clean_stop)
+            listener = Listener(
+                parse_url("stomp://127.0.0.1:0"),
+                broker,
+                loop,
+                identity=recovered.identity,
+                server_name="truenext/bench",
+                places=Places(CONNECTIONS_MAX, CONNECTIONS_BEFORE_LOGIN_MAX),
+                tls=None,
+            )
+            trial = Trial(name, int(listener.url.rpartition(":")[2]), steps)
+            try:
+                await asyncio.to_thread(SCENARIOS[name], trial)
+            finally:
+                trial.close()
+                listener.stop_reading()
+                await broker.stop()
+                await listener.close()
+            return trial.rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.steps", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"scenarios: {', '.join(SCENARIOS)}")
+    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="folder for the brokers' data")
+    options = parser.parse_args(arguments)
+    print(f"a fixed piece of Python takes {calibration_ms():.1f} ms")
+    print(f"{'longest step':>12}  {'aim':>7}  event")
+    for name in options.names or SCENARIOS:
+        for row in run([name], options.dir):
+            print(f"{row.step_ms:9.1f} ms  {row.limit_ms:4} ms  {row.event}  [{row.callback}]", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
