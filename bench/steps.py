@@ -29,11 +29,15 @@ from truenext.cli.serve import MEMORY_SHARE, _tune_garbage_collector
 from truenext.history.writer import HistoryWriter
 from truenext.model.limits import (
     BROKER_BYTES,
+    COMPOSITE_MAX,
     CONNECTIONS_BEFORE_LOGIN_MAX,
     CONNECTIONS_MAX,
+    COPIES_MAX,
     GROUPS_MAX,
     MEMORY_LIMIT,
+    SELECTOR_PARTS_MAX,
     SUBSCRIPTIONS_MAX,
+    TOPIC_SUBSCRIPTIONS_MAX,
     TRANSACTION_MESSAGES_MAX,
     TRANSACTION_QUEUES_MAX,
     TRANSACTIONS_MAX,
@@ -363,18 +367,110 @@ def groups(trial: Trial) -> None:
         client.close()
 
 
+# ---- Topics and selectors ----
+
+
 @scenario
 def topic(trial: Trial) -> None:
-    clients = [trial.client() for _ in range(10)]
-    for client in clients:
-        for number in range(SUBSCRIPTIONS_MAX):
-            client.write("SUBSCRIBE", {"id": number, "destination": "/topic/t"})
-        client.confirm()
-    with trial.measures("turns after a SEND to 10,000 subscriptions of a topic"):
-        trial.fill("/topic/t", 1)
-    with trial.measures("end of 20 connections with 1000 topic subscriptions each"):
+    clients = [trial.client() for _ in range(TOPIC_SUBSCRIPTIONS_MAX // SUBSCRIPTIONS_MAX)]
+    with trial.measures(f"{TOPIC_SUBSCRIPTIONS_MAX:,} SUBSCRIBEs to a topic"):
+        for client in clients:
+            for number in range(SUBSCRIPTIONS_MAX):
+                client.write("SUBSCRIBE", {"id": number, "destination": "/topic/t"})
+            client.confirm()
+    sender = trial.client()
+    with trial.measures(f"SEND to {TOPIC_SUBSCRIPTIONS_MAX:,} subscriptions of a topic", LISTED_MS):
+        sender.write("SEND", {"destination": "/topic/t"}, b"x")
+    with trial.measures(f"COMMIT of {COPIES_MAX:,} transient copies", LISTED_MS):
+        sender.write("BEGIN", {"transaction": "t"})
+        for _ in range(COPIES_MAX // TOPIC_SUBSCRIPTIONS_MAX):
+            sender.write("SEND", {"destination": "/topic/t", "transaction": "t"}, b"x")
+        sender.call("COMMIT", {"transaction": "t"})
+    with trial.measures("ends of connections with 1,000 topic subscriptions each"):
         for client in clients:
             client.close()
+
+
+@scenario
+def durable(trial: Trial) -> None:
+    client, sender = trial.client(client_id="c"), trial.client()
+    with trial.measures(f"{SUBSCRIPTIONS_MAX:,} SUBSCRIBEs to durable subscriptions"):
+        for number in range(SUBSCRIPTIONS_MAX):
+            name = {"activemq.subscriptionName": f"s{number}", "ack": "client"}
+            client.write("SUBSCRIBE", {"id": number, "destination": "/topic/d", **name})
+        client.confirm()
+    with trial.measures(f"SEND to {SUBSCRIPTIONS_MAX:,} durable subscriptions"):
+        sender.write("SEND", {"destination": "/topic/d", "persistent": "true"}, b"x" * 2000)
+    with trial.measures(f"COMMIT of {COPIES_MAX:,} persistent copies", LISTED_MS):
+        sender.write("BEGIN", {"transaction": "t"})
+        for _ in range(COPIES_MAX // SUBSCRIPTIONS_MAX):
+            sender.write("SEND", {"destination": "/topic/d", "transaction": "t", "persistent": "true"}, b"x")
+        sender.call("COMMIT", {"transaction": "t"})
+
+
+@scenario
+def patterns(trial: Trial) -> None:
+    clients = [trial.client() for _ in range(TOPIC_SUBSCRIPTIONS_MAX // SUBSCRIPTIONS_MAX)]
+    for at, client in enumerate(clients):
+        for number in range(SUBSCRIPTIONS_MAX):
+            client.write("SUBSCRIBE", {"id": number, "destination": f"/topic/*.{at}.x{number}.>"})
+        client.confirm()
+    sender = trial.client()
+    with trial.measures(f"SEND to {COMPOSITE_MAX} new topics beside {TOPIC_SUBSCRIPTIONS_MAX:,} patterns"):
+        topics = ",".join(f"/topic/t{number}.b.c" for number in range(COMPOSITE_MAX))
+        sender.call("SEND", {"destination": topics}, b"x")
+    with trial.measures("ends of connections with 1,000 patterns of topics each"):
+        for client in clients:
+            client.close()
+
+
+def _costly_selectors() -> list[str]:
+    """Return selectors that take long to compile or to compare, within the limits."""
+    pieces = SELECTOR_PARTS_MAX // 4 - 2
+    return [
+        *(f"a LIKE '%{'_' * 248}y{number}N%'" for number in range(40)),
+        *(" OR ".join(f"a LIKE '%{number}{piece % 10}%'" for piece in range(pieces)) for number in range(5)),
+        *(" OR ".join([f"a LIKE '%{'y' * 49}b{number}{'y' * 48}%'"] * 30) for number in range(5)),
+        " OR ".join(f"a = {number}" for number in range(pieces)),
+        f"a IN ({', '.join(repr(str(number)) for number in range(SELECTOR_PARTS_MAX // 2 - 5))})",
+    ]
+
+
+LARGE_HEADER = "y" * 60_000
+
+
+@scenario
+def selectors(trial: Trial) -> None:
+    """Selectors that take long to compile and to compare."""
+    for kind in ("topic", "queue"):
+        consumer, sender, where = trial.client(), trial.client(), f"/{kind}/s"
+        chosen = _costly_selectors()
+        with trial.measures(f"SUBSCRIBEs to a {kind} with costly selectors"):
+            for number, selector in enumerate(chosen):
+                consumer.write("SUBSCRIBE", {"id": number, "destination": where, "ack": "client", "selector": selector})
+            consumer.confirm()
+        with trial.measures(f"SEND to a {kind}, compared with {len(chosen)} costly selectors"):
+            sender.call("SEND", {"destination": where, "a": LARGE_HEADER}, b"x")
+        with trial.measures(f"COMMIT of ten such SENDs to a {kind}"):
+            sender.write("BEGIN", {"transaction": "t"})
+            for number in range(10):
+                # No text is known from the comparison of the one before.
+                header = chr(ord("e") + number) + LARGE_HEADER
+                sender.write("SEND", {"destination": where, "transaction": "t", "a": header}, b"x")
+            sender.call("COMMIT", {"transaction": "t"})
+    sender = trial.client()
+    for number in range(100):
+        sender.write("SEND", {"destination": "/queue/many", "a": f"{number}{LARGE_HEADER}"}, b"x")
+    sender.confirm()
+    with trial.measures("search of a queue for a costly selector"):
+        sender.call("SUBSCRIBE", {"id": "x", "destination": "/queue/many", "selector": _costly_selectors()[0]})
+    with trial.measures("browser with a costly selector"):
+        options = {"browser": "true", "selector": _costly_selectors()[45]}
+        sender.call("SUBSCRIBE", {"id": "b", "destination": "/queue/many", **options})
+    sender.call("SUBSCRIBE", {"id": "r", "destination": "/temp-queue/r"})
+    with trial.measures("purge with a costly selector"):
+        request = json.dumps({"queue": "many", "selector": _costly_selectors()[1], "dry_run": True})
+        sender.call("SEND", {"destination": "/control/purge", "reply-to": "/temp-queue/r"}, request.encode())
 
 
 @scenario
