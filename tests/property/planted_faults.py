@@ -79,7 +79,7 @@ from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.memory.spilled_subscriptions import SpilledSubscriptions
 from truenext.engine.memory.timers import TimerRead, Timers, TimersResult
 from truenext.engine.queues.queues import Queues
-from truenext.engine.queues.topics import TopicRouter
+from truenext.engine.queues.topics import RouteAhead, TopicRouter
 from truenext.engine.selecting.groups import GroupOwnership, GroupScanCursor
 from truenext.engine.selecting.scan import QueueScan, ScanCursor
 from truenext.engine.selecting.selecting import QueueSelection
@@ -1745,8 +1745,9 @@ def due_sends_lose_their_order_among_equals(patch: Patch) -> None:
 def a_due_send_is_visible_before_its_batch_is_durable(patch: Patch) -> None:
     accept = targets.ACCEPT.original
 
-    def faulty(arrivals: Arrivals, name: str, to: str, message: SentMessage) -> None:
+    def faulty(arrivals: Arrivals, name: str, to: str, message: SentMessage, ahead: RouteAhead | None) -> int:
         accept(arrivals, targets.queues(arrivals)[name], message, 0)
+        return 1
 
     targets.ACCEPT_DUE.replace(patch, faulty)
 
