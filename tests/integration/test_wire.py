@@ -28,9 +28,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration import held_disk
+from tests.integration.broker_here import broker_here, port_of
 from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
 from tests.integration.forked import completed
-from tests.integration.raw_client import RawClient, bodies, numbered
+from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient, bodies, numbered
 from truenext import blocking, connect
 from truenext.errors import ConnectionLost
 from truenext.model.limits import (
@@ -1589,3 +1590,33 @@ def test_send_and_receive_report_a_refusal_in_one_line(url: str, queue: str) -> 
     assert reason in failed("receive", "/exchange/x", "--url", url, status=2)
     sent_data = b"x" * (BODY_BYTES_MAX + 1)
     assert f"at most {BODY_BYTES_MAX}" in failed("send", queue, "--url", url, sent_data=sent_data)
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_messages_come_to_a_subscription_after_which_the_read_gives_way_to_others(
+    is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed: the turn in between dispatched to a SUBSCRIBE that the wire had not noted as accepted, and the broker
+    ended."""
+    monkeypatch.setattr("truenext.broker.broker.EXECUTE_SLICE_US", -1)
+
+    def use(port: int) -> None:
+        client = RawClient(port)
+        client.send_connect("1.2", "0,0", headers=TRUENEXT_CLIENT)
+        frames = [encode(Frame("SEND", {"destination": "/queue/q"}, b"m"), Version.V1_2)] * 3
+        subscribe = {"id": "1", "destination": "/queue/q", "ack": "client-individual"}
+        frames.append(encode(Frame("SUBSCRIBE", subscribe), Version.V1_2))
+        if is_refused:
+            frames.append(encode(Frame("SUBSCRIBE", subscribe | {"destination": "/queue/other"}), Version.V1_2))
+        frames.append(encode(Frame("SUBSCRIBE", subscribe | {"id": "2"}), Version.V1_2))
+        client.write(b"".join(frames))
+        if is_refused:
+            assert "1" in client.next_error().headers["message"]
+        assert bodies(client.messages(3)) == ["m"] * 3
+        client.disconnect()
+
+    async def here() -> None:
+        async with broker_here() as listener:
+            await asyncio.to_thread(use, port_of(listener))
+
+    asyncio.run(here())

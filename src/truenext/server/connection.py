@@ -283,7 +283,11 @@ class ServerConnection:
             self._refuse_client(str(error), error.code, self._stomp.last_receipt, is_exempt=is_exempt)
             return
         if waiting is not None:
-            self._waiting = commands if waiting.command is None else chain([waiting.command], commands)
+            if waiting.command is None:
+                self._stomp.accept_last()
+                self._waiting = commands
+            else:
+                self._waiting = chain([waiting.command], commands)
             if waiting.waits_for is WaitsFor.DISK:
                 self._pause_reading(needs_disk=True)
                 return

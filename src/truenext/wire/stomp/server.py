@@ -62,6 +62,8 @@ class StompSession:
         """Decoded frames that were not executed yet."""
         self._refused_frame = 0
         """Number of the frame that was refused last; 0 is none."""
+        self._last: tuple[Frame, Command] | None = None
+        """Frame and command that `receive` has yielded last, if its acceptance has to be noted."""
 
     @property
     def client_id(self) -> str:
@@ -138,10 +140,11 @@ class StompSession:
                         if not self._is_truenext_client:
                             raise
                         command = InvalidFrame(str(error), error.code, frame.headers.get("transaction"))
+                    self._last = (frame, command)
                     yield command
+                    self.accept_last()
                     if self._refused_frame and self._refused_frame == self.frame_number:
                         continue
-                    requests.on_accepted(frame, command)
                 if receipt is not None:
                     numbered = command if isinstance(command, _NUMBERED) and command.producer is not None else None
                     yield ReceiptRequest(receipt, numbered)
@@ -150,6 +153,15 @@ class StompSession:
             if not protocol.has_more:
                 return
             data = b""
+
+    def accept_last(self) -> None:
+        """Note that the command yielded last was executed. Needed only if the next is not requested at once: MESSAGEs of
+        a new subscription may come before."""
+        if self._last is not None:
+            frame, command = self._last
+            self._last = None
+            if not self._refused_frame or self._refused_frame != self.frame_number:
+                self._interpreter.on_accepted(frame, command)
 
     @property
     def frame_number(self) -> int:
