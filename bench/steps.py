@@ -426,11 +426,12 @@ def patterns(trial: Trial) -> None:
 
 def _costly_selectors() -> list[str]:
     """Return selectors that take long to compile or to compare, within the limits."""
-    pieces = SELECTOR_PARTS_MAX // 4 - 2
+    pieces = SELECTOR_PARTS_MAX // 6 - 2
     return [
         *(f"a LIKE '%{'_' * 248}y{number}N%'" for number in range(40)),
         *(" OR ".join(f"a LIKE '%{number}{piece % 10}%'" for piece in range(pieces)) for number in range(5)),
         *(" OR ".join([f"a LIKE '%{'y' * 49}b{number}{'y' * 48}%'"] * 30) for number in range(5)),
+        f"a LIKE '{'%yy' * (SELECTOR_PARTS_MAX - 10)}%N'",
         " OR ".join(f"a = {number}" for number in range(pieces)),
         f"a IN ({', '.join(repr(str(number)) for number in range(SELECTOR_PARTS_MAX // 2 - 5))})",
     ]

@@ -249,8 +249,6 @@ class Broker:
         self._sliced_work = SlicedWork(monotonic_ns)
         self._routing = SlicedWork(monotonic_ns, ROUTING_SLICE_NS)
         """Searches for the queues of messages whose commands wait for that."""
-        self._is_watched = False
-        """The commands of this read may take long."""
         self._control_requests = ControlRequests(self._sliced_work, self._start_answer, self._send_answer)
         self.reload: Callable[[], ReloadResult] = lambda: NO_FILE
         """Reloads the configuration file; set by the code that knows the file."""
@@ -369,7 +367,8 @@ class Broker:
         needs_login = session in self._before_login
         actions = self._actions
         until_us = self._commit_state.now_us + EXECUTE_SLICE_US
-        self._is_watched = engine.routing_may_take_long
+        commit_state = self._commit_state
+        commit_state.is_read_long = engine.routing_may_take_long
         self._schedule_turn()
         if needs_login or (self._control_only.idle_since and session in self._control_only.idle_since):
             commands = self._control_only.check_commands(session, commands)
@@ -389,7 +388,7 @@ class Broker:
                     if engine.waits_while_disk_short(session, command):
                         return PendingCommand(command, WaitsFor.DISK)
                     self._count_contents(session, command)
-                if self._is_watched and self._is_routed_ahead(session, command):
+                if commit_state.is_read_long and self._is_routed_ahead(session, command):
                     return PendingCommand(command, WaitsFor.ROUTES)
                 actions[type(command)](session, command)
             except RemoteProtocolError as error:
@@ -400,7 +399,7 @@ class Broker:
                 if refused < REFUSALS_PER_PASS_MAX:
                     continue
             else:
-                if not self._is_watched or self._monotonic_ns() // 1000 < until_us:
+                if not commit_state.is_read_long or self._monotonic_ns() // 1000 < until_us:
                     continue
             # One read may hold very many refused frames, of four bytes each, or commands that take long.
             return PendingCommand(None, WaitsFor.OTHERS)
@@ -410,7 +409,7 @@ class Broker:
         """Return an action after which the time of its read is checked."""
 
         def watched_action(session: ConnectionState, command: Any) -> None:
-            self._is_watched = True
+            self._commit_state.is_read_long = True
             action(session, command)
 
         return watched_action
@@ -878,7 +877,9 @@ class Broker:
             self._on_failed(error)
             return
         self._has_ticked = True
-        self._turn()
+        # A turn that is due follows at once. Another one beside it would schedule turns of its own, for ever.
+        if not self._is_turn_due:
+            self._turn()
         if self._waiting_for_capacity:
             self._resume_reading()
         if self._idle is not None and not self._idle.done():

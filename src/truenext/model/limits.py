@@ -260,10 +260,10 @@ Exceeded: `selector of … characters; at most {SELECTOR_LENGTH_MAX}`
 """
 
 SELECTOR_PARTS_MAX = 800
-"""Names, values, keywords and signs of a selector: it is compiled in one step, in up to 20 us each. A list of 398 texts
-after IN has as many.
+"""Names, values, keywords and signs of a selector, and each % in it: it is compiled in one step, in up to 20 us each,
+and each piece between two % may be searched in a long text. A list of 398 texts after IN has as many.
 
-Exceeded: `selector of … names, values and signs; at most {SELECTOR_PARTS_MAX}`
+Exceeded: `selector of … names, values, signs and %; at most {SELECTOR_PARTS_MAX}`
 """
 
 SELECTOR_DEPTH_MAX = 32

@@ -23,6 +23,8 @@ Piece = Sequence[str | None]
 LONG_TEXT_LENGTH = 4096
 """Characters from which on a text may be searched by its planes: a message's headers hold at most 16 such texts."""
 _TEXTS_KEPT = 16
+_CHARACTERS_KEPT = 16
+"""Characters of a text whose places are kept, each in a bit for each character of the text."""
 _QUICK_SEARCHES = 16
 """Searches of one text for plain pieces before planes are made for them."""
 
@@ -90,15 +92,17 @@ def to_regex(piece: Piece) -> re.Pattern[str]:
 class SearchedText:
     """Long text, and its bit planes once they are needed."""
 
-    __slots__ = ("_plain_searches", "_planes", "_text")
+    __slots__ = ("_places", "_plain_searches", "_planes", "_text")
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._planes: list[int] = []
+        self._places: dict[str, int] = {}
+        """Places of some characters."""
         self._plain_searches = 0
 
     def find_plain(self, plain: str, at: int) -> int:
-        if self._plain_searches < _QUICK_SEARCHES and not self._planes:
+        if len(plain) == 1 or (self._plain_searches < _QUICK_SEARCHES and not self._planes):
             self._plain_searches += 1
             found = self._text.find(plain, at)
             return found if found < 0 else found + len(plain)
@@ -110,13 +114,16 @@ class SearchedText:
             return -1
         self._planes = self._planes or _bit_planes(self._text)
         places = (1 << last + 1) - 1
-        known: dict[str, int] = {}
+        known = self._places
         for offset, character in enumerate(piece):
             if character is None:
                 continue
             of_character = known.get(character)
             if of_character is None:
-                of_character = known[character] = self._places_of(character)
+                of_character = self._places_of(character)
+                if len(known) >= _CHARACTERS_KEPT:
+                    del known[next(iter(known))]
+                known[character] = of_character
             places &= of_character >> offset
             if not places:
                 return -1

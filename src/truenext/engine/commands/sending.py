@@ -84,12 +84,14 @@ class Sending:
         elif destination.is_multi_queue:
             queues = self._queues.queues_for(send, self._queues.get_or_create)
             self.check_copies(len(queues))
+            self._commit_state.is_read_long = True
             is_stored = self._arrivals.accept_copies(queues, message)
             self._queues.await_introduction(session, destination)
         else:
             # A shortcut: most queues exist.
             queue = self._by_name.get(destination.name)
             if queue is None:
+                self._commit_state.is_read_long = True
                 queue = self._queues.get_or_create(destination)
                 self._queues.await_introduction(session, destination)
             is_stored = queue is not None and self._arrivals.accept(queue, message)

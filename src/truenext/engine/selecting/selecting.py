@@ -202,7 +202,8 @@ class QueueSelection:
 
     def on_requeued(self, entry: Entry) -> None:
         """Test a message that was requeued, or defer it if the time for comparisons in this pass is spent."""
-        if self._test_requeued(entry, self._arrival_budget) is not None:
+        budget = self._arrival_budget
+        if budget.is_spent or self._test_requeued(entry, budget) is not None:
             lane = entry.lane
             selected = lane.selected
             assert selected is not None, "a consumer has a selector"

@@ -31,6 +31,8 @@ class CommitState:
         """Events of all messages; batches carry them to the history."""
         self.now_ms = 0
         """Time of the last tick, in milliseconds since the epoch."""
+        self.is_read_long = False
+        """The commands of one read may take long; set by those that may, and at the beginning of each read."""
         self.now_us = 0
         """Time of the last tick, in microseconds of a monotonic clock."""
         self.wall_clock_ahead_us = 0

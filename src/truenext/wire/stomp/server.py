@@ -155,8 +155,8 @@ class StompSession:
             data = b""
 
     def accept_last(self) -> None:
-        """Note that the command yielded last was executed. Needed only if the next is not requested at once: MESSAGEs of
-        a new subscription may come before."""
+        """Note that the command yielded last was executed. Needed only if the next is not requested at once: before it,
+        MESSAGEs of a new subscription may be encoded."""
         if self._last is not None:
             frame, command = self._last
             self._last = None
