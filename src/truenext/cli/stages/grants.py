@@ -24,7 +24,9 @@ from truenext.stage.service import Service
 @click.option(
     "--users", "file", type=PathParam(dir_okay=False), help="Users file: print only what the user --user lacks there."
 )
-@click.option("--user", "name", type=TextParam(), help="User of --users as which the service logs in.")
+@click.option(
+    "--user", "name", type=TextParam(), help="User of --users, which must be given, too (TRUENEXT_USERS is not read)."
+)
 def grants(target: str, file: Path | None, name: str | None) -> None:
     """Print the grants that a service needs, as TOML for a users file.
 

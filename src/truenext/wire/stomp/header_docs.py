@@ -52,7 +52,8 @@ DESTINATIONS: tuple[DestinationDoc, ...] = (
         ("/queue/orders.*", "/queue/orders.>"),
         "SUBSCRIBE",
         "Pattern of queues: `*` stands for one word, `>` for the rest; the word `#` is refused. "
-        "The consumer has one window and one order over all queues that match, and the `destination` of a MESSAGE names the queue. Queues `DLQ.` + anything, "
+        "The consumer has one window and one order over all queues that match, and the `destination` of a MESSAGE "
+        "names the queue. Queues `DLQ.` + anything, "
         "`Spark.` + anything and `Consumer.ANY.VirtualTopic.NAME` match only a pattern with the same first word.",
         (DestinationKind.QUEUE_PATTERN,),
     ),
