@@ -197,7 +197,9 @@ def test_threads_that_send_on_one_connection_over_tls_while_it_receives_lose_not
 # ---- Connections that are refused ----
 
 OLD = datetime(2020, 1, 1)
-UNKNOWN = "unable to get local issuer certificate; set ca to a file with the certificate that signed it"
+UNKNOWN = (
+    "unable to get local issuer certificate; set ca (--ca, TRUENEXT_CA) to a file with the certificate that signed it"
+)
 
 
 @pytest.fixture(scope="module")

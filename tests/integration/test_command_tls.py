@@ -58,7 +58,7 @@ def test_blank_ca_in_the_environment_is_that_of_the_system(ca: str, broker: TlsB
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == (
         f"truenext: no broker at {broker.url}: the broker's certificate is not accepted: unable to get local issuer "
-        "certificate; set ca to a file with the certificate that signed it\n"
+        "certificate; set ca (--ca, TRUENEXT_CA) to a file with the certificate that signed it\n"
     )
 
 

@@ -1,6 +1,7 @@
 """Tests of stages that cannot consume messages. Source: docs/stages.md; docs/stages-running.md"""
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -59,6 +60,25 @@ def test_a_stage_that_is_refused_or_not_answered_tries_again(monkeypatch: pytest
 
     asyncio.run(run())
     assert handled == [1]
+
+
+def test_pauses_of_a_stage_that_is_refused_again_grow_to_the_maximum(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(consuming, "PAUSE_S", 0.01)
+    monkeypatch.setattr(consuming, "PAUSE_MAX_S", 0.64)
+    failing(monkeypatch, Refused("no grant"), times=1000)
+
+    async def run() -> None:
+        async with stages(service_that([])):
+            await asyncio.sleep(1)
+
+    asyncio.run(run())
+    of_stage = Counter(
+        record.__dict__["stage"] for record in caplog.records if "cannot consume messages" in record.message
+    )
+    # At 0.01 seconds each, two pools would have logged 200.
+    assert 6 <= of_stage["taking.jobs"] <= 20
 
 
 def test_a_stage_that_takes_nothing_any_more_ends_the_process_and_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:

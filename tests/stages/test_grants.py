@@ -97,12 +97,15 @@ def test_grants_that_a_user_lacks_are_printed_with_exit_status_1(folder: Path) -
     done = run(folder, "shop:app", "--users", str(file), "--user", "shop")
     assert (done.returncode, done.stderr) == (1, "")
     assert printed(done) == {"send": ["mail.send"], "take": ["/topic/events"]}
+    assert "# Replies of order.place: `send` also to the stages that get them" in done.stdout
 
 
 def test_user_with_all_grants_lacks_none_with_exit_status_0(folder: Path) -> None:
     file = write_users(folder, **NEEDED)
     done = run(folder, "shop:app", "--users", str(file), "--user", "shop")
     assert (done.returncode, done.stderr, printed(done)) == (0, "", {})
+    assert "# User shop has the grants that the code of shop shows. Not checked:" in done.stdout
+    assert "# Replies of order.place: `send` also to the stages that get them" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -541,6 +541,13 @@ UNUSED = "; TRUENEXT_USER is unused"
             " as user 'ops' (from TRUENEXT_USER)",
         ),
         (
+            NO_CREDENTIALS,
+            Credentials(certificate="own"),
+            Credentials(user="ops", password="new"),
+            Credentials(certificate="own"),
+            "; TRUENEXT_USER is unused",
+        ),
+        (
             Credentials(ca="new", certificate="new"),
             OWN,
             NO_CREDENTIALS,

@@ -332,6 +332,7 @@ def test_hidden_queue_of_scheduled_sends_cannot_be_sent_to() -> None:
         (Schedule(period_ms=1, repeat=FOR_EVER, cron="* * * * *"), "REPEAT:-1"),
         (Schedule(cron="* * * *"), "five fields"),
         (Schedule(cron="* * * * * *"), "five fields"),
+        (Schedule(cron="@daily"), "'@daily' is not five fields .*, such as 0 8"),
         (Schedule(cron="0 0 30 2 *"), "'0 0 30 2 \\*' has no next time: .*; change its day of the month"),
         (Schedule(cron="0 0 31 2,4,6,9,11 *"), "has no next time"),
         (Schedule(cron="*" * 101), "five fields"),

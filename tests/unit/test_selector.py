@@ -216,6 +216,7 @@ def test_first_line_of_a_repeated_header_counts() -> None:
         ("a = 08", "not a number: one that begins with 0 is octal at character 5"),
         ("a = 9223372036854775809", "a number too large for 64 bits at character 5"),
         ("a = 1e999", "a number too large for 64 bits at character 5"),
+        ("my-colour = 'x'", "a text (for a name with a hyphen write hyphenated_props: before the whole selector) at"),
         ("hyphenated_props:", "syntax error at its end, after 'hyphenated_props:'"),
         ("hyphenated_props:a = = 1", "syntax error at character 22, '= 1'"),
         (" hyphenated_props:a", "syntax error at character 18, ':a'"),

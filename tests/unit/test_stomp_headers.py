@@ -64,6 +64,16 @@ def error_of(address: str, headers: dict[str, str] = NOTHING, *, client_id: str 
     return str(raised.value)
 
 
+@pytest.mark.parametrize("address", ["/topic/orders.#", "/topic/#", "/queue/orders.#.new", "/queue/*.#", "#"])
+def test_subscribe_with_the_wildcard_of_rabbitmq_is_refused_with_the_one_to_use(address: str) -> None:
+    # C7.10
+    assert "# is not a wildcard here; use > as the last word" in error_of(address)
+
+
+def test_subscribe_to_a_name_with_a_number_sign_within_a_word_is_accepted() -> None:
+    assert subscribed("/topic/orders.#1").destination.address == "/topic/orders.#1"
+
+
 # ---- The whole table: name, values that pass, values that do not, by what is subscribed to ----
 
 ANY = ["", "true", "false", "17", "whatever"]

@@ -253,7 +253,7 @@ def test_users_file_that_cannot_be_read_is_refused(file: Path) -> None:
 
 # ---- Faults of passwords ----
 
-NO_HASH = "is not an Argon2id hash: make one with `truenext user hash`"
+NO_HASH = "is not an Argon2id hash: replace it by one of `truenext user hash`"
 
 
 @pytest.mark.parametrize(
@@ -272,21 +272,24 @@ NO_HASH = "is not an Argon2id hash: make one with `truenext user hash`"
         (HASH + "\\n", NO_HASH),
         (
             HASH.replace("m=19456", "m=19455"),
-            "is a hash with m=19455 (KiB of memory), at least 19,456: make one with `truenext user hash`",
+            "is a hash with m=19455 (KiB of memory), at least 19,456: replace it by one of `truenext user hash`",
         ),
         (
             HASH.replace("m=19456,t=2", "m=1048576,t=1"),
-            "is a hash with t=1 (passes), at least 2: make one with `truenext user hash`",
+            "is a hash with t=1 (passes), at least 2: replace it by one of `truenext user hash`",
         ),
         (
             HASH.replace("m=19456", "m=1048577"),
-            "is a hash with m=1048577 (KiB of memory), at most 1,048,576: make one with `truenext user hash`",
+            "is a hash with m=1048577 (KiB of memory), at most 1,048,576: replace it by one of `truenext user hash`",
         ),
         (
             HASH.replace("t=2", "t=101"),
-            "is a hash with t=101 (passes), at most 100: make one with `truenext user hash`",
+            "is a hash with t=101 (passes), at most 100: replace it by one of `truenext user hash`",
         ),
-        (HASH.replace("p=1", "p=17"), "is a hash with p=17 (threads), at most 16: make one with `truenext user hash`"),
+        (
+            HASH.replace("p=1", "p=17"),
+            "is a hash with p=17 (threads), at most 16: replace it by one of `truenext user hash`",
+        ),
     ],
 )  # fmt: skip
 def test_hash_that_no_login_can_be_checked_with_is_a_fault(file: Path, text: str, expected: str) -> None:

@@ -20,9 +20,10 @@ Look up each destination and each header here that the broker understands, accep
 [protocol.md](../protocol.md) describes how frames work together, and has the selectors and the codes of errors.
 [contract.md](../contract.md) has the promises, [limits.md](limits.md) all limits.
 
-A header of another name has no effect. On a SEND it is yours, and comes with the MESSAGE. The broker refuses a header
-that begins with `truenext-` on a frame that does not have it. Two headers that mean the same and conflict are refused,
-too. Numbers are digits without a sign; `true` and `false` may have capitals.
+A header of another name has no effect. On a SEND it is yours, and comes with the MESSAGE, also if it begins with
+`truenext-`: `truenext-tll` is not refused. On a frame other than SEND the broker refuses a header that begins with
+`truenext-` and that the frame does not have. Two headers that mean the same and conflict are refused, too. Numbers are
+digits without a sign; `true` and `false` may have capitals.
 
 This page is made from the code: `make reference`.
 """

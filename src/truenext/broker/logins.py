@@ -26,7 +26,7 @@ from truenext.model.limits import FAILED_LOGINS_PER_ADDRESS, FAILED_LOGINS_PER_U
 FAILURES_SECONDS = 60.0
 """Time for which failed logins are counted."""
 
-WRONG_LOGIN = "login refused: user or password is wrong"
+WRONG_LOGIN = "login refused: user or password is wrong or missing"
 WRONG_CERTIFICATE = (
     "login refused: the client's certificate is of no user, of several, or of another than `login` names"
 )

@@ -169,7 +169,7 @@ def fault_of_hash(text: str) -> str | None:
     """Return why a text is not a hash that a login can be checked with, without the text; None if it is one."""
     found = _HASH.fullmatch(text)
     if found is None or not (_is_base64(found["salt"]) and _is_base64(found["hash"])):
-        return "is not an Argon2id hash: make one with `truenext user hash`"
+        return "is not an Argon2id hash: replace it by one of `truenext user hash`"
     costs = argon2.extract_parameters(text)
     for cost, least, most, name, unit in (
         (costs.memory_cost, HASH_MEMORY_KIB_MIN, HASH_MEMORY_KIB_MAX, "m", "KiB of memory"),
@@ -178,7 +178,7 @@ def fault_of_hash(text: str) -> str | None:
     ):
         if not least <= cost <= most:
             bound = f"at least {least:,}" if cost < least else f"at most {most:,}"
-            return f"is a hash with {name}={cost} ({unit}), {bound}: make one with `truenext user hash`"
+            return f"is a hash with {name}={cost} ({unit}), {bound}: replace it by one of `truenext user hash`"
     return None
 
 

@@ -63,7 +63,8 @@ def reload(broker: BrokerOptions) -> None:
 
     Prints the settings that have changed.
 
-    Exits 0 if the file is in force, 1 if the broker refused it and changed nothing, 2 if the broker could not be asked.
+    Exits 0 if the file is in force, 1 if the broker refused it and changed nothing, 2 if the broker could not be asked
+    or refused the login.
     """
     with connected(broker, failure=NoAnswerFailure) as connection:
         outcome = send_control_request(connection, "reload")

@@ -60,7 +60,9 @@ def reason_of(error: Exception) -> str:
     """Return why TLS has failed, in words and without positions in OpenSSL's sources."""
     if isinstance(error, ssl.SSLCertVerificationError):
         hint = (
-            "; set ca to a file with the certificate that signed it" if error.verify_code in _UNKNOWN_AUTHORITY else ""
+            "; set ca (--ca, TRUENEXT_CA) to a file with the certificate that signed it"
+            if error.verify_code in _UNKNOWN_AUTHORITY
+            else ""
         )
         return f"the broker's certificate is not accepted: {error.verify_message.rstrip('.')}{hint}"
     if isinstance(error, ssl.SSLError):

@@ -434,7 +434,7 @@ Exceeded: `truenext-ttl … is more than {TTL_MS_MAX} milliseconds (100 years)`
 CRON_LENGTH_MAX = 100
 """Characters of a cron expression.
 
-Exceeded: `AMQ_SCHEDULED_CRON is not five fields of {CRON_LENGTH_MAX} characters in all`
+Exceeded: `AMQ_SCHEDULED_CRON … is not five fields of {CRON_LENGTH_MAX} characters in all`
 """
 
 # ---- Control requests ----

@@ -63,7 +63,10 @@ def check_schedule(schedule: Schedule) -> Schedule:
                 "AMQ_SCHEDULED_REPEAT:-1 with AMQ_SCHEDULED_CRON: each time of the cron would start an endless repeat"
             )
         if len(schedule.cron) > CRON_LENGTH_MAX or len(schedule.cron.split()) != 5:
-            raise RemoteProtocolError(f"AMQ_SCHEDULED_CRON is not five fields of {CRON_LENGTH_MAX} characters in all")
+            raise RemoteProtocolError(
+                f"AMQ_SCHEDULED_CRON {schedule.cron[:CRON_LENGTH_MAX]!r} is not five fields of {CRON_LENGTH_MAX} "
+                "characters in all, such as 0 8 * * 1-5"
+            )
         _check_cron(schedule.cron)
     return schedule
 

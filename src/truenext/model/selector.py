@@ -289,7 +289,10 @@ def _check_name(name: str, at: int) -> None:
 
 def _compile(text: str) -> Selector:
     if len(text) > SELECTOR_LENGTH_MAX:
-        raise RemoteProtocolError(f"selector of {len(text)} characters; at most {SELECTOR_LENGTH_MAX}", Code.SELECTOR)
+        raise RemoteProtocolError(
+            f"selector of {len(text)} characters; at most {SELECTOR_LENGTH_MAX}: let senders set one header for it",
+            Code.SELECTOR,
+        )
     try:
         part = compile_condition(text)
     except SelectorError as error:

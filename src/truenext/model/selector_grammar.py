@@ -446,7 +446,9 @@ def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expr
     is_equality = sign in ("=", "<>")
     kinds = {left.kind, right.kind} - {"property"}
     if len(kinds) > 1:
-        raise SelectorError(at, f"a {left.kind} cannot be compared with a {right.kind}")
+        is_sum = any(part.kind == "number" and part.names and not part.is_name for part in (left, right))
+        hint = " (for a name with a hyphen write hyphenated_props: before the whole selector)" if is_sum else ""
+        raise SelectorError(at, f"a {left.kind} cannot be compared with a {right.kind}{hint}")
     kind = kinds.pop() if kinds else "text" if is_equality else "number"
     if not is_equality and kind != "number":
         raise SelectorError(at, f"{sign} is for numbers, not for a {kind},")

@@ -20,8 +20,8 @@ from truenext.stage.worker import StageWorker
 
 _logger = logging.getLogger("truenext.stage")
 
-PAUSE_S = 1.0
-"""Seconds until a refused subscription is tried again."""
+PAUSE_S, PAUSE_MAX_S = 1.0, 15.0
+"""Seconds until a refused subscription is tried again: doubled with each further refusal, up to the maximum."""
 
 
 class StageConsumer:
@@ -77,9 +77,11 @@ class StageConsumer:
         return "it was stopped" if error is None else describe_error(error)
 
     async def _consume_for_ever(self) -> None:
+        pause_s = PAUSE_S
         while True:
             if self._gate is not None:
                 await self._gate.until_open()
+            started_at = monotonic()
             try:
                 await self._consume_while_open()
             except (Refused, TimeoutError) as error:
@@ -87,12 +89,16 @@ class StageConsumer:
                     # The connection has ended, such as by a refused login.
                     raise
                 # Such as for a full disk, or without a broker: other stages go on, and this one retries.
+                if monotonic() - started_at > PAUSE_MAX_S:
+                    # It has consumed messages since the last error.
+                    pause_s = PAUSE_S
                 self._subscribe_error = str(error)
                 _logger.warning(
                     "a stage cannot consume messages, and will try again",
                     extra={"stage": self.stage.queue, "error": str(error)},
                 )
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     async def _consume_while_open(self) -> None:
         consuming = asyncio.ensure_future(self._consume())

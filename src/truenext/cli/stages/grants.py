@@ -24,12 +24,15 @@ from truenext.stage.service import Service
 @click.option(
     "--users", "file", type=PathParam(dir_okay=False), help="Users file: print only what the user --user lacks there."
 )
-@click.option("--user", "name", type=TextParam(), help="User of --users as which the service logs in.")
+@click.option(
+    "--user", "name", type=TextParam(), help="User of --users, which must be given, too (TRUENEXT_USERS is not read)."
+)
 def grants(target: str, file: Path | None, name: str | None) -> None:
     """Print the grants that a service needs, as TOML for a users file.
 
     These are the queues and topics from which its stages take messages and to which they send, as the definitions and
-    the code of the stages name them. Comments say which grants the code does not show. See docs/security.md.
+    the code of the stages name them. Comments say which grants the code does not show, such as for replies: no check
+    covers these. See docs/security.md.
 
     With --users and --user, exits 0 if the user has all of these grants, 1 if some are missing, 2 if the check failed.
     """
@@ -41,17 +44,17 @@ def grants(target: str, file: Path | None, name: str | None) -> None:
         user = None if file is None or name is None else _read_user(file, name)
     except ConfigurationError as error:
         raise CommandFailure(error) from error
-    if user is None:
-        _print_grants(needed)
-        for line in _unknown_grants(service):
-            terminal.echo(f"# {line}")
-        return
-    missing = missing_grants(needed, user)
-    if missing:
+    missing = needed if user is None else missing_grants(needed, user)
+    if user is not None and missing:
         terminal.echo(f"# User {user.name} lacks these grants, which {service.name} needs:")
+    elif user is not None:
+        terminal.echo(f"# User {user.name} has the grants that the code of {service.name} shows. Not checked:")
+    if missing:
         _print_grants(missing)
+    for line in _unknown_grants(service):
+        terminal.echo(f"# {line}")
+    if user is not None and missing:
         raise SystemExit(1)
-    terminal.echo(f"# User {user.name} has the grants that {service.name} needs.")
 
 
 def _read_user(file: Path, name: str) -> User:

@@ -167,7 +167,7 @@ def _encode_send(destination: str, options: SendOptions) -> EncodedSend:
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"header {name!r} is {value!r}: headers are text")
         if is_reserved(name) or name in headers:
-            raise ValueError(f"header {name} cannot be set by a program, or is set by an option already")
+            raise ValueError(f"header {name} cannot be set by a program, or is set by an option already, such as ttl=")
         headers[name] = value
     producer, number = options.get("producer"), options.get("number", 0)
     if (producer is None) != ("number" not in options):

@@ -51,8 +51,9 @@ DESTINATIONS: tuple[DestinationDoc, ...] = (
     DestinationDoc(
         ("/queue/orders.*", "/queue/orders.>"),
         "SUBSCRIBE",
-        "Pattern of queues: `*` stands for one word, `>` for the rest. The consumer has one window and one order over "
-        "all queues that match, and the `destination` of a MESSAGE names the queue. Queues `DLQ.` + anything, "
+        "Pattern of queues: `*` stands for one word, `>` for the rest; the word `#` is refused. "
+        "The consumer has one window and one order over all queues that match, and the `destination` of a MESSAGE "
+        "names the queue. Queues `DLQ.` + anything, "
         "`Spark.` + anything and `Consumer.ANY.VirtualTopic.NAME` match only a pattern with the same first word.",
         (DestinationKind.QUEUE_PATTERN,),
     ),
@@ -65,7 +66,7 @@ DESTINATIONS: tuple[DestinationDoc, ...] = (
     DestinationDoc(
         ("/topic/orders.*", "/topic/orders.>"),
         "SUBSCRIBE",
-        "Pattern of topics.",
+        "Pattern of topics. The word `#` is refused.",
         (DestinationKind.TOPIC_PATTERN,),
     ),
     DestinationDoc(

@@ -241,6 +241,12 @@ class FrameInterpreter:
                 "with its own id, or one to a pattern, such as /queue/orders.>",
                 Code.NOT_SUPPORTED,
             )
+        if not is_browse and "#" in destination.address.rpartition("/")[2].split("."):
+            raise RemoteProtocolError(
+                f"SUBSCRIBE to {address!r}: # is not a wildcard here; use > as the last word, for one word or more, or "
+                "* for one word",
+                Code.DESTINATION,
+            )
         if is_browse and destination.kind in (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN):
             raise RemoteProtocolError(
                 "browser:true is for queues, and for a durable subscription as /subscription/CLIENT,NAME: "
@@ -486,6 +492,8 @@ def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) ->
     for part in destination.parts or (destination,):
         if part.session:
             raise RemoteProtocolError(f"{part.address} may be gone when a scheduled send is due", Code.DESTINATION)
+    if headers.get("AMQ_SCHEDULED_CRON") == "":
+        raise RemoteProtocolError("AMQ_SCHEDULED_CRON is empty: leave it out, or set five fields, such as 0 8 * * 1-5")
     repeat = headers.get("AMQ_SCHEDULED_REPEAT", "0")
     delay_ms, period_ms = (
         read_number(name, headers.get(name, "0")) for name in ("AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD")
