@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.property import broker_machine
-from tests.property.broker_machine import MACHINES, NO_LIMIT, PLAIN, ROOMY, STEPS, BrokerMachine
+from tests.property.broker_machine import MACHINES, NO_LIMIT, PLAIN, ROOMY, STEPS, BrokerMachine, PerTurn
 from tests.property.oracle import Retries
 from truenext.model.commands import AckMode
 from truenext.model.policy import ExpiryAction, StoreAndDispatch
@@ -68,6 +68,7 @@ def test_a_browse_may_show_a_message_as_it_was_before_it_was_dispatched_and_came
             "store_and_dispatch": StoreAndDispatch.CONCURRENT,
             "expired": ExpiryAction.DROP,
             "retries": Retries(),
+            "per_turn": PerTurn(),
         },
         evicts=False,
         is_narrow=True,
