@@ -678,6 +678,10 @@ class BrokerMachine(RuleBasedStateMachine):
                 targets.SHARED_QUEUES_MIN.replace(patch, dispatches // 2)
                 targets.EXPIRED_PER_TURN.replace(patch, dispatches // 2)
                 targets.RETRIES_PER_TURN.replace(patch, dispatches // 2)
+                if dispatches < PerTurn().dispatches:
+                    targets.EVICTED_BYTES_PER_TURN.replace(patch, 100 * dispatches)
+                    targets.EVICTION_QUEUES_PER_TURN.replace(patch, dispatches)
+                    targets.EVICTION_QUEUES_SORTED_PER_TURN.replace(patch, dispatches)
                 targets.HELD_MAX.replace(patch, held_max)
                 targets.HELD_MAX_TO_COUNT.replace(patch, held_max)
                 yield
@@ -799,7 +803,7 @@ class BrokerMachine(RuleBasedStateMachine):
         ]
 
     @classmethod
-    @lru_cache(maxsize=1000)  # To make a strategy, and to look at it for the first time, costs as much as a whole step.
+    @lru_cache(maxsize=1000)  # To make a strategy, and to validate it, costs as much as a whole step.
     def _arguments(cls, name: str) -> Named:
         return Named(ACTIONS[name][1] | cls.ARGUMENTS.get(name, {}))
 
@@ -1306,7 +1310,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 return
             self.all_pages_are_there()
             if patience < ROUNDS_MAX - 20:
-                # A page that was read ahead of the engine is looked at once it knows of the batch.
+                # A page that was read ahead of the engine is applied once the engine knows of the batch.
                 self.all_becomes_durable()
         if self.oracle.is_full(reader.peer):
             return

@@ -1567,7 +1567,7 @@ class Oracle:
         self._check_pull_requests(ended)
 
     def _find_full_peers(self) -> None:
-        """C4.14: what open transactions have of it counts too."""
+        """Find the connections that hold too much (C4.14); messages acknowledged in open transactions count."""
         self._full_peers = {
             peer
             for peer in self.peers
@@ -1575,7 +1575,7 @@ class Oracle:
         }
 
     def is_full(self, peer: Peer) -> bool:
-        """C4.14: whether the connection had no credit for what it holds when the last turn began."""
+        """Return whether the connection held too much for credit when the last turn began (C4.14)."""
         return peer in self._full_peers
 
     def check_idle(self) -> None:
@@ -2000,7 +2000,7 @@ class Oracle:
             all_unsent < (self.sockets_max or all_unsent + 1) and max(unsent.values(), default=0) < UNSENT_BYTES_MAX
         )
         if any(reader.is_of_many for reader in self.readers):
-            # Queues that share a window cannot be looked at one after the other.
+            # Queues that share a window cannot be checked one after the other.
             self._is_roomy = False
         queues = sorted({each.queue for each in self.letters if not each.is_removed})
         if not self._explain(queues, labels, dict.fromkeys(self.readers, 0), dict.fromkeys(queues, 0), set()):

@@ -7,7 +7,7 @@ one decision changed, so that they do not depend on how the engine's own is writ
 
 import ast
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -52,6 +52,7 @@ from truenext.engine.background.bulk import (
 )
 from truenext.engine.background.bulk_work import BulkPieceExecutor
 from truenext.engine.background.expiry import ExpiryBlockRead, ExpiryTask
+from truenext.engine.background.retries import RetryTask
 from truenext.engine.background.scheduled import DueSendsRead, Scheduler
 from truenext.engine.commands.acknowledging import Acknowledging
 from truenext.engine.commands.administering import Administering
@@ -85,7 +86,7 @@ from truenext.engine.selecting.scan import QueueScan, ScanCursor
 from truenext.engine.selecting.selecting import QueueSelection
 from truenext.engine.state.balance import DiskBalance
 from truenext.engine.state.causes import KnownCauses
-from truenext.engine.state.clients import QueueReceivers
+from truenext.engine.state.clients import ClientRegistry, QueueReceivers
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
 from truenext.engine.state.memory import size_of
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
@@ -104,7 +105,7 @@ from truenext.engine.state.queue import (
 )
 from truenext.engine.state.transaction import BrokerTransaction, OpenTransactions
 from truenext.engine.state.wildcard import Wildcard
-from truenext.engine.turn import Effects, NoWaitPullEnder, StoreResults, Turn
+from truenext.engine.turn import Effects, NoWaitPullEnder, StoreResults, Turn, TurnDispatch
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.entries import NO_CONTENTS, ContentNumbers
 from truenext.engine.writing.numbers import QueueNumberAllocator
@@ -223,7 +224,9 @@ class Choice:
         return 0 < _message_of(entry).expires_ms <= now_ms
 
     def has_credit(self, consumer: BrokerConsumer) -> bool:
-        return len(consumer.held) < consumer.window and consumer.session.unsent_bytes < consumer.memory.unsent_bytes_max
+        session = consumer.session
+        has_capacity = session.unsent_bytes < consumer.memory.unsent_bytes_max and not session.holds_too_much
+        return len(consumer.held) < consumer.window and has_capacity
 
     def who_takes(self, receivers: QueueReceivers) -> Sequence[BrokerConsumer]:
         return receivers.consumers if receivers.exclusive is None else [receivers.exclusive]
@@ -3862,6 +3865,141 @@ def a_doomed_transaction_is_committed(patch: Patch) -> None:
 
     commit_it = targets.COMMIT.original
     targets.COMMIT.replace(patch, faulty)
+
+
+# Turns ----------------------------------------------------------------------------------------------------------------
+
+
+@shows_in(BrokerMachine)
+def a_connection_gets_more_than_it_may_hold(patch: Patch) -> None:
+    targets.COUNT_DISPATCHED.replace(patch, lambda clients, session, count: None)
+
+
+@shows_in(BrokerMachine)
+def acknowledgements_of_open_transactions_do_not_count_as_held(patch: Patch) -> None:
+    def faulty(session: ConnectionState) -> int:
+        with pytest.MonkeyPatch.context() as inner:
+            targets.SETTLING_TRANSACTIONS.replace(inner, ())
+            return count_held(session)
+
+    count_held = targets.COUNT_HELD.original
+    targets.COUNT_HELD.replace(patch, faulty)
+
+
+@shows_in(WindowsMachine, first=1)
+def a_full_connection_gets_express_dispatch(patch: Patch) -> None:
+    def faulty(consumer: BrokerConsumer, rank: int) -> bool:
+        session = consumer.session
+        is_full, session.holds_too_much = session.holds_too_much, False
+        has_credit = has_express_credit(consumer, rank)
+        session.holds_too_much = is_full
+        return has_credit
+
+    has_express_credit = targets.HAS_EXPRESS_CREDIT.original
+    targets.HAS_EXPRESS_CREDIT.replace(patch, faulty)
+
+
+@shows_in(BrokerMachine, first=5)
+def a_full_connection_that_has_acknowledged_is_not_woken(patch: Patch) -> None:
+    def faulty(clients: ClientRegistry) -> list[ConnectionState]:
+        take_freed(clients)
+        return []
+
+    take_freed = targets.TAKE_FREED_SESSIONS.original
+    targets.TAKE_FREED_SESSIONS.replace(patch, faulty)
+
+
+@shows_in(BrokerMachine)
+def queues_that_a_turn_did_not_reach_are_forgotten(patch: Patch) -> None:
+    def faulty_dispatch(dispatcher: Dispatcher, queue: Queue, deliveries: Deliveries) -> Lane | None:
+        reached.append(queue)
+        return dispatch(dispatcher, queue, deliveries)
+
+    def faulty_turn(turn: TurnDispatch, deliveries: Deliveries) -> None:
+        reached.clear()
+        touched = list(targets.touched(turn))
+        dispatch_in_turn(turn, deliveries)
+        for queue in touched:
+            if queue not in reached and not queue.has_wildcards:
+                targets.touched(turn).pop(queue, None)
+
+    dispatch, dispatch_in_turn = targets.DISPATCH.original, targets.DISPATCH_OF_TURN.original
+    reached: list[Queue] = []
+    targets.DISPATCH.replace(patch, faulty_dispatch)
+    targets.DISPATCH_OF_TURN.replace(patch, faulty_turn)
+
+
+def _forget_cut_queues(patch: Patch, *, are_selective: bool) -> None:
+    """Forget queues whose dispatch has reached the limit of a turn."""
+
+    def faulty(dispatcher: Dispatcher, queue: Queue, deliveries: Deliveries) -> Lane | None:
+        lane = dispatch(dispatcher, queue, deliveries)
+        if (queue.observer is not None) is are_selective:
+            targets.touched(dispatcher).pop(queue, None)
+        return lane
+
+    dispatch = targets.DISPATCH.original
+    targets.DISPATCH.replace(patch, faulty)
+
+
+@shows_in(BrokerMachine)
+def a_queue_that_a_turn_cut_is_forgotten(patch: Patch) -> None:
+    _forget_cut_queues(patch, are_selective=False)
+
+
+@shows_in(GroupsMachine)
+def a_queue_with_selectors_that_a_turn_cut_is_forgotten(patch: Patch) -> None:
+    _forget_cut_queues(patch, are_selective=True)
+
+
+@shows_in(WildcardMachine)
+def queues_of_wildcards_that_a_turn_cut_are_forgotten(patch: Patch) -> None:
+    targets.TOUCH_AGAIN.replace(patch, lambda dispatch: None)
+
+
+@shows_in(WildcardMachine)
+def wildcards_are_served_before_all_changed_queues_are_searched(patch: Patch) -> None:
+    def faulty(
+        turn: TurnDispatch, dispatch: WildcardDispatch, shared: list[Queue], wildcards: dict[Wildcard, None]
+    ) -> None:
+        search_some(turn, dispatch, shared, wildcards)
+        for lane in dispatch.run([], targets.touched_wildcards(turn)):
+            targets.REQUEST_PAGE.of(turn)(lane)
+
+    search_some = targets.SEARCH_SOME.original
+    targets.SEARCH_SOME.replace(patch, faulty)
+
+
+@shows_in(FailingMachine)
+def messages_are_dispatched_before_all_due_retries_have_returned(patch: Patch) -> None:
+    def faulty_step(retries: RetryTask) -> tuple[()]:
+        stepped.append(retries)
+        return end_delays(retries)
+
+    def faulty_turn(turn: Turn) -> Effects:
+        stepped.clear()
+        effects = take_turn(turn)
+        stepped.clear()
+        return effects
+
+    end_delays, is_due, take_turn = targets.END_DELAYS.original, targets.IS_RETRY_DUE.original, targets.TURN.original
+    stepped: list[RetryTask] = []
+    targets.END_DELAYS.replace(patch, faulty_step)
+    targets.IS_RETRY_DUE.replace(patch, lambda retries: not stepped and is_due(retries))
+    targets.TURN.replace(patch, faulty_turn)
+
+
+@shows_in(BrokerMachine)
+def eviction_gives_up_after_a_round_in_which_messages_became_durable(patch: Patch) -> None:
+    def faulty(eviction: Eviction, queues: Collection[Queue]) -> list[Queue]:
+        before = targets.round_of_eviction(eviction)
+        too_slow = enforce(eviction, queues)
+        if before is not None and targets.round_of_eviction(eviction) is not before:
+            targets.end_round_of_eviction(eviction)
+        return too_slow
+
+    enforce = targets.ENFORCE_MEMORY_LIMITS.original
+    targets.ENFORCE_MEMORY_LIMITS.replace(patch, faulty)
 
 
 # Pulling --------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Places in the engine that tests replace, call or look at.
+"""Places in the engine that tests replace, call or read.
 
 Only this file knows them; other tests use it too. If something in the engine is moved or renamed, its line here
 changes, and the tests stay as they are.
@@ -34,6 +34,7 @@ from truenext.engine.background.browsing import BrowseRead, BrowseTask
 from truenext.engine.background.bulk import BulkRead, plan_piece
 from truenext.engine.background.bulk_work import BulkPieceExecutor
 from truenext.engine.background.expiry import ExpiryTask
+from truenext.engine.background.retries import RetryTask
 from truenext.engine.background.scheduled import DueSendsRead, Scheduler
 from truenext.engine.commands import subscribing as subscribing_module
 from truenext.engine.commands.acknowledging import Acknowledging
@@ -100,9 +101,9 @@ from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionSt
 from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.producer import Producer, check_gap
 from truenext.engine.state.queue import Entry, Lane, Queue, SelectedEntries, is_undeliverable
-from truenext.engine.state.transaction import BrokerTransaction, EntryHolder
+from truenext.engine.state.transaction import BrokerTransaction, EntryHolder, OpenTransactions
 from truenext.engine.state.wildcard import Wildcard
-from truenext.engine.turn import NoWaitPullEnder, StoreResults, Turn
+from truenext.engine.turn import NoWaitPullEnder, StoreResults, Turn, TurnDispatch
 from truenext.engine.writing import entries as entries_module
 from truenext.engine.writing import producers as producers_module
 from truenext.engine.writing.commit_state import CommitState
@@ -275,6 +276,7 @@ CAN_EXECUTE_BULK = Attribute("can_execute", BulkPieceExecutor)
 EXECUTE_BULK = Target(BulkPieceExecutor.execute, BulkPieceExecutor)
 RESUME = Target(Administering.resume, Administering)
 TURN = Target(Turn.run, Turn)
+DISPATCH_OF_TURN = Target(TurnDispatch.run, TurnDispatch)
 PAGE_READ = Target(StoreResults.on_page_read, StoreResults)
 CHANGE_POLICIES = Target(Administering.change_policies, Administering)
 COMMITTED = Target(StoreResults.on_committed, StoreResults)
@@ -362,6 +364,10 @@ HAS_EXPRESS_CREDIT = Target(BrokerConsumer.has_express_credit, BrokerConsumer)
 EXPRESS_MAX = Attribute("EXPRESS_MAX", consumer_module)
 COVERED_BY = Target(BrokerConsumer.covered_sequences, BrokerConsumer)
 CHOOSE_OWNER = Target(QueueReceivers.choose_exclusive, QueueReceivers)
+COUNT_DISPATCHED = Target(ClientRegistry.count_dispatched, ClientRegistry)
+COUNT_HELD = Target(ConnectionState.count_held, ConnectionState)
+SETTLING_TRANSACTIONS = Attribute("settling_transactions", OpenTransactions)
+TAKE_FREED_SESSIONS = Target(ClientRegistry.take_freed_sessions, ClientRegistry)
 
 # Lanes ----------------------------------------------------------------------------------------------------------------
 RETURN_TO_LANE = Target(Lane.requeue, Lane)
@@ -380,6 +386,7 @@ NEW_ENTRY_OF_PAGE = Target(Entry, reading_module)
 MOVE_HORIZON = Target(ResidentSet.move_horizon, ResidentSet)
 LOWER_HORIZON_OF_ONE = Target(Eviction._lower_horizon, Eviction)
 LOWER_HORIZONS = Target(Eviction._lower_horizons, Eviction)
+ENFORCE_MEMORY_LIMITS = Target(Eviction.enforce_memory_limits, Eviction)
 UNLOAD_BODIES = Target(Eviction._unload_bodies, Eviction)
 RESTORE_BODY = Target(PageReader._restore_body, PageReader)
 WRITE_EVICTED = Target(put_copies, eviction_module)
@@ -403,6 +410,8 @@ SHARE_CONTENT = Target(put_content, entries_module)
 DELAY = Target(DelayedEntries.delay, DelayedEntries)
 RESTORE_DELAY = Target(DelayedEntries.restore, DelayedEntries)
 DUE_MS = Target(DelayedEntries.due_ms, DelayedEntries)
+IS_RETRY_DUE = Target(RetryTask.can_step, RetryTask)
+END_DELAYS = Target(RetryTask.step, RetryTask)
 
 # Expiry and timers ----------------------------------------------------------------------------------------------------
 EXPIRE_STEP = Target(ExpiryTask.step, ExpiryTask)
@@ -500,6 +509,8 @@ CLASSES_TO_QUERY = Target(GroupedQueueDispatch._classes_to_query, GroupedQueueDi
 
 # Wildcards ------------------------------------------------------------------------------------------------------------
 TRUE_NEXT = Target(WildcardDispatch._true_next, WildcardDispatch)
+SEARCH_SOME = Target(TurnDispatch._search_some, TurnDispatch)
+TOUCH_AGAIN = Target(WildcardDispatch._touch_again, WildcardDispatch)
 DISPATCH_OF_QUEUE = Target(WildcardDispatch._queue_dispatch, WildcardDispatch)
 LIMIT_OF_RANK = Target(WildcardDispatch._first_uncommitted, WildcardDispatch)
 QUEUE_CREATED = Target(Wildcards.on_queue_created, Wildcards)
@@ -534,6 +545,9 @@ DISPATCHES_OF_WILDCARDS_PER_TURN = Attribute("DISPATCHES_PER_TURN", turn_module)
 SHARED_QUEUES_MIN = Attribute("SHARED_QUEUES_MIN", turn_module)
 EXPIRED_PER_TURN = Attribute("EXPIRED_PER_TURN", selective_module)
 RETRIES_PER_TURN = Attribute("RETRIES_PER_TURN", delays_module)
+EVICTED_BYTES_PER_TURN = Attribute("EVICTED_BYTES_PER_TURN", eviction_module)
+EVICTION_QUEUES_PER_TURN = Attribute("EVICTION_QUEUES_PER_TURN", eviction_module)
+EVICTION_QUEUES_SORTED_PER_TURN = Attribute("EVICTION_QUEUES_SORTED_PER_TURN", eviction_module)
 HELD_MAX = Attribute("HELD_MAX", consumer_module)
 HELD_MAX_TO_COUNT = Attribute("HELD_MAX", clients_module)
 
@@ -592,12 +606,17 @@ def pretending(part: object, **moment: object) -> Iterator[None]:
 
 
 def touched(part: object) -> dict[Queue, None]:
-    """Queues that the next turn looks at."""
+    """Return the queues in which the next turn dispatches."""
     return commit_state_of(part).touched_queues
 
 
+def touched_wildcards(part: object) -> dict[Wildcard, None]:
+    """Return the wildcard consumers for which the next turn dispatches."""
+    return commit_state_of(part).touched_wildcards
+
+
 def to_be_dispatched(engine: Engine) -> set[BrokerConsumer]:
-    """Consumers that the next turn looks at, as this one was not to do more."""
+    """Return the consumers that may get more in the next turn, because the last one has reached its limit."""
     state = commit_state_of(engine)
     consumers: set[BrokerConsumer] = set(state.touched_wildcards)
     retries = _part(engine, DelayedEntries)
@@ -606,6 +625,20 @@ def to_be_dispatched(engine: Engine) -> set[BrokerConsumer]:
     for queue in state.touched_queues:
         consumers.update(receivers_of(engine, queue).all())
     return consumers
+
+
+def round_of_eviction(eviction: Eviction) -> object:
+    """Return the eviction that goes on with the next call; None if there is none."""
+    return eviction._round
+
+
+def end_round_of_eviction(eviction: Eviction) -> None:
+    """End an eviction, as if nothing else could leave memory now."""
+    eviction._round = None
+    eviction._resident.nothing_evictable_at = (
+        eviction._commit_state.last_committed,
+        eviction._memory.message_bytes,
+    )
 
 
 def gathering(part: object) -> Batch:

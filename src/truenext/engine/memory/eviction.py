@@ -17,7 +17,7 @@ from operator import attrgetter
 
 from truenext.engine.memory import horizon
 from truenext.engine.memory.horizon import is_stored
-from truenext.engine.memory.resident_set import ResidentSet
+from truenext.engine.memory.resident_set import NEVER_EXHAUSTED, ResidentSet
 from truenext.engine.memory.spilled_subscriptions import SpilledSubscriptions
 from truenext.engine.state.causes import causes_size
 from truenext.engine.state.engine_state import EngineState
@@ -56,6 +56,8 @@ class Eviction:
         self._spilling = spilling
         self._round: Generator[None, None, None] | None = None
         """The eviction that goes on with the next call."""
+        self._round_start = NEVER_EXHAUSTED
+        """Last durable batch, and bytes of messages, when it began."""
 
     @property
     def is_unfinished(self) -> bool:
@@ -88,18 +90,22 @@ class Eviction:
                 self._resident.queues_still_over_limit[queue] = None
         memory = self._memory
         is_short, memory.is_page_space_short = memory.is_page_space_short, False
+        is_first_step = self._round is None
         if self._round is None:
-            if (memory.bytes_over_limit <= 0 and not is_short) or self._resident.nothing_evictable_at == (
-                self._commit_state.last_committed,
-                memory.message_bytes,
-            ):
+            now = (self._commit_state.last_committed, memory.message_bytes)
+            if (memory.bytes_over_limit <= 0 and not is_short) or self._resident.nothing_evictable_at == now:
                 return too_slow
-            self._round = self._evict_largest_first(queues)
+            self._round, self._round_start = self._evict_largest_first(queues), now
         if next(self._round, _END) is not _END:
             return too_slow
         self._round = None
         if memory.bytes_over_limit + memory.limit // EVICTION_DIVISOR > 0:
-            self._resident.nothing_evictable_at = (self._commit_state.last_committed, memory.message_bytes)
+            now = (self._commit_state.last_committed, memory.message_bytes)
+            if not (is_first_step or now == self._round_start):
+                # Messages of queues that are done may have arrived since, or become durable.
+                self._round, self._round_start = self._evict_largest_first(queues), now
+                return too_slow
+            self._resident.nothing_evictable_at = now
         if memory.bytes_over_limit <= min(REPLIES_EXCESS_BYTES_MAX, memory.limit * 3 // 4):
             # A client has requested a large reply, and reads it.
             return too_slow
