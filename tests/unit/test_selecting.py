@@ -5,11 +5,14 @@ Random orders of events are in tests/property.
 
 from collections import deque
 
+import pytest
+
 from tests.property import targets
 from tests.property.disk import found_of
 from tests.unit.inspection import evict_all, run_stuck_audit
 from truenext.broker.pager import read_page
 from truenext.engine.engine import Engine
+from truenext.engine.selecting import selections
 from truenext.engine.selecting.selections import ScanRead
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageResult, StoreRead
@@ -482,3 +485,20 @@ def test_found_messages_leave_memory_at_the_limit_of_their_queue_though_a_page_w
     assert queue.resident_bytes > limit
     driver.engine.evict()
     assert queue.resident_bytes <= limit
+
+
+def test_consumer_gets_messages_whose_comparison_was_left_when_the_last_selector_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A consumer with a selector that came later waited for ever.
+    monkeypatch.setattr(selections, "COMPARISONS_NS_PER_PASS", 1)
+    driver = SelectingDriver(Policy(first_delay_ms=0))
+    driver.send("1", "2", colour="blue")
+    driver.send("3", "4", colour="red")
+    driver.subscribe("red", RED)
+    assert driver.settle() == {"red": ["3", "4"]}
+    for entry in driver.entries["red"]:
+        driver.engine.nack(driver.session, Nack("red", entry.sequence))
+    driver.engine.unsubscribe(driver.session, Unsubscribe("red"))
+    driver.subscribe("red", RED)
+    assert driver.settle() == {"red": ["3", "4"]}

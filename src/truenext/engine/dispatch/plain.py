@@ -124,7 +124,7 @@ class Dispatcher:
             self._commit_state.touched_queues[queue] = None
         if entries:
             self._events.dispatched(queue, entries, consumer_numbers)
-            self.budget -= len(entries)
+        self.budget -= len(entries) + queue_dispatch.expired_count
         return queue_dispatch.awaited_lane
 
     def new_queue_dispatch(self, queue: Queue) -> QueueDispatch:
@@ -222,6 +222,7 @@ class Dispatcher:
             lane.pop()
             if 0 < message.expires_ms <= now_ms:
                 self._settlement.expire(entry)
+                self.budget -= 1
                 continue
             consumer = receivers[0][4]
             entry.deliveries += 1

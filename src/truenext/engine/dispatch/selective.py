@@ -74,7 +74,6 @@ class QueueDispatch:
 
     __slots__ = (
         "_commit_state",
-        "_expiries_left",
         "_has_skipped_uncommitted",
         "_page_reader",
         "_queue",
@@ -83,6 +82,7 @@ class QueueDispatch:
         "_selection",
         "_settlement",
         "awaited_lane",
+        "expired_count",
         "is_cut",
     )
 
@@ -107,7 +107,8 @@ class QueueDispatch:
         """The last search would have found an earlier message, were that not being committed."""
         self.awaited_lane: Lane | None = None
         """Lane that consumers without a selector wait for until it is read, or the last one that was reached."""
-        self._expiries_left = EXPIRED_PER_TURN
+        self.expired_count = 0
+        """Messages that this search has expired."""
         self.is_cut = False
         """More can be dispatched or has expired than one turn may handle."""
 
@@ -276,10 +277,10 @@ class QueueDispatch:
     def _expire(self, entry: Entry) -> bool:
         """Expire a message whose time has come. False if that is left to the next turn: what is next is not known
         until then, as if it had to be read."""
-        if not self._expiries_left:
+        if self.expired_count == EXPIRED_PER_TURN:
             self.is_cut = True
             return False
-        self._expiries_left -= 1
+        self.expired_count += 1
         remove_from_lane(entry)
         self._settlement.expire(entry)
         return True

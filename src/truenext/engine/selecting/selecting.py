@@ -150,6 +150,9 @@ class QueueSelection:
         self.groups = None
         queue.observer, queue.has_groups = None, False
         for lane in queue.lanes:
+            if lane.selected is not None:
+                # Else the next selection would wait for comparisons of which it does not know.
+                lane.selected.deferred = None
             lane.free_selected()
 
     def start_groups(self, consumers: Iterable[BrokerConsumer]) -> None:

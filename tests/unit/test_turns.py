@@ -1,0 +1,343 @@
+"""Tests of turns that do a part of their work and leave the rest to the next ones, and of the limits of what a
+connection or a transaction may hold."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import pytest
+
+from tests.property import targets
+from truenext.engine.commands import sending
+from truenext.engine.engine import Engine
+from truenext.engine.queues import wildcards
+from truenext.engine.state.consumer import ConnectionState
+from truenext.engine.state.queue import Queue
+from truenext.errors import Code, RemoteProtocolError
+from truenext.model.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.model.destination import parse_address
+from truenext.model.message import SentMessage
+from truenext.model.policy import Policies, Policy
+from truenext.model.selector import compile_selector
+
+LARGE = 1 << 30
+
+
+class TurnDriver:
+    """Engine with one connection, and the state of its clock."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.engine = Engine(memory_limit=LARGE, policies=Policies(policy or Policy()))
+        self.tick(1_000_000)
+        self.engine.start()
+        self.commit()
+        self.session: ConnectionState = self.engine.connect("s")
+
+    def tick(self, now_ms: int) -> None:
+        self.engine.tick(now_ms * 1000, now_ms * 1000)
+
+    def commit(self) -> None:
+        while (batch := self.engine.take_batch()) is not None:
+            self.engine.on_committed(batch)
+
+    def send(
+        self,
+        queue: str,
+        *,
+        priority: int = 4,
+        persistent: bool = False,
+        expires_ms: int = 0,
+        body: bytes = b"",
+        transaction: str | None = None,
+    ) -> None:
+        message = SentMessage(priority, persistent, expires_ms, b"content-length:%d\n" % len(body), body)
+        self.engine.send(self.session, Send(parse_address(f"/queue/{queue}", "s"), message, transaction))
+
+    def subscribe(
+        self, queue: str, *, name: str = "", window: int = 1000, selector: str | None = None, has_express: bool = False
+    ) -> None:
+        compiled = None if selector is None else compile_selector(selector)
+        address = parse_address(f"/queue/{queue}", "s")
+        self.engine.subscribe(
+            self.session,
+            Subscribe(name or queue, address, AckMode.INDIVIDUAL, window, selector=compiled, has_express=has_express),
+        )
+
+    def ack(self, subscription: str, sequence: int, transaction: str | None = None) -> None:
+        self.engine.acknowledge(self.session, Ack(subscription, sequence, transaction))
+
+    def turn(self) -> list[tuple[str, int]]:
+        """Return the queues and sequences of the messages that a turn dispatches."""
+        deliveries = self.engine.turn().deliveries
+        return [(each.lane.queue.name, each.sequence) for entries in deliveries.values() for each in entries]
+
+    def turns(self) -> list[list[str]]:
+        """Return the queues of the dispatched messages of each turn, until no turn has work."""
+        dispatched = []
+        while self.engine.has_work:
+            dispatched.append([queue for queue, _ in self.turn()])
+            assert len(dispatched) < 100, "the engine never comes to rest"
+        return dispatched
+
+    def waiting_count(self, queues: Iterable[str]) -> int:
+        return sum(self.find_queue(name).waiting_count() for name in queues)
+
+    def find_queue(self, name: str) -> Queue:
+        return next(queue for queue in self.engine.queues() if queue.name == name)
+
+
+def limit_turns(patch: pytest.MonkeyPatch, dispatches: int) -> None:
+    targets.DISPATCHES_PER_TURN.replace(patch, dispatches)
+    targets.DISPATCHES_OF_WILDCARDS_PER_TURN.replace(patch, dispatches)
+
+
+def limit_held(patch: pytest.MonkeyPatch, held_max: int) -> None:
+    targets.HELD_MAX.replace(patch, held_max)
+    targets.HELD_MAX_TO_COUNT.replace(patch, held_max)
+
+
+# Dispatch -------------------------------------------------------------------------------------------------------------
+
+
+def test_turn_with_more_changed_queues_than_its_limit_leaves_the_others_to_the_next_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit_turns(monkeypatch, 4)
+    driver = TurnDriver()
+    for name in "abcde":
+        driver.send(name)
+        driver.subscribe(name)
+    # A queue and a message count as one each.
+    assert driver.turns() == [["a", "b"], ["c", "d"], ["e"]]
+
+
+@pytest.mark.parametrize("selector", [None, "JMSPriority = 4"])
+def test_queue_that_a_turn_cut_goes_behind_the_queues_that_wait(
+    monkeypatch: pytest.MonkeyPatch, selector: str | None
+) -> None:
+    limit_turns(monkeypatch, 4)
+    driver = TurnDriver()
+    driver.subscribe("a", selector=selector)
+    driver.subscribe("b")
+    for _ in range(9):
+        driver.send("a")
+    driver.send("b")
+    first, second, *others = driver.turns()
+    assert set(first) == {"a"} and second[0] == "b"
+    assert sum(turn.count("a") for turn in (first, second, *others)) == 9
+
+
+def test_wildcard_consumer_gets_nothing_until_all_changed_queues_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets.SHARED_QUEUES_MIN.replace(monkeypatch, 2)
+    driver = TurnDriver()
+    driver.subscribe("x.>", window=2)
+    for name in "abcd":
+        driver.send(f"x.{name}")
+    driver.send("x.e", priority=9)
+    assert driver.turns() == [[], ["x.e", "x.a"]], "the true nexts, though other queues were searched first"
+
+
+@pytest.mark.parametrize(("selector", "expired_max"), [(None, 4), ("JMSPriority = 4", 4 + 3)])
+def test_turn_with_more_expired_messages_than_its_limit_leaves_the_others_to_the_next_turns(
+    monkeypatch: pytest.MonkeyPatch, selector: str | None, expired_max: int
+) -> None:
+    limit_turns(monkeypatch, 4)
+    targets.EXPIRED_PER_TURN.replace(monkeypatch, 3)
+    driver = TurnDriver()
+    for name in "abc":
+        for _ in range(4):
+            driver.send(name, expires_ms=2_000_000)
+        driver.send(name)
+    driver.tick(3_000_000)
+    for name in "abc":
+        driver.subscribe(name, selector=selector)
+    left = [driver.waiting_count("abc")]
+    dispatched: list[str] = []
+    while driver.engine.has_work:
+        dispatched += [queue for queue, _ in driver.turn()]
+        left.append(driver.waiting_count("abc"))
+    assert max(before - after for before, after in pairwise(left)) <= expired_max
+    assert sorted(dispatched) == ["a", "b", "c"] and not left[-1]
+
+
+def test_messages_that_are_due_are_dispatched_in_order_once_all_have_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = TurnDriver(Policy(attempts_max=5, first_delay_ms=1000))
+    driver.subscribe("a")
+    for _ in range(5):
+        driver.send("a")
+    sequences = [sequence for _, sequence in driver.turn()]
+    # The last one is due first.
+    for number, sequence in enumerate(reversed(sequences)):
+        driver.tick(1_000_000 + number)
+        driver.engine.nack(driver.session, Nack("a", sequence))
+    assert not driver.turns()[-1]
+    targets.RETRIES_PER_TURN.replace(monkeypatch, 2)
+    driver.tick(1_010_000)
+    assert driver.engine.has_work and not driver.turn()
+    assert driver.engine.has_work and not driver.turn()
+    assert [sequence for _, sequence in driver.turn()] == sequences
+
+
+def test_wildcard_consumer_that_ends_leaves_its_queues_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wildcards, "LEAVE_QUEUES_PER_TURN", 2)
+    driver = TurnDriver()
+    for name in "abcde":
+        driver.send(f"x.{name}")
+    driver.subscribe("x.>", window=1)
+    driver.turns()
+    driver.engine.unsubscribe(driver.session, Unsubscribe("x.>"))
+    driver.subscribe("x.>", name="other")
+    queues = [driver.find_queue(f"x.{name}") for name in "abcde"]
+    counts = []
+    while driver.engine.has_work:
+        driver.turn()
+        counts.append(sum(len(targets.receivers_of(driver.engine, queue).all()) for queue in queues))
+    assert counts[-1] == 5 and len(counts) > 1, "only the other consumer is left"
+
+
+# Held messages and transactions ---------------------------------------------------------------------------------------
+
+
+def test_connection_that_holds_too_much_gets_nothing_until_it_acknowledges(monkeypatch: pytest.MonkeyPatch) -> None:
+    # C4.14
+    limit_held(monkeypatch, 3)
+    driver = TurnDriver()
+    driver.subscribe("a", window=2, has_express=True)
+    driver.subscribe("b")
+    for name in "aab":
+        driver.send(name)
+    held = driver.turn()
+    assert [queue for queue, _ in held] == ["a", "a", "b"]
+    driver.send("b")
+    driver.send("a", priority=9)
+    assert driver.turns() == [[]], "neither by credit nor by express dispatch"
+    driver.ack("b", held[2][1])
+    # The queue that has changed goes first.
+    assert driver.turns() == [["b", "a"]]
+
+
+def test_acknowledgement_in_an_open_transaction_gives_a_full_connection_no_credit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # C4.14
+    limit_held(monkeypatch, 2)
+    driver = TurnDriver()
+    driver.subscribe("a")
+    for _ in "12":
+        driver.send("a")
+    (_, first), _ = driver.turn()
+    driver.send("a")
+    driver.engine.begin(driver.session, Begin("t"))
+    driver.ack("a", first, "t")
+    assert driver.turns() == [[]]
+    driver.engine.commit(driver.session, Commit("t"))
+    # The broker runs a turn after each command.
+    assert [queue for queue, _ in driver.turn()] == ["a"]
+
+
+def test_full_connection_that_unsubscribes_gets_messages_of_its_other_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    # C4.14
+    limit_held(monkeypatch, 2)
+    driver = TurnDriver()
+    driver.subscribe("a")
+    driver.subscribe("b")
+    for name in "aab":
+        driver.send(name)
+        driver.turn()
+    assert not driver.engine.has_work
+    driver.engine.unsubscribe(driver.session, Unsubscribe("a"))
+    assert driver.turns() == [["b"]]
+
+
+def test_transaction_that_sends_to_too_many_queues_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "TRANSACTION_QUEUES_MAX", 2)
+    driver = TurnDriver()
+    driver.engine.begin(driver.session, Begin("t"))
+    for name in "abab":
+        driver.send(name, transaction="t")
+    with pytest.raises(
+        RemoteProtocolError, match="more than 2 queues in one transaction; commit more often"
+    ) as refused:
+        driver.send("c", transaction="t")
+    assert refused.value.code is Code.LIMIT
+    driver.engine.abort(driver.session, Abort("t"))
+    assert not targets.reserved(driver.engine)
+    driver.engine.begin(driver.session, Begin("t"))
+    driver.send("c", transaction="t")
+
+
+# Eviction -------------------------------------------------------------------------------------------------------------
+
+
+def fill_queues(driver: TurnDriver, names: str) -> None:
+    for name in names:
+        driver.send(name, persistent=True, body=bytes(1000))
+    driver.commit()
+    driver.turns()
+
+
+def test_eviction_of_more_bytes_than_one_turn_may_goes_on_with_the_next_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets.EVICTED_BYTES_PER_TURN.replace(monkeypatch, 1000)
+    driver = TurnDriver()
+    fill_queues(driver, "aaaaaaaabbbbbbbb")
+    memory = driver.engine.memory
+    memory.limit = 0
+    left = [memory.message_bytes]
+    driver.engine.evict()
+    while driver.engine.has_work:
+        left.append(memory.message_bytes)
+        driver.turn()
+        driver.engine.evict()
+    assert memory.bytes_over_limit <= 0 and len(left) > 3
+    assert left[0] > left[1] > left[2] > 0, "each turn evicts a part"
+
+
+@pytest.mark.parametrize("limit", [targets.EVICTION_QUEUES_PER_TURN, targets.EVICTION_QUEUES_SORTED_PER_TURN])
+def test_eviction_from_more_queues_than_one_turn_may_goes_on_with_the_next_turns(
+    monkeypatch: pytest.MonkeyPatch, limit: targets.Attribute
+) -> None:
+    limit.replace(monkeypatch, 2)
+    driver = TurnDriver()
+    fill_queues(driver, "abcde")
+    driver.engine.memory.limit = 0
+    turns = 0
+    driver.engine.evict()
+    while driver.engine.has_work:
+        turns += 1
+        driver.turn()
+        driver.engine.evict()
+    assert driver.engine.memory.bytes_over_limit <= 0 and turns >= 2
+
+
+def test_eviction_includes_messages_that_have_arrived_since_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A round of several turns ended as if nothing else could leave memory, until the next commit.
+    targets.EVICTION_QUEUES_PER_TURN.replace(monkeypatch, 2)
+    driver = TurnDriver()
+    fill_queues(driver, "abcde")
+    driver.engine.memory.limit = 0
+    driver.engine.evict()
+    goes_on = driver.engine.has_work
+    assert goes_on
+    for name in "fa":
+        driver.send(name, persistent=True, body=bytes(1000))
+    driver.commit()
+    while driver.engine.has_work:
+        driver.turn()
+        driver.engine.evict()
+    assert driver.engine.memory.bytes_over_limit <= 0
+
+
+def test_eviction_that_frees_nothing_comes_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets.EVICTION_QUEUES_PER_TURN.replace(monkeypatch, 1)
+    driver = TurnDriver()
+    driver.engine.begin(driver.session, Begin("t"))
+    fill_queues(driver, "abc")
+    for name in "abc":
+        driver.subscribe(name)
+    for name, sequence in driver.turn():
+        driver.ack(name, sequence, "t")
+    driver.engine.memory.limit = 0
+    driver.engine.evict()
+    for _ in range(20):
+        driver.turn()
+        driver.engine.evict()
+    assert not driver.engine.has_work and driver.engine.memory.bytes_over_limit > 0
