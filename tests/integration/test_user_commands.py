@@ -529,7 +529,7 @@ def test_command_on_a_faulty_file_prints_its_faults(file: Path, command: list[st
     assert user(file, *command, stdin=b"x\n") == (
         2,
         "",
-        f"truenext: {file}: [user.shop] passwords: text 1 of the list is not an Argon2id hash: make one with "
+        f"truenext: {file}: [user.shop] passwords: text 1 of the list is not an Argon2id hash: replace it by one of "
         f"`truenext user hash`\n{file}: [user.till]: there is no key 'tkae'; is 'take' meant?\n",
     )
     assert (file.read_text(), files(file.parent)) == (faulty, ["anna", "users.toml"])

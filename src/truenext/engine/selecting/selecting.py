@@ -76,8 +76,8 @@ class QueueSelection:
         self._keyed = KeyedScans()
         self.unfinished_cursors: dict[ScanCursor, None] = {}
         """Cursors that have not tested their whole lane, the one served last at the end."""
-        self._stopped_ranks: set[int] = set()
-        """Ranks of lanes in which all scans of `KeyedScans` without a key are unfinished: nothing that arrives is
+        self._stopped_ranks = 0
+        """Bit for each rank whose lane has only unfinished scans without a key (KeyedScans): nothing that arrives is
         compared with them."""
         self._deferred_lanes: dict[int, Lane] = {}
         """Lanes with requeued messages that are compared later, by rank."""
@@ -101,7 +101,7 @@ class QueueSelection:
             scan = self.scans[text] = QueueScan(selector, self._new_cursors(selector))
             self._memory.queue_bytes += self._scan_bytes(scan)
             self._keyed.add(scan)
-            self._stopped_ranks.clear()
+            self._stopped_ranks = 0
             self._restart_deferred()
             self.unfinished_cursors.update((cursor, None) for cursor in scan.cursors.values() if cursor.is_unfinished)
         scan.consumers += 1
@@ -182,7 +182,7 @@ class QueueSelection:
         is_match = is_compared = False
         assert entry.message is not None, "it has just arrived"
         budget = self._arrival_budget
-        with_unkeyed = lane.rank not in self._stopped_ranks
+        with_unkeyed = not self._stopped_ranks >> lane.rank & 1
         for scan in self._keyed.candidate_scans(entry.message, with_unkeyed=with_unkeyed):
             cursor = scan.cursors.get(lane.rank)
             if cursor is None or cursor.tested_to < UNBOUNDED:
@@ -196,7 +196,7 @@ class QueueSelection:
                 is_compared = True
                 is_match |= cursor.on_arrived(entry)
         if not is_compared and budget.is_spent:
-            self._stopped_ranks.add(lane.rank)
+            self._stopped_ranks |= 1 << lane.rank
         if is_match and lane.horizon != UNBOUNDED:
             lane.unread_in_memory.pop()
             self._memory.pending_free_bytes -= size_of(entry.message)
@@ -314,7 +314,7 @@ class QueueSelection:
     def _end_if_finished(self, cursor: ScanCursor) -> None:
         if not cursor.is_unfinished:
             self.unfinished_cursors.pop(cursor, None)
-            self._stopped_ranks.discard(cursor.lane.rank)
+            self._stopped_ranks &= ~(1 << cursor.lane.rank)
 
     def test_page(
         self,
