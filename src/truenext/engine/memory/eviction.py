@@ -53,6 +53,7 @@ class Eviction:
         self._memory = state.memory
         self._resident = resident
         self._clients = state.clients
+        self._queues_by_name = state.queues_by_name
         self._spilling = spilling
         self._round: Generator[None, None, None] | None = None
         """The eviction that goes on with the next call."""
@@ -147,6 +148,8 @@ class Eviction:
                 done.update(group)
                 while (needed := memory.bytes_over_limit + memory.limit // EVICTION_DIVISOR) > 0:
                     before = memory.bytes_over_limit
+                    # Some may have ended since the last turn: nothing of them may enter the store any more.
+                    group = [one for one in group if self._queues_by_name.get(one.name) is one]
                     self._evict_from_queues(group, min(needed, step_bytes))
                     step_bytes -= before - memory.bytes_over_limit
                     if step_bytes > 0:
