@@ -341,3 +341,30 @@ def test_eviction_that_frees_nothing_comes_to_rest(monkeypatch: pytest.MonkeyPat
         driver.turn()
         driver.engine.evict()
     assert not driver.engine.has_work and driver.engine.memory.bytes_over_limit > 0
+
+
+def test_subscription_that_ends_while_eviction_goes_on_is_not_written_to_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # It stayed in the store for ever.
+    targets.EVICTION_QUEUES_PER_TURN.replace(monkeypatch, 1)
+    driver = TurnDriver()
+    engine, session = driver.engine, driver.session
+    for name in "abc":
+        address = parse_address(f"/topic/{name}", "s")
+        engine.subscribe(session, Subscribe(name, address, AckMode.INDIVIDUAL, 1))
+        for _ in range(3):
+            message = SentMessage(4, False, 0, b"content-length:1000\n", bytes(1000))
+            engine.send(session, Send(address, message))
+    driver.commit()
+    driver.turn()
+    engine.memory.limit = 0
+    engine.evict()
+    written = {queue for queue in engine.queues() if queue.is_known_to_store}
+    for name in "abc":
+        engine.unsubscribe(session, Unsubscribe(name))
+    for _ in range(10):
+        engine.evict()
+        driver.turn()
+    introduced = {queue for queue in targets.spilling_queues(engine._eviction._spilling) if queue not in written}
+    assert not introduced
