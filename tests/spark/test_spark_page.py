@@ -89,7 +89,7 @@ def test_default_of_an_option_is_what_it_is_without_being_said(name: str) -> Non
 
 def test_option_without_a_default_changes_what_is_read() -> None:
     nothing = [name for name, (default, _) in OPTIONS.items() if default == "none"]
-    assert nothing == ["user", "passwordFile", "ca", "certificate", "key", "selector"]
+    assert nothing == ["user", "passwordFile", "ca", "certificate", "key", "selector", "minRowsPerTrigger"]
     assert parse_options(REQUIRED).selector is None
     assert parse_options(REQUIRED).credentials == NO_CREDENTIALS
 

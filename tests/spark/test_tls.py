@@ -147,8 +147,8 @@ def test_certificate_that_is_not_accepted_is_the_reason_why_there_is_no_broker(
                 broker.url,
                 Credentials(ca=str(other.ca)),
                 # This broker shows the certificate of its authority as well, since it checks those of clients with it.
-                "the broker's certificate is not accepted: self-signed certificate in certificate chain; set ca to a "
-                "file with the certificate that signed it",
+                "the broker's certificate is not accepted: self-signed certificate in certificate chain; set ca "
+                "(--ca, TRUENEXT_CA) to a file with the certificate that signed it",
             ),
             (expired.url, own, "the broker's certificate is not accepted: certificate has expired"),
             (tls_at_plain, own, "the port speaks no TLS of version 1.2 or later: perhaps it is for stomp://"),
