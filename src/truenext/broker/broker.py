@@ -366,8 +366,8 @@ class Broker:
         is_disk_short = self._commit_state.disk_level is not DiskLevel.PLENTY
         needs_login = session in self._before_login
         actions = self._actions
-        until_us = self._commit_state.now_us + EXECUTE_SLICE_US
         commit_state = self._commit_state
+        until_us = commit_state.now_us + EXECUTE_SLICE_US
         commit_state.is_read_long = engine.routing_may_take_long
         self._schedule_turn()
         if needs_login or (self._control_only.idle_since and session in self._control_only.idle_since):
@@ -438,13 +438,10 @@ class Broker:
             yield
             if not self._engine.is_connected(session):
                 return
-        self._resume_soon(session)
+        self.wait_for_others(session)
 
     def wait_for_others(self, session: ConnectionState) -> None:
         """Call the peer's `resume_reading` once other connections were served and there is capacity."""
-        self._resume_soon(session)
-
-    def _resume_soon(self, session: ConnectionState) -> None:
         self._loop.call_soon(self._resume_waiting, session)
 
     def _resume_waiting(self, session: ConnectionState) -> None:

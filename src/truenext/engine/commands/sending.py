@@ -60,6 +60,8 @@ class Sending:
         self._producers = producers
         self._when_full = when_full
         self._limits = limits
+        self._copies_max = max(COPIES_MAX, limits.messages)
+        """Copies that one command may make."""
 
     def send(self, session: ConnectionState, send: Send) -> None:
         """Raises: RemoteProtocolError if there is no such transaction, or a limit is reached; NoSpaceError."""
@@ -133,11 +135,10 @@ class Sending:
         """Refuse a command that would make more copies of messages than one may.
         Raises: RemoteProtocolError.
         """
-        copies_max = max(COPIES_MAX, self._limits.messages)
-        if count > copies_max:
+        if count > self._copies_max:
             raise RemoteProtocolError(
-                f"{count} copies, more than the {copies_max} that one SEND or COMMIT may make: commit more often, or "
-                "send to fewer topics and queues at once",
+                f"{count} copies, more than the {self._copies_max} that one SEND or COMMIT may make: commit more "
+                "often, or send to fewer topics and queues at once",
                 Code.LIMIT,
             )
 
@@ -172,7 +173,7 @@ class Sending:
             yield from self._queues.find_ahead(send.ahead, send.destination, message)
             yield
             count += send.ahead.count
-            if count > max(COPIES_MAX, self._limits.messages):
+            if count > self._copies_max:
                 # The command will be refused.
                 return
 
