@@ -673,7 +673,7 @@ JOIN_QUEUES_PER_TURN = 200
 """Queues checked in one turn for a wildcard consumer that is to join them."""
 
 EVICTED_BYTES_PER_TURN = 1024 * 1024
-"""Bytes of messages that leave memory in one turn, or half of what there is too much: other clients are served in
+"""Bytes of messages that leave memory in one turn, or half of the excess if that is more: other clients are served in
 between."""
 
 EVICTION_QUEUES_PER_TURN = 300

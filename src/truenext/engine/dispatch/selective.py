@@ -110,7 +110,7 @@ class QueueDispatch:
         self.expired_count = 0
         """Messages that this search has expired."""
         self.is_cut = False
-        """More can be dispatched or has expired than one turn may handle."""
+        """The turn has dispatched or expired as many messages as it may, and there are more."""
 
     def dispatch(
         self, consumers: Sequence[BrokerConsumer], dispatch_entry: Callable[[Entry, BrokerConsumer], object], limit: int

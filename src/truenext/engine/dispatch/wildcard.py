@@ -90,7 +90,7 @@ class WildcardDispatch:
         self._dispatched_by_queue: dict[Queue, tuple[list[Entry], list[int]]] = {}
 
     def update(self, queues: Iterable[Queue]) -> None:
-        """Only find the next messages of wildcard consumers in these queues, which have no other consumers."""
+        """Find, without dispatch, the next messages of wildcard consumers in these queues, which have no others."""
         for queue in queues:
             self._update_heads(queue)
         self._touch_again()
