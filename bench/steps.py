@@ -49,18 +49,18 @@ from truenext.server.listener import Listener, Places
 from truenext.store.embedded import EmbeddedStore
 
 STEP_MS = 20
-"""Longest step, in ms of processor time."""
+"""Aim for most steps, in ms of processor time."""
 LISTED_MS = 100
-"""Longest step that the contract wants whole, with default limits."""
+"""Aim for steps that the contract wants whole, with default limits, in ms of processor time."""
 QUIET_S = 0.3
-"""Seconds without a step of NOTED_S after which the broker has done what an event caused."""
+"""Seconds without a noted step after which the broker has done all that an event caused."""
 NOTED_S = 0.001
 """Shortest step that is noted, in seconds of processor time."""
 ANSWER_S = 120.0
 
 
 class Steps:
-    """Longest steps of all event loops of this process, while it is entered."""
+    """Context manager that notes the longest steps of all event loops of this process."""
 
     def __init__(self) -> None:
         self.noted: list[tuple[float, str]] = []
@@ -91,7 +91,7 @@ class Steps:
 
 
 class Client:
-    """Blocking STOMP connection that counts frames without reading them: the load must not cost more than the work."""
+    """Blocking STOMP connection that counts frames without decoding them: the load must not cost more than the work."""
 
     def __init__(self, port: int, *, client_id: str = "", is_truenext: bool = False) -> None:
         self._sock = socket.create_connection(("127.0.0.1", port))
@@ -115,7 +115,7 @@ class Client:
         self._sock.sendall(data)
 
     def confirm(self) -> None:
-        """Wait until the broker has carried out all frames, without what is read meanwhile."""
+        """Wait until the broker has executed all frames; drop the frames that are read meanwhile."""
         self._receipts += 1
         name = f"r{self._receipts}"
         self.write("BEGIN", {"transaction": name})
@@ -153,7 +153,7 @@ class Client:
         self.call("SEND", {"destination": f"/control/{verb}"}, json.dumps(request).encode())
 
     def drain(self) -> None:
-        """Read until nothing comes."""
+        """Read until no byte has come for QUIET_S."""
         self._sock.settimeout(QUIET_S)
         try:
             while True:
@@ -195,7 +195,7 @@ class Row(NamedTuple):
 
 
 class Trial:
-    """One broker with default limits, its clients, and what was measured."""
+    """One broker with default limits, its clients, and the measured events."""
 
     def __init__(self, name: str, port: int, steps: Steps) -> None:
         self.name = name
@@ -211,7 +211,7 @@ class Trial:
 
     @contextmanager
     def measures(self, event: str, limit_ms: int = STEP_MS) -> Generator[None, None, None]:
-        """Note the longest step from here until the broker has been quiet for a while."""
+        """Note the longest step from the start of the block until the broker is quiet."""
         self.settle()
         self._steps.noted.clear()
         yield
@@ -220,7 +220,7 @@ class Trial:
         self.rows.append(Row(self.name, event, limit_ms, seconds * 1000, callback))
 
     def settle(self) -> None:
-        """Wait until the broker has nothing to do."""
+        """Wait until the broker has been quiet for QUIET_S."""
         self._steps.last_at = time.monotonic()
         while (rest_s := self._steps.last_at + QUIET_S - time.monotonic()) > 0:
             time.sleep(min(rest_s, 0.02))
@@ -297,7 +297,7 @@ def nack(trial: Trial) -> None:
 
 @scenario
 def held(trial: Trial) -> None:
-    """Ends of connections that hold very much."""
+    """Ends of connections that hold very many messages."""
     trial.fill("/queue/held", 120_000)
     client = trial.client()
     for number in range(100):

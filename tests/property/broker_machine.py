@@ -454,10 +454,10 @@ def _forget_engines() -> None:
 
 
 class PerTurn(NamedTuple):
-    """Limits of one turn that are so small that few messages reach them."""
+    """Limits of one turn, some so small that few messages reach them."""
 
     dispatches: int = 2000
-    """Dispatches, and less of all else."""
+    """Messages dispatched in one turn; half as many expire, or return when their delay ends."""
     held_max: int = 32_767
     """Messages that a connection holds before it has no credit."""
 

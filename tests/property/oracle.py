@@ -474,11 +474,11 @@ class Oracle:
         """No connection's room shuts in this turn, so that any order of the queues will do, or none."""
         self._reading: dict[str, int] = {}
         self.unfinished: set[Reader | None] = set()
-        """Consumers to which the next turn goes on to dispatch (C4.3)."""
+        """Consumers that may get more in the next turn, because the last one has reached its limit (C4.3)."""
         self.held_max = 32_767
         """Messages that a connection holds before it has no credit (C4.14)."""
         self._full_peers: set[Peer] = set()
-        """Connections that had no credit for that when the turn began."""
+        """Connections that held so many messages when the turn began."""
         """Queues for which pages are being read, with the smallest rank among those."""
         self.scanning: dict[tuple[str, str], int] = {}
         """Rank, by queue and selector, up to which older messages are not compared yet, or one must be read; told by
