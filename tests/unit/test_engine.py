@@ -141,6 +141,42 @@ def test_a_receipt_leaves_although_the_write_that_it_waits_for_was_cancelled() -
     assert engine.turn().answers == [(session, Receipt("r"))]
 
 
+@pytest.mark.parametrize("last", [Commit, Abort, Nack])
+def test_receipt_of_a_command_that_cancels_all_writes_follows_the_receipts_before_it(
+    last: type[Commit | Abort | Nack],
+) -> None:
+    # Fixed: the later receipt waited for no batch, and was sent before the earlier one.
+    engine = started(store_and_dispatch=StoreAndDispatch.CONCURRENT)
+    session = engine.connect("s")
+    subscribe(engine, session, mode=AckMode.INDIVIDUAL)
+    send(engine, session, persistent=True)
+    dispatched(engine)
+    commit(engine)
+    engine.turn()
+    send(engine, session, persistent=True)
+    engine.answer(session, Receipt("first"))
+    (sequence,) = dispatched(engine)
+    engine.begin(session, Begin("t"))
+    engine.acknowledge(session, Ack("0", sequence, "t"))
+    engine.commit(session, Commit("t"))
+    if last is Nack:
+        send(engine, session)
+        (sequence,) = dispatched(engine)
+        engine.nack(session, Nack("0", sequence))
+    elif last is Abort:
+        engine.begin(session, Begin("u"))
+        send(engine, session)
+        (sequence,) = dispatched(engine)
+        engine.acknowledge(session, Ack("0", sequence, "u"))
+        engine.abort(session, Abort("u"))
+    engine.answer(session, Receipt("second"))
+    receipts = list(engine.turn().answers)
+    while (batch := engine.take_batch()) is not None:
+        engine.on_committed(batch)
+        receipts += engine.turn().answers
+    assert receipts == [(session, Receipt("first")), (session, Receipt("second"))]
+
+
 def test_a_queue_that_could_not_shrink_before_a_write_was_durable_shrinks_when_it_is() -> None:
     """The queue shrinks without a new message."""
     limit = 2000

@@ -93,7 +93,7 @@ class Acknowledging:
         for sequence in covered:
             entry = consumer.held.pop(sequence)
             self._settlement.fail(entry, RequeueReason.NACKED, nack, reports_started=consumer.reports_started)
-        session.last_batch = self._commit_state.latest_batch
+        session.last_batch = max(session.last_batch, self._commit_state.latest_batch)
 
     def _add_cause(self, session: ConnectionState, transaction: BrokerTransaction, nack: Nack) -> None:
         """Count the cause of a NACK for a message that the transaction had acknowledged."""

@@ -100,7 +100,7 @@ class Transactions:
         if commit.producer is not None:
             self._producers.record_use(commit, is_stored=is_stored)
         if is_stored or nacked:
-            session.last_batch = self._commit_state.latest_batch
+            session.last_batch = max(session.last_batch, self._commit_state.latest_batch)
         else:
             for send in sends:
                 queues.await_introduction(session, send.destination)
@@ -122,7 +122,7 @@ class Transactions:
         for entry in transaction.nacked():
             self._settlement.fail(entry, RequeueReason.ABORTED)
         if transaction.held:
-            session.last_batch = self._commit_state.latest_batch
+            session.last_batch = max(session.last_batch, self._commit_state.latest_batch)
 
     def _end(self, session: ConnectionState, name: str) -> BrokerTransaction:
         transaction = session.transactions.end(name)
