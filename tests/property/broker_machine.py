@@ -482,8 +482,6 @@ class BrokerMachine(RuleBasedStateMachine):
     }
     WEIGHTS: ClassVar[dict[str, int]] = {name: weight for name, (weight, _) in ACTIONS.items()}
     ARE_NARROW: ClassVar[list[bool]] = [False, False, True]
-    MAY_COMPARE_ONE_A_TURN: ClassVar[bool] = True
-    """Some examples compare one message with a selector in each turn."""
     EXPIRE: ClassVar[bool] = False
     """Nearly all messages do."""
     WINDOW_MAX: ClassVar[int | None] = None
@@ -627,7 +625,7 @@ class BrokerMachine(RuleBasedStateMachine):
         targets.hear_of_due(self.engine, self._becomes_a_message)
         if self.policy.attempts_max > 1:
             targets.find_all_queues_ahead(self.engine)
-        if self.policy.page_size < 1000 and self.MAY_COMPARE_ONE_A_TURN:
+        if self.policy.page_size < 1000:
             targets.compare_one_message_a_turn(self.engine)
         self.redriving = self.piece = self.cancelling = None
         self.boot_us = self.oracle.steady_ms * 1000 - 7
@@ -3121,8 +3119,6 @@ class ReleasingGroupsMachine(ReleasingMachine, GroupsMachine):
 class WildcardMachine(BrokerMachine):
     """Most consumers take from several queues, some of which are made later; now and then memory is short."""
 
-    # With turns that also search one queue at a time the broker takes thousands of turns to come to rest.
-    MAY_COMPARE_ONE_A_TURN: ClassVar[bool] = False
     CIRCUMSTANCES: ClassVar[dict[str, Draw]] = BrokerMachine.CIRCUMSTANCES | {
         "memory_limits": OneOf([(NO_LIMIT, NO_LIMIT)] * 3 + [(ROOMY, NO_LIMIT)] * 3 + [(6000, NO_LIMIT)]),
         "page_size": OneOf([1, 1, 2, 4, 1000]),

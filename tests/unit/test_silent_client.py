@@ -65,11 +65,16 @@ class Loop:
 class Broker:
     """Takes everything and says nothing, but notes when a client is lost."""
 
-    has_capacity = True
-
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self.incomplete_frames = SimpleNamespace(is_full=False)
+        self.has_capacity = True
+        self.capacity = SimpleNamespace(
+            incomplete_frames=self.incomplete_frames,
+            may_read=lambda _: self.has_capacity,
+            bytes_to_read=lambda *_: 0,
+            wait=lambda *_, **__: None,
+        )
         self.lost_at: float | None = None
 
     def connect(self, connection: ServerConnection, **__: object) -> SimpleNamespace:
@@ -81,9 +86,6 @@ class Broker:
             if isinstance(command, Login):
                 self._connection.send_connected(command, "", is_takeover=False, is_checked=False)
 
-    def bytes_to_read(self, *_: object) -> int:
-        return 0
-
     def connection_lost(self, _: object, **__: object) -> None:
         self.lost_at = self._loop.time()
 
@@ -93,7 +95,7 @@ class Broker:
     def all_sent(self, *_: object, **__: object) -> None:
         pass
 
-    connection_closed = answer = wait_for_capacity = warn_of_ineffective_header = all_sent
+    connection_closed = answer = warn_of_ineffective_header = all_sent
 
 
 class Client:

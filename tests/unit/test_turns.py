@@ -9,12 +9,14 @@ import pytest
 from tests.property import targets
 from truenext.engine.commands import sending
 from truenext.engine.engine import Engine
+from truenext.engine.memory.eviction import EVICTED_BYTES_PER_BATCH
 from truenext.engine.queues import wildcards
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Queue
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.model.destination import parse_address
+from truenext.model.limits import GATHERING_BYTES_MAX
 from truenext.model.message import SentMessage
 from truenext.model.policy import Policies, Policy
 from truenext.model.selector import compile_selector
@@ -111,10 +113,25 @@ def test_turn_with_more_changed_queues_than_its_limit_leaves_the_others_to_the_n
 
 
 @pytest.mark.parametrize("selector", [None, "JMSPriority = 4"])
+def test_changed_queues_share_a_turn(monkeypatch: pytest.MonkeyPatch, selector: str | None) -> None:
+    # Thousands of queues with many messages each kept a queue with one message waiting for seconds.
+    limit_turns(monkeypatch, 8)
+    driver = TurnDriver()
+    driver.subscribe("a", selector=selector)
+    driver.subscribe("b")
+    for _ in range(9):
+        driver.send("a")
+    driver.send("b")
+    first, *others = driver.turns()
+    assert first == [*"aaaa", "b"]
+    assert sum(turn.count("a") for turn in (first, *others)) == 9
+
+
+@pytest.mark.parametrize("selector", [None, "JMSPriority = 4"])
 def test_queue_that_a_turn_cut_goes_behind_the_queues_that_wait(
     monkeypatch: pytest.MonkeyPatch, selector: str | None
 ) -> None:
-    limit_turns(monkeypatch, 4)
+    limit_turns(monkeypatch, 2)
     driver = TurnDriver()
     driver.subscribe("a", selector=selector)
     driver.subscribe("b")
@@ -324,6 +341,36 @@ def test_eviction_includes_messages_that_have_arrived_since_it_began(monkeypatch
         driver.turn()
         driver.engine.evict()
     assert driver.engine.memory.bytes_over_limit <= 0
+
+
+def test_eviction_leaves_room_in_the_batch_and_connections_wait_until_it_is_done() -> None:
+    # The gathering batch was always full of evicted messages, so that no other connection was read for seconds.
+    driver = TurnDriver()
+    state, memory = driver.engine.commit_state, driver.engine.memory
+    for _ in range(50):
+        driver.send("a", body=bytes(100_000))
+    driver.turns()
+    memory.limit = 0
+    batches = 0
+    driver.engine.evict()
+    while state.is_eviction_behind:
+        assert EVICTED_BYTES_PER_BATCH <= state.batch.size < EVICTED_BYTES_PER_BATCH + 200_000
+        assert not state.has_capacity and state.gathering_bytes < GATHERING_BYTES_MAX
+        while driver.engine.has_work:
+            driver.turn()
+            driver.engine.evict()
+        assert state.is_eviction_behind, "another turn changes nothing"
+        batch = driver.engine.take_batch()
+        assert batch is not None
+        driver.engine.evict()
+        batches += 1
+        driver.engine.on_committed(batch)
+        driver.turn()
+    driver.commit()
+    while driver.engine.has_work:
+        driver.turn()
+        driver.engine.evict()
+    assert state.has_capacity and memory.bytes_over_limit <= 0 and batches >= 3
 
 
 def test_eviction_that_frees_nothing_comes_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from truenext.broker import access, connection_request, control, producer_request
+from truenext.broker.capacity import Capacity
 from truenext.broker.committer import Committer
 from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.event_loop import Alarm, SlicedWork, Steps
-from truenext.broker.incomplete_frames import IncompleteFrames
 from truenext.broker.logins import WRONG_CERTIFICATE, WRONG_LOGIN, Logins
 from truenext.broker.pager import Pager
 from truenext.broker.reload import NO_FILE, ReloadResult
@@ -78,13 +78,10 @@ from truenext.model.grants import User
 from truenext.model.limits import (
     ANSWER_SECONDS_MAX,
     ANSWER_STALL_SECONDS,
-    CAPACITY_CHECK_INTERVAL_S,
     EXECUTE_SLICE_US,
-    INCOMPLETE_FRAME_BYTES,
     INCOMPLETE_FRAME_PROGRESS_BYTES,
     INCOMPLETE_FRAME_SECONDS,
     LAZY_COMMIT_SECONDS,
-    READ_BYTES,
     REFUSALS_PER_PASS_MAX,
     ROUTING_SLICE_NS,
 )
@@ -236,13 +233,16 @@ class Broker:
         self._takeovers = TakeoverSecrets()
         self._before_login: set[ConnectionState] = set()
         self._control_only = ControlOnlyConnections(loop.time)
-        self.incomplete_frames = IncompleteFrames(engine.memory)
-        """Large frames that have arrived in part; updated by `note_incomplete_frame`."""
+        self.capacity = Capacity(
+            engine.commit_state,
+            engine.memory,
+            loop,
+            disk_level=lambda: store.disk_level,
+            resume=lambda session: self._peers[session].resume_reading(),
+            waits_for_disk=self._waits_for_disk,
+        )
         self._parked: set[ConnectionState] = set()
         """Connections without a socket that wait for a takeover."""
-        self._waiting_for_capacity: dict[ConnectionState, bool] = {}
-        """Connections that are not read; True if they wait for disk space."""
-        self._capacity_timer: TimerHandle | None = None
         self._partially_sent: dict[ConnectionState, deque[Entry | None]] = {}
         """Messages that were partially sent, or encrypted, when their consumer ended or released its messages; in
         order, with None for one that is not of a consumer in auto mode."""
@@ -360,6 +360,16 @@ class Broker:
 
         Raises: RemoteProtocolError at a refused command that ends the connection; those before it stay executed.
         """
+        capacity = self.capacity
+        if not capacity.is_full:
+            return self._execute(session, commands)
+        before = capacity.added_bytes
+        try:
+            return self._execute(session, commands)
+        finally:
+            capacity.charge(session, capacity.added_bytes - before)
+
+    def _execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
         engine = self._engine
         self._tick()
         self._has_ticked = True
@@ -438,20 +448,7 @@ class Broker:
             yield
             if not self._engine.is_connected(session):
                 return
-        self.wait_for_others(session)
-
-    def wait_for_others(self, session: ConnectionState) -> None:
-        """Call the peer's `resume_reading` once other connections were served and there is capacity."""
-        self._loop.call_soon(self._resume_waiting, session)
-
-    def _resume_waiting(self, session: ConnectionState) -> None:
-        peer = self._peers.get(session)
-        if peer is None:
-            return
-        if self._commit_state.has_capacity:
-            peer.resume_reading()
-        else:
-            self.wait_for_capacity(session)
+        self.capacity.wait_for_others(session)
 
     def _count_contents(self, session: ConnectionState, command: Command) -> None:
         """Tell the engine how many copies the store has of shared contents, if the command depends on that."""
@@ -492,7 +489,7 @@ class Broker:
         self._cancel_unsent(session, None)
         self._release_partially_sent(session)
         self._control_requests.connection_closed(session)
-        self._waiting_for_capacity.pop(session, None)
+        self.capacity.remove(session)
         self._schedule_turn()
         is_parked = self._engine.park(session)
         if is_parked:
@@ -519,7 +516,7 @@ class Broker:
         self._control_only.remove(session)
         self._parked.discard(session)
         self._control_requests.connection_closed(session)
-        self._waiting_for_capacity.pop(session, None)
+        self.capacity.remove(session)
         self._users.pop(session, None)
         self._last_targets.pop(session, None)
         if self._reply_rights is not None:
@@ -532,59 +529,6 @@ class Broker:
         if messages:
             self._settle(messages.popleft(), is_sent=True)
 
-    @property
-    def has_capacity(self) -> bool:
-        """Connections may be read. If not, call `wait_for_capacity`."""
-        return self._commit_state.has_capacity
-
-    def wait_for_capacity(self, session: ConnectionState, *, needs_disk: bool = False) -> None:
-        """Call the peer's `resume_reading` when there is capacity for commands, and disk space if `needs_disk`."""
-        self._waiting_for_capacity[session] = needs_disk
-        if self._capacity_timer is None:
-            self._capacity_timer = self._loop.call_later(CAPACITY_CHECK_INTERVAL_S, self._check_capacity)
-
-    def _check_capacity(self) -> None:
-        """Resume connections at an interval: disk space may return without an event here."""
-        self._capacity_timer = None
-        self._resume_reading()
-        if self._waiting_for_capacity:
-            self._capacity_timer = self._loop.call_later(CAPACITY_CHECK_INTERVAL_S, self._check_capacity)
-
-    def _resume_reading(self) -> None:
-        if not self._commit_state.has_capacity:
-            return
-        has_disk_space = self._store.disk_level is DiskLevel.PLENTY
-        for session in [
-            session for session, needs_disk in self._waiting_for_capacity.items() if has_disk_space or not needs_disk
-        ]:
-            # A connection resumed before may have ended this one, or used up the capacity.
-            if session in self._waiting_for_capacity and self.incomplete_frames.may_resume(session):
-                del self._waiting_for_capacity[session]
-                self.incomplete_frames.resume(session)
-                self._peers[session].resume_reading()
-
-    # ---- Frames that are not complete ----
-
-    def bytes_to_read(self, session: ConnectionState, size: int) -> int:
-        """Return how many bytes may be read of a connection at once; needed if its frame counts, or memory is short.
-
-        The connection has `size` bytes of an incomplete frame. If the result is 0, it must not be read until its
-        peer's `resume_reading` is called.
-        """
-        frames = self.incomplete_frames
-        if size >= INCOMPLETE_FRAME_BYTES and self._waits_for_disk(session):
-            # Wait before the frame is complete: a complete frame that waits is not counted.
-            frames.suspend(session)
-            self.wait_for_capacity(session, needs_disk=True)
-            return 0
-        if not frames.is_full:
-            return READ_BYTES
-        count = frames.bytes_to_read(session, size)
-        if not count:
-            frames.wait(session)
-            self.wait_for_capacity(session)
-        return count
-
     def _waits_for_disk(self, session: ConnectionState) -> bool:
         """Return whether the next SEND of the connection would wait for disk space."""
         return (
@@ -592,11 +536,6 @@ class Broker:
             and self._engine.waits_with_send(session)
             and not session.is_truenext_client
         )
-
-    def note_incomplete_frame(self, session: ConnectionState, size: int, received: int) -> None:
-        """Count an incomplete frame that has `size` bytes, `received` of them new; `size` is 0 if the frame is over."""
-        if self.incomplete_frames.update(session, size, received) and self.incomplete_frames.has_waiting:
-            self._loop.call_soon(self._resume_reading)
 
     @property
     def is_writing(self) -> bool:
@@ -690,7 +629,14 @@ class Broker:
         self._is_turn_due = False
         if self._has_failed:
             return
-        if self._engine.has_work or self._sliced_work.pending or self._stuck_check.pending or self._routing.pending:
+        self.capacity.on_turn_done()
+        if (
+            self._engine.has_work
+            or self._sliced_work.pending
+            or self._stuck_check.pending
+            or self._routing.pending
+            or self.capacity.has_given_way
+        ):
             self._schedule_turn()
 
     def _run_turn(self) -> None:
@@ -811,7 +757,7 @@ class Broker:
                 f"seconds, or not all of it for {ANSWER_SECONDS_MAX} seconds, and other requests wait: read and "
                 "acknowledge the answer"
             )
-        stalled_sender = self.incomplete_frames.find_stalled(self._waiting_for_capacity)
+        stalled_sender = self.capacity.find_stalled_sender()
         if stalled_sender is not None:
             self._peers[stalled_sender].end_slow_client(
                 f"the client has sent less than {INCOMPLETE_FRAME_PROGRESS_BYTES} bytes of a large frame in "
@@ -854,6 +800,7 @@ class Broker:
         batch = self._engine.take_batch()
         if batch is not None:
             self._write(batch)
+            self.capacity.on_batch_closed()
 
     def _write(self, batch: Batch) -> None:
         try:
@@ -877,8 +824,7 @@ class Broker:
         # A turn that is due follows at once. Another one beside it would schedule turns of its own, for ever.
         if not self._is_turn_due:
             self._turn()
-        if self._waiting_for_capacity:
-            self._resume_reading()
+        self.capacity.resume_waiting()
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 

@@ -96,7 +96,7 @@ class TurnDispatch:
         postponed: dict[Queue, None] = {}
         now_us = commit_state.now_us
         dispatcher = self._dispatcher
-        dispatcher.start_turn()
+        dispatcher.start_turn(len(touched))
         for queue in touched:
             if queue.has_wildcards:
                 queue.last_used_us = now_us

@@ -104,7 +104,8 @@ class ServerConnection:
         self._replies = self._stomp.replies
         self._pending = self._stomp.pending
         """Beginning of an incomplete frame."""
-        self._incomplete_frames = broker.incomplete_frames
+        self._capacity = broker.capacity
+        self._incomplete_frames = broker.capacity.incomplete_frames
         self._has_large_frame = False
         """The incomplete frame counts towards the memory for such frames."""
         self._is_reading = True
@@ -159,12 +160,12 @@ class ServerConnection:
     # ---- Reading ----
 
     def _on_readable(self) -> None:
-        if self._is_reading and not self._broker.has_capacity:
+        if self._is_reading and not self._capacity.may_read(self._session):
             self._pause_reading(needs_disk=False)
             return
         size = READ_BYTES if self._stomp.is_connected else LOGIN_BYTES_MAX
         if (self._has_large_frame or self._incomplete_frames.is_full) and self._is_reading:
-            size = min(size, self._broker.bytes_to_read(self._session, len(self._pending)))
+            size = min(size, self._capacity.bytes_to_read(self._session, len(self._pending)))
             if not size:
                 self._is_reading_paused = True
                 self._loop.remove_reader(self._sock)
@@ -215,7 +216,7 @@ class ServerConnection:
         """Report the size of the incomplete frame to the broker, after `received` bytes more."""
         size = len(self._pending)
         self._has_large_frame = size >= INCOMPLETE_FRAME_BYTES
-        self._broker.note_incomplete_frame(self._session, size, received)
+        self._capacity.note_incomplete_frame(self._session, size, received)
 
     def _end_reading(self) -> None:
         """Discard further input, commands that wait, and the incomplete frame."""
@@ -248,7 +249,7 @@ class ServerConnection:
     def _pause_reading(self, *, needs_disk: bool) -> None:
         self._is_reading_paused = True
         self._loop.remove_reader(self._sock)
-        self._broker.wait_for_capacity(self._session, needs_disk=needs_disk)
+        self._capacity.wait(self._session, needs_disk=needs_disk)
 
     def resume_reading(self) -> None:
         self._is_reading_paused = False
@@ -294,7 +295,7 @@ class ServerConnection:
             self._is_reading_paused = True
             self._loop.remove_reader(self._sock)
             if waiting.waits_for is WaitsFor.OTHERS:
-                self._broker.wait_for_others(self._session)
+                self._capacity.wait_for_others(self._session)
         elif self._stomp.is_closed:
             self._end_reading()
             self._broker.answer(self._session, CloseConnection())

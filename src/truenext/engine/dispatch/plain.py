@@ -25,6 +25,9 @@ from truenext.engine.state.queue import NO_ENTRIES, Entry, Lane, Queue
 from truenext.engine.writing.commit_state import CommitState
 from truenext.model.limits import DISPATCHES_PER_TURN
 
+QUEUE_SHARE_MIN = 2
+"""Messages that one queue dispatches in a turn, however many queues have changed."""
+
 RankedConsumer = tuple[int, int, int, int, "BrokerConsumer"]
 """Service rank, messages held, last dispatch number, index among the queue's consumers, and the consumer."""
 
@@ -53,10 +56,14 @@ class Dispatcher:
         self._settlement = settlement
         self.budget = 0
         """Messages and queues that this turn may still dispatch and search; see `start_turn`."""
+        self._queue_share = 0
+        """Messages of one queue that this turn may dispatch."""
 
-    def start_turn(self) -> None:
-        """Begin a turn: it ends when its budget is used up, and the next one goes on with the queues that are left."""
+    def start_turn(self, queue_count: int) -> None:
+        """Begin a turn in so many queues: it ends when its budget is used up, and the next one goes on with the queues
+        that are left. Each queue has a share, lest those with many messages keep one with few waiting."""
         self.budget = DISPATCHES_PER_TURN
+        self._queue_share = max(DISPATCHES_PER_TURN // max(queue_count, 1), QUEUE_SHARE_MIN)
 
     def dispatch(self, queue: Queue, deliveries: Deliveries) -> Lane | None:
         """Dispatch true nexts until no consumer has credit, no message is ready, or the turn has no budget left: then
@@ -117,7 +124,7 @@ class Dispatcher:
             if consumer.adjust_window(self._commit_state.now_ms):
                 self._events.window_changed(consumer, queue, consumer.window)
         queue_dispatch = self.new_queue_dispatch(queue)
-        queue_dispatch.dispatch(consumers, dispatch_entry, self.budget)
+        queue_dispatch.dispatch(consumers, dispatch_entry, min(self.budget, self._queue_share))
         if any(consumer.has_express for consumer in consumers):
             queue_dispatch.dispatch_express(consumers, dispatch_entry)
         if queue_dispatch.is_cut:
@@ -204,7 +211,7 @@ class Dispatcher:
         """Dispatch the ready messages of one lane. False if the lower lanes are not served."""
         memory, clients = self._memory, self._clients
         committed, now_ms = self._commit_state.last_committed, self._commit_state.now_ms
-        for _ in repeat(None, self.budget - len(entries)):
+        for _ in repeat(None, min(self.budget, self._queue_share) - len(entries)):
             entry = lane.head()
             if entry is None:
                 if lane.needs_page:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator
 from heapq import heappop, heappush
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 
 from truenext.engine.memory import horizon
@@ -30,13 +30,17 @@ from truenext.model.limits import (
     EVICTION_QUEUES_PER_TURN,
     EVICTION_QUEUES_SORTED_PER_TURN,
     REPLIES_EXCESS_BYTES_MAX,
-    STORE_TRANSACTION_BYTES_MAX,
 )
 from truenext.model.order import RANKS
 
 EVICTION_DIVISOR = 4
 """Divisor of a limit: when it is passed, this part is freed, so that many messages leave at a time."""
 
+EVICTED_BYTES_PER_BATCH = 512 * 1024
+"""Bytes of evicted messages in one batch: so few that a client that waits for the disk does not wait long."""
+
+EVICTION_GROUP_QUEUES = 500
+"""Subscriptions whose copies of a message leave together; with more of them its content is written several times."""
 
 _END = object()
 
@@ -59,11 +63,18 @@ class Eviction:
         """The eviction that goes on with the next call."""
         self._round_start = NEVER_EXHAUSTED
         """Last durable batch, and bytes of messages, when it began."""
+        self._batch = 0
+        self._batch_bytes = 0
+        """Number of the last batch that has taken evicted messages, and bytes of these."""
 
     @property
     def is_unfinished(self) -> bool:
         """More is to leave memory, with the next turn."""
-        return self._round is not None
+        return self._round is not None and not self._waits_for_batch
+
+    @property
+    def _waits_for_batch(self) -> bool:
+        return self._batch == self._commit_state.batch.number and self._batch_bytes >= EVICTED_BYTES_PER_BATCH
 
     def enforce_memory_limits(self, queues: Collection[Queue]) -> list[Queue]:
         """Evict messages until the limits are kept, as many as one turn may. Those that the store does not have yet
@@ -72,6 +83,11 @@ class Eviction:
         Not allowed between a dispatch and the writing of its messages. Returns temporary queues whose connections must
         be closed: a reply queue, which cannot be evicted, and subscriptions above their limit.
         """
+        too_slow = [] if self._waits_for_batch else self._evict(queues)
+        self._commit_state.is_eviction_behind = self._waits_for_batch and self._memory.bytes_over_limit > 0
+        return too_slow
+
+    def _evict(self, queues: Collection[Queue]) -> list[Queue]:
         too_slow = [
             queue
             for queue in self._resident.limited_subscriptions
@@ -139,12 +155,13 @@ class Eviction:
                 if queue.destination.topic:
                     # Copies of a message leave together.
                     least = queue.resident_bytes // 2
-                    group = [
+                    of_topics = (
                         one
                         for each in by_size.values()
                         for one in each
                         if one.destination.topic and one.resident_bytes >= least and one not in done
-                    ]
+                    )
+                    group = list(islice(of_topics, EVICTION_GROUP_QUEUES))
                 done.update(group)
                 while (needed := memory.bytes_over_limit + memory.limit // EVICTION_DIVISOR) > 0:
                     before = memory.bytes_over_limit
@@ -152,7 +169,7 @@ class Eviction:
                     group = [one for one in group if self._queues_by_name.get(one.name) is one]
                     self._evict_from_queues(group, min(needed, step_bytes))
                     step_bytes -= before - memory.bytes_over_limit
-                    if step_bytes > 0:
+                    if step_bytes > 0 and not self._waits_for_batch:
                         # All that can leave these queues has left.
                         break
                     yield
@@ -168,7 +185,7 @@ class Eviction:
         for rank in reversed(RANKS):
             lanes = _existing_lanes(queues, rank)
             needed -= self._lower_horizons(lanes, needed)
-            if needed <= 0:
+            if needed <= 0 or self._waits_for_batch:
                 return
         held = [
             entry for queue in queues for entry in self._clients.held_by_consumers(queue) if _has_evictable_part(entry)
@@ -179,7 +196,7 @@ class Eviction:
                 queue.has_unloaded_held = True
         needed -= freed
         for rank in reversed(RANKS):
-            if needed <= 0:
+            if needed <= 0 or self._waits_for_batch:
                 return
             lanes = _existing_lanes(queues, rank)
             waiting = [
@@ -211,9 +228,9 @@ class Eviction:
                 copies.append(heappop(ends)[1])
             new = [lane.arrived[-1] for lane in copies if lane.arrived[-1].store_batch is None]
             if new:
-                if self._commit_state.batch.size >= STORE_TRANSACTION_BYTES_MAX:
+                if not self._may_put():
                     break
-                put_copies(self._commit_state.batch, new)
+                self._put_copies(new)
             for lane in copies:
                 self._lower_horizon(lane)
                 self._push_last_evictable(ends, lane)
@@ -223,6 +240,18 @@ class Eviction:
                 horizon.update_horizon(lane)
             lane.shrink()
         return freed
+
+    def _may_put(self) -> bool:
+        """Return whether the gathering batch may take more evicted messages. If not, eviction waits for the next."""
+        if self._batch != self._commit_state.batch.number:
+            self._batch, self._batch_bytes = self._commit_state.batch.number, 0
+        return self._batch_bytes < EVICTED_BYTES_PER_BATCH
+
+    def _put_copies(self, entries: list[Entry]) -> None:
+        batch = self._commit_state.batch
+        before = batch.size
+        put_copies(batch, entries)
+        self._batch_bytes += batch.size - before
 
     def _push_last_evictable(self, ends: list[tuple[int, Lane]], lane: Lane) -> None:
         """Push the last message that can leave a lane, if any, to a heap with the highest sequence first."""
@@ -274,9 +303,9 @@ class Eviction:
                         self._resident.unload_to_disk(entry, is_known=True)
                         if are_held:
                             entry.lane.queue.spilled_sizes[entry.sequence] = size
-            if new and self._commit_state.batch.size < STORE_TRANSACTION_BYTES_MAX:
+            if new and self._may_put():
                 freed += sum(map(_evictable_bytes, new))
-                put_copies(self._commit_state.batch, new)
+                self._put_copies(new)
         return freed
 
 

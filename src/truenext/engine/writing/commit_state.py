@@ -44,6 +44,8 @@ class CommitState:
         stored."""
         self.batch = Batch(1)
         """The gathering batch."""
+        self.is_eviction_behind = False
+        """Memory is short, and the gathering batch takes no more of the messages that are to leave it."""
         self.last_committed = 0
         """Number of the last batch known to be durable; so are all before it."""
         self.last_control_batch = 0
@@ -144,9 +146,20 @@ class CommitState:
     # ---- Batches ----
 
     @property
+    def has_sequences(self) -> bool:
+        """Whether enough sequences are left for the commands of a read."""
+        return self.sequence_limit - self.next_sequence >= SEQUENCE_RESERVE
+
+    @property
+    def gathering_bytes(self) -> int:
+        """Bytes of the gathering batch and of the events for it."""
+        return self.batch.size + self.events.size
+
+    @property
     def has_capacity(self) -> bool:
-        """Whether more commands may be executed: sequences are left, and the gathering batch is not too large."""
-        if self.sequence_limit - self.next_sequence < SEQUENCE_RESERVE:
+        """Whether more commands may be executed: sequences are left, and neither is the gathering batch too large nor
+        eviction behind."""
+        if self.is_eviction_behind or self.sequence_limit - self.next_sequence < SEQUENCE_RESERVE:
             return False
         return self.batch.size + self.events.size < GATHERING_BYTES_MAX
 

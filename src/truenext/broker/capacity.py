@@ -1,0 +1,196 @@
+"""Capacity: which connections are read, and which wait for the disk or for memory.
+
+    the gathering batch has room               all are read
+    it is full, or eviction waits for a batch  each may still add a share to it, all together SHARES_BYTES
+    disk space is short                        producers wait before their next SEND
+    memory for incomplete frames is full       one large frame is read on at a time (incomplete_frames.py)
+
+The shares keep a client that sends little going while others have filled the batch: without them it would wait for
+several writes of the disk. They are fewer bytes than one batch takes, so that eviction gets ahead of them.
+"""
+
+from asyncio import AbstractEventLoop, TimerHandle
+from collections.abc import Callable
+
+from truenext.broker.incomplete_frames import IncompleteFrames
+from truenext.engine.state.consumer import ConnectionState
+from truenext.engine.state.memory import MemoryBudget
+from truenext.engine.writing.commit_state import CommitState
+from truenext.model.disk_level import DiskLevel
+from truenext.model.limits import CAPACITY_CHECK_INTERVAL_S, INCOMPLETE_FRAME_BYTES, READ_BYTES
+
+SHARE_BYTES = 32 * 1024
+"""Bytes of batch, events and messages after which a connection waits until the full batch is closed."""
+SHARES_BYTES = 1024 * 1024
+"""Bytes after which all connections wait for that."""
+BATCHES_WITHOUT_SHARE = 8
+"""Batches in which a connection has no share after it has used one up: a single command may take more than all shares,
+and the connections that send little would wait for that."""
+
+
+class Capacity:
+    def __init__(
+        self,
+        commit_state: CommitState,
+        memory: MemoryBudget,
+        loop: AbstractEventLoop,
+        *,
+        disk_level: Callable[[], DiskLevel],
+        resume: Callable[[ConnectionState], None],
+        waits_for_disk: Callable[[ConnectionState], bool],
+    ) -> None:
+        """`resume` reads a connection again. `waits_for_disk` tells whether the next SEND of a connection would wait
+        for disk space."""
+        self._commit_state = commit_state
+        self._memory = memory
+        self._loop = loop
+        self._disk_level = disk_level
+        self._resume = resume
+        self._waits_for_disk = waits_for_disk
+        self.incomplete_frames = IncompleteFrames(memory)
+        """Large frames that have arrived in part; updated by `note_incomplete_frame`."""
+        self._waiting: dict[ConnectionState, bool] = {}
+        """Connections that are not read, in order; True if they wait for disk space."""
+        self._gave_way: dict[ConnectionState, None] = {}
+        """Connections of which one read has taken long, in order; a turn resumes one of them."""
+        self._timer: TimerHandle | None = None
+        self._full_batch = 0
+        """Number of the batch that the shares belong to."""
+        self._shares: dict[ConnectionState, int] = {}
+        """Bytes that each connection has added to that batch since it was full."""
+        self._shared_bytes = 0
+        self._without_share: dict[ConnectionState, int] = {}
+        """Connections that have used up a share, each with the number of the batch from which on it has one again."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether what connections add now is counted, see `charge`."""
+        return not self._commit_state.has_capacity
+
+    @property
+    def added_bytes(self) -> int:
+        """Bytes of all that commands add to: the gathering batch, its events, and messages in memory."""
+        return self._commit_state.gathering_bytes + self._memory.message_bytes
+
+    def may_read(self, session: ConnectionState) -> bool:
+        """Return whether the commands of a connection may be executed now. If not, call `wait`."""
+        state = self._commit_state
+        if state.has_capacity:
+            return True
+        if not state.has_sequences:
+            return False
+        if self._full_batch != state.batch.number:
+            self._full_batch = state.batch.number
+            self._shares.clear()
+            self._shared_bytes = 0
+        return self._shared_bytes < SHARES_BYTES and self._has_share(session)
+
+    def charge(self, session: ConnectionState, size: int) -> None:
+        """Count the bytes that a connection has added while `is_full`."""
+        if size > 0:
+            share = self._shares[session] = self._shares.get(session, 0) + size
+            self._shared_bytes += size
+            if share >= SHARE_BYTES:
+                self._without_share[session] = self._commit_state.batch.number + BATCHES_WITHOUT_SHARE
+
+    def wait(self, session: ConnectionState, *, needs_disk: bool = False) -> None:
+        """Resume the connection when its commands may be executed, and disk space is there if it `needs_disk`."""
+        self._waiting[session] = needs_disk
+        if self._timer is None:
+            self._timer = self._loop.call_later(CAPACITY_CHECK_INTERVAL_S, self._check)
+
+    def wait_for_others(self, session: ConnectionState) -> None:
+        """Resume the connection once a turn has served the others."""
+        self._gave_way[session] = None
+
+    @property
+    def has_given_way(self) -> bool:
+        """Whether a connection waits for `on_turn_done`."""
+        return bool(self._gave_way)
+
+    def on_turn_done(self) -> None:
+        """Resume the connection soon that gave way first: only one, so that there is a turn between any two."""
+        if self._gave_way:
+            self._loop.call_soon(self._resume_first)
+
+    def remove(self, session: ConnectionState) -> None:
+        """Forget a connection that is not read any more."""
+        self._waiting.pop(session, None)
+        self._gave_way.pop(session, None)
+        self._shares.pop(session, None)
+        self._without_share.pop(session, None)
+
+    def on_batch_closed(self) -> None:
+        """Resume the connections soon that have a share of the next batch. The others wait until this one is durable:
+        the disk is quicker if nothing is read meanwhile."""
+        if self._waiting:
+            self._loop.call_soon(self._resume_with_share)
+
+    def resume_waiting(self) -> None:
+        """Resume the connections that may be read, in the order in which they began to wait."""
+        if not self._waiting:
+            return
+        has_disk_space = self._disk_level() is DiskLevel.PLENTY
+        for session in [one for one, needs_disk in self._waiting.items() if has_disk_space or not needs_disk]:
+            self._resume_one(session)
+
+    def find_stalled_sender(self) -> ConnectionState | None:
+        """Return a connection that sends a large frame too slowly while others wait for its memory, if there is one;
+        called once a second."""
+        return self.incomplete_frames.find_stalled(self._waiting)
+
+    def _check(self) -> None:
+        """Resume connections at an interval: disk space may return without an event here."""
+        self._timer = None
+        self.resume_waiting()
+        if self._waiting:
+            self._timer = self._loop.call_later(CAPACITY_CHECK_INTERVAL_S, self._check)
+
+    def _resume_with_share(self) -> None:
+        for session in [one for one, needs_disk in self._waiting.items() if not needs_disk and self._has_share(one)]:
+            self._resume_one(session)
+
+    def _has_share(self, session: ConnectionState) -> bool:
+        return self._without_share.get(session, 0) <= self._commit_state.batch.number
+
+    def _resume_one(self, session: ConnectionState) -> None:
+        # A connection resumed before may have ended this one, or used up the capacity.
+        if session in self._waiting and self.incomplete_frames.may_resume(session) and self.may_read(session):
+            del self._waiting[session]
+            self.incomplete_frames.resume(session)
+            self._resume(session)
+
+    def _resume_first(self) -> None:
+        while self._gave_way:
+            session = next(iter(self._gave_way))
+            del self._gave_way[session]
+            if self.may_read(session):
+                self._resume(session)
+                return
+            self.wait(session)
+
+    # ---- Frames that are not complete ----
+
+    def bytes_to_read(self, session: ConnectionState, size: int) -> int:
+        """Return how many bytes may be read of a connection at once; needed if its frame counts, or memory is short.
+
+        The connection has `size` bytes of an incomplete frame. If the result is 0, the connection waits.
+        """
+        frames = self.incomplete_frames
+        if size >= INCOMPLETE_FRAME_BYTES and self._waits_for_disk(session):
+            # Wait before the frame is complete: a complete frame that waits is not counted.
+            frames.suspend(session)
+            self.wait(session, needs_disk=True)
+            return 0
+        if not frames.is_full:
+            return READ_BYTES
+        count = frames.bytes_to_read(session, size)
+        if not count:
+            frames.wait(session)
+            self.wait(session)
+        return count
+
+    def note_incomplete_frame(self, session: ConnectionState, size: int, received: int) -> None:
+        """Count an incomplete frame that has `size` bytes, `received` of them new; `size` is 0 if the frame is over."""
+        if self.incomplete_frames.update(session, size, received) and self.incomplete_frames.has_waiting:
+            self._loop.call_soon(self.resume_waiting)
