@@ -635,10 +635,7 @@ def round_of_eviction(eviction: Eviction) -> object:
 def end_round_of_eviction(eviction: Eviction) -> None:
     """End an eviction, as if nothing else could leave memory now."""
     eviction._round = None
-    eviction._resident.nothing_evictable_at = (
-        eviction._commit_state.last_committed,
-        eviction._memory.message_bytes,
-    )
+    eviction._resident.nothing_evictable_at = eviction._moment()
 
 
 def gathering(part: object) -> Batch:

@@ -234,14 +234,49 @@ def test_an_exclusive_one_of_a_pattern_is_exclusive_in_each_queue() -> None:
     assert driver.turn() == [("w", "b", 2)]
 
 
+def test_wildcard_consumers_without_credit_have_nothing_read() -> None:
+    # Fixed: short of memory, the next message of each was read, evicted and read again, for ever.
+    driver = StoreDriver()
+    driver.send("1", "2", "3", "4", colour="blue", priority=9)
+    driver.send("5", "6", "7", "8", colour="red")
+    for name, selector in (("w", "colour = 'blue'"), ("v", "colour = 'red'")):
+        driver.engine.subscribe(
+            driver.session,
+            Subscribe(
+                name,
+                parse_address("/queue/*", "s"),
+                AckMode.INDIVIDUAL,
+                1,
+                selector=compile_selector(selector),
+            ),
+        )
+    assert driver.settle() == {"w": ["1"], "v": ["5"]}
+    driver.subscribe("first")
+    assert len(driver.settle()["first"]) == 6
+    driver.engine.unsubscribe(driver.session, Unsubscribe("first"))
+    driver.turn()
+    driver.engine.memory.limit = 0
+    driver.evict()
+    driver.evict()
+    driver.send("9")
+    pages = driver.pages
+    for _ in range(5):
+        driver.turn()
+        driver.read_pages()
+        driver.evict()
+    assert driver.settle() == {} and driver.pages == pages
+    driver.acknowledge("w")
+    assert driver.settle() == {"w": ["2"]}
+
+
 def test_a_message_costs_its_own_queue_and_not_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
     head_for = QueueDispatch.lane_head_for
 
-    def counting(way: QueueDispatch, *arguments: object) -> object:
+    def counting(way: QueueDispatch, *arguments: object, **options: object) -> object:
         nonlocal calls
         calls += 1
-        return head_for(way, *arguments)  # type: ignore[arg-type]
+        return head_for(way, *arguments, **options)  # type: ignore[arg-type]
 
     driver = WildcardDriver()
     for number in range(500):

@@ -245,31 +245,31 @@ class QueueDispatch:
             if not self._expire(entry):
                 return Wait(READING, entry.sequence)
 
-    def _cursor_head(self, cursor: ScanCursor) -> Head:
+    def _cursor_head(self, cursor: ScanCursor, *, may_read: bool = True) -> Head:
         head = cursor_head(cursor, self._commit_state.last_committed)
         while isinstance(head, Entry) and self._is_expired(head):
             if not self._expire(head):
                 return Wait(READING, head.sequence)
             head = cursor_head(cursor, self._commit_state.last_committed)
         if isinstance(head, Wait):
-            self._prepare(head, cursor)
+            self._prepare(head, cursor, may_read=may_read)
         return head
 
-    def _prepare(self, wait: Wait, cursor: ScanCursor) -> None:
+    def _prepare(self, wait: Wait, cursor: ScanCursor, *, may_read: bool) -> None:
         if wait.reason is COMMITTING:
             self._has_skipped_uncommitted = True
-        elif wait.reason is READING:
+        elif wait.reason is READING and may_read:
             # Whether it matches, and so blocks later messages, is known when it is read.
             self._page_reader.request_body(cursor.found[wait.sequence])
 
-    def lane_head_for(self, consumer: BrokerConsumer, rank: int) -> Head:
-        """Return the head of one lane for a consumer."""
+    def lane_head_for(self, consumer: BrokerConsumer, rank: int, *, may_read: bool = True) -> Head:
+        """Return the head of one lane for a consumer. A message that must be read first is requested if `may_read`."""
         scan = None if self._selection is None else self._scans.find_scan(consumer, self._queue)
         if scan is None:
             lane = self._queue.find_lane(rank)
             return None if lane is None else self._lane_head(lane)
         cursor = scan.cursors.get(rank)
-        return None if cursor is None else self._cursor_head(cursor)
+        return None if cursor is None else self._cursor_head(cursor, may_read=may_read)
 
     def _is_expired(self, entry: Entry) -> bool:
         return is_expired(entry.message, self._commit_state.now_ms)
@@ -352,13 +352,13 @@ class GroupedQueueDispatch(QueueDispatch):
         assert scan is not None, "with groups each consumer has a scan"
         return first_head(self._group_head(cursor, consumer) for cursor in scan.cursors.values())
 
-    def lane_head_for(self, consumer: BrokerConsumer, rank: int) -> Head:
+    def lane_head_for(self, consumer: BrokerConsumer, rank: int, *, may_read: bool = True) -> Head:
         scan = self._scans.find_scan(consumer, self._queue)
         assert scan is not None, "with groups each consumer has a scan"
         cursor = scan.cursors.get(rank)
-        return None if cursor is None else self._group_head(cursor, consumer)
+        return None if cursor is None else self._group_head(cursor, consumer, may_read=may_read)
 
-    def _group_head(self, cursor: ScanCursor, consumer: BrokerConsumer | None) -> Head:
+    def _group_head(self, cursor: ScanCursor, consumer: BrokerConsumer | None, *, may_read: bool = True) -> Head:
         assert isinstance(cursor, GroupScanCursor), "there are groups"
         head = group_cursor_head(cursor, consumer, self._commit_state.last_committed)
         while isinstance(head, Entry) and self._is_expired(head):
@@ -366,7 +366,7 @@ class GroupedQueueDispatch(QueueDispatch):
                 return Wait(READING, head.sequence)
             head = group_cursor_head(cursor, consumer, self._commit_state.last_committed)
         if isinstance(head, Wait):
-            self._prepare(head, cursor)
+            self._prepare(head, cursor, may_read=may_read)
             if cursor.needs_refill:
                 cursor.refill()
                 assert self._selection is not None, "there are groups"

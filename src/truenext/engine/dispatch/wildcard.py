@@ -259,9 +259,11 @@ class WildcardDispatch:
         for wildcard in receivers.wildcards:
             has_nothing = queue.is_paused or receivers.exclusive not in (None, wildcard)
             queue_dispatch = self._queue_dispatch(queue)
+            # Without credit it could not be dispatched: if memory is short, it would be evicted and read for ever.
+            may_read = wildcard.has_credit()
             for lane in queue.lanes:
                 rank = lane.rank
-                head = None if has_nothing else queue_dispatch.lane_head_for(wildcard, rank)
+                head = None if has_nothing else queue_dispatch.lane_head_for(wildcard, rank, may_read=may_read)
                 if head is None:
                     sequence = NO_HEAD
                 elif isinstance(head, Entry):

@@ -62,7 +62,7 @@ class Eviction:
         self._round: Generator[None, None, None] | None = None
         """The eviction that goes on with the next call."""
         self._round_start = NEVER_EXHAUSTED
-        """Last durable batch, and bytes of messages, when it began."""
+        """Moment in which it began."""
         self._batch = 0
         self._batch_bytes = 0
         """Number of the last batch that has taken evicted messages, and bytes of these."""
@@ -109,15 +109,17 @@ class Eviction:
         is_short, memory.is_page_space_short = memory.is_page_space_short, False
         is_first_step = self._round is None
         if self._round is None:
-            now = (self._commit_state.last_committed, memory.message_bytes)
-            if (memory.bytes_over_limit <= 0 and not is_short) or self._resident.nothing_evictable_at == now:
+            if memory.bytes_over_limit <= 0 and not is_short:
+                return too_slow
+            now = self._moment()
+            if self._resident.nothing_evictable_at == now:
                 return too_slow
             self._round, self._round_start = self._evict_largest_first(queues), now
         if next(self._round, _END) is not _END:
             return too_slow
         self._round = None
         if memory.bytes_over_limit + memory.limit // EVICTION_DIVISOR > 0:
-            now = (self._commit_state.last_committed, memory.message_bytes)
+            now = self._moment()
             if not (is_first_step or now == self._round_start):
                 # Messages of queues that are done may have arrived since, or become durable.
                 self._round, self._round_start = self._evict_largest_first(queues), now
@@ -128,6 +130,10 @@ class Eviction:
             return too_slow
         largest = max(queues, key=_resident_bytes, default=None)
         return too_slow if largest is None or not largest.is_reply_queue else [*too_slow, largest]
+
+    def _moment(self) -> tuple[int, int, int]:
+        """Return numbers of which one differs when other messages than before may leave memory."""
+        return self._commit_state.last_committed, self._memory.message_bytes, self._clients.dispatch_count
 
     def _evict_largest_first(self, queues: Collection[Queue]) -> Generator[None, None, None]:
         """Evict messages from the largest queues first, until a part of the limit is free. Each step is one turn's."""

@@ -19,7 +19,7 @@ from truenext.engine.writing.entries import put
 from truenext.model.batch import NO_CAUSES, Causes
 from truenext.model.message import SentMessage
 
-NEVER_EXHAUSTED = (-1, 0)
+NEVER_EXHAUSTED = (-1, 0, 0)
 
 
 class ResidentSet:
@@ -40,7 +40,7 @@ class ResidentSet:
         self._lanes_awaiting_page: dict[Lane, None] = {}
         """Lanes in which causes stay in memory while a page is read."""
         self.nothing_evictable_at = NEVER_EXHAUSTED
-        """Last durable batch, and bytes in use, when all messages that could leave had left."""
+        """Moment (`Eviction`) in which all messages that could leave had left."""
 
     # ---- Loading and unloading ----
 
