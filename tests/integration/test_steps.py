@@ -18,7 +18,7 @@ TOLERANCE = 3
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["nack", "held", "delayed", "selectors"])
 def test_longest_step_at_a_documented_limit_is_within_its_aim(tmp_path: Path, name: str) -> None:
-    # Decisions 93 and 94
+    # Decision 93
     before = calibration_ms()
     rows = run([name], tmp_path)
     slowness = max(1.0, before / CALIBRATION_MS, calibration_ms() / CALIBRATION_MS)

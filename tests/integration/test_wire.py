@@ -1,7 +1,7 @@
 """Tests that the broker stays intact whatever a client sends or omits, over real sockets.
 
 Refusals, agreements (versions, heart-beats, receipts, temporary queues, numbered sends), and how the `truenext` command
-starts, ends and talks to a broker. Source of what is expected: docs/contract.md, docs/decisions/0009 and
+starts, ends and talks to a broker. Source of what is expected: docs/contract.md, decision 38 and
 src/truenext/model/limits.py.
 
     TRUENEXT_SEED=7 pytest -s tests/integration/test_wire.py -k garbage

@@ -779,7 +779,7 @@ class Broker:
         """Commit the gathering batch if the store is idle: at once if a client waits for it, else a little later.
 
         A batch that no client waits for (an acknowledgement without a receipt) would otherwise cost a sync of its
-        own, and delay the next batch that a client does wait for. Source: docs/decisions/0005-lazy-commits.md
+        own, and delay the next batch that a client does wait for. Source: docs/decisions/0047-larger-batches-at-once.md
         """
         if self._committer.is_busy or self._has_failed:
             return

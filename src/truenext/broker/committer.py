@@ -4,7 +4,7 @@ One batch at a time goes to the store; while its thread writes it the next one g
 timer in between: the disk sets the pace (group commit).
 
 The event loop itself writes a batch that the disk takes quickly (write_time.py): a thread's handover and callback
-cost more than that write. Source: docs/decisions/0016-small-batches-at-once.md, 0047-larger-batches-at-once.md
+cost more than that write. Source: docs/decisions/0047-larger-batches-at-once.md
 """
 
 import threading
