@@ -19,11 +19,12 @@ from enum import Enum
 from functools import partial
 from itertools import chain
 
-from truenext.broker.broker import Broker, WaitsFor
+from truenext.broker.broker import Broker
 from truenext.broker.control import ClientInfo
+from truenext.broker.peer import WaitsFor
 from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest
-from truenext.engine.state.consumer import BrokerConsumer, Subscriber
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, Subscriber
 from truenext.engine.state.queue import Entry
 from truenext.errors import Code, OtherProtocolError, RemoteProtocolError
 from truenext.model.answers import Answer, CloseConnection, ErrorAnswer, Receipt
@@ -69,6 +70,13 @@ Owner = Subscriber | Cancelled | None
 """Owner of an unsent frame; None for one that is no message."""
 
 
+def _warn_of_ineffective_header(
+    broker: Broker, session: ConnectionState, client: str, frame: str, header: str, instead: str
+) -> None:
+    # No method: a connection that refers to itself is freed late.
+    broker.warnings.warn_of_ineffective_header(client, broker.users.name_of(session), frame, header, instead)
+
+
 class ServerConnection:
     def __init__(
         self,
@@ -99,7 +107,7 @@ class ServerConnection:
             session_id=self._session.id,
             identity=identity,
             server_name=server_name,
-            on_ineffective_header=partial(broker.warn_of_ineffective_header, self._session),
+            on_ineffective_header=partial(_warn_of_ineffective_header, broker, self._session, peer_name),
         )
         self._replies = self._stomp.replies
         self._pending = self._stomp.pending
@@ -123,7 +131,7 @@ class ServerConnection:
         self._is_closed = False
         """The socket is closed."""
         self._is_parked = False
-        """The connection has no socket and waits for a takeover, see `Broker.park_for_takeover`."""
+        """The connection has no socket and waits for a takeover, see `ConnectionEnds.park`."""
         self._last_received_at = loop.time()
         """Loop time of the last input."""
         self._needs_socket_check = False
@@ -182,7 +190,7 @@ class ServerConnection:
             return
         except OSError as error:
             if isinstance(error, ssl.SSLError) and not self.has_sent_connect:
-                self._broker.log_failed_handshake(self._session, reason_of(error))
+                self._broker.users.log_failed_handshake(self._session, reason_of(error))
             self._on_socket_broken(f"connection broken: {error}")
             return
         self._flush_tls()
@@ -205,7 +213,7 @@ class ServerConnection:
         reason = "this port speaks TLS: connect to stomp+ssl://, not to stomp://"
         logger.warning("client refused", extra={"client": self._name, "reason": reason})
         self._end_reading()
-        self._broker.connection_lost(self._session)
+        self._broker.ends.lost(self._session)
         with suppress(OSError):
             self._sock.send(self._replies.encode_fault(_make_error_answer(reason, Code.NOT_SUPPORTED, None)))
         self._tls = None
@@ -243,7 +251,7 @@ class ServerConnection:
         elif self._is_reading and not self._park_for_takeover("no DISCONNECT"):
             logger.info("client lost", extra={"client": self._name, "reason": "no DISCONNECT"})
             self._end_reading()
-            self._broker.connection_lost(self._session)
+            self._broker.ends.lost(self._session)
             self._broker.answer(self._session, CloseConnection())
 
     def _pause_reading(self, *, needs_disk: bool) -> None:
@@ -325,7 +333,7 @@ class ServerConnection:
         """End the connection at once, as another one needs its place."""
         logger.info("client refused", extra={"client": self._name, "reason": reason})
         self._end_reading()
-        self._broker.connection_lost(self._session)
+        self._broker.ends.lost(self._session)
         self._add_frame(self._replies.encode_fault(_make_error_answer(reason, Code.LIMIT, None)))
         self.flush()
         self._close()
@@ -337,7 +345,7 @@ class ServerConnection:
             self._end_parked(is_exempt=is_exempt)
             return
         self._end_reading()
-        self._broker.connection_lost(self._session, is_exempt=is_exempt)
+        self._broker.ends.lost(self._session, is_exempt=is_exempt)
         self._close()
 
     def send_error(self, error: RemoteProtocolError) -> None:
@@ -358,10 +366,10 @@ class ServerConnection:
         """Send an ERROR after the due receipts, and end the connection."""
         if not self._is_reading:
             return
-        if not self._broker.logs_refusal(code):
+        if not self._broker.users.logs_refusal(code):
             logger.warning("client refused", extra={"client": self._name, "reason": reason})
         self._end_reading()
-        self._broker.connection_lost(self._session, is_exempt=is_exempt)
+        self._broker.ends.lost(self._session, is_exempt=is_exempt)
         if self._tls is not None and not self._tls.is_ready:
             # No answer can be encrypted.
             self._close()
@@ -371,9 +379,9 @@ class ServerConnection:
 
     def _refuse_other_protocol(self, error: OtherProtocolError) -> None:
         """Answer a client of another protocol in that protocol, if possible, and end the connection."""
-        self._broker.log_other_protocol(self._name, error.protocol)
+        self._broker.warnings.warn_of_other_protocol(self._name, error.protocol)
         self._end_reading()
-        self._broker.connection_lost(self._session)
+        self._broker.ends.lost(self._session)
         if error.answer:
             self._add_frame(error.answer)
         self._broker.answer(self._session, CloseConnection())
@@ -485,7 +493,7 @@ class ServerConnection:
             frame, consumer = unsent.popleft()
             self._first_unsent_offset -= len(frame)
             if isinstance(consumer, Cancelled):
-                self._broker.partial_frame_sent(self._session)
+                self._broker.ends.partial_frame_sent(self._session)
                 continue
             if consumer is None:
                 self._unsent_answer_bytes -= len(frame)
@@ -588,7 +596,7 @@ class ServerConnection:
         if self._is_reading:
             logger.info("client lost", extra={"client": self._name, "reason": reason})
             self._end_reading()
-        self._broker.connection_lost(self._session)
+        self._broker.ends.lost(self._session)
         self._close()
 
     def _on_socket_broken(self, reason: str) -> None:
@@ -599,7 +607,7 @@ class ServerConnection:
     def _park_for_takeover(self, reason: str) -> bool:
         """Close the socket, and keep the session for a takeover, if its end would count an attempt now. Nothing more
         is read or written. Returns False if the connection must end instead."""
-        if not self._broker.park_for_takeover(self._session):
+        if not self._broker.ends.park(self._session):
             return False
         logger.info("client lost; its messages are kept for a takeover", extra={"client": self._name, "reason": reason})
         self._end_reading()
@@ -614,7 +622,7 @@ class ServerConnection:
         self._end_parked()
 
     def _end_parked(self, *, is_exempt: bool = False) -> None:
-        self._broker.connection_lost(self._session, is_exempt=is_exempt)
+        self._broker.ends.lost(self._session, is_exempt=is_exempt)
         self._report_closed()
 
     def stop_reading(self) -> None:
@@ -668,7 +676,7 @@ class ServerConnection:
     def _on_control_only_idle(self) -> None:
         # A control request may wait in the socket while reading is paused; a large frame is no control request.
         is_excused = self._is_reading_paused and not self._has_large_frame
-        seconds = CONTROL_ONLY_IDLE_S if is_excused else self._broker.idle_time_left(self._session)
+        seconds = CONTROL_ONLY_IDLE_S if is_excused else self._broker.control.idle_time_left(self._session)
         if seconds > 0:
             self._set_timer(seconds, "control only", self._on_control_only_idle)
         else:
