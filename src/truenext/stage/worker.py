@@ -39,7 +39,7 @@ from truenext.stage.broker_transaction import (
 from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.core.errors import FlowError, NoAttemptsLeft, Reject
 from truenext.stage.core.failure import cause_of, describe_error, is_text_too_long
-from truenext.stage.core.flow import UNSET, Flow
+from truenext.stage.core.flow import UNSET, Flow, FlowSource
 from truenext.stage.core.names import inbox_id
 from truenext.stage.core.outbox_unit import OutboxUnit
 from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
@@ -438,7 +438,7 @@ class MessageHandler:
         """Run the stage, and those that it continues with by `next_direct`."""
         message, stage = self._message, self._stage
         now_ms = self._context.now_ms()
-        flow = Flow(stage, envelope, output, now_ms, expires_ms=message.expires_ms, attempt=message.attempts + 1)
+        flow = Flow(stage, envelope, output, now_ms, FlowSource(message.expires_ms, message.attempts + 1))
         while True:
             if stage.signature.is_async:
                 # An async stage runs in the context of its own task; a plain one sets this in its thread's context.

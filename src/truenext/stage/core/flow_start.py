@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
@@ -78,18 +78,24 @@ def new_flow_context(
     )
 
 
-def start_flow(
-    output: Output,
-    context: FlowContext,
+class FirstMessage(NamedTuple):
+    """Encoded first message of a flow."""
+
+    to: Endpoint[Any, Any] | Topic[Any]
+    message: msgspec.Raw
+    state: msgspec.Raw
+    waiting: list[ReplyTo]
+
+
+def encode_first_message(
     to: Endpoint[Any, Any] | Topic[Any],
     message: object,
-    reply_to: Endpoint[Any, Any] | Topic[Any] | None,
-    reply_state: object,
-    state: object,
-    options: FlowOptions,
-    parent: str = "",
-) -> str:
-    """Add the first message of a flow to `output`, and return its id. Raises: FlowError"""
+    *,
+    state: object = None,
+    reply_to: Endpoint[Any, Any] | Topic[Any] | None = None,
+    reply_state: object = None,
+) -> FirstMessage:
+    """Raises: FlowError"""
     waiting = []
     if reply_to is not None:
         if not isinstance(reply_to, Endpoint | Topic):
@@ -104,7 +110,14 @@ def start_flow(
         waiting.append(ReplyTo(reply_to.destination, state_for(reply_to, reply_state)))
     elif reply_state is not None:
         raise FlowError("reply_state is the state of reply_to, which is missing")
-    encoded, encoded_state = to.takes.encode(message), state_for(to, state)
+    return FirstMessage(to, to.takes.encode(message), state_for(to, state), waiting)
+
+
+def start_flow(
+    output: Output, context: FlowContext, first: FirstMessage, options: FlowOptions, parent: str = ""
+) -> str:
+    """Add the first message of a flow to `output`, and return its id. Raises: FlowError"""
+    to, message, state, waiting = first
     id = output.new_id()
     envelope = Envelope(
         version=VERSION,
@@ -112,9 +125,9 @@ def start_flow(
         flow=msgspec.structs.replace(context, id=id),
         kind="publish" if isinstance(to, Topic) else "request" if waiting else "send",
         sender=output.sender,
-        message=encoded,
+        message=message,
         parent=parent,
-        state=encoded_state,
+        state=state,
         waiting=waiting,
         attachments=checked_attachments(options.get("attachments")),
     )
