@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
+from truenext.stage import message_state
 from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.interceptors.interceptor import ExecutionOutcome
 from truenext.stage.message_life import MessageLife
@@ -43,6 +44,11 @@ def life_in(state: MessageState) -> MessageLife:
     for each in ways[0][1:]:
         life.enter(each)
     return life
+
+
+@pytest.mark.parametrize("state", MessageState)
+def test_state_has_a_constant_of_its_name(state: MessageState) -> None:
+    assert getattr(message_state, state.name) is state
 
 
 @pytest.mark.parametrize("after", MessageState)

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING
 
 from truenext.clock import monotonic
 from truenext.stage.interceptors.interceptor import Execution, ExecutionResult
-from truenext.stage.message_state import MessageState
+from truenext.stage.message_state import (
+    COMMITTED,
+    OUTCOMES,
+    RECEIVED,
+    REPEATED,
+    RETURNED,
+    RUNNING,
+    TRANSITIONS,
+    MessageState,
+)
 
 if TYPE_CHECKING:
     from truenext.client.tasks.connection import Message
@@ -22,7 +31,7 @@ class MessageLife:
         self._events = context.events
         self._stage = stage
         self._message = message
-        self.state = MessageState.RECEIVED
+        self.state: MessageState = RECEIVED
         self.execution: Execution | None = None
         """Execution for interceptors; None if the service has none."""
         self._event_number = 0
@@ -34,12 +43,12 @@ class MessageLife:
 
     def enter(self, state: MessageState) -> None:
         """Raises: AssertionError if the message cannot come to `state`"""
-        if not self.state.may_become(state):
+        if state not in TRANSITIONS[self.state]:
             raise AssertionError(f"a message cannot become {state.value} while it is {self.state.value}")
         self.state = state
-        if state is MessageState.RUNNING:
+        if state is RUNNING:
             self._returned_at = 0.0
-        elif state is MessageState.RETURNED:
+        elif state is RETURNED:
             self._returned_at = monotonic()
 
     def record_start(self, envelope: Envelope) -> None:
@@ -68,8 +77,8 @@ class MessageLife:
 
     def end(self, outcome: ExecutionOutcome, error: BaseException | None) -> None:
         """Enter the last state, and record the outcome."""
-        is_committed = self.state in (MessageState.COMMITTED, MessageState.REPEATED)
-        self.enter(MessageState(outcome))
+        is_committed = self.state in (COMMITTED, REPEATED)
+        self.enter(OUTCOMES[outcome])
         execution = self.execution if self._chain.has_ended else None
         if execution is None and not self._event_number:
             return

@@ -11,6 +11,7 @@ once the broker's COMMIT has begun. The last six states are the outcomes of an e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 
@@ -42,25 +43,28 @@ class MessageState(Enum):
     RELEASED = "released"
     IN_DOUBT = "in doubt"
 
-    def may_become(self, state: MessageState) -> bool:
-        return state in TRANSITIONS[self]
+    # Enum's own hash is a Python function, and each message looks up several states.
+    __hash__ = object.__hash__
 
 
-_S = MessageState
-_UNDONE = frozenset({_S.FAILED, _S.REJECTED, _S.RELEASED, _S.IN_DOUBT})
+RECEIVED, RUNNING, RETURNED, SENDING, ACKNOWLEDGING, COMMITTING, COMMITTED, REPEATED, ABANDONED, *_ENDS = MessageState
+COMPLETED, ALREADY_PROCESSED, FAILED, REJECTED, RELEASED, IN_DOUBT = _ENDS
+_UNDONE = frozenset({FAILED, REJECTED, RELEASED, IN_DOUBT})
 """Outcomes after an error or a cancellation."""
 
 TRANSITIONS: dict[MessageState, frozenset[MessageState]] = {
-    _S.RECEIVED: _UNDONE | {_S.RUNNING, _S.ALREADY_PROCESSED},
-    _S.RUNNING: _UNDONE | {_S.RUNNING, _S.RETURNED, _S.ABANDONED, _S.ALREADY_PROCESSED},
-    _S.RETURNED: _UNDONE | {_S.RUNNING, _S.SENDING, _S.ACKNOWLEDGING, _S.ABANDONED, _S.ALREADY_PROCESSED},
-    _S.SENDING: _UNDONE | {_S.COMMITTING, _S.ABANDONED},
-    _S.ACKNOWLEDGING: _UNDONE | {_S.COMMITTED},
-    _S.COMMITTING: _UNDONE | {_S.COMMITTED, _S.REPEATED},
-    _S.COMMITTED: frozenset({_S.COMPLETED}),
-    _S.REPEATED: frozenset({_S.RELEASED}),
+    RECEIVED: _UNDONE | {RUNNING, ALREADY_PROCESSED},
+    RUNNING: _UNDONE | {RUNNING, RETURNED, ABANDONED, ALREADY_PROCESSED},
+    RETURNED: _UNDONE | {RUNNING, SENDING, ACKNOWLEDGING, ABANDONED, ALREADY_PROCESSED},
+    SENDING: _UNDONE | {COMMITTING, ABANDONED},
+    ACKNOWLEDGING: _UNDONE | {COMMITTED},
+    COMMITTING: _UNDONE | {COMMITTED, REPEATED},
+    COMMITTED: frozenset({COMPLETED}),
+    REPEATED: frozenset({RELEASED}),
     # The thread may have committed SQL when it was abandoned: then the message goes on.
-    _S.ABANDONED: frozenset({_S.ACKNOWLEDGING, _S.COMMITTING, _S.RELEASED}),
-    **dict.fromkeys(_UNDONE | {_S.COMPLETED, _S.ALREADY_PROCESSED}, frozenset[MessageState]()),
+    ABANDONED: frozenset({ACKNOWLEDGING, COMMITTING, RELEASED}),
+    **dict.fromkeys(_ENDS, frozenset[MessageState]()),
 }
 """States that may follow each state."""
+OUTCOMES: Mapping[str, MessageState] = {each.value: each for each in _ENDS}
+"""States by the outcome of the execution (`ExecutionOutcome`)."""

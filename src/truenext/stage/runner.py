@@ -12,7 +12,7 @@ import msgspec
 
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.flow import UNSET, Flow, FlowSource
-from truenext.stage.message_state import MessageState
+from truenext.stage.message_state import ABANDONED
 from truenext.stage.user_code import CURRENT, call_user_function, run_user_coroutine
 
 if TYPE_CHECKING:
@@ -148,10 +148,10 @@ class StageRunner:
                 except asyncio.CancelledError:
                     if work is not None:
                         abandoned_work = work
-                        self._life.enter(MessageState.ABANDONED)
+                        self._life.enter(ABANDONED)
                     raise
             raise
 
     async def roll_back(self, work: AnySqlWork | None) -> None:
-        if work is not None and self._life.state is not MessageState.ABANDONED:
+        if work is not None and self._life.state is not ABANDONED:
             await self.run_sql_step(work.rollback, None)

@@ -42,7 +42,16 @@ from truenext.stage.core.names import inbox_id
 from truenext.stage.core.outbox_unit import OutboxUnit
 from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
 from truenext.stage.message_life import MessageLife
-from truenext.stage.message_state import MessageState
+from truenext.stage.message_state import (
+    ACKNOWLEDGING,
+    COMMITTED,
+    COMMITTING,
+    REPEATED,
+    RETURNED,
+    RUNNING,
+    SENDING,
+    TRANSITIONS,
+)
 from truenext.stage.runner import StageRunner
 from truenext.stage.sql.errors import (
     AlreadyProcessed,
@@ -166,14 +175,14 @@ class MessageHandler:
         except OutputRefused as error:
             await self._on_failed(error.refused)
         except (InDoubt, RolledBack) as error:
-            if self._life.state is MessageState.RUNNING:
+            if self._life.state is RUNNING:
                 await self._on_own_commit_failed(error)
             else:
                 await self._on_commit_failed(error)
         except Exception as error:
             await self._on_failed(error)
         else:
-            self._life.end("released" if self._life.state is MessageState.REPEATED else "completed", None)
+            self._life.end("released" if self._life.state is REPEATED else "completed", None)
             if output.after_commit:
                 in_thread = None if self._stage.signature.is_async else self._runner.run_in_thread
                 await call_after_commit(output, self._life.log_fields(), in_thread)
@@ -181,7 +190,7 @@ class MessageHandler:
     @property
     def _is_committing(self) -> bool:
         """Whether SQL is committed, if it was used, and the broker has not answered its COMMIT."""
-        return self._life.state in (MessageState.ACKNOWLEDGING, MessageState.COMMITTING)
+        return self._life.state in (ACKNOWLEDGING, COMMITTING)
 
     @property
     def _is_processed(self) -> bool:
@@ -279,7 +288,7 @@ class MessageHandler:
                 self._stage, self._inbox_id or None, is_interactive=self._pool.is_interactive
             )
             output = Output(self._id_seed(envelope), f"{self._context.service} {self._stage.queue}")
-            self._life.enter(MessageState.RUNNING)
+            self._life.enter(RUNNING)
             self._error_kind = DatabaseErrorKind.APPLICATION
             try:
                 await self._run_and_commit(envelope, output, work)
@@ -295,8 +304,7 @@ class MessageHandler:
                 await self._runner.roll_back(work)
                 if skip_reason is not None and skip_reason is not error:
                     raise skip_reason from error
-                can_run_again = self._life.state.may_become(MessageState.RUNNING)
-                if self._error_kind is not DatabaseErrorKind.RETRYABLE or not can_run_again:
+                if self._error_kind is not DatabaseErrorKind.RETRYABLE or RUNNING not in TRANSITIONS[self._life.state]:
                     raise
                 if not retries_left:
                     self._error_kind = DatabaseErrorKind.APPLICATION
@@ -333,7 +341,7 @@ class MessageHandler:
             async with exactly_once.borrow_producer() as producer:
                 messages = await self._run_and_collect(envelope, output, work)
                 await self._commit_exactly_once(messages, work, producer)
-            is_acknowledged = self._life.state is MessageState.COMMITTED
+            is_acknowledged = self._life.state is COMMITTED
             exactly_once.on_committed(self._inbox_id, was_sent=bool(messages), is_acknowledged=is_acknowledged)
         self._pool.disk_full_pause_s = 0.0
         point("committed", self._stage)
@@ -346,7 +354,7 @@ class MessageHandler:
         output.is_closed = True
         if work is not None:
             work.function_returned()
-        self._life.enter(MessageState.RETURNED)
+        self._life.enter(RETURNED)
         self._context.on_test_point("run", self._stage)
         return encode_messages(output.outgoing, self._context.chain, self._life.execution)
 
@@ -379,7 +387,7 @@ class MessageHandler:
         ):
             try:
                 if messages:
-                    self._life.enter(MessageState.SENDING)
+                    self._life.enter(SENDING)
                 with MapToBrokerUnavailable():
                     await send_messages(session, messages, self._context.loop.time() + TIMEOUT_S)
                     if is_flushed:
@@ -387,7 +395,7 @@ class MessageHandler:
                 if work is not None:
                     point("sent", self._stage)
                     await self._commit_sql(work)
-                self._life.enter(MessageState.COMMITTING if messages else MessageState.ACKNOWLEDGING)
+                self._life.enter(COMMITTING if messages else ACKNOWLEDGING)
                 if work is not None:
                     self._life.record_sql_commit()
                     point("SQL committed", self._stage)
@@ -402,7 +410,7 @@ class MessageHandler:
                 if refused is None or not is_flushed or self._is_processed:
                     raise
                 raise OutputRefused(refused) from error
-        self._life.enter(MessageState.COMMITTED if is_new else MessageState.REPEATED)
+        self._life.enter(COMMITTED if is_new else REPEATED)
 
     async def _commit_sql(self, work: AnySqlWork) -> None:
         """Commit SQL. A cancellation that comes after the COMMIT is ignored, since it would only cause a redelivery."""
@@ -443,7 +451,7 @@ class MessageHandler:
             return "released"
         retry = self._stage.settings.retries.decide(error, message.attempts + 1, self._stage.settings.attempts)
         cause = cause_of(error, self._stage.queue, context.instance)
-        has_output = self._life.state in (MessageState.SENDING, MessageState.COMMITTING)
+        has_output = self._life.state in (SENDING, COMMITTING)
         if retry.is_rejected and self._stage.endpoint.subscribed_topic is not None and not has_output:
             # A subscription has no dead letters: a rejected message would be redelivered for ever.
             await self._session.commit(timeout=TIMEOUT_S)

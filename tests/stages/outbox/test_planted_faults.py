@@ -141,7 +141,7 @@ FAULTS = [
         "an inbox row is marked though its message is not acknowledged",
         MessageHandler,
         "_run_and_commit",
-        "is_acknowledged = self._life.state is MessageState.COMMITTED",
+        "is_acknowledged = self._life.state is COMMITTED",
         "is_acknowledged = True",
         repeated_commit,
     ),
