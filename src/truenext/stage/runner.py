@@ -13,7 +13,7 @@ import msgspec
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.flow import UNSET, Flow, FlowSource
 from truenext.stage.message_state import ABANDONED
-from truenext.stage.user_code import CURRENT, call_user_function, run_user_coroutine
+from truenext.stage.user_code import CURRENT, call_user_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,14 +43,7 @@ class StageRunner:
         self._life = life
 
     async def run(self, envelope: Envelope, output: Output, work: AnySqlWork | None) -> None:
-        """Run the stage, and those that it continues with by `next_direct`. An async stage runs in a task of its own.
-
-        Raises: errors of the stage
-        """
-        running = self._run(envelope, output, work)
-        await (run_user_coroutine(running) if self._stage.signature.is_async else running)
-
-    async def _run(self, envelope: Envelope, output: Output, work: AnySqlWork | None) -> None:
+        """Run the stage, and those that it continues with by `next_direct`. Raises: errors of the stages"""
         message, stage = self._message, self._stage
         now_ms = self._context.now_ms()
         flow = Flow(stage, envelope, output, now_ms, FlowSource(message.expires_ms, message.attempts + 1))

@@ -61,7 +61,7 @@ from truenext.stage.sql.errors import (
     OutboxBusy,
     ProducerLost,
 )
-from truenext.stage.user_code import call_after_commit, is_being_cancelled
+from truenext.stage.user_code import call_after_commit, is_being_cancelled, run_user_coroutine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -350,7 +350,8 @@ class MessageHandler:
         self, envelope: Envelope, output: Output, work: AnySqlWork | None
     ) -> list[EncodedMessage]:
         """Run the stage, and return its encoded output."""
-        await self._runner.run(envelope, output, work)
+        running = self._runner.run(envelope, output, work)
+        await (run_user_coroutine(running) if self._stage.signature.is_async else running)
         output.is_closed = True
         if work is not None:
             work.function_returned()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, Unpack
+from typing import Any, Final, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
@@ -48,7 +48,7 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 
-class FlowSource(NamedTuple):
+class FlowSource(msgspec.Struct, frozen=True):
     """Source of a flow's message: a delivery, or `Initiation.unstash`."""
 
     expires_ms: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -78,7 +78,7 @@ def new_flow_context(
     )
 
 
-class FirstMessage(NamedTuple):
+class FirstMessage(msgspec.Struct, frozen=True):
     """Encoded first message of a flow."""
 
     to: Endpoint[Any, Any] | Topic[Any]
@@ -117,18 +117,17 @@ def start_flow(
     output: Output, context: FlowContext, first: FirstMessage, options: FlowOptions, parent: str = ""
 ) -> str:
     """Add the first message of a flow to `output`, and return its id. Raises: FlowError"""
-    to, message, state, waiting = first
-    id = output.new_id()
+    to, id = first.to, output.new_id()
     envelope = Envelope(
         version=VERSION,
         id=id,
         flow=msgspec.structs.replace(context, id=id),
-        kind="publish" if isinstance(to, Topic) else "request" if waiting else "send",
+        kind="publish" if isinstance(to, Topic) else "request" if first.waiting else "send",
         sender=output.sender,
-        message=message,
+        message=first.message,
         parent=parent,
-        state=state,
-        waiting=waiting,
+        state=first.state,
+        waiting=first.waiting,
         attachments=checked_attachments(options.get("attachments")),
     )
     output.outgoing.append(OutputMessage(to.destination, envelope, ttl_s=options.get("ttl")))
