@@ -85,8 +85,8 @@ def _without_numbers(number: CommitNumber | None) -> Iterator[None]:
 
     async def unnumbered(
         self: MessageHandler, messages: Sequence[Any], work: Any, number: CommitNumber | None = None
-    ) -> bool:
-        return await commit(self, messages, work)
+    ) -> None:
+        await commit(self, messages, work)
 
     lent = _Lent(number)
     with (

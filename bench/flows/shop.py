@@ -20,6 +20,7 @@ from bench.workers import Gate
 from truenext.stage import Endpoint, Flow, Service
 from truenext.stage.core.definitions import StatefulEndpoint
 from truenext.stage.core.envelope import decode_envelope
+from truenext.stage.core.flow import FlowSource
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.output import Output, OutputMessage
 
@@ -192,6 +193,6 @@ async def messages(name: str) -> list[OutputMessage]:
         sent += output.outgoing
         envelope = decode_envelope(sent[-1].encode({}).body)
         output = Output(envelope.id, f"{app.name} {stage.queue}")
-        flow = Flow(stage, envelope, output, now_ms)
+        flow = Flow(stage, envelope, output, now_ms, FlowSource())
         await stage.function(flow.message, flow.state, flow)
     return sent

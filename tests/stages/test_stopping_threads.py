@@ -178,3 +178,55 @@ def test_a_plain_function_that_outlives_the_stop_leaves_no_transaction_open(tmp_
     with contextlib.closing(sqlite3.connect(file, timeout=0)) as database:
         database.execute("BEGIN IMMEDIATE")
         assert database.execute("SELECT count(*) FROM jobs").fetchone() == (0,)
+
+
+def test_plain_function_that_is_cancelled_twice_keeps_its_session_until_it_returns(tmp_path: Path) -> None:
+    is_started, may_end, has_ended = threading.Event(), threading.Event(), threading.Event()
+    file = tmp_path / "shop.db"
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("CREATE TABLE jobs (number INTEGER)")
+    url = f"sqlite:///{file}"
+    app = Service("stopping", database=url)
+    handling: list[asyncio.Task[object]] = []
+    counted: list[object] = []
+
+    @app.terminator("stopping.long", Job)
+    def long(job: Job, sql: Session) -> None:
+        sql.execute(text("INSERT INTO jobs VALUES (1)"))
+        if is_started.is_set():
+            # The message was released, and is handled again.
+            return
+        is_started.set()
+        may_end.wait()
+        try:
+            counted.append(sql.execute(text("SELECT count(*) FROM jobs")).scalar())
+        except Exception as error:
+            counted.append(error)
+        has_ended.set()
+
+    def note_task() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        handling.append(task)
+
+    async def run() -> None:
+        async with stages(app, database=url) as t:
+            t.at("received", note_task)
+            await t.send(long, Job(1))
+            await asyncio.to_thread(is_started.wait)
+            (task,) = handling
+            task.cancel()
+            # The first cancellation waits for the function.
+            await asyncio.sleep(0.05)
+            assert not task.done()
+            task.cancel()
+            # A rollback in another thread would end the session here.
+            await asyncio.wait({task}, timeout=1)
+            may_end.set()
+            await asyncio.to_thread(has_ended.wait)
+
+    try:
+        asyncio.run(run())
+    finally:
+        may_end.set()
+    assert counted == [1]

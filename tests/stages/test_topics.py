@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import truenext
-from tests.stages.flows import Number, run, until
+from tests.stages.flows import Number, Text, run, until
 from truenext.stage import DefinitionError, Endpoint, Flow, Reject, Service, Topic
 from truenext.testing.local import broker as local_broker
 from truenext.testing.stages import Stages
@@ -220,6 +220,32 @@ def test_message_that_a_subscriber_rejects_or_cannot_read_is_dropped_at_once(cap
 
     def refusals() -> list[str]:
         return [each.message for each in caplog.records if each.message == "a stage has rejected its message"]
+
+    run(app, work)
+
+
+def test_message_whose_subscriber_sends_too_much_is_dropped_after_its_attempts() -> None:
+    app = Service("shop", attempts=2)
+    topic = app.topic("prices", Number)
+    ran: list[int] = []
+
+    @app.terminator("take", Text)
+    async def take(text: Text) -> None: ...
+
+    @app.subscriber(topic)
+    async def listen(number: Number, flow: Flow) -> None:
+        ran.append(number.n)
+        for _ in range(number.n):
+            flow.send(take, Text("x" * 9_000_000))
+
+    async def work(t: Stages) -> None:
+        await t.publish(topic, Number(2))
+        await until(lambda: len(ran) == 3)
+        await t.publish(topic, Number(0))
+        await until(lambda: 0 in ran)
+        # The first time the broker refuses the commit, which counts no attempt.
+        assert ran == [2, 2, 2, 0]
+        assert not (await t.broker.queue("take")).messages
 
     run(app, work)
 

@@ -73,6 +73,14 @@ class BrokerUnavailable(TruenextError):
     """The broker was not available in time. Nothing has happened, and the message counts no attempt."""
 
 
+class OutputRefused(TruenextError):
+    """The broker has refused output that was flushed: the message can still be nacked or rejected."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(str(refused))
+        self.refused = refused
+
+
 class MapToBrokerUnavailable:
     """`with MapToBrokerUnavailable():` raises BrokerUnavailable for a timeout and for a lost or closed connection."""
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from truenext.stage.events import StageEvents
     from truenext.stage.gate import DatabaseGate
     from truenext.stage.planning import DependencyPlans
-    from truenext.stage.sql.work import AsyncSqlWork, ThreadSqlWork
+    from truenext.stage.sql.work import AnySqlWork
 
 
 class ServiceContext:
@@ -50,9 +50,7 @@ class ServiceContext:
         self.on_test_point: Callable[[str, Stage], None] = _do_nothing
         """Function to call at each named step of a message's handling; for tests."""
 
-    def new_sql_work(
-        self, stage: Stage, inbox_id: str | None, *, is_interactive: bool
-    ) -> AsyncSqlWork | ThreadSqlWork | None:
+    def new_sql_work(self, stage: Stage, inbox_id: str | None, *, is_interactive: bool) -> AnySqlWork | None:
         """Return the SQL transaction for one message; None if the stage uses no database. `inbox_id` is the
         message's id in the inbox, or None without exactly-once processing."""
         if self.gate is None or not self.plans.uses_database(stage):
@@ -61,7 +59,7 @@ class ServiceContext:
         make = database.new_async_work if stage.signature.is_async else database.new_thread_work
         return make(is_interactive=is_interactive, inbox_id=inbox_id, stage=stage.queue)
 
-    def provided_values(self, flow: Flow, work: AsyncSqlWork | ThreadSqlWork | None) -> Mapping[str, object]:
+    def provided_values(self, flow: Flow, work: AnySqlWork | None) -> Mapping[str, object]:
         """Return the values that a stage can depend on, by the names in its plan."""
         provided: dict[str, object] = {FLOW: flow, LIFESPAN: self.lifespan}
         if work is not None:

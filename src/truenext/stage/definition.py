@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Final, TypeVar, Unpack, overload
 
 from truenext.client.core.credentials import Credentials
 from truenext.errors import ConfigurationError
@@ -91,51 +91,14 @@ class Definition:
         Raises: DefinitionError
         """
         self.name = expand_endpoint_name(name, "")
-        brokers = (broker,) if isinstance(broker, str) else broker
-        for subject, value, kind, expected in (
-            ("broker", brokers, Sequence, "a URL, or several"),
-            ("database", database, str | None, "a URL of SQLAlchemy, as text"),
-            ("user", user, str | None, "text"),
-            ("password", password, str | None, "text"),
-            ("password_file", password_file, Path | str | None, "a path"),
-            ("ca", ca, Path | str | None, "a path"),
-            ("certificate", certificate, Path | str | None, "a path"),
-            ("key", key, Path | str | None, "a path"),
-            ("interceptors", interceptors, Sequence, "a list of Interceptors"),
-            ("events", events, Path | str | None, "a folder"),
-        ):
-            if not isinstance(value, kind):
-                # The value is left out, since it may be a password.
-                raise DefinitionError(
-                    f"{subject} of service {name} is {expected}, not of the type {type(value).__name__}"
-                )
-        if not brokers or not all(isinstance(each, str) for each in brokers):
-            raise DefinitionError(f"broker of service {name} is a URL, or several, not {broker!r}")
-        for url in brokers:
-            try:
-                parse_url(url)
-            except ConfigurationError as error:
-                raise DefinitionError(f"broker of service {name}: {error}") from error
-        if lifespan is not None and not callable(lifespan):
-            raise DefinitionError(f"lifespan of service {name} is a function, not {lifespan!r}")
-        for each in interceptors:
-            if not isinstance(each, Interceptor):
-                raise DefinitionError(f"{each!r} of service {name} is not an instance of Interceptor")
-        self.broker: tuple[str, ...] = tuple(brokers)
+        files = {"password_file": password_file, "ca": ca, "certificate": certificate, "key": key}
+        values = {"broker": broker, "database": database, "user": user, "password": password, **files}
+        _check_types(name, values | {"interceptors": interceptors, "events": events})
+        self.broker = _checked_brokers(name, broker)
+        self.lifespan, self.interceptors = lifespan, list(interceptors)
+        self._check_hooks(name)
         self.database = database
-        try:
-            self.credentials = Credentials(
-                user=user,
-                password=password,
-                password_file=None if password_file is None else str(password_file),
-                ca=None if ca is None else str(ca),
-                certificate=None if certificate is None else str(certificate),
-                key=None if key is None else str(key),
-            )
-        except ValueError as error:
-            raise DefinitionError(f"service {name}: {error}") from error
-        self.lifespan = lifespan
-        self.interceptors = list(interceptors)
+        self.credentials = _make_credentials(name, user, password, files)
         self.events = None if events is None else Path(events)
         self.endpoints: dict[str, LocalEndpoint[Any, Any]] = {}
         """Endpoints of this service by name."""
@@ -146,6 +109,13 @@ class Definition:
         self._settings = StageSettings(
             f"service {name}", concurrency=concurrency, attempts=attempts, retry=retry, exactly_once=exactly_once
         )
+
+    def _check_hooks(self, name: str) -> None:
+        if self.lifespan is not None and not callable(self.lifespan):
+            raise DefinitionError(f"lifespan of service {name} is a function, not {self.lifespan!r}")
+        for each in self.interceptors:
+            if not isinstance(each, Interceptor):
+                raise DefinitionError(f"{each!r} of service {name} is not an instance of Interceptor")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -309,8 +279,9 @@ class Definition:
             settings = StageSettings(name, concurrency=1, exactly_once=False).with_defaults(self._settings)
             settings.attempts = settings.attempts or SUBSCRIBER_ATTEMPTS
             endpoint: LocalEndpoint[M, None] = LocalEndpoint(
-                name, topic.takes.type, None, state, settings, register=self._register, topic=topic
+                name, topic.takes.type, None, state, settings, self._register
             )
+            endpoint.subscribed_topic = topic
             self._add_endpoint(endpoint)
             endpoint.add(function, None, settings)
             return function
@@ -354,6 +325,47 @@ class Definition:
         """
         for endpoint in self.endpoints.values():
             endpoint.check()
+
+
+_TYPES: Final[Mapping[str, tuple[Any, str]]] = {
+    "broker": (Sequence, "a URL, or several"),
+    "database": (str | None, "a URL of SQLAlchemy, as text"),
+    **dict.fromkeys(("user", "password"), (str | None, "text")),
+    **dict.fromkeys(("password_file", "ca", "certificate", "key"), (Path | str | None, "a path")),
+    "interceptors": (Sequence, "a list of Interceptors"),
+    "events": (Path | str | None, "a folder"),
+}
+"""Type of each argument of `Definition`, and its description for errors."""
+
+
+def _check_types(name: str, values: Mapping[str, object]) -> None:
+    for subject, value in values.items():
+        kind, expected = _TYPES[subject]
+        if not isinstance(value, kind):
+            # The value is left out, since it may be a password.
+            raise DefinitionError(f"{subject} of service {name} is {expected}, not of the type {type(value).__name__}")
+
+
+def _checked_brokers(name: str, broker: str | Sequence[str]) -> tuple[str, ...]:
+    brokers = (broker,) if isinstance(broker, str) else tuple(broker)
+    if not brokers or not all(isinstance(each, str) for each in brokers):
+        raise DefinitionError(f"broker of service {name} is a URL, or several, not {broker!r}")
+    for url in brokers:
+        try:
+            parse_url(url)
+        except ConfigurationError as error:
+            raise DefinitionError(f"broker of service {name}: {error}") from error
+    return brokers
+
+
+def _make_credentials(
+    name: str, user: str | None, password: str | None, files: Mapping[str, Path | str | None]
+) -> Credentials:
+    paths = {file: None if path is None else str(path) for file, path in files.items()}
+    try:
+        return Credentials(user=user, password=password, **paths)
+    except ValueError as error:
+        raise DefinitionError(f"service {name}: {error}") from error
 
 
 def _types_of(endpoint: Endpoint[Any, Any]) -> tuple[Any, Any]:

@@ -24,7 +24,7 @@ from truenext.stage.definition import Definition
 from truenext.stage.initiation_contexts import InitiationContext, OutboxInitiationContext
 from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.planning import DependencyPlans
-from truenext.stage.service_run import STOP_TIMEOUT_S, ServiceRun
+from truenext.stage.service_run import STOP_TIMEOUT_S, RunResources, ServiceRun
 from truenext.stage.user_code import check_can_await, check_not_own_endpoint
 
 if TYPE_CHECKING:
@@ -75,14 +75,7 @@ class Service(Definition):
 
     @asynccontextmanager
     async def _while_running(self, *, with_stages: bool) -> AsyncIterator[None]:
-        running = ServiceRun(
-            self,
-            self.plans(),
-            broker=self.broker,
-            credentials=self.credentials,
-            database=self.database,
-            events=self.events,
-        )
+        running = ServiceRun(self, self.plans(), RunResources.of(self))
         async with self.bound_to(running):
             if with_stages:
                 await running.prepare()

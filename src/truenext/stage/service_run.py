@@ -62,6 +62,20 @@ class _ConnectionFacts(msgspec.Struct):
     """User of the connection; None if the broker has no users."""
 
 
+class RunResources(msgspec.Struct, frozen=True):
+    """Broker, database and folder for events that one run of a service uses."""
+
+    broker: Sequence[str]
+    database: str | None
+    credentials: Credentials = NO_CREDENTIALS
+    events: Path | None = None
+
+    @classmethod
+    def of(cls, definition: Definition) -> RunResources:
+        """Return the resources that a service defines."""
+        return cls(definition.broker, definition.database, definition.credentials, definition.events)
+
+
 class ServiceRun:
     """One run of a service in one process and event loop."""
 
@@ -69,26 +83,20 @@ class ServiceRun:
         self,
         definition: Definition,
         plans: DependencyPlans,
+        resources: RunResources,
         *,
-        broker: Sequence[str],
-        credentials: Credentials = NO_CREDENTIALS,
-        database: str | None,
-        events: Path | None = None,
         waits: bool = False,
         creates_tables: bool = False,
     ) -> None:
         """Next, call `prepare`, `connect` and `start` to run the stages, or `connect` and `start_without_stages`.
-        `events` is the folder for the stages' events. `waits`: wait without limit for a broker and a database that
-        are not available yet. `creates_tables`: create missing tables of exactly-once processing; for tests."""
+        `waits`: wait without limit for a broker and a database that are not available yet. `creates_tables`: create
+        missing tables of exactly-once processing; for tests."""
         self.process_id = os.getpid()
         self.context = ServiceContext(definition, plans)
         self.stage_consumers: list[StageConsumer] = []
         self._definition = definition
         self._plans = plans
-        self._broker = broker
-        self._credentials = credentials
-        self._database_url = database
-        self._events = events
+        self._resources = resources
         self._waits_until_available = waits
         self._creates_tables = creates_tables
         self.exactly_once: ExactlyOnceProcessing | None = None
@@ -118,8 +126,9 @@ class ServiceRun:
             await self._open_database()
         if self._definition.has_outbox:
             await self._retry_until_reachable(self._check_outbox)
-        if self._events is not None:
-            self.context.events = StageEvents(self._events, self.context.service, self.context.instance)
+        folder = self._resources.events
+        if folder is not None:
+            self.context.events = StageEvents(folder, self.context.service, self.context.instance)
         self._state = "waiting for the broker"
         self._is_prepared = True
 
@@ -129,8 +138,8 @@ class ServiceRun:
         threads = sum(stage.settings.concurrency or 1 for stage in plain)
         for is_interactive in (True, False):
             connection = await connect(
-                *self._broker,
-                **self._credentials.arguments(),
+                *self._resources.broker,
+                **self._resources.credentials.arguments(),
                 heartbeat_thread=True,
                 timeout=FOR_EVER_S if self._waits_until_available else CONNECT_TIMEOUT_S,
             )
@@ -162,7 +171,8 @@ class ServiceRun:
 
     async def _warn_of_missing_grants(self) -> None:
         """Log once what the user may not do. Without credentials there are no users, or the login was refused."""
-        if self._credentials.user is None and self._credentials.certificate is None:
+        credentials = self._resources.credentials
+        if credentials.user is None and credentials.certificate is None:
             return
         try:
             body = await self.connection.control_request("connection")
@@ -198,7 +208,7 @@ class ServiceRun:
         """Send flows that a program's transaction has started here. Call this in the event loop's thread."""
         if self.exactly_once is not None:
             self.exactly_once.wake_relay()
-        elif self._runs_no_stages and self._database_url is not None and self._relay_opening is None:
+        elif self._runs_no_stages and self._resources.database is not None and self._relay_opening is None:
             # On demand, since a process that starts flows only over the broker may have no access to the database.
             self._relay_opening = self.context.loop.create_task(self._open_relay(), name="truenext outbox")
 
@@ -232,7 +242,8 @@ class ServiceRun:
     async def _open_database(self) -> None:
         from truenext.stage.sql import Database
 
-        if self._database_url is None:
+        url = self._resources.database
+        if url is None:
             # The database of stages was checked before.
             raise ConfigurationError(
                 f"{self._definition.name} has an outbox, and no database for it: "
@@ -240,7 +251,7 @@ class ServiceRun:
             )
         stages = [stage for stage in self._definition.stages.values() if self._plans.uses_database(stage)]
         workers = sum(stage.settings.concurrency or 1 for stage in stages)
-        gate = DatabaseGate(Database(self._database_url, interactive=workers, others=workers))
+        gate = DatabaseGate(Database(url, interactive=workers, others=workers))
         await gate.open_database(waits=self._waits_until_available)
         self.context.gate = gate
 

@@ -28,7 +28,7 @@ from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Stage, Topi
 from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.core.errors import NotDecoded
 from truenext.stage.service import Service
-from truenext.stage.service_run import ServiceRun
+from truenext.stage.service_run import RunResources, ServiceRun
 from truenext.stage.sql.errors import DatabaseUnavailable
 from truenext.testing.checks import checked_count, checked_seconds, known_names_hint
 from truenext.testing.faults import OrderedFault
@@ -445,9 +445,8 @@ async def stages(
             file.touch()
             database = f"sqlite:///{file}"
         plans = service.plans(has_database=database is not None or service.database is not None, overrides=overrides)
-        running = ServiceRun(
-            service, plans, broker=(local.url,), database=database or service.database, creates_tables=True
-        )
+        resources = RunResources((local.url,), database or service.database)
+        running = ServiceRun(service, plans, resources, creates_tables=True)
         control = await stack.enter_async_context(connect(local.url))
         await stack.enter_async_context(service.bound_to(running))
         t = Stages(service, running, local, control)

@@ -18,7 +18,7 @@ from sqlalchemy.exc import OperationalError
 from tests.stages.outbox.shop import Shop
 from tests.stages.outbox.virtual_time import VirtualTime
 from truenext.stage.core.definitions import Stage
-from truenext.stage.service_run import ServiceRun
+from truenext.stage.service_run import RunResources, ServiceRun
 from truenext.stage.sql.outbox_table import StoredUnit
 
 
@@ -145,8 +145,7 @@ class Process:
             self._prepare,
             app,
             app.plans(has_database=True),
-            broker=(self._line.url,),
-            database=self._url,
+            RunResources((self._line.url,), self._url),
             waits=True,
             creates_tables=True,
         )

@@ -141,8 +141,8 @@ FAULTS = [
         "an inbox row is marked though its message is not acknowledged",
         MessageHandler,
         "_run_and_commit",
-        "is_acknowledged=not self._is_repeated_commit",
-        "is_acknowledged=True",
+        "is_acknowledged = self._life.state is COMMITTED",
+        "is_acknowledged = True",
         repeated_commit,
     ),
     Fault(

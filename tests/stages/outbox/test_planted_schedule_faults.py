@@ -62,10 +62,10 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
             Change(
                 MessageHandler,
                 "_commit",
-                "self._is_committing = True",
-                "self._is_committing = True\n"
-                "        if self._exactly_once is not None:\n"
-                "            self._exactly_once.on_committed(self._inbox_id, was_sent=True, is_acknowledged=False)",
+                'point("SQL committed", self._stage)',
+                'point("SQL committed", self._stage)\n'
+                "                once = self._exactly_once\n"
+                "                once and once.on_committed(self._inbox_id, was_sent=True, is_acknowledged=False)",
             )
         ],
         nothing,

@@ -37,7 +37,7 @@ from truenext.stage.core.names import endpoint_of
 from truenext.stage.definition import Definition
 from truenext.stage.interceptors.metrics import Metrics
 from truenext.stage.service import Service
-from truenext.stage.service_run import STOP_TIMEOUT_S, ServiceRun
+from truenext.stage.service_run import STOP_TIMEOUT_S, RunResources, ServiceRun
 
 logger = logging.getLogger("truenext.stage")
 
@@ -215,15 +215,7 @@ class _ServiceProcess:
         """
         service = self._service
         self._listen_to_signals()
-        self._service_run = running = ServiceRun(
-            service,
-            service.plans(),
-            broker=service.broker,
-            credentials=service.credentials,
-            database=service.database,
-            events=service.events,
-            waits=True,
-        )
+        self._service_run = running = ServiceRun(service, service.plans(), RunResources.of(service), waits=True)
         async with AsyncExitStack() as stack:
             note = ""
             if health_at is not None:

@@ -170,12 +170,8 @@ class LocalEndpoint(Endpoint[M, R]):
         state: type[Any] | None,
         settings: StageSettings,
         register: Callable[[Stage], None],
-        topic: Topic[M] | None = None,
     ) -> None:
-        """`register` is called with each new stage; `topic` is the source of messages instead of a queue.
-
-        Raises: DefinitionError
-        """
+        """`register` is called with each new stage. Raises: DefinitionError"""
         super().__init__(name, takes, replies)
         if self.replies is not None and without_none(replies) != replies:
             raise DefinitionError(
@@ -189,7 +185,8 @@ class LocalEndpoint(Endpoint[M, R]):
             self.state = Codec(state, subject)
             self.state.check_default(subject)
         self.settings = settings
-        self.subscribed_topic = topic
+        self.subscribed_topic: Topic[M] | None = None
+        """Source of messages instead of a queue."""
         self.stages_in_order: list[Stage] = []
         self._register = register
 

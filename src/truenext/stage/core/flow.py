@@ -28,6 +28,7 @@ from truenext.stage.core.flow_start import (
     check_endpoint,
     check_topic,
     child_flow_context,
+    encode_first_message,
     start_flow,
     state_for,
 )
@@ -47,6 +48,14 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 
+class FlowSource(msgspec.Struct, frozen=True):
+    """Source of a flow's message: a delivery, or `Initiation.unstash`."""
+
+    expires_ms: int = 0
+    attempt: int = 1
+    is_unstashed: bool = False
+
+
 class Flow:
     """A flow, as one of its stages sees it.
 
@@ -62,14 +71,11 @@ class Flow:
         envelope: Envelope,
         output: Output,
         now_ms: int,
+        source: FlowSource,
         *,
-        state: object = UNSET,
-        message: object = UNSET,
-        expires_ms: int = 0,
-        attempt: int = 1,
-        is_unstashed: bool = False,
+        previous: Flow | None = None,
     ) -> None:
-        """Called by the service for each message. `state` and `message` are objects passed without being sent.
+        """Called by the service for each message. `previous` is the flow of the stage that called `next_direct`.
 
         Raises: NotDecoded
         """
@@ -77,8 +83,7 @@ class Flow:
         self._envelope = envelope
         self._output = output
         self._now_ms = now_ms
-        self._expires_ms = expires_ms
-        self._is_unstashed = is_unstashed
+        self._source = source
         self._continuation = ""
         self.direct_message: object = UNSET
         """Message for the next stage in this transaction, if `next_direct` was called."""
@@ -89,7 +94,7 @@ class Flow:
         """Name of the flow for people."""
         self.message_id: str = envelope.id
         """Id of the message, the same however often it is delivered."""
-        self.attempt: int = attempt
+        self.attempt: int = source.attempt
         """Number of the attempt: 1 if no consumer has failed with the message."""
         self.interactive: bool = context.interactive
         """True if a caller waits for the flow; its messages have priority 9."""
@@ -105,8 +110,8 @@ class Flow:
         """State of the endpoint, if it has one; the object that the function takes."""
         codec = stage.endpoint.state
         if codec is not None:
-            self.state = codec.decode(envelope.state) if state is UNSET else state
-        self.message: Any = stage.takes.decode(envelope.message) if message is UNSET else message
+            self.state = codec.decode(envelope.state) if previous is None else previous.state
+        self.message: Any = stage.takes.decode(envelope.message) if previous is None else previous.direct_message
         """Decoded body of the message that the stage handles, as its function takes it."""
 
     def __repr__(self) -> str:
@@ -184,7 +189,7 @@ class Flow:
 
         Raises: FlowError if there is none, or it takes another type, or no stage runs: after `unstash`
         """
-        if self._is_unstashed:
+        if self._source.is_unstashed:
             raise FlowError("no stage runs here, so none can follow directly: use next instead of next_direct")
         self._next_stage("next_direct").takes.encode(message)
         self._set_continuation("next_direct")
@@ -218,16 +223,8 @@ class Flow:
     def for_next_stage(self) -> Flow:
         """Return the flow as the next stage sees it in this same transaction."""
         envelope = msgspec.structs.replace(self._envelope, flow=self._flow_context, attachments={})
-        return Flow(
-            self._next_stage("next_direct"),
-            envelope,
-            self._output,
-            self._now_ms,
-            state=self.state,
-            message=self.direct_message,
-            expires_ms=self._expires_ms,
-            attempt=self.attempt,
-        )
+        next_stage = self._next_stage("next_direct")
+        return Flow(next_stage, envelope, self._output, self._now_ms, self._source, previous=self)
 
     def check_replied(self) -> None:
         """Check a flow whose stage returned None. Raises: FlowError if the flow would end without a reply"""
@@ -293,7 +290,7 @@ class Flow:
             calls=calls,
             attachments=checked,
         )
-        self._output.outgoing.append(OutputMessage(destination, envelope, self._expires_ms))
+        self._output.outgoing.append(OutputMessage(destination, envelope, self._source.expires_ms))
 
     # ---- Other flows ----
 
@@ -324,7 +321,8 @@ class Flow:
         """
         check_endpoint(to)
         context = child_flow_context(self._output, self._now_ms, trace, self._flow_context, options)
-        return start_flow(self._output, context, to, message, reply_to, reply_state, state, options, self.message_id)
+        first = encode_first_message(to, message, state=state, reply_to=reply_to, reply_state=reply_state)
+        return start_flow(self._output, context, first, options, self.message_id)
 
     def publish(self, to: Topic[M], message: M, *, trace: str = "", **options: Unpack[FlowOptions]) -> str:
         """Start a flow with each connected subscriber of the topic, in the same transaction, and return the id that
@@ -340,7 +338,7 @@ class Flow:
         """
         check_topic(to)
         context = child_flow_context(self._output, self._now_ms, trace, self._flow_context, options)
-        return start_flow(self._output, context, to, message, None, None, None, options, self.message_id)
+        return start_flow(self._output, context, encode_first_message(to, message), options, self.message_id)
 
     # ---- After this stage ----
 
@@ -363,7 +361,8 @@ class Flow:
         Raises: FlowError
         """
         now = msgspec.structs.replace(self._envelope, flow=self._flow_context, state=self._state())
-        return encode_stashed_flow(StashedFlow(stage=self._stage.queue, expires_ms=self._expires_ms, envelope=now))
+        expires_ms = self._source.expires_ms
+        return encode_stashed_flow(StashedFlow(stage=self._stage.queue, expires_ms=expires_ms, envelope=now))
 
 
 def _has_compatible_reply(other: Endpoint[Any, Any], endpoint: Endpoint[Any, Any]) -> bool:

@@ -78,18 +78,24 @@ def new_flow_context(
     )
 
 
-def start_flow(
-    output: Output,
-    context: FlowContext,
+class FirstMessage(msgspec.Struct, frozen=True):
+    """Encoded first message of a flow."""
+
+    to: Endpoint[Any, Any] | Topic[Any]
+    message: msgspec.Raw
+    state: msgspec.Raw
+    waiting: list[ReplyTo]
+
+
+def encode_first_message(
     to: Endpoint[Any, Any] | Topic[Any],
     message: object,
-    reply_to: Endpoint[Any, Any] | Topic[Any] | None,
-    reply_state: object,
-    state: object,
-    options: FlowOptions,
-    parent: str = "",
-) -> str:
-    """Add the first message of a flow to `output`, and return its id. Raises: FlowError"""
+    *,
+    state: object = None,
+    reply_to: Endpoint[Any, Any] | Topic[Any] | None = None,
+    reply_state: object = None,
+) -> FirstMessage:
+    """Raises: FlowError"""
     waiting = []
     if reply_to is not None:
         if not isinstance(reply_to, Endpoint | Topic):
@@ -104,18 +110,24 @@ def start_flow(
         waiting.append(ReplyTo(reply_to.destination, state_for(reply_to, reply_state)))
     elif reply_state is not None:
         raise FlowError("reply_state is the state of reply_to, which is missing")
-    encoded, encoded_state = to.takes.encode(message), state_for(to, state)
-    id = output.new_id()
+    return FirstMessage(to, to.takes.encode(message), state_for(to, state), waiting)
+
+
+def start_flow(
+    output: Output, context: FlowContext, first: FirstMessage, options: FlowOptions, parent: str = ""
+) -> str:
+    """Add the first message of a flow to `output`, and return its id. Raises: FlowError"""
+    to, id = first.to, output.new_id()
     envelope = Envelope(
         version=VERSION,
         id=id,
         flow=msgspec.structs.replace(context, id=id),
-        kind="publish" if isinstance(to, Topic) else "request" if waiting else "send",
+        kind="publish" if isinstance(to, Topic) else "request" if first.waiting else "send",
         sender=output.sender,
-        message=encoded,
+        message=first.message,
         parent=parent,
-        state=encoded_state,
-        waiting=waiting,
+        state=first.state,
+        waiting=first.waiting,
         attachments=checked_attachments(options.get("attachments")),
     )
     output.outgoing.append(OutputMessage(to.destination, envelope, ttl_s=options.get("ttl")))

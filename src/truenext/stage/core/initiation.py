@@ -8,8 +8,15 @@ from typing import Any, TypeVar, Unpack
 from truenext.stage.core.definitions import Endpoint, Stage, Topic
 from truenext.stage.core.envelope import decode_stashed_flow
 from truenext.stage.core.errors import FlowError
-from truenext.stage.core.flow import Flow
-from truenext.stage.core.flow_start import FlowOptions, check_endpoint, check_topic, new_flow_context, start_flow
+from truenext.stage.core.flow import Flow, FlowSource
+from truenext.stage.core.flow_start import (
+    FlowOptions,
+    check_endpoint,
+    check_topic,
+    encode_first_message,
+    new_flow_context,
+    start_flow,
+)
 from truenext.stage.core.output import Output
 
 M = TypeVar("M")
@@ -51,7 +58,8 @@ class Initiation:
         """
         check_endpoint(to)
         context = new_flow_context(self._output, self._now_ms, trace, None, options)
-        return start_flow(self._output, context, to, message, reply_to, reply_state, state, options)
+        first = encode_first_message(to, message, state=state, reply_to=reply_to, reply_state=reply_state)
+        return start_flow(self._output, context, first, options)
 
     def publish(self, to: Topic[M], message: M, *, trace: str, **options: Unpack[FlowOptions]) -> str:
         """Start a flow with each connected subscriber of the topic, and return the id that they share.
@@ -66,7 +74,7 @@ class Initiation:
         """
         check_topic(to)
         context = new_flow_context(self._output, self._now_ms, trace, None, options)
-        return start_flow(self._output, context, to, message, None, None, None, options)
+        return start_flow(self._output, context, encode_first_message(to, message), options)
 
     def unstash(self, data: bytes) -> Flow:
         """Continue from a call of `Flow.stash`, with the message and state of then. The flow continues as
@@ -81,6 +89,5 @@ class Initiation:
         stage = self._stages.get(stashed.stage)
         if stage is None:
             raise FlowError(f"the stash belongs to the stage {stashed.stage}, which this service does not have")
-        return Flow(
-            stage, stashed.envelope, self._output, self._now_ms, expires_ms=stashed.expires_ms, is_unstashed=True
-        )
+        source = FlowSource(stashed.expires_ms, is_unstashed=True)
+        return Flow(stage, stashed.envelope, self._output, self._now_ms, source)

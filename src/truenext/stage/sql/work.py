@@ -7,7 +7,7 @@ the database before the function first uses the session.
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, TypeAlias
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
@@ -260,3 +260,6 @@ class AsyncSqlWork(_SqlWork):
             self._end()
         else:
             await run_to_completion(self._session.run_sync(lambda _: self._end()))
+
+
+AnySqlWork: TypeAlias = AsyncSqlWork | ThreadSqlWork

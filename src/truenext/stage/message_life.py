@@ -1,0 +1,105 @@
+"""Life of a message in a stage: its state, and its execution as events, interceptors and logs show it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.clock import monotonic
+from truenext.stage.interceptors.interceptor import Execution, ExecutionResult
+from truenext.stage.message_state import (
+    COMMITTED,
+    OUTCOMES,
+    RECEIVED,
+    REPEATED,
+    RETURNED,
+    RUNNING,
+    TRANSITIONS,
+    MessageState,
+)
+
+if TYPE_CHECKING:
+    from truenext.client.tasks.connection import Message
+    from truenext.stage.context import ServiceContext
+    from truenext.stage.core.definitions import Stage
+    from truenext.stage.core.envelope import Envelope
+    from truenext.stage.interceptors.interceptor import ExecutionOutcome
+
+
+class MessageLife:
+    def __init__(self, context: ServiceContext, stage: Stage, message: Message) -> None:
+        self._chain = context.chain
+        self._events = context.events
+        self._stage = stage
+        self._message = message
+        self.state: MessageState = RECEIVED
+        self.execution: Execution | None = None
+        """Execution for interceptors; None if the service has none."""
+        self._event_number = 0
+        """Number of the recorded event of this start; 0 if none is recorded."""
+        self._trace = ""
+        self._started_at = monotonic()
+        self._returned_at = 0.0
+        """Time at which the current run has returned; 0 before."""
+
+    def enter(self, state: MessageState) -> None:
+        """Raises: AssertionError if the message cannot come to `state`"""
+        if state not in TRANSITIONS[self.state]:
+            raise AssertionError(f"a message cannot become {state.value} while it is {self.state.value}")
+        self.state = state
+        if state is RUNNING:
+            self._returned_at = 0.0
+        elif state is RETURNED:
+            self._returned_at = monotonic()
+
+    def record_start(self, envelope: Envelope) -> None:
+        chain, message, flow = self._chain, self._message, envelope.flow
+        self._trace = flow.trace
+        if self._events is not None:
+            self._event_number = self._events.add_started(self._stage, message, envelope)
+        if chain.has_around or chain.has_sending or chain.has_ended:
+            self.execution = Execution(
+                endpoint=self._stage.endpoint.name,
+                stage=self._stage.name,
+                queue=self._stage.queue,
+                message_id=envelope.id,
+                flow_id=flow.id,
+                trace=flow.trace,
+                attempt=message.attempts + 1,
+                interactive=flow.interactive,
+                size=len(message.body),
+                carrier=envelope.carrier,
+                interceptor_data={},
+            )
+
+    def record_sql_commit(self) -> None:
+        if self._events is not None:
+            self._events.add_sql_committed(self._event_number)
+
+    def end(self, outcome: ExecutionOutcome, error: BaseException | None) -> None:
+        """Enter the last state, and record the outcome."""
+        is_committed = self.state in (COMMITTED, REPEATED)
+        self.enter(OUTCOMES[outcome])
+        execution = self.execution if self._chain.has_ended else None
+        if execution is None and not self._event_number:
+            return
+        now = monotonic()
+        returned_at = self._returned_at or now
+        result = ExecutionResult(
+            outcome=outcome,
+            error=error,
+            run=returned_at - self._started_at,
+            commit=now - returned_at if is_committed else None,
+            total=now - self._started_at,
+        )
+        if self._events is not None and self._event_number:
+            self._events.add_ended(self._event_number, result)
+        if execution is not None:
+            self._chain.ended(execution, result)
+
+    def log_fields(self) -> dict[str, object]:
+        return {
+            "stage": self._stage.queue,
+            "trace": self._trace,
+            "message_id": self._message.message_id,
+            "attempt": self._message.attempts + 1,
+        }

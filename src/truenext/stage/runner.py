@@ -1,0 +1,150 @@
+"""Runner of a stage's functions and of the steps of its SQL, in the event loop or in a thread of the pool."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from truenext.stage.core.errors import FlowError
+from truenext.stage.core.flow import UNSET, Flow, FlowSource
+from truenext.stage.message_state import ABANDONED
+from truenext.stage.user_code import CURRENT, call_user_function
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from truenext.client.tasks.connection import Message
+    from truenext.stage.context import ServiceContext
+    from truenext.stage.core.definitions import Stage
+    from truenext.stage.core.envelope import Envelope
+    from truenext.stage.core.output import Output
+    from truenext.stage.message_life import MessageLife
+    from truenext.stage.pool import PriorityPool
+    from truenext.stage.sql.work import AnySqlWork
+
+T = TypeVar("T")
+
+
+class StageRunner:
+    """Runner of one stage for one message."""
+
+    def __init__(
+        self, context: ServiceContext, stage: Stage, pool: PriorityPool, message: Message, life: MessageLife
+    ) -> None:
+        self._context = context
+        self._stage = stage
+        self._pool = pool
+        self._message = message
+        self._life = life
+
+    async def run(self, envelope: Envelope, output: Output, work: AnySqlWork | None) -> None:
+        """Run the stage, and those that it continues with by `next_direct`. Raises: errors of the stages"""
+        message, stage = self._message, self._stage
+        now_ms = self._context.now_ms()
+        flow = Flow(stage, envelope, output, now_ms, FlowSource(message.expires_ms, message.attempts + 1))
+        while True:
+            if stage.signature.is_async:
+                # An async stage runs in the context of its own task; a plain one sets this in its thread's context.
+                CURRENT.set(stage)
+            await self._call(stage, flow, work)
+            if flow.direct_message is UNSET:
+                return
+            next_stage = stage.next_stage
+            assert next_stage is not None, "next_direct has seen it"
+            if next_stage.signature.is_async != stage.signature.is_async:
+                raise FlowError(
+                    f"{stage.name} and {next_stage.name} are not both async functions, so they cannot be in one "
+                    "transaction: use next instead of next_direct"
+                )
+            if work is None and self._context.plans.uses_sql(next_stage):
+                raise FlowError(
+                    f"{next_stage.name} has a session, and {self._stage.name}, with which the transaction begins, has "
+                    "none: add one there, too, or use next instead of next_direct"
+                )
+            flow, stage = flow.for_next_stage(), next_stage
+
+    async def _call(self, stage: Stage, flow: Flow, work: AnySqlWork | None) -> None:
+        context = self._context
+        arguments = (flow.message,) if stage.endpoint.state is None else (flow.message, flow.state)
+        plan = context.plans.plan_of(stage)
+        provided = context.provided_values(flow, work)
+        chain, execution = context.chain, self._life.execution
+        if execution is not None and stage is not self._stage:
+            # The stage was reached by `next_direct`.
+            execution = msgspec.structs.replace(execution, stage=stage.name)
+        around = chain.around(execution) if execution is not None and chain.has_around else None
+        function = stage.function
+        if not stage.signature.is_async:
+
+            def call() -> object:
+                CURRENT.set(stage)
+                if around is None:
+                    with plan.thread_scope(provided) as others:
+                        return function(*arguments, **others)
+                with around, plan.thread_scope(provided) as others:
+                    return function(*arguments, **others)
+
+            result = await self.run_in_thread(partial(call_user_function, call), work)
+        elif around is None and not plan.has_factories:
+            result = await function(*arguments, **plan.arguments(provided))
+        elif around is None:
+            async with plan.scope(provided) as others:
+                result = await function(*arguments, **others)
+        else:
+            with around:
+                async with plan.scope(provided) as others:
+                    result = await function(*arguments, **others)
+        if result is None:
+            flow.check_replied()
+            return
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                # Avoids the warning that the coroutine was never awaited.
+                result.close()
+            raise FlowError(
+                f"{stage.name} has returned an awaitable that was not awaited ({type(result).__name__}): a decorator "
+                "of an async function must be async itself, and await it"
+            )
+        flow.reply(result)
+
+    async def run_sql_step(self, step: Callable[[], Any], work: AnySqlWork | None) -> None:
+        """Run an operation of the database where the stage has run. `work` is that of `run_in_thread`."""
+        if self._stage.signature.is_async:
+            await step()
+        else:
+            await self.run_in_thread(step, work)
+
+    async def run_in_thread(self, call: Callable[[], T], work: AnySqlWork | None = None) -> T:
+        """Run `call` in a thread of the pool. A cancelled caller still waits: a thread cannot be interrupted, and
+        keeps what it uses. A second cancellation abandons the thread, which then rolls back `work` itself."""
+        abandoned_work: AnySqlWork | None = None
+
+        def run() -> T:
+            try:
+                return call()
+            finally:
+                if abandoned_work is not None:
+                    abandoned_work.rollback()
+
+        future = self._context.loop.run_in_executor(self._pool.executor, copy_context().run, run)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if not future.done():
+                try:
+                    await asyncio.wait({future})
+                except asyncio.CancelledError:
+                    if work is not None:
+                        abandoned_work = work
+                        self._life.enter(ABANDONED)
+                    raise
+            raise
+
+    async def roll_back(self, work: AnySqlWork | None) -> None:
+        if work is not None and self._life.state is not ABANDONED:
+            await self.run_sql_step(work.rollback, None)
