@@ -65,7 +65,7 @@ class PatternedTextParam(CheckedTextParam):
 
     pattern: re.Pattern[str]
     meaning: str
-    """Words of an error for what the text is not."""
+    """End of an error: the kind of text that is expected."""
 
     def fault(self, value: str) -> str | None:
         return None if self.pattern.fullmatch(value) else f"{_shortened_repr(value)} is not {self.meaning}"

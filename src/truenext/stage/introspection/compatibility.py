@@ -132,7 +132,7 @@ def _compare_read(location: str, part: str, old: Schema, new: Schema) -> Iterato
 
 
 def _change_of_read(subject: str, each: Mismatch) -> tuple[str, str, str]:
-    """Return change, consequence and advice for a mismatch of what the new code reads."""
+    """Return change, consequence and advice for a mismatch that the new code reads."""
     why = f"messages that were sent before may differ: {_DEAD_LETTERED}"
     match each.kind:
         case "field":
@@ -203,7 +203,7 @@ def _compare_reply(location: str, old: Schema, new: Schema | None) -> Iterator[I
 
 
 def _change_of_reply(subject: str, each: Mismatch) -> tuple[str, str, str]:
-    """Return change, consequence and advice for a mismatch of what callers read."""
+    """Return change, consequence and advice for a mismatch that callers read."""
     if each.kind in ("meaning", "default"):
         change = (
             f"was {each.expected}, and is {each.written} now"
