@@ -46,33 +46,32 @@ from truenext.broker.users import (
 )
 from truenext.cli import terminal
 from truenext.cli.exit_status import CommandFailure
-from truenext.cli.values import PathParam
+from truenext.cli.values import CheckedTextParam, PathParam
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.model.grants import QUEUE_PREFIX, Pattern, Right, User, parse_pattern
 
 
-class UserNameParam(click.ParamType[str]):
+class UserNameParam(CheckedTextParam):
     """Name of a user or role."""
 
     name = "name"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if fault := fault_of_name(value):
-            self.fail(f"{value[:100]!r}: {fault}", param, ctx)
-        return value
+    def fault(self, value: str) -> str | None:
+        fault = fault_of_name(value)
+        return fault and f"{value[:100]!r}: {fault}"
 
 
-class PatternParam(click.ParamType[str]):
+class PatternParam(CheckedTextParam):
     """Pattern of queues or topics, or the name of one."""
 
     name = "pattern"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def fault(self, value: str) -> str | None:
         try:
             parse_pattern(value)
         except ValueError as error:
-            self.fail(f"{value[:100]!r} {error}", param, ctx)
-        return value
+            return f"{value[:100]!r} {error}"
+        return None
 
 
 class RightParam(click.Choice[str]):
@@ -82,15 +81,14 @@ class RightParam(click.Choice[str]):
         super().__init__([right.value for right in Right])
 
 
-class ClientIdParam(click.ParamType[str]):
+class ClientIdParam(CheckedTextParam):
     """Client id of durable subscriptions."""
 
     name = "text"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if fault := fault_of_client_id(value):
-            self.fail(f"{value[:100]!r}: {fault}", param, ctx)
-        return value
+    def fault(self, value: str) -> str | None:
+        fault = fault_of_client_id(value)
+        return fault and f"{value[:100]!r}: {fault}"
 
 
 users_option = click.option(
@@ -568,15 +566,10 @@ def _with_comments_after(before: str, after: str) -> str:
     '# Second.\\n[b]\\n'
     """
     size = len(before) - len(after)
-    equal = next((at for at, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), len(after))
-    start = before.rfind("\n", 0, equal) + 1
+    start = _first_changed_line(before, after)
     if size <= 0 or before[:start] + before[start + size :] != after:
         return after
-    removed = before[start : start + size].splitlines(keepends=True)
-    comments: list[str] = []
-    while removed and (not removed[-1].strip() or removed[-1].lstrip().startswith("#")):
-        comments.insert(0, removed.pop())
-    kept = "".join(comments)
+    _, kept = _split_comments(before[start : start + size])
     if not before[:start] or before[:start].endswith(("\n\n", "\n\r\n")):
         kept = kept.lstrip("\r\n")
     return before[:start] + kept + before[start + size :]
@@ -590,15 +583,27 @@ def _with_keys_before_comments(before: str, after: str) -> str:
     '[a]\\nx = 1\\ny = 2\\n\\n# Second.\\n[b]\\n'
     """
     size = len(after) - len(before)
-    equal = next((at for at, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), len(before))
-    start = after.rfind("\n", 0, equal) + 1
+    start = _first_changed_line(after, before)
     if size <= 0 or after[:start] + after[start + size :] != before:
         return after
-    lines = before[:start].splitlines(keepends=True)
-    comments: list[str] = []
-    while lines and (not lines[-1].strip() or lines[-1].lstrip().startswith("#")):
-        comments.insert(0, lines.pop())
-    return "".join([*lines, after[start : start + size], *comments, before[start:]])
+    content, comments = _split_comments(before[:start])
+    return content + after[start : start + size] + comments + before[start:]
+
+
+def _first_changed_line(longer: str, shorter: str) -> int:
+    """Return where the first line begins in which the texts differ."""
+    pairs = enumerate(zip(longer, shorter, strict=False))
+    equal = next((at for at, (one, other) in pairs if one != other), len(shorter))
+    return longer.rfind("\n", 0, equal) + 1
+
+
+def _split_comments(text: str) -> tuple[str, str]:
+    """Split off the comments and blank lines at the end of a text."""
+    lines = text.splitlines(keepends=True)
+    count = len(lines)
+    while count and (not lines[count - 1].strip() or lines[count - 1].lstrip().startswith("#")):
+        count -= 1
+    return "".join(lines[:count]), "".join(lines[count:])
 
 
 def _copy_owner_and_mode(old: Path, new: Path) -> None:

@@ -33,39 +33,59 @@ NUMBER_MAX = 2**63 - 1
 
 REPR_LENGTH_MAX = 100
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Character in place of a byte that is not UTF-8."""
 
-class TextParam(click.ParamType[str]):
+
+class CheckedTextParam(click.ParamType[str]):
+    """Text that is used as it was given, unless it has a fault."""
+
+    def fault(self, value: str) -> str | None:
+        """Return the fault of the text; None or "" if it has none."""
+        raise NotImplementedError
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if fault := self.fault(value):
+            self.fail(fault, param, ctx)
+        return value
+
+
+class TextParam(CheckedTextParam):
     """Printable text that is not empty."""
 
     name = "text"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not value or not value.isprintable():
-            # Without the value: it may be a passcode.
-            self.fail("must be a printable text, not empty", param, ctx)
-        return value
+    def fault(self, value: str) -> str | None:
+        # Without the value: it may be a passcode.
+        return None if value and value.isprintable() else "must be a printable text, not empty"
 
 
-class QueryIdParam(click.ParamType[str]):
+class PatternedTextParam(CheckedTextParam):
+    """Text of a certain pattern."""
+
+    pattern: re.Pattern[str]
+    meaning: str
+    """End of an error: the kind of text that is expected."""
+
+    def fault(self, value: str) -> str | None:
+        return None if self.pattern.fullmatch(value) else f"{_shortened_repr(value)} is not {self.meaning}"
+
+
+class QueryIdParam(PatternedTextParam):
     """Id of a query of Spark, or its first characters."""
 
     name = "id"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not re.fullmatch("[0-9A-Za-z_-]{1,64}", value):
-            self.fail(f"{_shortened_repr(value)} is not an id of `truenext spark list`", param, ctx)
-        return value
+    pattern = re.compile("[0-9A-Za-z_-]{1,64}")
+    meaning = "an id of `truenext spark list`"
 
 
-class ServerNameParam(click.ParamType[str]):
+class ServerNameParam(CheckedTextParam):
     """Name of a broker in the header `server` of CONNECTED."""
 
     name = "text"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if fault := fault_of_server_name(value):
-            self.fail(fault, param, ctx)
-        return value
+    def fault(self, value: str) -> str | None:
+        return fault_of_server_name(value)
 
 
 class BodyParam(click.ParamType[bytes]):
@@ -90,7 +110,7 @@ class HeaderParam(click.ParamType[tuple[str, str]]):
         name, equals, content = value.partition("=")
         if not equals or not name:
             self.fail(f"{_shortened_repr(value)} is not NAME=VALUE", param, ctx)
-        if not _is_utf_8(value):
+        if _SURROGATE.search(value):
             self.fail(f"{_shortened_repr(value)} is not UTF-8", param, ctx)
         if is_reserved(name):
             self.fail(f"{name} is set by the command itself", param, ctx)
@@ -104,8 +124,10 @@ class DestinationParam(click.ParamType[str]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         # The broker judges names made under earlier rules, and options.
-        _validate(lambda: parse_stored_address(destination_address(value)), self, param, ctx)
-        return destination_address(value)
+        address = destination_address(value)
+        if fault := _error_of(parse_stored_address, address):
+            self.fail(fault, param, ctx)
+        return address
 
 
 class QueueNameParam(click.ParamType[str]):
@@ -119,8 +141,9 @@ class QueueNameParam(click.ParamType[str]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         name = value.removeprefix("/queue/")
-        if self._is_creatable and not name.startswith(SUBSCRIPTION_PREFIX):
-            _validate(lambda: parse_queue_name(name), self, param, ctx)
+        is_new = self._is_creatable and not name.startswith(SUBSCRIPTION_PREFIX)
+        if is_new and (fault := _error_of(parse_queue_name, name)):
+            self.fail(fault, param, ctx)
         if not name or not name.isprintable():
             self.fail(f"{_shortened_repr(value)} is not the name of a queue", param, ctx)
         if len(name) > DESTINATION_LENGTH_MAX and not name.startswith(SUBSCRIPTION_PREFIX):
@@ -128,26 +151,24 @@ class QueueNameParam(click.ParamType[str]):
         return name
 
 
-class SelectorParam(click.ParamType[str]):
+class SelectorParam(CheckedTextParam):
     """Selector of JMS, which must compile."""
 
     name = "selector"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not _is_utf_8(value):
-            self.fail(f"{_shortened_repr(value)} is not UTF-8", param, ctx)
-        _validate(lambda: compile_selector(value), self, param, ctx)
-        return value
+    def fault(self, value: str) -> str | None:
+        if _SURROGATE.search(value):
+            return f"{_shortened_repr(value)} is not UTF-8"
+        return _error_of(compile_selector, value)
 
 
-class UrlParam(click.ParamType[str]):
+class UrlParam(CheckedTextParam):
     """Address of a broker: stomp://HOST:PORT, or stomp+ssl://HOST:PORT with TLS."""
 
     name = "url"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        _validate(lambda: parse_url(value), self, param, ctx)
-        return value
+    def fault(self, value: str) -> str | None:
+        return _error_of(parse_url, value)
 
 
 class VariableOption(click.Option):
@@ -215,53 +236,35 @@ class HostAndPortParam(click.ParamType[tuple[str, int]]):
         return host or "127.0.0.1", int(port)
 
 
-class ServiceImportParam(click.ParamType[str]):
+class ServiceImportParam(PatternedTextParam):
     """MODULE:NAME of a service, such as shop:app for `app = Service(...)` in shop.py."""
 
     name = "module:name"
-
-    _IS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not self._IS.fullmatch(value):
-            self.fail(
-                f"{_shortened_repr(value)} is not MODULE:NAME, such as shop:app for `app = Service(...)` in shop.py",
-                param,
-                ctx,
-            )
-        return value
+    pattern = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+    meaning = "MODULE:NAME, such as shop:app for `app = Service(...)` in shop.py"
 
 
-class DatabaseUrlParam(click.ParamType[str]):
+class DatabaseUrlParam(CheckedTextParam):
     """URL of a database, as SQLAlchemy writes it. Errors do not repeat it: it may have a password."""
 
     name = "url"
 
     _IS = re.compile(r"[A-Za-z0-9_]+(\+[A-Za-z0-9_]+)?://.*")
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not self._IS.fullmatch(value) or not value.isprintable():
-            self.fail("is not the URL of a database, such as postgresql+psycopg:///shop", param, ctx)
-        return value
+    def fault(self, value: str) -> str | None:
+        if self._IS.fullmatch(value) and value.isprintable():
+            return None
+        return "is not the URL of a database, such as postgresql+psycopg:///shop"
 
 
-class SparkMasterParam(click.ParamType[str]):
+class SparkMasterParam(PatternedTextParam):
     """Master URL of Spark. Source: Spark, "Submitting Applications", "Master URLs"."""
 
     name = "master"
-
-    _KNOWN = re.compile(
+    pattern = re.compile(
         r"local(\[(\*|[1-9]\d{0,4})(,\d{1,4})?\])?|local-cluster(\[\d{1,4},\d{1,4},\d{1,7}\])|yarn|(spark|k8s)://[!-~]+"
     )
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not self._KNOWN.fullmatch(value):
-            self.fail(
-                f"{_shortened_repr(value)} is not a master of Spark, such as local[2], yarn or spark://HOST:7077",
-                param,
-                ctx,
-            )
-        return value
+    meaning = "a master of Spark, such as local[2], yarn or spark://HOST:7077"
 
 
 class SecondsParam(click.ParamType[float]):
@@ -336,23 +339,14 @@ def destination_address(queue: str) -> str:
     return queue if queue.startswith("/") else f"/queue/{queue}"
 
 
-def _validate(
-    check: Callable[[], object], kind: click.ParamType[Any], param: click.Parameter | None, ctx: click.Context | None
-) -> None:
+def _error_of(check: Callable[[str], object], value: str) -> str | None:
     try:
-        check()
+        check(value)
     except TruenextError as error:
-        kind.fail(str(error), param, ctx)
+        return str(error)
+    return None
 
 
 def _shortened_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= REPR_LENGTH_MAX else f"{text[:REPR_LENGTH_MAX]}..."
-
-
-def _is_utf_8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from truenext.model.pattern import fault_of_pattern, is_pattern
+from truenext.model.pattern import fault_of_pattern, is_pattern, matches
 
 QUEUE_PREFIX, TOPIC_PREFIX = "/queue/", "/topic/"
 
@@ -59,15 +59,8 @@ class Pattern(NamedTuple):
         own, other = self.words, requested.words
         if own[0] in ("*", ">") and requested.may_be_special:
             return False
-        if own[-1] == ">":
-            own = own[:-1]
-            # > stands for one word or more, and so does a > of the other.
-            if len(other) <= len(own):
-                return False
-            other = other[: len(own)]
-        return len(own) == len(other) and all(
-            one == another or (one == "*" and another != ">") for one, another in zip(own, other, strict=True)
-        )
+        # > stands for one word or more, and so does a > of the other.
+        return matches(own, other) and ("*", ">") not in zip(own, other, strict=False)
 
 
 def parse_pattern(text: str) -> Pattern:

@@ -3,6 +3,8 @@
 Names and patterns consist of words with dots between them: `*` stands for one word, `>` at the end for one or more.
 """
 
+from collections.abc import Sequence
+
 
 def is_pattern(name: str) -> bool:
     """Whether a name is a pattern: no name of a queue or topic has these characters."""
@@ -26,7 +28,7 @@ def fault_of_pattern(pattern: str) -> str | None:
     return None
 
 
-def matches(pattern: list[str], words: list[str]) -> bool:
+def matches(pattern: Sequence[str], words: Sequence[str]) -> bool:
     """
     >>> matches(["orders", ">"], ["orders", "new", "eu"]), matches(["orders", "*"], ["orders"])
     (True, False)

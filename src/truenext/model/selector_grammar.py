@@ -206,34 +206,11 @@ class _Compiler(Transformer[Token, Any]):
 
     def either(self, *parts: Expression) -> Expression:
         conditions = [_condition(part) for part in parts]
-        tests = [condition.test for condition in conditions]
-
-        def test(values: Values) -> bool | None:
-            outcome: bool | None = False
-            for one in tests:
-                value = one(values)
-                if value is True:
-                    return True
-                if value is None:
-                    outcome = None
-            return outcome
-
-        return _combine(conditions, "truth", test, _form("OR", conditions))
+        return _combine(conditions, "truth", _first_outcome(conditions, True), _form("OR", conditions))
 
     def both(self, *parts: Expression) -> Expression:
         conditions = [_condition(part) for part in parts]
-        tests = [condition.test for condition in conditions]
-
-        def test(values: Values) -> bool | None:
-            outcome: bool | None = True
-            for one in tests:
-                value = one(values)
-                if value is False:
-                    return False
-                if value is None:
-                    outcome = None
-            return outcome
-
+        test = _first_outcome(conditions, False)
         conjuncts = tuple(one for condition in conditions for one in condition.conjuncts or (condition,))
         return _combine(conditions, "truth", test, _form("AND", conditions))._replace(conjuncts=conjuncts)
 
@@ -360,6 +337,24 @@ class _Compiler(Transformer[Token, Any]):
 def _at(token: Token) -> int:
     assert token.start_pos is not None, "it came from the lexer"
     return token.start_pos
+
+
+def _first_outcome(conditions: Iterable[Expression], outcome: bool) -> Test:
+    """Make the test of AND (False) or OR (True): the outcome if a condition has it, else unknown if one is unknown."""
+    tests = [condition.test for condition in conditions]
+    otherwise = not outcome
+
+    def test(values: Values) -> bool | None:
+        result: bool | None = otherwise
+        for one in tests:
+            value: bool | None = one(values)
+            if value is outcome:
+                return outcome
+            if value is None:
+                result = None
+        return result
+
+    return test
 
 
 def _combine(parts: Iterable[Expression], kind: str, test: Test, form: Form) -> Expression:

@@ -4,6 +4,7 @@ in a transaction of the broker, or with `app.initiate(session)` in one of the pr
 from __future__ import annotations
 
 import asyncio
+import re
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from truenext.stage.initiator import Initiator
     from truenext.stage.interceptors.chain import InterceptorChain
     from truenext.stage.sql.session_outbox import SessionOutbox
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Character that no encoding has."""
 
 
 class InitiationContext:
@@ -107,7 +111,7 @@ class OutboxInitiationContext:
         on_commit: Callable[[], object],
     ) -> None:
         """Called by `Service.initiate`. Raises: FlowError"""
-        if key is not None and not (isinstance(key, str) and key and _is_utf_8(key)):
+        if key is not None and not (isinstance(key, str) and key and not _SURROGATE.search(key)):
             raise FlowError(
                 f"key must be a text that names the initiation, such as the number of an order, not {key!r}"
             )
@@ -204,12 +208,3 @@ class OutboxInitiationContext:
             timeless = msgspec.structs.replace(each, envelope=msgspec.structs.replace(each.envelope, flow=flow))
             digest.update(msgspec.json.encode(timeless, order="deterministic"))
         return InitiationKey(self._key, digest.hexdigest())
-
-
-def _is_utf_8(key: str) -> bool:
-    """Whether the text can be encoded, and has no surrogates."""
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -44,6 +44,7 @@ from truenext.client.core.send_options import Outgoing, SendOptions, encode_body
 from truenext.client.core.session import SessionCore as CoreSession
 from truenext.client.core.subscriptions import ConsumerOptions, parse_consumer_options
 from truenext.client.core.transaction_state import Outcome
+from truenext.client.core.waiting import Flow
 from truenext.client.password_file import absolute_path
 from truenext.client.tasks.driver import Driver
 from truenext.client.tasks.handlers import Handlers
@@ -103,12 +104,7 @@ def connect(
         heartbeat_thread=heartbeat_thread,
     )
 
-    async def make() -> Connection:
-        connection = Connection(options)
-        await connection._open(timeout)
-        return connection
-
-    return AwaitableContext(make)
+    return connect_with_options(options, timeout)
 
 
 class Message(ReceivedMessage):
@@ -182,6 +178,26 @@ class Processing:
             await source.driver.exit_block(flows.end_message_block(source.core, self._message, error), error)
 
 
+class _Block:
+    """Object of an `async with`, at whose end the driver runs a flow, but not in a forked process."""
+
+    _driver: Driver
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        driver = self._driver
+        if os.getpid() == driver.process_id:
+            await driver.exit_block(self._end(error, asyncio.current_task(driver.loop)), error)
+
+    def _end(self, error: BaseException | None, owner: object) -> Flow[None]:
+        """Return the flow that ends the block, which `error` has left; None is a normal end."""
+        raise NotImplementedError
+
+
 class _SessionWithDriver:
     """Core of a session, and the driver that runs its flows."""
 
@@ -204,7 +220,7 @@ class _SessionWithDriver:
         return messages
 
 
-class Consumer:
+class Consumer(_Block):
     """Consumer of one destination; it returns the true next message first."""
 
     def __init__(self, source: _SessionWithDriver, subscription: Subscription, *, owns_session: bool) -> None:
@@ -277,21 +293,11 @@ class Consumer:
             flow = flows.close_consumer(self._core, self._subscription, owner, owns_session=self._owns_session)
             await self._driver.run_flow(flow)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if os.getpid() == self._driver.process_id:
-            owner = asyncio.current_task(self._driver.loop)
-            flow = flows.end_consumer_block(
-                self._core, self._subscription, owner, error, owns_session=self._owns_session
-            )
-            await self._driver.exit_block(flow, error)
+    def _end(self, error: BaseException | None, owner: object) -> Flow[None]:
+        return flows.end_consumer_block(self._core, self._subscription, owner, error, owns_session=self._owns_session)
 
 
-class Transaction:
+class Transaction(_Block):
     """Block of `Session.transaction`: it commits at its end, and rolls back after an exception."""
 
     def __init__(self, source: _SessionWithDriver, timeout: float) -> None:
@@ -321,20 +327,17 @@ class Transaction:
         self._driver.run_step(self._block.enter)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if os.getpid() == self._driver.process_id:
-            owner = asyncio.current_task(self._driver.loop)
-            await self._driver.exit_block(self._block.exit(error, owner), error)
+    def _end(self, error: BaseException | None, owner: object) -> Flow[None]:
+        return self._block.exit(error, owner)
 
 
-class Session:
+class Session(_Block):
     """Consumers that share one buffer and one order; a transacted session has transactions, one after the other."""
 
     def __init__(self, connection: Connection, core: CoreSession) -> None:
         self._connection = connection
-        self._source = _SessionWithDriver(core, connection._driver)
+        self._driver = connection._driver
+        self._source = _SessionWithDriver(core, self._driver)
 
     def consumer(self, destination: str, **options: Unpack[ConsumerOptions]) -> AwaitableContext[Consumer]:
         """Subscribe to a destination. `async with` closes the consumer.
@@ -344,7 +347,7 @@ class Session:
         parsed = parse_consumer_options(destination, options)
 
         async def make() -> Consumer:
-            subscription = await self._source.driver.run_flow(flows.subscribe(self._source.core, parsed))
+            subscription = await self._driver.run_flow(flows.subscribe(self._source.core, parsed))
             return Consumer(self._source, subscription, owns_session=False)
 
         return AwaitableContext(make)
@@ -366,7 +369,7 @@ class Session:
 
         Raises: RolledBack if the transaction was ended from elsewhere; otherwise as `Connection.send`
         """
-        core, driver = self._source.core, self._source.driver
+        core, driver = self._source.core, self._driver
         if core.transactions is None:
             await self._connection.send(destination, body, timeout=timeout, **options)
             return
@@ -396,8 +399,7 @@ class Session:
         Raises: RolledBack, whose cause is the refusal or the lost connection; TimeoutError, and the transaction
         stays open; LocalProtocolError if the session is not transacted
         """
-        driver = self._source.driver
-        await driver.run_flow(self._source.core.flush(driver.loop.time() + timeout))
+        await self._driver.run_flow(self._source.core.flush(self._driver.loop.time() + timeout))
 
     async def commit(self, *, timeout: float = DEFAULT_TIMEOUT_S, producer: str | None = None, number: int = 0) -> bool:
         """Commit the open transaction. Returns once it is durable.
@@ -410,7 +412,7 @@ class Session:
         not known within `timeout` seconds, and with a number as soon as the connection is lost: commit under it
         again; ValueError for an invalid number; LocalProtocolError for a number without anything to commit
         """
-        return await self._source.driver.run_flow(flows.commit(self._source.core, timeout, producer, number))
+        return await self._driver.run_flow(flows.commit(self._source.core, timeout, producer, number))
 
     async def rollback(self, *, failed: bool = True) -> None:
         """Roll back the open transaction: its messages and the buffered ones return to their places in the queue.
@@ -420,25 +422,17 @@ class Session:
         Raises: LocalProtocolError while the transaction is being committed, or if the session is not transacted
         """
         counted = CountedAttempts.ALL if failed else CountedAttempts.NONE
-        driver = self._source.driver
+        driver = self._driver
         await driver.run_flow(flows.rollback(self._source.core, asyncio.current_task(driver.loop), counted))
 
     async def close(self) -> None:
         """Close the session: roll back, and release buffered and unsettled messages, all without an attempt."""
-        driver = self._source.driver
         if not sys.is_finalizing():
-            await driver.run_flow(flows.close_session(self._source.core, asyncio.current_task(driver.loop)))
+            owner = asyncio.current_task(self._driver.loop)
+            await self._driver.run_flow(flows.close_session(self._source.core, owner))
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        driver = self._source.driver
-        if os.getpid() == driver.process_id:
-            owner = asyncio.current_task(driver.loop)
-            await driver.exit_block(flows.close_session(self._source.core, owner), error)
+    def _end(self, error: BaseException | None, owner: object) -> Flow[None]:
+        return flows.close_session(self._source.core, owner)
 
 
 class Sent:
@@ -745,12 +739,12 @@ class Connection:
             flows.add_exit_failure_note(error, exit_error)
 
 
-def connect_with_options(options: ConnectOptions) -> AwaitableContext[Connection]:
-    """Connect once more with the options of another connection."""
+def connect_with_options(options: ConnectOptions, timeout: float = CLOSE_TIMEOUT_S) -> AwaitableContext[Connection]:
+    """Connect with options that `connect` has checked, for this connection or another one."""
 
     async def make() -> Connection:
         connection = Connection(options)
-        await connection._open(CLOSE_TIMEOUT_S)
+        await connection._open(timeout)
         return connection
 
     return AwaitableContext(make)

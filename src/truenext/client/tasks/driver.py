@@ -13,27 +13,27 @@ import asyncio
 import atexit
 import contextlib
 import os
-import random
+import selectors
 import socket
-import ssl
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 from truenext.client import log
+from truenext.client.base_driver import BaseDriver
+from truenext.client.connecting import connect_steps
 from truenext.client.core.buffer import ReceivedMessage, Subscription
 from truenext.client.core.client import Client, ConnectOptions
-from truenext.client.core.context import ClientContext
 from truenext.client.core.flows import add_exit_failure_note
 from truenext.client.core.health import Health, make_health
 from truenext.client.core.isolation import HandlerIsolation
-from truenext.client.core.link import HEART_BEAT, Link
+from truenext.client.core.link import HEART_BEAT
 from truenext.client.core.session import SessionCore
 from truenext.client.core.waiting import Flow, Wait
 from truenext.client.password_file import current_password
 from truenext.client.tasks.heartbeat_thread import HeartbeatThread
-from truenext.client.tls_context import check_files, make_context, reason_of
 from truenext.clock import monotonic
 from truenext.errors import ClosedError, ConfigurationError, ConnectionLost
 from truenext.model.limits import READ_BYTES
@@ -67,37 +67,26 @@ _blocked_until: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDic
 """End of the last reported blocking of each loop. All connections of a loop notice it, and one reports it."""
 
 
-class Driver:
+class Driver(BaseDriver):
     def __init__(self, options: ConnectOptions, name: str, make_message: type[ReceivedMessage]) -> None:
         """Make a driver for the running loop. Raises: ConfigurationError if that loop's clock stands still, or a
         file of the credentials cannot be used"""
         self.loop = loop = asyncio.get_running_loop()
         check_clock_runs(loop)
-        current_password(options.credentials)
-        check_files(options.credentials, options.addresses)
-        self.process_id = os.getpid()
-        self.isolation = _isolations.setdefault(self.loop, HandlerIsolation())
-        """Isolation of all handlers in this loop."""
-        context = ClientContext(
+        super().__init__(
+            options,
+            name,
+            make_message,
             # Looked up each time: tests that stop the time of a program give its loop another one.
             clock=lambda: loop.time(),
-            random=random.random,
-            flush=self.flush,
-            flush_soon=self._flush_soon,
             report=log.report,
             has_owner_ended=_has_ended,
         )
-        self.client = Client(options, name, context, make_message)
+        self.isolation = _isolations.setdefault(self.loop, HandlerIsolation())
+        """Isolation of all handlers in this loop."""
         self._heartbeat_thread: HeartbeatThread | None = None
         self._write_lock = threading.Lock()
         """Lock for writing to the socket and changing `_unwritten`."""
-        self._sock: socket.socket | TlsSocket | None = None
-        self._link: Link | None = None
-        """Link that uses the socket."""
-        self._unwritten: memoryview | None = None
-        """Bytes that the socket has not accepted yet."""
-        self._write_error: OSError | None = None
-        self._is_flush_due = False
         self._is_reading = True
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
@@ -199,10 +188,7 @@ class Driver:
         if signal.is_set:
             return True
         future = self.loop.create_future()
-
-        def set_result() -> None:
-            if not future.done():
-                future.set_result(None)
+        set_result = partial(_set_done, future)
 
         def on_deadline() -> None:
             self._read_available()
@@ -245,61 +231,30 @@ class Driver:
     async def _connect(self, address: Address) -> socket.socket | TlsSocket:
         self.client.is_listening = False
         infos = await self.loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        errors: list[OSError] = []
-        for family, kind, protocol, _, sockaddr in infos:
-            sock = socket.socket(family, kind, protocol)
-            try:
-                sock.setblocking(False)
-                # Small writes are sent without delay.
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                await self.loop.sock_connect(sock, sockaddr)
-            except OSError as error:
-                sock.close()
-                # asyncio's own error contains the address in place of the reason.
-                errors.append(OSError(error.errno, os.strerror(error.errno)) if error.errno else error)
-                continue
-            except BaseException:
-                sock.close()
-                raise
-            self.client.is_listening = True
-            if not address.has_tls:
-                return sock
-            try:
-                return await self._start_tls(sock, address)
-            except BaseException:
-                sock.close()
-                raise
-        raise errors[0] if errors else OSError(f"{address.host} has no address")
-
-    async def _start_tls(self, sock: socket.socket, address: Address) -> TlsSocket:
-        """Shake hands over a connected socket. Raises: OSError, ConfigurationError"""
-        tls = TlsSocket(sock, make_context(self.client.options.credentials), host=address.host)
-        received = b""
+        steps = connect_steps(self.client, address, infos)
         try:
             while True:
-                output = tls.shake_hands(received)
-                if output:
-                    await self.loop.sock_sendall(sock, output)
-                if tls.is_ready:
-                    return tls
-                received = await self.loop.sock_recv(sock, READ_BYTES)
-                if not received:
-                    raise OSError("the broker has closed the connection during the TLS handshake")
-        except ssl.SSLError as error:
-            with contextlib.suppress(OSError):
-                # The alert, by which the broker knows the reason.
-                tls.flush()
-            raise OSError(reason_of(error)) from error
+                await self._until_ready(*next(steps))
+        except StopIteration as ended:
+            connected: socket.socket | TlsSocket = ended.value
+            return connected
+        finally:
+            steps.close()
+
+    async def _until_ready(self, sock: socket.socket, event: int) -> None:
+        loop = self.loop
+        is_read = event == selectors.EVENT_READ
+        future = loop.create_future()
+        (loop.add_reader if is_read else loop.add_writer)(sock, _set_done, future)
+        try:
+            await future
+        finally:
+            (loop.remove_reader if is_read else loop.remove_writer)(sock)
 
     def _start_link(self, sock: socket.socket | TlsSocket, address: Address, password: str | None) -> None:
-        self._link = None
-        self._sock = sock
-        self._unwritten = None
-        self._write_error = None
         self._socket_closed = self.loop.create_future()
         self.loop.add_reader(sock, self._on_readable)
-        self.client.on_socket_connected(address, password)
-        self._link = self.client.link
+        super()._start_link(sock, address, password)
         self._after_step()
 
     def _close_socket(self) -> None:
@@ -316,15 +271,8 @@ class Driver:
                 sock.shutdown(socket.SHUT_RDWR)
         sock.close()
         self._unwritten = None
-        if self._socket_closed is not None and not self._socket_closed.done():
-            self._socket_closed.set_result(None)
-
-    def disconnect_nowait(self) -> None:
-        """Send DISCONNECT, and wait for nothing."""
-        flow = self.client.close(None)
-        for _ in flow:
-            self.flush()
-            flow.close()
+        if self._socket_closed is not None:
+            _set_done(self._socket_closed)
 
     async def stop(self) -> None:
         """Close the socket, and end the task, the timer and the thread."""
@@ -381,43 +329,19 @@ class Driver:
             self._on_readable()
 
     def _on_socket_lost(self, error: Exception) -> None:
-        if isinstance(error, ssl.SSLError):
-            error = OSError(reason_of(error))
-        if self.client.link is self._link:
-            self.client.on_connection_lost(error)
+        super()._on_socket_lost(error)
         self._after_step()
 
-    def flush(self) -> bool:
-        """Write pending bytes; return whether the socket has accepted all of them."""
-        sock = self._sock
-        if sock is None or self._unwritten is not None:
-            return False
-        out = self.client.data_to_send()
-        if not out:
-            return True
-        data = out[0] if len(out) == 1 else b"".join(out)
+    def _write(self, sock: socket.socket | TlsSocket, data: bytes) -> None:
         with self._write_lock:
-            if self._heartbeat_thread is not None:
-                data = self._after_partial_heart_beat(data)
-            try:
-                written = sock.send(data)
-            except (BlockingIOError, InterruptedError):
-                written = 0
-            except OSError as error:
-                # The caller is in the middle of a step, so the error is handled later.
-                self._write_error = error
-                self.loop.call_soon(self._on_write_error, sock)
-                return False
-            if written == len(data):
-                return True
-            self._unwritten = memoryview(data)[written:]
-        self.loop.add_writer(sock, self._on_writable)
-        return False
-
-    def _after_partial_heart_beat(self, data: bytes) -> bytes:
-        """Return `data` after the rest of a heart-beat that the other thread has written since `flush` began."""
-        rest, self._unwritten = self._unwritten, None
-        return data if rest is None else b"".join([rest, data])
+            if self._unwritten is not None:
+                # A heart-beat that the other thread has begun since `flush` began.
+                data = b"".join([self._unwritten, data])
+            self._send(sock, data)
+        if self._write_error is not None:
+            self.loop.call_soon(self._on_write_error, sock)
+        elif self._unwritten is not None:
+            self.loop.add_writer(sock, self._on_writable)
 
     def send_heart_beat_if_idle(self, last_written_at: float) -> float:
         """Write, from another thread, pending bytes or a heart-beat if nothing was written since `last_written_at`.
@@ -428,27 +352,22 @@ class Driver:
                 return last_written_at
             written_at = link.written_at
             if written_at == last_written_at:
+                if self._unwritten is not None:
+                    self._send(sock, self._unwritten)
+                    return written_at
                 # If the connection is lost, the loop notices that itself.
                 with contextlib.suppress(OSError):
-                    if self._unwritten is None:
-                        if not sock.send(HEART_BEAT):
-                            # Encrypted, and not taken: it must be the beginning of what is sent next.
-                            self._unwritten = memoryview(HEART_BEAT)
-                            # A loop that was closed meanwhile sends nothing more.
-                            with contextlib.suppress(RuntimeError):
-                                self.loop.call_soon_threadsafe(self._watch_unwritten, sock)
-                    else:
-                        self._write_some(sock, self._unwritten)
+                    if not sock.send(HEART_BEAT):
+                        # Encrypted, and not taken: it must be the beginning of what is sent next.
+                        self._unwritten = memoryview(HEART_BEAT)
+                        # A loop that was closed meanwhile sends nothing more.
+                        with contextlib.suppress(RuntimeError):
+                            self.loop.call_soon_threadsafe(self._watch_unwritten, sock)
             return written_at
 
     def _watch_unwritten(self, sock: socket.socket | TlsSocket) -> None:
         if self._sock is sock and self._unwritten is not None:
             self.loop.add_writer(sock, self._on_writable)
-
-    def _write_some(self, sock: socket.socket | TlsSocket, unwritten: memoryview) -> None:
-        """Write pending bytes, as many as the socket accepts. Raises: OSError"""
-        written = sock.send(unwritten)
-        self._unwritten = unwritten[written:] if written < len(unwritten) else None
 
     def _on_write_error(self, sock: socket.socket | TlsSocket) -> None:
         if self._sock is sock and self._write_error is not None:
@@ -459,14 +378,11 @@ class Driver:
             return
         sock = self._sock
         assert sock is not None, "it is waited for"
-        try:
-            with self._write_lock:
-                if self._unwritten is not None:
-                    self._write_some(sock, self._unwritten)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self._on_socket_lost(error)
+        with self._write_lock:
+            if self._unwritten is not None:
+                self._send(sock, self._unwritten)
+        if self._write_error is not None:
+            self._on_socket_lost(self._write_error)
             return
         if self._unwritten is not None:
             return
@@ -548,6 +464,11 @@ def check_clock_runs(loop: asyncio.AbstractEventLoop) -> None:
                 "the clock of the event loop stands still, so the connection would wait for ever: with freezegun "
                 "use freeze_time(..., real_asyncio=True)"
             )
+
+
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _has_ended(owner: object) -> bool:

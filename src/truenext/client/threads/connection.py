@@ -37,6 +37,7 @@ from truenext.client.core.send_options import Outgoing, SendOptions, encode_body
 from truenext.client.core.session import SessionCore as CoreSession
 from truenext.client.core.subscriptions import ConsumerOptions, parse_consumer_options
 from truenext.client.core.transaction_state import Outcome
+from truenext.client.core.waiting import Flow
 from truenext.client.password_file import absolute_path
 from truenext.client.threads.driver import Driver
 from truenext.client.threads.handlers import Handlers
@@ -90,9 +91,7 @@ def connect(
         timeout_s=timeout,
     )
 
-    connection = Connection(options)
-    connection._open(timeout)
-    return connection
+    return connect_with_options(options, timeout)
 
 
 class Message(ReceivedMessage):
@@ -166,6 +165,26 @@ class Processing:
             source.driver.exit_block(flows.end_message_block(source.core, self._message, error), error)
 
 
+class _Block:
+    """Object of an `with`, at whose end the driver runs a flow, but not in a forked process."""
+
+    _driver: Driver
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        driver = self._driver
+        if os.getpid() == driver.process_id:
+            driver.exit_block(self._end(error, current_thread()), error)
+
+    def _end(self, error: BaseException | None, owner: object) -> Flow[None]:
+        """Return the flow that ends the block, which `error` has left; None is a normal end."""
+        raise NotImplementedError
+
+
 class _SessionWithDriver:
     """Core of a session, and the driver that runs its flows."""
 
@@ -188,7 +207,7 @@ class _SessionWithDriver:
         return messages
 
 
-class Consumer:
+class Consumer(_Block):
     """Consumer of one destination; it returns the true next message first."""
 
     def __init__(self, source: _SessionWithDriver, subscription: Subscription, *, owns_session: bool) -> None:
@@ -261,21 +280,11 @@ class Consumer:
             flow = flows.close_consumer(self._core, self._subscription, owner, owns_session=self._owns_session)
             self._driver.run_flow(flow)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if os.getpid() == self._driver.process_id:
-            owner = current_thread()
-            flow = flows.end_consumer_block(
-                self._core, self._subscription, owner, error, owns_session=self._owns_session
-            )
-            self._driver.exit_block(flow, error)
+    def _end(self, error: BaseException | None, owner: object) -> Flow[None]:
+        return flows.end_consumer_block(self._core, self._subscription, owner, error, owns_session=self._owns_session)
 
 
-class Transaction:
+class Transaction(_Block):
     """Block of `Session.transaction`: it commits at its end, and rolls back after an exception."""
 
     def __init__(self, source: _SessionWithDriver, timeout: float) -> None:
@@ -305,20 +314,17 @@ class Transaction:
         self._driver.run_step(self._block.enter)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if os.getpid() == self._driver.process_id:
-            owner = current_thread()
-            self._driver.exit_block(self._block.exit(error, owner), error)
+    def _end(self, error: BaseException | None, owner: object) -> Flow[None]:
+        return self._block.exit(error, owner)
 
 
-class Session:
+class Session(_Block):
     """Consumers that share one buffer and one order; a transacted session has transactions, one after the other."""
 
     def __init__(self, connection: Connection, core: CoreSession) -> None:
         self._connection = connection
-        self._source = _SessionWithDriver(core, connection._driver)
+        self._driver = connection._driver
+        self._source = _SessionWithDriver(core, self._driver)
 
     def consumer(self, destination: str, **options: Unpack[ConsumerOptions]) -> Consumer:
         """Subscribe to a destination. `with` closes the consumer.
@@ -327,7 +333,7 @@ class Session:
         """
         parsed = parse_consumer_options(destination, options)
 
-        subscription = self._source.driver.run_flow(flows.subscribe(self._source.core, parsed))
+        subscription = self._driver.run_flow(flows.subscribe(self._source.core, parsed))
         return Consumer(self._source, subscription, owns_session=False)
 
     def receive(self, timeout: float | None = None) -> Message | None:
@@ -347,7 +353,7 @@ class Session:
 
         Raises: RolledBack if the transaction was ended from elsewhere; otherwise as `Connection.send`
         """
-        core, driver = self._source.core, self._source.driver
+        core, driver = self._source.core, self._driver
         if core.transactions is None:
             self._connection.send(destination, body, timeout=timeout, **options)
             return
@@ -377,8 +383,7 @@ class Session:
         Raises: RolledBack, whose cause is the refusal or the lost connection; TimeoutError, and the transaction
         stays open; LocalProtocolError if the session is not transacted
         """
-        driver = self._source.driver
-        driver.run_flow(self._source.core.flush(monotonic() + timeout))
+        self._driver.run_flow(self._source.core.flush(monotonic() + timeout))
 
     def commit(self, *, timeout: float = DEFAULT_TIMEOUT_S, producer: str | None = None, number: int = 0) -> bool:
         """Commit the open transaction. Returns once it is durable.
@@ -391,7 +396,7 @@ class Session:
         not known within `timeout` seconds, and with a number as soon as the connection is lost: commit under it
         again; ValueError for an invalid number; LocalProtocolError for a number without anything to commit
         """
-        return self._source.driver.run_flow(flows.commit(self._source.core, timeout, producer, number))
+        return self._driver.run_flow(flows.commit(self._source.core, timeout, producer, number))
 
     def rollback(self, *, failed: bool = True) -> None:
         """Roll back the open transaction: its messages and the buffered ones return to their places in the queue.
@@ -401,25 +406,17 @@ class Session:
         Raises: LocalProtocolError while the transaction is being committed, or if the session is not transacted
         """
         counted = CountedAttempts.ALL if failed else CountedAttempts.NONE
-        driver = self._source.driver
+        driver = self._driver
         driver.run_flow(flows.rollback(self._source.core, current_thread(), counted))
 
     def close(self) -> None:
         """Close the session: roll back, and release buffered and unsettled messages, all without an attempt."""
-        driver = self._source.driver
         if not sys.is_finalizing():
-            driver.run_flow(flows.close_session(self._source.core, current_thread()))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        driver = self._source.driver
-        if os.getpid() == driver.process_id:
             owner = current_thread()
-            driver.exit_block(flows.close_session(self._source.core, owner), error)
+            self._driver.run_flow(flows.close_session(self._source.core, owner))
+
+    def _end(self, error: BaseException | None, owner: object) -> Flow[None]:
+        return flows.close_session(self._source.core, owner)
 
 
 class Sent:
@@ -712,9 +709,9 @@ class Connection:
             flows.add_exit_failure_note(error, exit_error)
 
 
-def connect_with_options(options: ConnectOptions) -> Connection:
-    """Connect once more with the options of another connection."""
+def connect_with_options(options: ConnectOptions, timeout: float = CLOSE_TIMEOUT_S) -> Connection:
+    """Connect with options that `connect` has checked, for this connection or another one."""
 
     connection = Connection(options)
-    connection._open(CLOSE_TIMEOUT_S)
+    connection._open(timeout)
     return connection

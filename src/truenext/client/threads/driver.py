@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import os
-import random
 import selectors
 import socket
-import ssl
 import sys
 import threading
 from collections import deque
@@ -28,18 +25,17 @@ from typing import TypeVar, TypeVarTuple, cast
 from weakref import WeakSet
 
 from truenext.client import log
+from truenext.client.base_driver import BaseDriver
+from truenext.client.connecting import connect_steps
 from truenext.client.core.buffer import ReceivedMessage, Subscription
-from truenext.client.core.client import Client, ConnectOptions
-from truenext.client.core.context import ClientContext
+from truenext.client.core.client import ConnectOptions
 from truenext.client.core.flows import add_exit_failure_note
 from truenext.client.core.health import Health, make_health
 from truenext.client.core.isolation import HandlerIsolation
-from truenext.client.core.link import Link
 from truenext.client.core.session import SessionCore
 from truenext.client.core.waiting import Flow, Wait
 from truenext.client.password_file import current_password
 from truenext.client.threads.interrupts import SignalSafeLock
-from truenext.client.tls_context import check_files, make_context, reason_of
 from truenext.clock import monotonic
 from truenext.errors import ClosedError, ConfigurationError, ConnectionLost, LocalProtocolError
 from truenext.model.limits import READ_BYTES
@@ -71,33 +67,15 @@ def _at_exit() -> None:
         driver.wait_until_confirmed(deadline)
 
 
-class Driver:
+class Driver(BaseDriver):
     def __init__(self, options: ConnectOptions, name: str, make_message: type[ReceivedMessage]) -> None:
         """Raises: ConfigurationError if a file of the credentials cannot be used"""
-        current_password(options.credentials)
-        check_files(options.credentials, options.addresses)
-        self.process_id = os.getpid()
+        super().__init__(options, name, make_message, clock=monotonic, report=self._report, has_owner_ended=_has_ended)
         self.isolation = HandlerIsolation()
         """Isolation of the handlers of this connection only, because its lock guards no other."""
-        context = ClientContext(
-            clock=monotonic,
-            random=random.random,
-            flush=self.flush,
-            flush_soon=self._flush_soon,
-            report=self._report,
-            has_owner_ended=_has_ended,
-        )
-        self.client = Client(options, name, context, make_message)
         self._lock = threading.Lock()
         self._main_thread_id = threading.main_thread().ident
         self._thread = threading.Thread(target=self._run, name="truenext connection", daemon=True)
-        self._sock: socket.socket | TlsSocket | None = None
-        self._link: Link | None = None
-        """Link that uses the socket."""
-        self._unwritten: memoryview | None = None
-        """Bytes that the socket has not accepted yet."""
-        self._write_error: OSError | None = None
-        self._is_flush_due = False
         self._pending_reports: deque[tuple[str, dict[str, object]]] = deque()
         """Reports for the log, which is written without the lock."""
         # State of the thread's wait: the registered socket, the deadline, and how the thread is woken.
@@ -261,13 +239,7 @@ class Driver:
 
     def disconnect_nowait(self) -> None:
         """Send DISCONNECT, and wait for nothing."""
-        self.run_step(self._disconnect_nowait)
-
-    def _disconnect_nowait(self) -> None:
-        flow = self.client.close(None)
-        for _ in flow:
-            self.flush()
-            flow.close()
+        self.run_step(super().disconnect_nowait)
 
     def _after_step(self) -> None:
         """Update the driver after a step: write pending bytes, and wake the thread if it has something to do."""
@@ -333,79 +305,30 @@ class Driver:
             if client.error is not None:
                 sock.close()
                 return
-            self._sock = sock
-            self._unwritten = None
-            self._write_error = None
-            client.on_socket_connected(address, password)
-            self._link = client.link
+            self._start_link(sock, address, password)
 
     def _connect(self, address: Address) -> socket.socket | TlsSocket | None:
         """Connect a socket; None if the client has ended meanwhile. Raises: OSError"""
-        deadline = monotonic() + self.client.options.attempt_timeout_s
-        self.client.is_listening = False
-        errors: list[OSError] = []
-        for family, kind, protocol, _, sockaddr in socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM
-        ):
-            sock = socket.socket(family, kind, protocol)
-            is_connected = has_begun_tls = False
-            try:
-                sock.setblocking(False)
-                # Small writes are sent without delay.
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                code = sock.connect_ex(sockaddr)
-                while code in _IN_PROGRESS and self.client.error is None:
-                    if (left_s := deadline - monotonic()) <= 0:
-                        raise self.client.attempt_timeout_error()
-                    if self._select(sock, selectors.EVENT_WRITE, left_s):
-                        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if code and code not in _IN_PROGRESS:
-                    raise OSError(code, os.strerror(code))
-                self.client.is_listening = self.client.error is None
-                if address.has_tls and self.client.error is None:
-                    has_begun_tls = True
-                    tls = self._start_tls(sock, address, deadline)
-                    is_connected = tls is not None
-                    return tls
-                is_connected = self.client.error is None
-                return sock if is_connected else None
-            except OSError as error:
-                if has_begun_tls:
-                    # It says more than the error of an address that does not answer.
-                    raise
-                errors.append(error)
-            finally:
-                if not is_connected:
-                    self._register(None, 0)
-                    sock.close()
-        raise errors[0] if errors else OSError(f"{address.host} has no address")
-
-    def _start_tls(self, sock: socket.socket, address: Address, deadline: float) -> TlsSocket | None:
-        """Shake hands over a connected socket; None if the client has ended meanwhile. Raises: OSError,
-        ConfigurationError"""
-        tls = TlsSocket(sock, make_context(self.client.options.credentials), host=address.host)
-        output = memoryview(tls.shake_hands())
-        while self.client.error is None:
-            if not output and tls.is_ready:
-                return tls
-            if (left_s := deadline - monotonic()) <= 0:
-                raise self.client.attempt_timeout_error()
-            if not self._select(sock, selectors.EVENT_WRITE if output else selectors.EVENT_READ, left_s):
-                continue
-            with contextlib.suppress(BlockingIOError, InterruptedError):
-                if output:
-                    output = output[sock.send(output) :]
+        client = self.client
+        deadline = monotonic() + client.options.attempt_timeout_s
+        client.is_listening = False
+        infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        steps = connect_steps(client, address, infos)
+        try:
+            sock, event = next(steps)
+            while client.error is None:
+                left_s = deadline - monotonic()
+                if left_s > 0 and not self._select(sock, event, left_s):
                     continue
-                received = sock.recv(READ_BYTES)
-                if not received:
-                    raise OSError("the broker has closed the connection during the TLS handshake")
-                try:
-                    output = memoryview(tls.shake_hands(received))
-                except ssl.SSLError as error:
-                    with contextlib.suppress(OSError):
-                        # The alert, by which the broker knows the reason.
-                        tls.flush()
-                    raise OSError(reason_of(error)) from error
+                # The next step may close the socket.
+                self._register(None, 0)
+                sock, event = next(steps) if left_s > 0 else steps.throw(client.attempt_timeout_error())
+        except StopIteration as ended:
+            connected: socket.socket | TlsSocket = ended.value
+            return connected
+        finally:
+            self._register(None, 0)
+            steps.close()
         return None
 
     def _run_once(self) -> None:
@@ -429,15 +352,15 @@ class Driver:
                 self.client.receive_data(data)
             elif data is not None:
                 error = ConnectionLost("the broker has closed the connection")
-            if ready & selectors.EVENT_WRITE:
-                self._write_unwritten(sock)
+            if ready & selectors.EVENT_WRITE and self._unwritten is not None:
+                self._send(sock, self._unwritten)
+                if self.flush():
+                    self.client.on_drained()
             if self._is_flush_due:
                 self.flush()
             error = error or self._write_error
-            if isinstance(error, ssl.SSLError):
-                error = OSError(reason_of(error))
-            if error is not None and self.client.link is self._link:
-                self.client.on_connection_lost(error)
+            if error is not None:
+                self._on_socket_lost(error)
             if self.client.link is not self._link:
                 self._close_socket()
 
@@ -490,44 +413,12 @@ class Driver:
     def flush(self) -> bool:
         """Write pending bytes; return whether the socket has accepted all of them."""
         self._is_flush_due = False
-        sock = self._sock
-        if sock is None or self._unwritten is not None:
-            return False
-        out = self.client.data_to_send()
-        if not out:
-            return True
-        data = out[0] if len(out) == 1 else b"".join(out)
-        try:
-            written = sock.send(data)
-        except (BlockingIOError, InterruptedError):
-            written = 0
-        except OSError as error:
-            # The caller is in the middle of a step, so the error is handled later.
-            self._write_error = error
-            self._wake_thread()
-            return False
-        if written == len(data):
-            return True
-        self._unwritten = memoryview(data)[written:]
-        return False
+        return super().flush()
 
-    def _write_unwritten(self, sock: socket.socket | TlsSocket) -> None:
-        unwritten = self._unwritten
-        if unwritten is None:
-            return
-        try:
-            written = sock.send(unwritten)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self._write_error = error
-            return
-        if written < len(unwritten):
-            self._unwritten = unwritten[written:]
-            return
-        self._unwritten = None
-        if self.flush():
-            self.client.on_drained()
+    def _write(self, sock: socket.socket | TlsSocket, data: bytes) -> None:
+        self._send(sock, data)
+        if self._write_error is not None:
+            self._wake_thread()
 
     def _flush_soon(self) -> None:
         self._is_flush_due = True
@@ -544,6 +435,3 @@ class Driver:
 
 def _has_ended(owner: object) -> bool:
     return isinstance(owner, threading.Thread) and not owner.is_alive()
-
-
-_IN_PROGRESS = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, errno.EALREADY, errno.EINTR})

@@ -152,7 +152,8 @@ class Dispatcher:
         )
 
     def dispatch_entry(self, entry: Entry, consumer: BrokerConsumer, deliveries: Deliveries) -> None:
-        """Assign an entry that has left its lane to a consumer. `_dispatch_lane` has the same inlined for speed."""
+        """Assign an entry that has left its lane to a consumer. `_dispatch_lane` has the same inlined for speed;
+        tests/unit/test_dispatch.py holds both to each other."""
         message = entry.message
         assert message is not None, "what has left memory is read first"
         entry.deliveries += 1

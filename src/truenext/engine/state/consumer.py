@@ -77,6 +77,7 @@ class BrokerConsumer(Subscriber, EntryHolder):
 
     def __init__(
         self,
+        queue: Queue | None,
         session: ConnectionState,
         subscribe: Subscribe,
         memory: MemoryBudget,
@@ -86,6 +87,7 @@ class BrokerConsumer(Subscriber, EntryHolder):
         now_ms: int,
     ) -> None:
         super().__init__(session, subscribe, memory)
+        self.queue = queue
         self.number = number
         """Number of the consumer in the history; unique within a run."""
         self.mode = subscribe.mode
@@ -213,22 +215,6 @@ class QueueConsumer(BrokerConsumer):
     __slots__ = ()
 
     queue: Queue
-
-    def __init__(
-        self,
-        queue: Queue,
-        session: ConnectionState,
-        subscribe: Subscribe,
-        memory: MemoryBudget,
-        *,
-        number: int,
-        last_dispatch_number: int,
-        now_ms: int,
-    ) -> None:
-        super().__init__(
-            session, subscribe, memory, number=number, last_dispatch_number=last_dispatch_number, now_ms=now_ms
-        )
-        self.queue = queue
 
 
 class Browser(Subscriber):

@@ -38,9 +38,8 @@ class Wildcard(BrokerConsumer):
         now_ms: int,
     ) -> None:
         super().__init__(
-            session, subscribe, memory, number=number, last_dispatch_number=last_dispatch_number, now_ms=now_ms
+            None, session, subscribe, memory, number=number, last_dispatch_number=last_dispatch_number, now_ms=now_ms
         )
-        self.queue = None
         self.pattern_words = subscribe.destination.name.split(".")
         """Pattern, split into words."""
         self.queues: dict[Queue, None] = {}

@@ -7,15 +7,14 @@ stream uses a TlsSocket, which locks but never blocks, and waits for the socket 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import selectors
 import socket
 import ssl
 
+from truenext.client.connecting import handshake_steps
 from truenext.clock import monotonic
-from truenext.model.limits import READ_BYTES
 from truenext.tls import TlsSocket
 
 WRITE_SECONDS = 60.0
@@ -33,20 +32,9 @@ class TlsStream:
         self._sock = sock
         self._tls = TlsSocket(sock, context, host=host)
         self._timeout_s = sock.gettimeout() or 0.0
-        received = b""
-        while True:
-            try:
-                sock.sendall(self._tls.shake_hands(received))
-            except ssl.SSLError:
-                with contextlib.suppress(OSError):
-                    # The alert, by which the broker knows the reason.
-                    self._tls.flush()
-                raise
-            if self._tls.is_ready:
-                break
-            received = sock.recv(READ_BYTES)
-            if not received:
-                raise OSError("the broker has closed the connection during the TLS handshake")
+        for _ in handshake_steps(sock, self._tls):
+            # The socket waits within the step.
+            pass
         sock.setblocking(False)
 
     def settimeout(self, seconds: float) -> None:

@@ -128,75 +128,62 @@ def _stage_removed(queue: str) -> Incompatibility:
 def _compare_read(location: str, part: str, old: Schema, new: Schema) -> Iterator[Incompatibility]:
     """Compare messages of the old code with the schema of the new code, which reads them."""
     for each in find_mismatches(old, new):
-        subject = f"{part}: {_field(each)}"
-        why = f"messages that were sent before may differ: {_DEAD_LETTERED}"
-        match each.kind:
-            case "field":
-                yield Incompatibility(
-                    True,
-                    location,
-                    f"{subject} is required now",
-                    f"messages that were sent before may lack it: {_DEAD_LETTERED}",
-                    f"Give it a default. {_DRAINED}, remove the default.",
-                )
-            case "type":
-                yield Incompatibility(
-                    True,
-                    location,
-                    f"{subject} was {each.written}, and is {each.expected} now",
-                    why,
-                    f"Take both ({each.written} | {each.expected}), or add a field of another name with a default, and "
-                    f"read either. {_DRAINED}, remove the old one.",
-                )
-            case "value":
-                yield Incompatibility(
-                    True,
-                    location,
-                    f"{subject} was {each.written}, and must be {each.expected} now",
-                    why,
-                    f"Stop writing it first, and still accept it. {_DRAINED}, remove it.",
-                )
-            case "bound":
-                yield Incompatibility(
-                    True,
-                    location,
-                    f"{subject} has {each.expected} now, and had {each.written}",
-                    why,
-                    f"Stop writing values beyond it first, and still accept them. {_DRAINED}, refuse them.",
-                )
-            case "meaning":
-                yield Incompatibility(
-                    True,
-                    location,
-                    f"{subject} was {each.written}, and is read as {each.expected} now",
-                    _MISREAD,
-                    f"Add a field of another name with a default, and read either. {_DRAINED}, remove the old one.",
-                )
-            case "default":
-                yield Incompatibility(
-                    True,
-                    location,
-                    f"{subject} is left out if it is {each.written}, and is read as {each.expected} then",
-                    _MISREAD,
-                    "Keep the default, or write defaults first (without omit_defaults). "
-                    f"{_DRAINED}, change the default.",
-                )
-            case "renamed":
-                yield Incompatibility(
-                    False,
-                    location,
-                    f"{subject} has {each.written} no more, and has {each.expected} with a default: was one renamed?",
-                    "messages that were sent before have the old name, so the new one is read as its default",
-                    f"If so: read both for a while, the old one with a default, too. {_DRAINED}, remove the old one.",
-                )
-            case "replaced":
-                yield Incompatibility(
-                    False,
-                    location,
-                    f"{subject} was {each.written}, and is {each.expected} now: was it renamed?",
-                    "fields have no names here but a position, so the old field is read as the new one",
-                    "If it is another field, add it as the last one, with a default.",
-                )
+        yield Incompatibility(each.kind not in UNCERTAIN, location, *_change_of_read(f"{part}: {_field(each)}", each))
+
+
+def _change_of_read(subject: str, each: Mismatch) -> tuple[str, str, str]:
+    """Return change, consequence and advice for a mismatch that the new code reads."""
+    why = f"messages that were sent before may differ: {_DEAD_LETTERED}"
+    match each.kind:
+        case "field":
+            return (
+                f"{subject} is required now",
+                f"messages that were sent before may lack it: {_DEAD_LETTERED}",
+                f"Give it a default. {_DRAINED}, remove the default.",
+            )
+        case "type":
+            return (
+                f"{subject} was {each.written}, and is {each.expected} now",
+                why,
+                f"Take both ({each.written} | {each.expected}), or add a field of another name with a default, and "
+                f"read either. {_DRAINED}, remove the old one.",
+            )
+        case "value":
+            return (
+                f"{subject} was {each.written}, and must be {each.expected} now",
+                why,
+                f"Stop writing it first, and still accept it. {_DRAINED}, remove it.",
+            )
+        case "bound":
+            return (
+                f"{subject} has {each.expected} now, and had {each.written}",
+                why,
+                f"Stop writing values beyond it first, and still accept them. {_DRAINED}, refuse them.",
+            )
+        case "meaning":
+            return (
+                f"{subject} was {each.written}, and is read as {each.expected} now",
+                _MISREAD,
+                f"Add a field of another name with a default, and read either. {_DRAINED}, remove the old one.",
+            )
+        case "default":
+            return (
+                f"{subject} is left out if it is {each.written}, and is read as {each.expected} then",
+                _MISREAD,
+                f"Keep the default, or write defaults first (without omit_defaults). {_DRAINED}, change the default.",
+            )
+        case "renamed":
+            return (
+                f"{subject} has {each.written} no more, and has {each.expected} with a default: was one renamed?",
+                "messages that were sent before have the old name, so the new one is read as its default",
+                f"If so: read both for a while, the old one with a default, too. {_DRAINED}, remove the old one.",
+            )
+        case "replaced":
+            return (
+                f"{subject} was {each.written}, and is {each.expected} now: was it renamed?",
+                "fields have no names here but a position, so the old field is read as the new one",
+                "If it is another field, add it as the last one, with a default.",
+            )
 
 
 def _compare_reply(location: str, old: Schema, new: Schema | None) -> Iterator[Incompatibility]:
@@ -211,44 +198,40 @@ def _compare_reply(location: str, old: Schema, new: Schema | None) -> Iterator[I
         )
         return
     for each in find_mismatches(new, old):
-        subject = f"its reply: {_field(each)}"
-        if each.kind in ("meaning", "default"):
-            change = (
-                f"was {each.expected}, and is {each.written} now"
-                if each.kind == "meaning"
-                else f"is left out if it is {each.written}, and callers take it for {each.expected} then"
-            )
-            yield Incompatibility(
-                True,
-                location,
-                f"{subject} {change}",
-                "callers that know the old type read it wrongly, without an error",
-                "Add a field of another name, let callers read that one, and then remove the old one.",
-            )
-        elif each.kind in UNCERTAIN:
-            yield Incompatibility(
-                False,
-                location,
-                f"{subject} has {each.written} now, instead of {each.expected}: was it renamed?",
-                "callers that know the old name read a default, or another field, without an error",
-                "If so: reply both for a while, and let callers read the new one.",
-            )
-        elif each.kind == "field":
-            yield Incompatibility(
-                False,
-                location,
-                f"{subject} may be missing now",
-                "callers that need it get a reply that becomes a dead letter",
-                "Let callers do without it first.",
-            )
-        else:
-            yield Incompatibility(
-                True,
-                location,
-                f"{subject} was {each.expected}, and may be {each.written} now",
-                "callers that read the old type get a reply that becomes a dead letter",
-                "Add a field of another name, let callers read that one, and then remove the old one.",
-            )
+        is_breaking = each.kind not in UNCERTAIN and each.kind != "field"
+        yield Incompatibility(is_breaking, location, *_change_of_reply(f"its reply: {_field(each)}", each))
+
+
+def _change_of_reply(subject: str, each: Mismatch) -> tuple[str, str, str]:
+    """Return change, consequence and advice for a mismatch that callers read."""
+    if each.kind in ("meaning", "default"):
+        change = (
+            f"was {each.expected}, and is {each.written} now"
+            if each.kind == "meaning"
+            else f"is left out if it is {each.written}, and callers take it for {each.expected} then"
+        )
+        return (
+            f"{subject} {change}",
+            "callers that know the old type read it wrongly, without an error",
+            "Add a field of another name, let callers read that one, and then remove the old one.",
+        )
+    if each.kind in UNCERTAIN:
+        return (
+            f"{subject} has {each.written} now, instead of {each.expected}: was it renamed?",
+            "callers that know the old name read a default, or another field, without an error",
+            "If so: reply both for a while, and let callers read the new one.",
+        )
+    if each.kind == "field":
+        return (
+            f"{subject} may be missing now",
+            "callers that need it get a reply that becomes a dead letter",
+            "Let callers do without it first.",
+        )
+    return (
+        f"{subject} was {each.expected}, and may be {each.written} now",
+        "callers that read the old type get a reply that becomes a dead letter",
+        "Add a field of another name, let callers read that one, and then remove the old one.",
+    )
 
 
 def _field(mismatch: Mismatch) -> str:

@@ -415,21 +415,16 @@ class Outbox:
 
     async def delete_expired(self) -> bool:
         """Delete some rows whose retention has ended; return whether there may be more. Raises: DatabaseUnavailable"""
-        skip_locked = self._syntax.skip_locked
         async with self._transaction() as connection:
-            inbox = await self._execute(
-                connection,
-                f"""DELETE FROM truenext_inbox WHERE id IN (SELECT id FROM truenext_inbox
-                WHERE acknowledged_ms < {self._now_ms} - :kept_ms ORDER BY acknowledged_ms
-                LIMIT :count{skip_locked})""",
-                {"kept_ms": RETENTION_MS, "count": DELETED_ROWS_MAX},
-            )
-            keys = await self._execute(
-                connection,
-                f"""DELETE FROM truenext_keys WHERE id IN (SELECT id FROM truenext_keys
-                WHERE started_ms < {self._now_ms} - :kept_ms ORDER BY started_ms LIMIT :count{skip_locked})""",
-                {"kept_ms": RETENTION_MS, "count": DELETED_ROWS_MAX},
-            )
+            inbox, keys = [
+                await self._execute(
+                    connection,
+                    f"""DELETE FROM {table} WHERE id IN (SELECT id FROM {table} WHERE {time} < {self._now_ms} - :kept_ms
+                    ORDER BY {time} LIMIT :count{self._syntax.skip_locked})""",
+                    {"kept_ms": RETENTION_MS, "count": DELETED_ROWS_MAX},
+                )
+                for table, time in (("truenext_inbox", "acknowledged_ms"), ("truenext_keys", "started_ms"))
+            ]
             # Producers of these owners are ownerless either way.
             await self._execute(
                 connection,

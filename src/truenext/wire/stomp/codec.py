@@ -108,6 +108,7 @@ class Decoder(Generic[Read]):
         return frames
 
     def _decode(self, data: bytes, frames: list[Frame | Read]) -> None:
+        """Decode the frames that `data` completes. What most frames need is inlined: a call costs some percent."""
         if self.pending:
             self.pending += data
             if not self._may_be_complete(data):
@@ -130,18 +131,13 @@ class Decoder(Generic[Read]):
             if start == size:
                 return
 
+            # The head.
             head_end = find(b"\n\n", start, start + self._header_bytes_max)
             body_start = head_end + 2
-            if has_carriage_returns:
-                crlf = find(b"\n\r\n", start, head_end + 1 if head_end >= 0 else start + self._header_bytes_max)
-                if crlf >= 0:
-                    head_end = crlf
-                    body_start = crlf + 3
-            if head_end < 0:
-                if find(b"\0", start, start + self._header_bytes_max) >= 0:
-                    raise RemoteProtocolError("NUL inside a frame's header", Code.MALFORMED_FRAME)
-                self._awaited_bytes = b"\n\0"
-                break
+            if head_end < 0 or has_carriage_returns:
+                head_end, body_start = self._find_unusual_head(data, start, head_end, has_carriage_returns)
+                if head_end < 0:
+                    break
             try:
                 head = data[start:head_end].decode()
             except UnicodeDecodeError as error:
@@ -175,7 +171,7 @@ class Decoder(Generic[Read]):
             if count > self._headers_max:
                 raise RemoteProtocolError(f"more than {self._headers_max} headers in one frame", Code.MALFORMED_FRAME)
 
-            has_body = command in COMMANDS_WITH_BODY
+            # The body.
             length = headers.get("content-length")
             if length is None:
                 body_end = find(b"\0", body_start)
@@ -185,32 +181,12 @@ class Decoder(Generic[Read]):
                 if body_end - body_start > self._body_bytes_max:
                     raise RemoteProtocolError(f"body of more than {self._body_bytes_max} bytes", Code.MALFORMED_FRAME)
             else:
-                # Like `are_digits`, without a call.
-                if not (length.isdigit() and length.isascii()):
-                    raise RemoteProtocolError(
-                        f"content-length{self._quoted(length)} is not a number of bytes", Code.MALFORMED_FRAME
-                    )
-                digits = length if len(length) <= _NUMBER_LENGTH_MAX else length.lstrip("0") or "0"
-                body_bytes = int(digits) if len(digits) <= _NUMBER_LENGTH_MAX else maxsize
-                if body_bytes > self._body_bytes_max:
-                    raise RemoteProtocolError(
-                        f"content-length{self._quoted(length)} is more than {self._body_bytes_max} bytes",
-                        Code.MALFORMED_FRAME,
-                    )
-                body_end = body_start + body_bytes
-                if body_end > body_start and not has_body:
-                    # Before any of the body is kept.
-                    self._refuse_body(command)
-                if body_end >= size:
-                    self._missing_bytes = body_end + 1 - size
-                    self._check_login(body_end - start)
+                body_end = self._find_body_end(data, start, body_start, command, length)
+                if body_end < 0:
                     break
-                if data[body_end]:
-                    what = "" if version is None else f"{digits} bytes of the "
-                    raise RemoteProtocolError(f"no NUL after the {what}body", Code.MALFORMED_FRAME)
             if version is None:
                 self._check_login(body_end - start)
-            if has_body:
+            if command in COMMANDS_WITH_BODY:
                 header_lines = data[start + len(command) + 1 : head_end + 1] if is_plain and count else b""
                 frames.append(Frame(command, headers, data[body_start:body_end], header_lines))
             else:
@@ -228,6 +204,47 @@ class Decoder(Generic[Read]):
             start = body_end + 1
         self.pending += memoryview(data)[start:]
         self._check_pending()
+
+    def _find_unusual_head(self, data: bytes, start: int, head_end: int, has_carriage_returns: bool) -> tuple[int, int]:
+        """Return the end of a frame's header, and the start of its body, if the first blank line without a carriage
+        return is at `head_end`, or not there (-1). The returned end is -1 if the header has not ended yet."""
+        limit = start + self._header_bytes_max
+        if has_carriage_returns:
+            crlf = data.find(b"\n\r\n", start, head_end + 1 if head_end >= 0 else limit)
+            if crlf >= 0:
+                return crlf, crlf + 3
+        if head_end < 0:
+            if data.find(b"\0", start, limit) >= 0:
+                raise RemoteProtocolError("NUL inside a frame's header", Code.MALFORMED_FRAME)
+            self._awaited_bytes = b"\n\0"
+        return head_end, head_end + 2
+
+    def _find_body_end(self, data: bytes, start: int, body_start: int, command: str, length: str) -> int:
+        """Return the end of a frame's body, given its content-length; -1 if it has not come yet."""
+        # Like `are_digits`, without a call.
+        if not (length.isdigit() and length.isascii()):
+            raise RemoteProtocolError(
+                f"content-length{self._quoted(length)} is not a number of bytes", Code.MALFORMED_FRAME
+            )
+        digits = length if len(length) <= _NUMBER_LENGTH_MAX else length.lstrip("0") or "0"
+        body_bytes = int(digits) if len(digits) <= _NUMBER_LENGTH_MAX else maxsize
+        if body_bytes > self._body_bytes_max:
+            raise RemoteProtocolError(
+                f"content-length{self._quoted(length)} is more than {self._body_bytes_max} bytes",
+                Code.MALFORMED_FRAME,
+            )
+        body_end = body_start + body_bytes
+        if body_bytes and command not in COMMANDS_WITH_BODY:
+            # Before any of the body is kept.
+            self._refuse_body(command)
+        if body_end >= len(data):
+            self._missing_bytes = body_end + 1 - len(data)
+            self._check_login(body_end - start)
+            return -1
+        if data[body_end]:
+            what = "" if self.version is None else f"{digits} bytes of the "
+            raise RemoteProtocolError(f"no NUL after the {what}body", Code.MALFORMED_FRAME)
+        return body_end
 
     def _read_by_shapes(self, data: bytes, start: int, frames: list[Frame | Read]) -> int:
         """Read frames by their shapes, from `start` on; return the position of the first byte that was not read."""

@@ -1,0 +1,103 @@
+"""Base of both drivers: the client, its socket, and the bytes that the socket has not accepted yet."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from truenext.client.core.buffer import ReceivedMessage
+from truenext.client.core.client import Client, ConnectOptions
+from truenext.client.core.context import ClientContext
+from truenext.client.core.link import Link
+from truenext.client.password_file import current_password
+from truenext.client.tls_context import check_files, reason_of
+from truenext.model.url import Address
+from truenext.tls import TlsSocket
+
+
+class BaseDriver(ABC):
+    def __init__(
+        self,
+        options: ConnectOptions,
+        name: str,
+        make_message: type[ReceivedMessage],
+        *,
+        clock: Callable[[], float],
+        report: Callable[[str, dict[str, object]], None],
+        has_owner_ended: Callable[[object], bool],
+    ) -> None:
+        """Raises: ConfigurationError if a file of the credentials cannot be used"""
+        current_password(options.credentials)
+        check_files(options.credentials, options.addresses)
+        self.process_id = os.getpid()
+        context = ClientContext(
+            clock=clock,
+            random=random.random,
+            flush=self.flush,
+            flush_soon=self._flush_soon,
+            report=report,
+            has_owner_ended=has_owner_ended,
+        )
+        self.client = Client(options, name, context, make_message)
+        self._sock: socket.socket | TlsSocket | None = None
+        self._link: Link | None = None
+        """Link that uses the socket."""
+        self._unwritten: memoryview | None = None
+        """Bytes that the socket has not accepted yet."""
+        self._write_error: OSError | None = None
+        self._is_flush_due = False
+
+    def _start_link(self, sock: socket.socket | TlsSocket, address: Address, password: str | None) -> None:
+        self._link = None
+        self._sock = sock
+        self._unwritten = None
+        self._write_error = None
+        self.client.on_socket_connected(address, password)
+        self._link = self.client.link
+
+    def _on_socket_lost(self, error: Exception) -> None:
+        if isinstance(error, ssl.SSLError):
+            error = OSError(reason_of(error))
+        if self.client.link is self._link:
+            self.client.on_connection_lost(error)
+
+    def flush(self) -> bool:
+        """Write pending bytes; return whether the socket has accepted all of them."""
+        sock = self._sock
+        if sock is None or self._unwritten is not None:
+            return False
+        out = self.client.data_to_send()
+        if not out:
+            return True
+        self._write(sock, out[0] if len(out) == 1 else b"".join(out))
+        return self._unwritten is None and self._write_error is None
+
+    @abstractmethod
+    def _write(self, sock: socket.socket | TlsSocket, data: bytes) -> None:
+        """Call `_send`, and see to the rest or the error. The caller is in the middle of a step, so an error is
+        handled later."""
+
+    def _send(self, sock: socket.socket | TlsSocket, data: bytes | memoryview) -> None:
+        """Write bytes; keep those that the socket does not accept, or its error."""
+        try:
+            written = sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            written = 0
+        except OSError as error:
+            self._write_error = error
+            return
+        self._unwritten = memoryview(data)[written:] if written < len(data) else None
+
+    @abstractmethod
+    def _flush_soon(self) -> None: ...
+
+    def disconnect_nowait(self) -> None:
+        """Send DISCONNECT, and wait for nothing."""
+        flow = self.client.close(None)
+        for _ in flow:
+            self.flush()
+            flow.close()
