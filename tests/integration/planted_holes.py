@@ -180,7 +180,7 @@ def existence_of_a_durable_subscription_is_looked_at_before_the_client_id(patch:
 
     def faulty(broker: Broker, session: Any, browse: Browse) -> None:
         if browse.destination.kind is DestinationKind.DURABLE:
-            broker._engine.require_durable(browse.destination.name)
+            broker._engine.queues.require_durable(browse.destination.name)
             access._require_client_id(broker._users[session].user, browse.destination.name)
         allowed(broker, session, browse)
 
@@ -229,7 +229,7 @@ def a_reply_to_that_is_not_there_yet_is_not_checked(patch: Patch) -> None:
         ReplyRights,
         "_check_reply_to",
         "if owner is None:",
-        "if owner is None or not self._engine.has_temporary(address.removeprefix('/remote-temp-queue')):",
+        "if owner is None or not self._engine.queues.has_temporary(address.removeprefix('/remote-temp-queue')):",
     )
 
 

@@ -212,7 +212,7 @@ class Broker:
         `write_time` is an earlier estimate for this disk, if there is one. Without `users` every client may do
         everything."""
         self._engine = engine
-        self._commit_state = engine.commit_state
+        self._commit_state = engine.state.commit_state
         self._loop = loop
         self._clock_ns = clock_ns
         self._monotonic_ns = monotonic_ns
@@ -234,8 +234,8 @@ class Broker:
         self._before_login: set[ConnectionState] = set()
         self._control_only = ControlOnlyConnections(loop.time)
         self.capacity = Capacity(
-            engine.commit_state,
-            engine.memory,
+            engine.state.commit_state,
+            engine.state.memory,
             loop,
             disk_level=lambda: store.disk_level,
             resume=lambda session: self._peers[session].resume_reading(),
@@ -277,19 +277,19 @@ class Broker:
         self._actions: dict[type[Any], Callable[[ConnectionState, Any], None]] = {
             Login: self._log_in,
             InvalidFrame: _raise_invalid,
-            Send: engine.send,
-            Ack: engine.acknowledge,
-            Nack: engine.nack,
+            Send: engine.commands.send,
+            Ack: engine.commands.acknowledge,
+            Nack: engine.commands.nack,
             ReceiptRequest: self._answer_receipt_request,
             Subscribe: self._subscribe,
-            Browse: engine.browse,
+            Browse: engine.commands.browse,
             Unsubscribe: self._unsubscribe,
-            Begin: engine.begin,
-            Commit: engine.commit,
-            Abort: engine.abort,
-            Started: engine.mark_started,
+            Begin: engine.commands.begin,
+            Commit: engine.commands.commit,
+            Abort: engine.commands.abort,
+            Started: engine.commands.mark_started,
             Credit: self._request_credit,
-            Wake: engine.wake,
+            Wake: engine.commands.wake,
             Release: self._release,
             Disconnect: self._disconnect,
             ControlRequest: self._control,
@@ -317,7 +317,7 @@ class Broker:
 
     def connect(self, peer: Peer) -> ConnectionState:
         """Register a connection."""
-        session = self._engine.connect(secrets.token_hex(8))
+        session = self._engine.commands.connect(secrets.token_hex(8))
         self._peers[session] = peer
         self._before_login.add(session)
         return session
@@ -349,7 +349,7 @@ class Broker:
 
     def idle_time_left(self, session: ConnectionState) -> float:
         """Return the seconds that a control-only connection may still be idle; a pending answer counts as activity."""
-        if self._control_requests.pending_count(session) or self._engine.bulk_task.pending_answer_count(session):
+        if self._control_requests.pending_count(session) or self._engine.tasks.bulk.pending_answer_count(session):
             self._control_only.note_activity(session)
         return self._control_only.seconds_left(session)
 
@@ -378,7 +378,7 @@ class Broker:
         actions = self._actions
         commit_state = self._commit_state
         until_us = commit_state.now_us + EXECUTE_SLICE_US
-        commit_state.is_read_long = engine.routing_may_take_long
+        commit_state.is_read_long = engine.queues.routing_may_take_long
         self._schedule_turn()
         if needs_login or (self._control_only.idle_since and session in self._control_only.idle_since):
             commands = self._control_only.check_commands(session, commands)
@@ -395,7 +395,7 @@ class Broker:
                     ):
                         return PendingCommand(command, WaitsFor.LOGIN)
                 if is_disk_short:
-                    if engine.waits_while_disk_short(session, command):
+                    if engine.commands.sending.waits_while_disk_short(session, command):
                         return PendingCommand(command, WaitsFor.DISK)
                     self._count_contents(session, command)
                 if commit_state.is_read_long and self._is_routed_ahead(session, command):
@@ -426,7 +426,7 @@ class Broker:
 
     def _is_routed_ahead(self, session: ConnectionState, command: Command) -> bool:
         """Return whether a command waits because it takes long to find the queues of its messages; if so, begin."""
-        steps = self._engine.find_queues_ahead(session, command)
+        steps = self._engine.commands.sending.find_queues_ahead(session, command)
         if steps is None or self._is_forbidden(session, command):
             return False
         self._routing.add(self._find_queues(session, steps))
@@ -446,16 +446,16 @@ class Broker:
     def _find_queues(self, session: ConnectionState, steps: Iterator[None]) -> Steps:
         for _ in steps:
             yield
-            if not self._engine.is_connected(session):
+            if not self._engine.commands.connecting.is_connected(session):
                 return
         self.capacity.wait_for_others(session)
 
     def _count_contents(self, session: ConnectionState, command: Command) -> None:
         """Tell the engine how many copies the store has of shared contents, if the command depends on that."""
-        contents = self._engine.contents_to_count(session, command)
+        contents = self._engine.commands.sending.contents_to_count(session, command)
         if contents:
             try:
-                self._engine.count_contents(session, command, self._store.content_references(contents))
+                self._engine.commands.sending.count_contents(session, command, self._store.content_references(contents))
             except StoreError as error:
                 self._on_failed(error)
 
@@ -463,17 +463,17 @@ class Broker:
         """Send an ERROR, and keep the connection open. The command's transaction becomes rollback-only."""
         name = getattr(command, "transaction", None)
         if name is not None:
-            self._engine.mark_rollback_only(session, name)
+            self._engine.commands.transactions.mark_rollback_only(session, name)
         self._peers[session].send_error(error)
 
     def answer(self, session: ConnectionState, answer: Answer) -> None:
         """Answer a connection, after the answers to all its earlier commands."""
-        self._engine.answer(session, answer)
+        self._commit_state.answer(session, answer)
         self._schedule_turn()
 
     def on_all_sent(self, session: ConnectionState) -> None:
         """Note that the socket has taken all messages that were delivered to the connection so far."""
-        self._engine.on_all_sent(session)
+        self._engine.commands.on_all_sent(session)
         if self._control_requests.in_flight:
             self._control_requests.on_all_sent(session)
         # Within a turn, the end of the turn decides that.
@@ -491,7 +491,7 @@ class Broker:
         self._control_requests.connection_closed(session)
         self.capacity.remove(session)
         self._schedule_turn()
-        is_parked = self._engine.park(session)
+        is_parked = self._engine.commands.connecting.park(session)
         if is_parked:
             self._parked.add(session)
         return is_parked
@@ -503,7 +503,7 @@ class Broker:
         """
         self._tick()
         self._cancel_unsent(session, None)
-        self._engine.disconnect(session, is_clean=is_exempt)
+        self._engine.commands.disconnect(session, is_clean=is_exempt)
         self._takeovers.remove(session)
         self._control_requests.connection_closed(session)
         self._schedule_turn()
@@ -533,7 +533,7 @@ class Broker:
         """Return whether the next SEND of the connection would wait for disk space."""
         return (
             self._store.disk_level is not DiskLevel.PLENTY
-            and self._engine.waits_with_send(session)
+            and self._engine.commands.sending.waits_with_send(session)
             and not session.is_truenext_client
         )
 
@@ -550,7 +550,7 @@ class Broker:
     def change_policies(self, policies: Policies) -> None:
         """Replace the policies of all queues in one step."""
         self._tick()
-        self._engine.change_policies(policies)
+        self._engine.commands.administering.change_policies(policies)
         self._schedule_turn()
 
     # ---- Start and stop ----
@@ -562,7 +562,7 @@ class Broker:
         """
         prepare_compiler()
         self._tick()
-        self._engine.start(after_clean_stop=after_clean_stop)
+        self._engine.lifespan.start(after_clean_stop=after_clean_stop)
         await self._drain()
         self._log_disk_level()
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
@@ -572,7 +572,7 @@ class Broker:
 
         Raises: StoreError if the store cannot be written.
         """
-        self._engine.bulk_task.drop()
+        self._engine.tasks.bulk.drop()
         self._sliced_work.drop()
         self._routing.drop()
         self._stuck_check.drop()
@@ -580,9 +580,9 @@ class Broker:
         for session in list(self._peers):
             self._cancel_unsent(session, None)
             self._release_partially_sent(session)
-        self._engine.stop()
+        self._engine.commands.connecting.stop()
         await self._drain()
-        for batch in self._engine.final_batches():
+        for batch in self._engine.lifespan.final_batches():
             if self._has_failed:
                 # The mark of a clean stop is not written either: the stop is not clean.
                 await self.failure
@@ -650,13 +650,13 @@ class Broker:
             self._commit()
             if not self._committer.is_busy:
                 # Durable already: a client that waits for each receipt goes on while its message is dispatched.
-                for peer, session in self._answer(engine.take_answers()).items():
+                for peer, session in self._answer(commit_state.take_answers()).items():
                     if session.consumers:
                         # The connection may get messages in this turn as well; then both leave together.
                         to_flush[peer] = None
                     else:
                         peer.flush()
-        answers, deliveries, reads, browse_slices, timer_reads, finished, ended_pull_requests = engine.turn()
+        answers, deliveries, reads, browse_slices, timer_reads, finished, ended_pull_requests = engine.turn.run()
         for read in reads:
             self._pager.read(read)
         for timer_read in timer_reads:
@@ -687,7 +687,7 @@ class Broker:
             self._send_answer(piece.session, piece.control, msgspec.json.encode(done))
         for session, reason in engine.evict().items():
             peers[session].end_slow_client(reason)
-        self._alarm.set(engine.next_due_ms, commit_state.now_ms)
+        self._alarm.set(engine.tasks.next_due_ms, commit_state.now_ms)
         self._commit()
         if self._sliced_work.pending:
             self._sliced_work.run_slice()
@@ -737,7 +737,7 @@ class Broker:
         if not self._stuck_check.pending:
             self._stuck_check.add(self._check_stuck_queues())
             self._sliced_work.add(self._engine.stretch_windows())
-        forgotten, last = self._engine.take_forgotten_producers()
+        forgotten, last = self._engine.state.producers.take_forgotten()
         if forgotten:
             logger.warning(
                 "producers forgotten early, as there are too many: their repeats are not recognized",
@@ -807,7 +807,7 @@ class Broker:
             if self._committer.commit(batch):
                 # The write took time.
                 self._tick()
-                self._engine.on_committed(batch)
+                self._engine.store_results.on_committed(batch)
                 if not self._is_turn_due and self._engine.has_work:
                     self._schedule_turn()
         except TruenextError as error:
@@ -816,7 +816,7 @@ class Broker:
     def _on_committed(self, batch: Batch) -> None:
         self._tick()
         try:
-            self._engine.on_committed(batch)
+            self._engine.store_results.on_committed(batch)
         except StoreError as error:
             self._on_failed(error)
             return
@@ -831,14 +831,14 @@ class Broker:
     def _on_page_read(self, read: StoreRead, page: PageResult) -> None:
         self._tick()
         try:
-            self._engine.on_page_read(read, page)
+            self._engine.store_results.on_page_read(read, page)
         except StoreError as error:
             self._on_failed(error)
             return
         self._schedule_turn()
 
     def _on_timers_read(self, read: TimerRead, page: TimersResult) -> None:
-        self._engine.on_timers_read(read, page)
+        self._engine.store_results.on_timers_read(read, page)
         self._schedule_turn()
 
     def _on_failed(self, error: TruenextError) -> None:
@@ -863,24 +863,28 @@ class Broker:
         receipt = Receipt(confirm.receipt)
         if numbered is not None:
             receipt.is_repeat, receipt.is_unknown = numbered.is_repeat, numbered.is_unknown
-        self._engine.answer(session, receipt)
+        self._commit_state.answer(session, receipt)
 
     def _control(self, session: ConnectionState, request: ControlRequest) -> None:
-        self._engine.expect_reply(request.reply_to)
+        self._engine.commands.administering.expect_reply(request.reply_to)
         self._control_only.note_activity(session)
         if request.verb in bulk.VERBS:
             # Raises at once if the request is invalid.
-            self._engine.bulk_task.add(session, request)
+            self._engine.tasks.bulk.add(session, request)
             return
         if request.verb in control.QUEUE_CHANGES:
             changed = control.apply_queue_change(self._engine, request.verb, request.body)
-            self._engine.reply(control.make_reply_message(request, changed, self._commit_state.now_ms))
+            self._engine.commands.administering.reply(
+                control.make_reply_message(request, changed, self._commit_state.now_ms)
+            )
             return
         if request.verb == producer_request.VERB:
             known, batch = producer_request.make_producer_report(
                 self._engine, request.body, partial(user_producer, self._user_name(session))
             )
-            self._engine.reply(control.make_reply_message(request, known, self._commit_state.now_ms), batch)
+            self._engine.commands.administering.reply(
+                control.make_reply_message(request, known, self._commit_state.now_ms), batch
+            )
             return
         if request.verb == connection_request.VERB:
             connection_request.check_body(request.body)
@@ -917,19 +921,19 @@ class Broker:
     def _send_answer(self, session: ConnectionState, request: ControlRequest, body: bytes) -> bool:
         """Send the answer to a control request. Returns False if the connection has ended."""
         self._control_only.note_activity(session)
-        self._engine.reply(control.make_reply_message(request, body, self._commit_state.now_ms))
+        self._engine.commands.administering.reply(control.make_reply_message(request, body, self._commit_state.now_ms))
         self._schedule_turn()
-        return self._engine.is_connected(session)
+        return self._engine.commands.connecting.is_connected(session)
 
     def _subscribe(self, session: ConnectionState, subscribe: Subscribe) -> None:
         if self._parked and subscribe.durable_key:
             self._close_parked_users(subscribe.durable_key)
-        self._engine.subscribe(session, subscribe)
+        self._engine.commands.subscribe(session, subscribe)
         if subscribe.durable_key:
             self._log_discarded()
 
     def _log_discarded(self) -> None:
-        discarded = self._engine.take_discarded_subscription()
+        discarded = self._engine.commands.subscribing.take_discarded_subscription()
         if discarded is None:
             return
         client, _, name = discarded.durable_key.partition(",")
@@ -948,7 +952,7 @@ class Broker:
 
     def _close_parked_users(self, name: str) -> None:
         """Close parked connections that use a durable subscription, so that another client can use it."""
-        for session in self._engine.durable_subscribers(name):
+        for session in self._engine.commands.subscribing.durable_subscribers(name):
             if session in self._parked:
                 self._peers[session].close_for_takeover(is_exempt=False)
 
@@ -958,14 +962,14 @@ class Broker:
         consumer = session.consumers.get(unsubscribe.subscription)
         if consumer is not None:
             self._cancel_unsent(session, [consumer])
-        self._engine.unsubscribe(session, unsubscribe)
+        self._engine.commands.unsubscribe(session, unsubscribe)
 
     def _disconnect(self, session: ConnectionState, disconnect: Disconnect) -> None:
         self._cancel_unsent(session, None)
-        self._engine.disconnect(session, is_clean=True, is_requested=True)
+        self._engine.commands.disconnect(session, is_clean=True, is_requested=True)
         self._takeovers.remove(session)
         if disconnect.forgotten_producers:
-            self._engine.forget_producers(session, disconnect.forgotten_producers)
+            self._engine.state.producers.forget(session, disconnect.forgotten_producers)
 
     def _log_in(self, session: ConnectionState, login: Login) -> None:
         found = None if self._logins is None else self._find_user(session, login)
@@ -984,11 +988,11 @@ class Broker:
         if limit:
             self._control_only.add(session, limit)
         self._before_login.remove(session)
-        self._engine.log_in(session, login)
+        self._engine.commands.log_in(session, login)
         self._peers[session].send_connected(login, secret, is_takeover=former is not None, is_checked=found is not None)
 
     def _request_credit(self, session: ConnectionState, credit: Credit) -> None:
-        withdrawn = self._engine.pull(session, credit)
+        withdrawn = self._engine.commands.pull(session, credit)
         if withdrawn is not None:
             # At once: messages of the next pull request must come after this end.
             self._peers[session].end_pull_request(withdrawn)
@@ -996,8 +1000,8 @@ class Broker:
 
     def _release(self, session: ConnectionState, request: Release) -> None:
         # Checked first: a refused request must not drop unsent messages.
-        self._cancel_unsent(session, self._engine.check_release(session, request))
-        self._engine.release(session, request)
+        self._cancel_unsent(session, self._engine.commands.releasing.check_request(session, request))
+        self._engine.commands.release(session, request)
 
     def _cancel_unsent(self, session: ConnectionState, consumers: Collection[BrokerConsumer] | None) -> None:
         peer = self._peers.get(session)
@@ -1005,11 +1009,11 @@ class Broker:
             return
         sent, subscribers = peer.cancel_unsent(consumers)
         for consumer, count in sent.items():
-            self._engine.acknowledge_sent(consumer, count)
+            self._engine.commands.acknowledging.acknowledge_first(consumer, count)
         for subscriber in subscribers:
             entry = None
             if isinstance(subscriber, BrokerConsumer) and subscriber.mode is AckMode.AUTO:
-                entry = self._engine.hold_partially_sent(subscriber)
+                entry = self._engine.commands.acknowledging.hold_partially_sent(subscriber)
             self._partially_sent.setdefault(session, deque()).append(entry)
 
     def _release_partially_sent(self, session: ConnectionState) -> None:
@@ -1020,7 +1024,7 @@ class Broker:
     def _settle(self, entry: Entry | None, *, is_sent: bool) -> None:
         """Acknowledge or release a partially sent message of a consumer in auto mode."""
         if entry is not None:
-            self._engine.resolve_partially_sent(entry, is_sent=is_sent)
+            self._engine.commands.acknowledging.resolve_partially_sent(entry, is_sent=is_sent)
             self._schedule_turn()
 
     # ---- Users ----
@@ -1034,7 +1038,7 @@ class Broker:
             if command is not Login:
                 check = access.COMMAND_CHECKS.get(command)
                 self._actions[command] = self._guarded(check, action)
-        checked_send, send_message, last_targets = self._actions[Send], self._engine.send, self._last_targets
+        checked_send, send_message, last_targets = self._actions[Send], self._engine.commands.send, self._last_targets
 
         def send_as_user(session: ConnectionState, send: Send) -> None:
             # Most go where the last one went, and equal addresses are one object. A producer's name must be the user's.
@@ -1097,7 +1101,7 @@ class Broker:
 
     def _on_login_checked(self, session: ConnectionState, credential: str) -> None:
         peer = self._peers.get(session)
-        if peer is not None and self._engine.is_connected(session):
+        if peer is not None and self._engine.commands.connecting.is_connected(session):
             self._checked_logins[session] = credential
             peer.resume_reading()
 
@@ -1144,13 +1148,13 @@ class Broker:
         if send.has_reply_to or send.destination.session or send.destination.parts:
             assert self._reply_rights is not None, "there are users"
             self._reply_rights.check(self._users[session].user, session, send)
-        self._engine.send(session, send)
+        self._engine.commands.send(session, send)
 
     def _browse_as_user(self, session: ConnectionState, browse: Browse) -> None:
         if browse.destination.kind is DestinationKind.DURABLE:
-            queue = self._engine.require_durable(browse.destination.name)
+            queue = self._engine.queues.require_durable(browse.destination.name)
             access.check_browsed_subscription(self._users[session].user, queue)
-        self._engine.browse(session, browse)
+        self._engine.commands.browse(session, browse)
 
     def replace_users(self, users: Users) -> None:
         """Use other users from now on. Connections end if their user is gone or may do less than before, or if their
