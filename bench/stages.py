@@ -113,14 +113,14 @@ class _Path:
         self._opened.callback(self._history.close)
         self._engine, _ = recover(self._store, Policies(), history=self._history)
         self._tick()
-        self._engine.start(after_clean_stop=True)
+        self._engine.lifespan.start(after_clean_stop=True)
         self._commit()
-        self._producer = self._engine.connect("producer")
-        self._consumer = self._engine.connect("consumer")
+        self._producer = self._engine.commands.connect("producer")
+        self._consumer = self._engine.commands.connect("consumer")
         self._from_producer, self._from_consumer = _connected(), _connected()
         for command in self._from_consumer.receive(frames.subscribe(QUEUE, individual, "r")):
             if not isinstance(command, ReceiptRequest):
-                self._engine.subscribe(self._consumer, command)  # type: ignore[arg-type]
+                self._engine.commands.subscribe(self._consumer, command)  # type: ignore[arg-type]
         self._near, self._far = _pair()
         self._opened.callback(self._near.close)
         self._opened.callback(self._far.close)
@@ -155,14 +155,14 @@ class _Path:
         at = now()
         for command in commands:
             if type(command) is Send:
-                engine.send(self._producer, command)
+                engine.commands.send(self._producer, command)
             elif type(command) is ReceiptRequest:
-                engine.answer(self._producer, Receipt(command.receipt))
+                engine.state.commit_state.answer(self._producer, Receipt(command.receipt))
         seconds["send"] += now() - at
-        if engine.commit_state.is_batch_awaited:
+        if engine.state.commit_state.is_batch_awaited:
             self._commit()
         at = now()
-        effects = engine.turn()
+        effects = engine.turn.run()
         seconds["dispatch"] += now() - at
         at = now()
         parts: list[bytes] = []
@@ -178,13 +178,13 @@ class _Path:
         if acks:
             for ack in self._from_consumer.receive(acks):
                 assert isinstance(ack, Ack)
-                engine.acknowledge(self._consumer, ack)
-        engine.on_all_sent(self._consumer)
+                engine.commands.acknowledge(self._consumer, ack)
+        engine.commands.on_all_sent(self._consumer)
         seconds["taken"] += now() - at
         self._measure_sockets(data, pieces)
 
     def _tick(self) -> None:
-        self._engine.tick(time.time_ns() // 1000, time.monotonic_ns() // 1000)
+        self._engine.state.commit_state.tick(time.time_ns() // 1000, time.monotonic_ns() // 1000)
 
     def _commit(self) -> None:
         at = time.perf_counter()
@@ -193,7 +193,7 @@ class _Path:
             if not batch.is_empty():
                 self._store.apply(batch)
             self._history.append(batch.history)
-            self._engine.on_committed(batch)
+            self._engine.store_results.on_committed(batch)
         self._seconds["journal"] += time.perf_counter() - at
 
     def _write(self, file: int, content: bytes, offset: int) -> None:

@@ -28,35 +28,37 @@ HEADER = b"content-length:1\n"
 def measure(count: int, queues: int, wildcards: int, window: int, in_a_turn: int) -> tuple[float, float]:
     """Return the seconds of subscribing, and messages per second of processor time."""
     engine = Engine()
-    engine.tick(10**12, 0)
-    engine.start()
+    engine.state.commit_state.tick(10**12, 0)
+    engine.lifespan.start()
     batch = engine.take_batch()
     assert batch is not None
-    engine.on_committed(batch)
-    sender, receiver = engine.connect("sender"), engine.connect("receiver")
+    engine.store_results.on_committed(batch)
+    sender, receiver = engine.commands.connect("sender"), engine.commands.connect("receiver")
     destinations = [parse_address(f"/queue/q.{number}", "sender") for number in range(queues)]
     for destination in destinations:
-        engine.send(sender, Send(destination, SentMessage(4, False, 0, HEADER, b"x")))
+        engine.commands.send(sender, Send(destination, SentMessage(4, False, 0, HEADER, b"x")))
     started = time.perf_counter()
     for number in range(wildcards):
-        engine.subscribe(receiver, Subscribe(f"w{number}", parse_address("/queue/q.*", ""), AckMode.INDIVIDUAL, window))
+        engine.commands.subscribe(
+            receiver, Subscribe(f"w{number}", parse_address("/queue/q.*", ""), AckMode.INDIVIDUAL, window)
+        )
     subscribing = time.perf_counter() - started
     _drain(engine, receiver)
     messages = [SentMessage(number % 10, False, 0, HEADER, b"x") for number in range(count)]
     started = time.process_time()
     for first in range(0, count, in_a_turn):
         for number in range(first, min(first + in_a_turn, count)):
-            engine.send(sender, Send(destinations[number * 7919 % queues], messages[number]))
+            engine.commands.send(sender, Send(destinations[number * 7919 % queues], messages[number]))
         _drain(engine, receiver)
     return subscribing, count / (time.process_time() - started)
 
 
 def _drain(engine: Engine, receiver: ConnectionState) -> None:
-    while deliveries := engine.turn().deliveries:
+    while deliveries := engine.turn.run().deliveries:
         for consumer, entries in deliveries.items():
             for entry in entries:
-                engine.acknowledge(receiver, Ack(consumer.subscription, entry.sequence))
-        engine.on_all_sent(receiver)
+                engine.commands.acknowledge(receiver, Ack(consumer.subscription, entry.sequence))
+        engine.commands.on_all_sent(receiver)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,6 +23,8 @@ from truenext.client.core.client import Client, ConnectOptions
 from truenext.client.core.context import ClientContext as CoreContext
 from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimersResult
+from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.event_log import NoEventLog
 from truenext.errors import ConnectionLost
 from truenext.model.url import Address
 from truenext.server.connection import ServerConnection
@@ -491,7 +493,7 @@ class Simulation:
         self.wires: Iterator[int] = itertools.count(1)
         self.store = MemoryStore()
         recovered = self.store.recover()
-        self.engine = Engine(sequence_limit=recovered.sequence_limit, policies=policies)
+        self.engine = Engine(CommitState(NoEventLog(), sequence_limit=recovered.sequence_limit), policies=policies)
         self._identity = recovered.identity
         self.broker = Broker(
             self.engine,

@@ -16,6 +16,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, PullRequest
 from truenext.engine.state.pages import PageResult
 from truenext.engine.state.queue import Entry
+from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.errors import HistoryError
 from truenext.history import export
@@ -47,21 +48,21 @@ class RecordedEngine:
 
     def __init__(self, *, run: int = 1, first_event: int = 1, attempts_max: int = 2) -> None:
         self.log = EventLog(run=run, first_event=first_event)
-        self.engine = Engine(sequence_limit=1, policies=Policies(Policy(attempts_max=attempts_max)), event_log=self.log)
-        self.engine.tick(1_000_000, 0)
-        self.engine.start()
+        self.engine = Engine(CommitState(self.log), policies=Policies(Policy(attempts_max=attempts_max)))
+        self.engine.state.commit_state.tick(1_000_000, 0)
+        self.engine.lifespan.start()
         self.chunks: list[bytes] = []
         self.commit()
 
     def commit(self) -> None:
-        self.engine.turn()
+        self.engine.turn.run()
         while (batch := self.engine.take_batch()) is not None:
             self.chunks.append(batch.history)
-            self.engine.on_committed(batch)
-            self.engine.turn()
+            self.engine.store_results.on_committed(batch)
+            self.engine.turn.run()
 
     def session(self, name: str = "x") -> ConnectionState:
-        return self.engine.connect(name)
+        return self.engine.commands.connect(name)
 
     def send(self, session: ConnectionState, priority: int = 4, *, persistent: bool = True, **more: Any) -> None:
         group = more.get("group", "")
@@ -69,10 +70,12 @@ class RecordedEngine:
         message = SentMessage(
             priority, persistent, more.get("expires_ms", 0), header, more.get("body", b"body"), group=group
         )
-        self.engine.send(session, Send(more.get("destination", ORDERS), message, more.get("transaction")))
+        self.engine.commands.send(session, Send(more.get("destination", ORDERS), message, more.get("transaction")))
 
     def subscribe(self, session: ConnectionState, mode: AckMode = AckMode.INDIVIDUAL, **more: Any) -> None:
-        self.engine.subscribe(session, Subscribe("s", more.get("destination", ORDERS), mode, more.get("window", 10)))
+        self.engine.commands.subscribe(
+            session, Subscribe("s", more.get("destination", ORDERS), mode, more.get("window", 10))
+        )
 
     def events(self) -> list[dict[str, Any]]:
         self.commit()
@@ -97,7 +100,7 @@ def test_persistent_message_is_recorded_from_acceptance_to_acknowledgement() -> 
     recorded.send(session, 7, body=b"12345")
     recorded.subscribe(session, window=3)
     recorded.commit()
-    recorded.engine.acknowledge(session, Ack("s", 1, None))
+    recorded.engine.commands.acknowledge(session, Ack("s", 1, None))
     events = recorded.events()
     for event in events:
         assert (event.pop("run"), event.pop("at")) == (1, 1_000_000)
@@ -155,7 +158,7 @@ def test_failures_and_the_dead_letter_are_recorded() -> None:
     recorded.subscribe(session)
     for _ in range(2):
         recorded.commit()
-        recorded.engine.nack(session, Nack("s", 1, None))
+        recorded.engine.commands.nack(session, Nack("s", 1, None))
     assert recorded.story() == [
         ("accepted", 1),
         ("dispatched", 1, 1),
@@ -173,13 +176,13 @@ def test_pause_move_and_purge_are_recorded() -> None:
     session = recorded.session()
     recorded.send(session, persistent=False)
     recorded.send(session, persistent=False)
-    recorded.engine.pause("orders")
+    recorded.engine.commands.administering.pause("orders")
     move: BulkRequest = Move("orders", limit=1, to="elsewhere")
     for request in (move, Purge("orders")):
-        read = recorded.engine.bulk_pieces.next_read(request)
+        read = recorded.engine.tasks.bulk_pieces.next_read(request)
         assert read is not None
-        recorded.engine.bulk_pieces.execute(request, read, PageResult([], 0, is_end=True))
-    recorded.engine.resume("orders")
+        recorded.engine.tasks.bulk_pieces.execute(request, read, PageResult([], 0, is_end=True))
+    recorded.engine.commands.administering.resume("orders")
     assert recorded.story() == [
         *(("accepted", 1), ("accepted", 2), ("paused",)),
         *(("moved", 1, 3), ("accepted", 3), ("removed", 2), ("resumed",)),
@@ -194,7 +197,7 @@ def test_messages_held_at_unsubscribe_are_recorded_as_released() -> None:
     recorded.send(session)
     recorded.subscribe(session)
     recorded.commit()
-    recorded.engine.unsubscribe(session, Unsubscribe("s"))
+    recorded.engine.commands.unsubscribe(session, Unsubscribe("s"))
     assert recorded.story()[-3:] == [("returned", 1, 0, "released"), ("returned", 2, 0, "released"), ("unsubscribed",)]
 
 
@@ -206,35 +209,35 @@ def returns(recorded: RecordedEngine) -> list[tuple[Any, ...]]:
 def holding(count: int, attempts_max: int = 9, **policy: Any) -> tuple[RecordedEngine, ConnectionState]:
     """Return an engine with a consumer that holds `count` messages, and a transaction."""
     recorded = RecordedEngine()
-    recorded.engine.change_policies(Policies(Policy(attempts_max=attempts_max, **policy)))
+    recorded.engine.commands.administering.change_policies(Policies(Policy(attempts_max=attempts_max, **policy)))
     session = recorded.session()
     for _ in range(count):
         recorded.send(session)
     recorded.subscribe(session)
     recorded.commit()
-    recorded.engine.begin(session, Begin("t"))
+    recorded.engine.commands.begin(session, Begin("t"))
     return recorded, session
 
 
 def test_nack_is_recorded_as_nacked_also_at_the_commit_of_its_transaction() -> None:
     recorded, session = holding(3)
-    recorded.engine.nack(session, Nack("s", 2))
-    recorded.engine.nack(session, Nack("s", 3, "t"))
+    recorded.engine.commands.nack(session, Nack("s", 2))
+    recorded.engine.commands.nack(session, Nack("s", 3, "t"))
     assert returns(recorded) == [(2, 1, "nacked")]
-    recorded.engine.commit(session, Commit("t"))
+    recorded.engine.commands.commit(session, Commit("t"))
     assert returns(recorded)[1:] == [(3, 1, "nacked")]
 
 
 def test_a_return_has_the_cause_of_its_refusal_and_a_dead_letter_the_last_one() -> None:
     recorded, session = holding(3, attempts_max=2)
-    recorded.engine.nack(session, Nack("s", 1, cause="one"))
-    recorded.engine.nack(session, Nack("s", 2, cause="one"))
-    recorded.engine.nack(session, Nack("s", 3))
-    recorded.engine.turn()
-    recorded.engine.nack(session, Nack("s", 1, "t", cause="forgotten"))
-    recorded.engine.abort(session, Abort("t"))
-    recorded.engine.nack(session, Nack("s", 2, cause="two"))
-    recorded.engine.nack(session, Nack("s", 3))
+    recorded.engine.commands.nack(session, Nack("s", 1, cause="one"))
+    recorded.engine.commands.nack(session, Nack("s", 2, cause="one"))
+    recorded.engine.commands.nack(session, Nack("s", 3))
+    recorded.engine.turn.run()
+    recorded.engine.commands.nack(session, Nack("s", 1, "t", cause="forgotten"))
+    recorded.engine.commands.abort(session, Abort("t"))
+    recorded.engine.commands.nack(session, Nack("s", 2, cause="two"))
+    recorded.engine.commands.nack(session, Nack("s", 3))
     recorded.commit()
     found = [
         (event["kind"], event["sequence"], event.get("cause"))
@@ -249,9 +252,9 @@ def test_a_cause_is_written_once_in_a_chunk_and_again_in_the_next() -> None:
     recorded, session = holding(4)
     cause = "because " * 500
     for sequence in (1, 2, 3):
-        recorded.engine.nack(session, Nack("s", sequence, cause=cause))
+        recorded.engine.commands.nack(session, Nack("s", sequence, cause=cause))
     recorded.commit()
-    recorded.engine.nack(session, Nack("s", 4, cause=cause))
+    recorded.engine.commands.nack(session, Nack("s", 4, cause=cause))
     recorded.commit()
     assert [chunk.count(cause.encode()) for chunk in recorded.chunks if cause.encode() in chunk] == [1, 1]
     assert [event["cause"] for event in recorded.events() if event["kind"] == "returned"] == [cause] * 4
@@ -259,17 +262,17 @@ def test_a_cause_is_written_once_in_a_chunk_and_again_in_the_next() -> None:
 
 def test_abort_is_recorded_as_aborted_for_acknowledged_and_nacked_messages() -> None:
     recorded, session = holding(3)
-    recorded.engine.acknowledge(session, Ack("s", 1, "t"))
-    recorded.engine.nack(session, Nack("s", 2, "t"))
-    recorded.engine.abort(session, Abort("t"))
+    recorded.engine.commands.acknowledge(session, Ack("s", 1, "t"))
+    recorded.engine.commands.nack(session, Nack("s", 2, "t"))
+    recorded.engine.commands.abort(session, Abort("t"))
     assert returns(recorded) == [(1, 1, "aborted"), (2, 1, "aborted")]
 
 
 def test_lost_connection_is_recorded_as_lost_for_counted_attempts_and_as_released_for_the_rest() -> None:
     recorded, session = holding(5)
-    recorded.engine.acknowledge(session, Ack("s", 4, "t"))
-    recorded.engine.nack(session, Nack("s", 5, "t"))
-    recorded.engine.disconnect(session, is_clean=False)
+    recorded.engine.commands.acknowledge(session, Ack("s", 4, "t"))
+    recorded.engine.commands.nack(session, Nack("s", 5, "t"))
+    recorded.engine.commands.disconnect(session, is_clean=False)
     lost = [(4, 1, "lost"), (5, 1, "lost"), (1, 1, "lost")]
     assert returns(recorded) == [*lost, (2, 0, "released"), (3, 0, "released")]
 
@@ -279,20 +282,20 @@ def test_messages_only_acknowledged_in_a_transaction_that_counts_nacks_are_recor
     is_aborted: bool,
 ) -> None:
     recorded, session = holding(2)
-    recorded.engine.begin(session, Begin("u", counts_all=False))
-    recorded.engine.acknowledge(session, Ack("s", 1, "u"))
-    recorded.engine.nack(session, Nack("s", 2, "u"))
+    recorded.engine.commands.begin(session, Begin("u", counts_all=False))
+    recorded.engine.commands.acknowledge(session, Ack("s", 1, "u"))
+    recorded.engine.commands.nack(session, Nack("s", 2, "u"))
     if is_aborted:
-        recorded.engine.abort(session, Abort("u"))
+        recorded.engine.commands.abort(session, Abort("u"))
     else:
-        recorded.engine.disconnect(session, is_clean=False)
+        recorded.engine.commands.disconnect(session, is_clean=False)
     assert returns(recorded) == [(1, 0, "released"), (2, 1, "aborted" if is_aborted else "lost")]
 
 
 def test_disconnect_is_recorded_as_released() -> None:
     recorded, session = holding(3)
-    recorded.engine.acknowledge(session, Ack("s", 3, "t"))
-    recorded.engine.disconnect(session, is_clean=True)
+    recorded.engine.commands.acknowledge(session, Ack("s", 3, "t"))
+    recorded.engine.commands.disconnect(session, is_clean=True)
     assert sorted(returns(recorded)) == [(number, 0, "released") for number in (1, 2, 3)]
 
 
@@ -300,10 +303,10 @@ def test_disconnect_is_recorded_as_released() -> None:
 def test_delayed_retries_are_recorded_with_their_reason_and_again_when_due(while_waiting: WhileWaiting) -> None:
     recorded, session = holding(2, while_waiting=while_waiting, first_delay_ms=1000)
     wait = {WhileWaiting.SKIP: "delayed", WhileWaiting.BLOCK: "blocking"}[while_waiting]
-    recorded.engine.nack(session, Nack("s", 1))
-    recorded.engine.acknowledge(session, Ack("s", 2, "t"))
-    recorded.engine.abort(session, Abort("t"))
-    recorded.engine.tick(3_000_000, 2_000_000)
+    recorded.engine.commands.nack(session, Nack("s", 1))
+    recorded.engine.commands.acknowledge(session, Ack("s", 2, "t"))
+    recorded.engine.commands.abort(session, Abort("t"))
+    recorded.engine.state.commit_state.tick(3_000_000, 2_000_000)
     recorded.commit()
     assert returns(recorded) == [
         (1, 1, f"nacked and {wait}"),
@@ -320,14 +323,14 @@ def test_acknowledgement_in_a_transaction_is_recorded_at_commit_and_never_after_
     recorded.subscribe(session)
     for end in (Abort("t"), Commit("t")):
         recorded.commit()
-        recorded.engine.begin(session, Begin("t"))
-        recorded.engine.acknowledge(session, Ack("s", 1, "t"))
+        recorded.engine.commands.begin(session, Begin("t"))
+        recorded.engine.commands.acknowledge(session, Ack("s", 1, "t"))
         recorded.send(session, transaction="t")
         assert recorded.story()[-1][0] == "dispatched"
         if isinstance(end, Abort):
-            recorded.engine.abort(session, end)
+            recorded.engine.commands.abort(session, end)
         else:
-            recorded.engine.commit(session, end)
+            recorded.engine.commands.commit(session, end)
     assert recorded.story() == [
         ("accepted", 1),
         ("dispatched", 1, 1),
@@ -346,7 +349,7 @@ def test_messages_sent_to_an_auto_consumer_are_recorded_as_acknowledged() -> Non
         recorded.send(session, persistent=persistent)
     recorded.subscribe(session, AckMode.AUTO)
     recorded.commit()
-    recorded.engine.on_all_sent(session)
+    recorded.engine.commands.on_all_sent(session)
     assert recorded.story()[-2:] == [("acknowledged", 1), ("acknowledged", 2)]
 
 
@@ -355,7 +358,7 @@ def test_expired_message_is_recorded() -> None:
     session = recorded.session()
     recorded.send(session, expires_ms=2)
     recorded.subscribe(session)
-    recorded.engine.tick(3_000_000, 0)
+    recorded.engine.state.commit_state.tick(3_000_000, 0)
     recorded.commit()
     assert recorded.story() == [("accepted", 1), ("expired", 1)]
 
@@ -365,14 +368,14 @@ def test_end_of_a_durable_subscription_is_recorded_between_its_events_and_those_
     session = recorded.session()
     news = parse_address("/topic/news", "x")
     durable = Subscribe("s", news, AckMode.INDIVIDUAL, 1, durable_key="me,s")
-    recorded.engine.subscribe(session, durable)
+    recorded.engine.commands.subscribe(session, durable)
     for persistent in (True, True, False):
         recorded.send(session, persistent=persistent, destination=news)
     recorded.commit()
     recorded.send(session, destination=news)
-    recorded.engine.pause("subscription,me,s,news")
-    recorded.engine.unsubscribe(session, Unsubscribe("s", "me,s"))
-    recorded.engine.subscribe(session, durable)
+    recorded.engine.commands.administering.pause("subscription,me,s,news")
+    recorded.engine.commands.unsubscribe(session, Unsubscribe("s", "me,s"))
+    recorded.engine.commands.subscribe(session, durable)
     recorded.send(session, destination=news)
     events = [event for event in recorded.events() if "queue" in event]
     assert {event["queue"] for event in events} == {"subscription,me,s,news"}
@@ -398,14 +401,14 @@ def test_end_of_a_durable_subscription_is_recorded_between_its_events_and_those_
 
 def test_start_counts_messages_of_ended_subscriptions_with_those_of_the_next_of_their_name() -> None:
     event_log = EventLog(run=2, first_event=10)
-    engine = Engine(sequence_limit=1, event_log=event_log)
-    engine.tick(1_000_000, 0)
+    engine = Engine(CommitState(event_log))
+    engine.state.commit_state.tick(1_000_000, 0)
     names = ["subscription,me,s,news", *["ended,subscription,me,s,news"] * 2, "ended,subscription,me,t,news"]
     # What was on disk of a subscription that ended with its connection is nobody's business.
     names.append("ended,/x,77")
     for number, name in enumerate(names, 1):
-        engine.restore_lane(engine.restore_queue(number, name), 4, 10**number)
-    engine.start()
+        engine.lifespan.restore_lane(engine.lifespan.restore_queue(number, name), 4, 10**number)
+    engine.lifespan.start()
     events = list(read(event_log.close_chunk()))
     assert [(event["kind"], event.get("queue"), event.get("count")) for event in events] == [
         ("run-started", None, None),
@@ -419,11 +422,11 @@ def test_end_of_a_subscription_that_ends_with_its_connection_is_not_recorded() -
     session = recorded.session()
     news = parse_address("/topic/news", "x")
     for subscription in ("s", "t"):
-        recorded.engine.subscribe(session, Subscribe(subscription, news, AckMode.INDIVIDUAL, 1))
+        recorded.engine.commands.subscribe(session, Subscribe(subscription, news, AckMode.INDIVIDUAL, 1))
     recorded.send(session, destination=news)
     recorded.commit()
-    recorded.engine.unsubscribe(session, Unsubscribe("s"))
-    recorded.engine.disconnect(session, is_clean=True)
+    recorded.engine.commands.unsubscribe(session, Unsubscribe("s"))
+    recorded.engine.commands.disconnect(session, is_clean=True)
     assert {event["kind"] for event in recorded.events()} == {"run-started", "committed"}
 
 
@@ -443,7 +446,7 @@ def test_started_events_name_their_consumer_for_single_and_for_several_messages(
     recorded.commit()
     first, *others = consumer.held.values()
     recorded.log.started(first, consumer)
-    recorded.engine.acknowledge(consumer.session, Ack("s", first.sequence))
+    recorded.engine.commands.acknowledge(consumer.session, Ack("s", first.sequence))
     for entry in others:
         recorded.log.started(entry, consumer)
     last = [event for event in recorded.events() if event["kind"] in ("started", "acknowledged")]
@@ -520,7 +523,7 @@ def test_suspended_wildcard_consumer_is_recorded_with_window_0_when_a_queue_is_c
     session = recorded.session()
     session.is_truenext_client = True
     recorded.subscribe(session, destination=parse_address("/queue/>", ""))
-    recorded.engine.release(session, Release(["s"], [], suspends=True))
+    recorded.engine.commands.release(session, Release(["s"], [], suspends=True))
     recorded.send(session)
     subscribed = [event for event in recorded.events() if event["kind"] == "subscribed"]
     assert [(event["queue"], event["window"]) for event in subscribed] == [("orders", 0)]
@@ -564,7 +567,7 @@ def test_temporary_queues_are_not_recorded() -> None:
     recorded.log.started(held, consumer)
     recorded.log.window_changed(consumer, consumer.queue, 0)
     recorded.log.pull_requested(consumer, consumer.queue, 1)
-    recorded.engine.acknowledge(session, Ack("s", 1, None))
+    recorded.engine.commands.acknowledge(session, Ack("s", 1, None))
     assert {event["kind"] for event in recorded.events()} == {"run-started", "committed"}
 
 
@@ -573,7 +576,7 @@ def test_history_alone_makes_no_further_batches() -> None:
     recorded.send(recorded.session(), persistent=False)
     recorded.commit()
     recorded.commit()
-    assert not recorded.engine.commit_state.has_batch
+    assert not recorded.engine.state.commit_state.has_batch
 
 
 def test_a_chunk_says_whether_it_came_with_a_batch_of_the_store() -> None:
@@ -582,12 +585,12 @@ def test_a_chunk_says_whether_it_came_with_a_batch_of_the_store() -> None:
     session = recorded.session()
     for persistent in (True, False):
         recorded.send(session, persistent=persistent)
-        recorded.engine.turn()
+        recorded.engine.turn.run()
         batch = recorded.engine.take_batch()
         assert batch is not None
         assert batch.is_empty() is not persistent
         assert is_of_batch(batch.history) is persistent
-        recorded.engine.on_committed(batch)
+        recorded.engine.store_results.on_committed(batch)
         recorded.commit()
 
 
@@ -638,26 +641,26 @@ def busy(
             case 2:
                 recorded.commit()
             case 3 if held and session.consumers["s"].mode is not AckMode.AUTO:
-                recorded.engine.acknowledge(session, Ack("s", rng.choice(held), None))
+                recorded.engine.commands.acknowledge(session, Ack("s", rng.choice(held), None))
             case 4 if held and session.consumers["s"].mode is not AckMode.AUTO:
                 cause = rng.choice(["", "", "one", "\u00fc\n", "x" * 400])
-                recorded.engine.nack(session, Nack("s", rng.choice(held), None, cause=cause))
+                recorded.engine.commands.nack(session, Nack("s", rng.choice(held), None, cause=cause))
             case 5:
-                recorded.engine.on_all_sent(session)
+                recorded.engine.commands.on_all_sent(session)
             case 6:
-                recorded.engine.turn()
+                recorded.engine.turn.run()
             case 7 if rng.random() < 0.3:
-                recorded.engine.pause("orders")
+                recorded.engine.commands.administering.pause("orders")
             case 7:
-                recorded.engine.resume("orders")
+                recorded.engine.commands.administering.resume("orders")
             case 8 if held and session.consumers["s"].mode is not AckMode.AUTO:
-                recorded.engine.begin(session, Begin("t"))
-                recorded.engine.acknowledge(session, Ack("s", rng.choice(held), "t"))
-                recorded.engine.abort(session, Abort("t"))
+                recorded.engine.commands.begin(session, Begin("t"))
+                recorded.engine.commands.acknowledge(session, Ack("s", rng.choice(held), "t"))
+                recorded.engine.commands.abort(session, Abort("t"))
             case 9 if rng.random() < 0.3:
-                recorded.engine.disconnect(session, is_clean=rng.random() < 0.5)
+                recorded.engine.commands.disconnect(session, is_clean=rng.random() < 0.5)
                 sessions[number] = joined(number)
-        recorded.engine.tick(1_000_000 + rng.randrange(10**6), 0)
+        recorded.engine.state.commit_state.tick(1_000_000 + rng.randrange(10**6), 0)
     recorded.commit()
     return recorded
 

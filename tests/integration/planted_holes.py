@@ -183,7 +183,7 @@ def existence_of_a_durable_subscription_is_looked_at_before_the_client_id(patch:
 
     def faulty(users: UserSessions, session: Any, browse: Browse) -> None:
         if browse.destination.kind is DestinationKind.DURABLE:
-            users._engine.require_durable(browse.destination.name)
+            users._engine.queues.require_durable(browse.destination.name)
             access._require_client_id(users._users[session].user, browse.destination.name)
         allowed(users, session, browse)
 

@@ -139,7 +139,7 @@ def test_a_clock_that_is_set_forwards_expires_and_one_that_is_set_back_brings_no
                 client.send("q", b"in a year", headers=expiring_in(365 * 24 * 3600 * 1000), confirmed=True)
 
             await asyncio.to_thread(send)
-            queue = next(iter(listener._broker._engine.queues()))
+            queue = next(iter(listener._broker._engine.queues.by_name.values()))
             assert queue.waiting_count() == 2
             offset_ms = 25 * 3600 * 1000
             deadline = time.monotonic() + PATIENCE_SECONDS

@@ -333,26 +333,28 @@ def write(engine: Engine, store: Store) -> None:
     batch = engine.take_batch()
     assert batch is not None
     store.apply(batch)
-    engine.on_committed(batch)
+    engine.store_results.on_committed(batch)
 
 
 def fill_as_before(data: Path, *fields: str) -> None:
     """Make the data folder of an old broker, which allowed `?` in all names."""
     store = EmbeddedStore(data)
     engine, _ = recover(store, Policies())
-    engine.commit_state.now_ms = 1_000_000
-    engine.start()
+    engine.state.commit_state.now_ms = 1_000_000
+    engine.lifespan.start()
     write(engine, store)
-    sender = engine.connect("sender")
+    sender = engine.commands.connect("sender")
     for body in fields:
         message = SentMessage(4, True, 0, b"content-length:%d\n" % len(body), body.encode())
-        engine.send(sender, Send(Destination(DestinationKind.QUEUE, OLD), message))
+        engine.commands.send(sender, Send(Destination(DestinationKind.QUEUE, OLD), message))
     for address in (Destination(DestinationKind.QUEUE, OLD), Destination(DestinationKind.TOPIC, OLD)):
         message = SentMessage(4, True, 0, b"content-length:5\n", b"later")
-        engine.send(sender, Send(address, message, schedule=Schedule(delay_ms=1000, period_ms=0, repeat=0, cron="")))
+        engine.commands.send(
+            sender, Send(address, message, schedule=Schedule(delay_ms=1000, period_ms=0, repeat=0, cron=""))
+        )
     write(engine, store)
-    engine.stop()
-    for batch in engine.final_batches():
+    engine.commands.connecting.stop()
+    for batch in engine.lifespan.final_batches():
         store.apply(batch)
     store.close()
 

@@ -63,8 +63,8 @@ def use(port: int, names: range) -> None:
 
 async def until_removed(engine: Engine) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while any(not queue.is_temporary for queue in engine.queues()):
-        assert time.monotonic() < deadline, f"{len(list(engine.queues()))} queues stay"
+    while any(not queue.is_temporary for queue in engine.queues.by_name.values()):
+        assert time.monotonic() < deadline, f"{len(list(engine.queues.by_name.values()))} queues stay"
         await asyncio.sleep(0.05)
 
 
@@ -83,7 +83,7 @@ def test_queues_used_once_leave_no_memory_or_disk_taken_and_the_history_distingu
                     await asyncio.to_thread(use, port_of(listener), range(first, first + NAMES))
                     ahead.ahead_us += 70_000_000
                     await until_removed(engine)
-                    memory = engine.memory
+                    memory = engine.state.memory
                     assert (memory.queue_bytes, memory.deque_bytes, memory.message_bytes) == (0, 0, 0)
                     assert targets.numbered(engine) == {}
 

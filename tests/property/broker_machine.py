@@ -64,11 +64,12 @@ from truenext.engine.selecting.groups import GroupScanCursor
 from truenext.engine.selecting.scan import QueueScan
 from truenext.engine.state.causes import causes_from_store, causes_size
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
-from truenext.engine.state.memory import size_of
+from truenext.engine.state.memory import MemoryBudget, size_of
 from truenext.engine.state.pages import PageMessage, PageResult
 from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue
 from truenext.engine.state.wildcard import Wildcard
-from truenext.engine.writing.event_log import EventLog
+from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.errors import NoSpaceError, RemoteProtocolError, StoreError
 from truenext.model.answers import Receipt
 from truenext.model.batch import Causes
@@ -612,15 +613,17 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _start_run(self, recovered: Recovered) -> None:
         """Start the engine as broker/recovery.py and Broker.start do."""
-        note(f"engine = Engine(..., memory_limit={self.memory_limit}, {self.policy})  # from {recovered}")
+        note(f"engine = Engine(..., memory=MemoryBudget({self.memory_limit}), {self.policy})  # from {recovered}")
         self.engine = Engine(
-            sequence_limit=recovered.sequence_limit,
-            redelivered_below=recovered.redelivered_below if recovered.clean_stop else recovered.sequence_limit,
-            memory_limit=self.memory_limit,
+            CommitState(
+                # What it is told of it may ask for when nobody expects it; without one numbers are free sooner. Half of
+                # the examples have one.
+                EventLog() if self.policy.attempts_max > 1 else NoEventLog(),
+                sequence_limit=recovered.sequence_limit,
+                redelivered_below=recovered.redelivered_below if recovered.clean_stop else recovered.sequence_limit,
+            ),
+            memory=MemoryBudget(self.memory_limit),
             policies=Policies(self.policy),
-            # What it is told of it may ask for when nobody expects it; without one numbers are free sooner. Half of the
-            # examples have one.
-            event_log=EventLog() if self.policy.attempts_max > 1 else None,
         )
         targets.hear_of_due(self.engine, self._becomes_a_message)
         if self.policy.attempts_max > 1:
@@ -630,23 +633,23 @@ class BrokerMachine(RuleBasedStateMachine):
         self.redriving = self.piece = self.cancelling = None
         self.boot_us = self.oracle.steady_ms * 1000 - 7
         self._tick()
-        queues = {number: self.engine.restore_queue(number, name) for number, name in recovered.queues.items()}
+        queues = {number: self.engine.lifespan.restore_queue(number, name) for number, name in recovered.queues.items()}
         for number in recovered.paused:
-            self.engine.restore_pause(queues[number])
-        self.engine.restore_producers(recovered.producers.items())
+            self.engine.lifespan.restore_pause(queues[number])
+        self.engine.state.producers.restore(recovered.producers.items())
         for lane, count in recovered.counts.items():
             number, rank = split_lane_key(lane)
-            self.engine.restore_lane(queues[number], rank, count)
+            self.engine.lifespan.restore_lane(queues[number], rank, count)
         self.oracle.may_evict |= min(self.memory_limit, self.policy.memory_limit) < NO_LIMIT
         self.oracle.sockets_max = max(self.memory_limit // 4, SOCKETS_BYTES_MIN)
         self.sessions = {}
         self.browses = []
-        self.engine.start()
+        self.engine.lifespan.start()
         batch = self.engine.take_batch()
         assert batch is not None
         self.disk.submit(batch)
         self.disk.done()
-        self.engine.on_committed(batch)
+        self.engine.store_results.on_committed(batch)
         self.committed = batch.number
 
     @rule(
@@ -714,7 +717,10 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _audit(self) -> None:
         self._report_due()
-        if self.oracle.attempt_counted_in == self.oracle.gathering and not self.engine.commit_state.is_batch_awaited:
+        if (
+            self.oracle.attempt_counted_in == self.oracle.gathering
+            and not self.engine.state.commit_state.is_batch_awaited
+        ):
             raise Disagreement("the batch with an attempt is not written at once")
         if wrong := miscounted(self.engine, self.sessions.values()):
             raise Disagreement(f"memory is counted wrong: {wrong}")
@@ -726,7 +732,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """Return the actions that are possible now, each as often as its weight says."""
         letters = self.oracle.letters
         is_under_way = self.redriving is not None or self.piece is not None or self.cancelling is not None
-        can_do_bulk = self.engine.bulk_pieces.can_execute and not is_under_way
+        can_do_bulk = self.engine.tasks.bulk_pieces.can_execute and not is_under_way
         is_impossible = {
             "connect": len(self.sessions) >= PEERS_MAX,
             "subscribe": not self.sessions or len(self.oracle.readers) >= READERS_MAX,
@@ -809,12 +815,12 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def connect(self, is_truenext_client: bool) -> None:
         name = self._fresh("s")
-        note(f'{name} = engine.connect("{name}")')
+        note(f'{name} = engine.commands.connect("{name}")')
         login = Login(number=1 if is_truenext_client else 0)
         peer = self.oracle.connect(name, is_truenext_client=is_truenext_client)
-        self.sessions[peer] = self.engine.connect(name)
-        note(f"engine.log_in({name}, {login})")
-        self.engine.log_in(self.sessions[peer], login)
+        self.sessions[peer] = self.engine.commands.connect(name)
+        note(f"engine.commands.log_in({name}, {login})")
+        self.engine.commands.log_in(self.sessions[peer], login)
 
     def subscribe(
         self,
@@ -858,7 +864,7 @@ class BrokerMachine(RuleBasedStateMachine):
             "is_pulling": is_pulling,
         }
         note(
-            f'engine.subscribe({peer.name}, Subscribe("{name}", {queue}, {mode}, {window}, '
+            f'engine.commands.subscribe({peer.name}, Subscribe("{name}", {queue}, {mode}, {window}, '
             f"selector={selector!r}, **{extras}))"
         )
         spelling = selector
@@ -866,7 +872,7 @@ class BrokerMachine(RuleBasedStateMachine):
             spelling = SPELLINGS[len(self.names) % len(SPELLINGS)](selector)
         compiled = None if spelling is None else truenext.model.selector.compile_selector(spelling)
         key = f"c,{durable}" if durable else ""
-        self.engine.subscribe(
+        self.engine.commands.subscribe(
             session, Subscribe(name, destination, mode, window, selector=compiled, **extras, durable_key=key)
         )
         reader = self.oracle.subscribe(peer, name, queue, mode, window, selector=selector, spelling=spelling, **extras)
@@ -878,8 +884,8 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def unsubscribe(self, which: int) -> None:
         reader = _one_of(self.oracle.readers, which)
-        note(f'engine.unsubscribe({reader.peer.name}, Unsubscribe("{reader.subscription}"))')
-        self.engine.unsubscribe(self.sessions[reader.peer], Unsubscribe(reader.subscription))
+        note(f'engine.commands.unsubscribe({reader.peer.name}, Unsubscribe("{reader.subscription}"))')
+        self.engine.commands.unsubscribe(self.sessions[reader.peer], Unsubscribe(reader.subscription))
         self.oracle.unsubscribe(reader)
 
     def end_durable(self, peer_index: int, name: str) -> None:
@@ -892,8 +898,8 @@ class BrokerMachine(RuleBasedStateMachine):
         for reader in self.oracle.readers:
             if reader.queue == durable.queue:
                 peer, session, subscription = reader.peer, self.sessions[reader.peer], reader.subscription
-        note(f'engine.unsubscribe({peer.name}, Unsubscribe("{subscription}", "c,{name}"))')
-        self.engine.unsubscribe(session, Unsubscribe(subscription, f"c,{name}"))
+        note(f'engine.commands.unsubscribe({peer.name}, Unsubscribe("{subscription}", "c,{name}"))')
+        self.engine.commands.unsubscribe(session, Unsubscribe(subscription, f"c,{name}"))
         self.oracle.end_durable(peer, name)
         self.request_receipt(list(self.sessions).index(peer))
 
@@ -911,11 +917,12 @@ class BrokerMachine(RuleBasedStateMachine):
         peer, session = self._peer(peer_index)
         for reader in [reader for reader in self.oracle.readers if reader.peer is peer]:
             if reader.mode is AckMode.AUTO and sent_count:
-                note(f'engine.acknowledge_sent({peer.name}.consumers["{reader.subscription}"], {sent_count})')
-                self.engine.acknowledge_sent(session.consumers[reader.subscription], sent_count)
+                name = f'{peer.name}.consumers["{reader.subscription}"]'
+                note(f"engine.commands.acknowledging.acknowledge_first({name}, {sent_count})")
+                self.engine.commands.acknowledging.acknowledge_first(session.consumers[reader.subscription], sent_count)
                 self.oracle.sent_before_loss(reader, sent_count)
-        note(f"engine.disconnect({peer.name}, is_clean={is_clean}, is_requested={is_requested})")
-        self.engine.disconnect(session, is_clean=is_clean, is_requested=is_requested)
+        note(f"engine.commands.disconnect({peer.name}, is_clean={is_clean}, is_requested={is_requested})")
+        self.engine.commands.disconnect(session, is_clean=is_clean, is_requested=is_requested)
         self.oracle.disconnect(peer, is_clean, is_by_frame=is_requested)
         self.browses = [browse for browse in self.browses if browse.peer is not peer]
         del self.sessions[peer]
@@ -924,8 +931,8 @@ class BrokerMachine(RuleBasedStateMachine):
         """The socket of a connection ends; it is taken over or lost at some later time."""
         peer = _one_of(self._truenext_clients(), peer_index)
         session = self.sessions[peer]
-        note(f"engine.park({peer.name})")
-        self.engine.park(session)
+        note(f"engine.commands.connecting.park({peer.name})")
+        self.engine.commands.connecting.park(session)
         self.oracle.park(peer)
         self.browses = [browse for browse in self.browses if browse.peer is not peer]
 
@@ -944,9 +951,9 @@ class BrokerMachine(RuleBasedStateMachine):
     def browse(self, peer_index: int, queue: str, selector: str) -> None:
         peer, session = self._peer(peer_index)
         name = self._fresh("l")
-        note(f'engine.browse({peer.name}, Browse("{name}", /queue/{queue}, {selector!r}))')
+        note(f'engine.commands.browse({peer.name}, Browse("{name}", /queue/{queue}, {selector!r}))')
         compiled = None if selector == "TRUE" else truenext.model.selector.compile_selector(selector)
-        self.engine.browse(session, Browse(name, parse_address(f"/queue/{queue}", session.id), compiled))
+        self.engine.commands.browse(session, Browse(name, parse_address(f"/queue/{queue}", session.id), compiled))
         self.browses.append(self.oracle.browse(peer, name, queue, SELECTORS[selector]))
 
     def browse_at_once(self, peer_index: int, queue: str, selector: str) -> None:
@@ -981,16 +988,16 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def end_browse(self, which: int) -> None:
         browse = _one_of(self.browses, which)
-        note(f'engine.unsubscribe({browse.peer.name}, Unsubscribe("{browse.subscription}"))')
-        self.engine.unsubscribe(self.sessions[browse.peer], Unsubscribe(browse.subscription))
+        note(f'engine.commands.unsubscribe({browse.peer.name}, Unsubscribe("{browse.subscription}"))')
+        self.engine.commands.unsubscribe(self.sessions[browse.peer], Unsubscribe(browse.subscription))
         self.oracle.end_browse(browse)
         self.browses.remove(browse)
 
     def request_receipt(self, peer_index: int) -> None:
         peer, session = self._peer(peer_index)
         receipt = self._fresh("r")
-        note(f'engine.answer({peer.name}, Receipt("{receipt}"))')
-        self.engine.answer(session, Receipt(receipt))
+        note(f'engine.state.commit_state.answer({peer.name}, Receipt("{receipt}"))')
+        self.engine.state.commit_state.answer(session, Receipt(receipt))
         self.oracle.request_receipt(peer, receipt)
 
     # Sending ----------------------------------------------------------------------------------------------------------
@@ -1009,8 +1016,8 @@ class BrokerMachine(RuleBasedStateMachine):
         peer, session = self._peer(peer_index)
         for _ in range(count):
             parcel = self._parcel(priority, persistent, expires_in, is_big)
-            note(f"engine.send({peer.name}, Send({queue}, {parcel}))")
-            self.engine.send(session, _send(parse_address(_address(queue), session.id), parcel))
+            note(f"engine.commands.send({peer.name}, Send({queue}, {parcel}))")
+            self.engine.commands.send(session, _send(parse_address(_address(queue), session.id), parcel))
             self.oracle.send(peer, queue, parcel)
         if has_receipt:
             self.request_receipt(peer_index)
@@ -1043,13 +1050,13 @@ class BrokerMachine(RuleBasedStateMachine):
         peer, session = self._peer(peer_index)
         parcel = self._parcel(priority, persistent, None, False)
         numbered = self._numbered(producer, Frame.SEND, number)
-        note(f"engine.send({peer.name}, Send({queue}, {parcel}, None, {numbered}))")
+        note(f"engine.commands.send({peer.name}, Send({queue}, {parcel}, None, {numbered}))")
         send = _send(parse_address(_address(queue), session.id), parcel, None, producer, number)
         send.is_gapless = numbered.declares_gapless
         if self._must_be_refused(numbered):
-            self._expect_refusal(peer_index, lambda: self.engine.send(session, send))
+            self._expect_refusal(peer_index, lambda: self.engine.commands.send(session, send))
             return False
-        self.engine.send(session, send)
+        self.engine.commands.send(session, send)
         _check_repeat(send, self.oracle.send_numbered(peer, queue, parcel, numbered))
         self._later()
         return True
@@ -1082,14 +1089,14 @@ class BrokerMachine(RuleBasedStateMachine):
         known = self.oracle.producers.remembered().get(name)
         highest = 0 if known is None else known.highest(Frame.COMMIT)
         commit = None if number is None else max(1, highest + number)
-        note(f'engine.query_producer("{name}", {commit}, resolves={resolves})')
-        answer = self.engine.query_producer(name, commit, resolves=resolves)
+        note(f'engine.state.producers.query("{name}", {commit}, resolves={resolves})')
+        answer = self.engine.state.producers.query(name, commit, resolves=resolves)
         outcome, batch = self.oracle.query_producer(name, commit, resolves=resolves)
         actual = answer.outcome and answer.outcome.value
         if actual != outcome:
             raise Disagreement(f"COMMIT {commit} of {name} is said to be {actual!r}, not {outcome!r}")
         # The engine's batches begin with 1 in each run.
-        waits_for = answer.batch and answer.batch + self.oracle.gathering - self.engine.commit_state.batch.number
+        waits_for = answer.batch and answer.batch + self.oracle.gathering - self.engine.state.commit_state.batch.number
         if not batch <= max(waits_for, self.oracle.durable) <= self.oracle.gathering:
             raise Disagreement(f"the answer about {name} waits for batch {waits_for}, not {batch}")
         shown, expected = answer.producer, self.oracle.producers.remembered().get(name)
@@ -1105,8 +1112,8 @@ class BrokerMachine(RuleBasedStateMachine):
     def forget_producers(self, peer_index: int, producers: list[str]) -> None:
         peer, session = self._peer(peer_index)
         names = list(map(self._called, producers))
-        note(f"engine.forget_producers({peer.name}, {names})")
-        self.engine.forget_producers(session, names)
+        note(f"engine.state.producers.forget({peer.name}, {names})")
+        self.engine.state.producers.forget(session, names)
         self.oracle.forget_producers(peer, names)
         self.request_receipt(peer_index)
 
@@ -1139,8 +1146,8 @@ class BrokerMachine(RuleBasedStateMachine):
         if starts_next and transaction is None and others:
             ack.started = self._started(others[0])
             self.oracle.mark_started(others[0])
-        note(f"engine.acknowledge({reader.peer.name}, {ack})")
-        self.engine.acknowledge(session, ack)
+        note(f"engine.commands.acknowledge({reader.peer.name}, {ack})")
+        self.engine.commands.acknowledge(session, ack)
         self.oracle.acknowledge(reader.peer, letter, transaction)
         if has_receipt:
             self.request_receipt(list(self.sessions).index(reader.peer))
@@ -1186,8 +1193,8 @@ class BrokerMachine(RuleBasedStateMachine):
         reader, session, subscription, transaction = self._answer_arguments(letter, in_transaction, names_subscription)
         dispatch, sequence = self._dispatch_of(letter), self.oracle.sequences[letter]
         nack = Nack(subscription, sequence, transaction, delay, is_rejected, dispatch, cause)
-        note(f"engine.nack({reader.peer.name}, {nack})")
-        self.engine.nack(session, nack)
+        note(f"engine.commands.nack({reader.peer.name}, {nack})")
+        self.engine.commands.nack(session, nack)
         self.oracle.nack(reader.peer, letter, transaction, NackOptions(delay, is_rejected, cause))
 
     def nack_acknowledged(self, which: int, delay: int | None, is_rejected: bool, cause: str = "") -> None:
@@ -1197,8 +1204,8 @@ class BrokerMachine(RuleBasedStateMachine):
         assert reader is not None and work is not None
         sequence = self.oracle.sequences[letter]
         nack = Nack(reader.subscription, sequence, work.name, delay, is_rejected, self._dispatch_of(letter), cause)
-        note(f"engine.nack({reader.peer.name}, {nack})")
-        self.engine.nack(self.sessions[reader.peer], nack)
+        note(f"engine.commands.nack({reader.peer.name}, {nack})")
+        self.engine.commands.nack(self.sessions[reader.peer], nack)
         self.oracle.nack_acknowledged(letter, NackOptions(delay, is_rejected, cause))
 
     @staticmethod
@@ -1223,8 +1230,8 @@ class BrokerMachine(RuleBasedStateMachine):
         letter = _one_of(self._beginnable(), which)
         assert letter.holder is not None
         peer, started = letter.holder.peer, self._started(letter)
-        note(f"engine.mark_started({peer.name}, {started})")
-        self.engine.mark_started(self.sessions[peer], started)
+        note(f"engine.commands.mark_started({peer.name}, {started})")
+        self.engine.commands.mark_started(self.sessions[peer], started)
         self.oracle.mark_started(letter)
 
     def _started(self, letter: Letter) -> Started:
@@ -1249,8 +1256,8 @@ class BrokerMachine(RuleBasedStateMachine):
         transaction = _one_of(transactions, self.serial) if aborts and transactions else None
         request = Release([each.subscription for each in readers], names, suspends, transaction, counts_all)
         windows = self._windows()
-        note(f"engine.release({peer.name}, {request})")
-        self.engine.release(self.sessions[peer], request)
+        note(f"engine.commands.release({peer.name}, {request})")
+        self.engine.commands.release(self.sessions[peer], request)
         self.oracle.release(peer, readers, names, suspends=suspends, transaction=transaction, counts_all=counts_all)
         if self._windows() != windows:
             raise Disagreement(f"automatic windows have learnt from it: {windows} became {self._windows()}")
@@ -1277,8 +1284,8 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def wake(self, which: int) -> None:
         reader = _one_of(self._wakeable(), which)
-        note(f'engine.wake({reader.peer.name}, Wake("{reader.subscription}"))')
-        self.engine.wake(self.sessions[reader.peer], Wake(reader.subscription))
+        note(f'engine.commands.wake({reader.peer.name}, Wake("{reader.subscription}"))')
+        self.engine.commands.wake(self.sessions[reader.peer], Wake(reader.subscription))
         self.oracle.wake(reader)
 
     def pull(self, which: int, messages: int, waits: bool, has_correlation: bool) -> None:
@@ -1287,8 +1294,8 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _pull(self, reader: Reader, messages: int, waits: bool, correlation: str | None) -> None:
         credit = Credit(reader.subscription, messages, waits, correlation)
-        note(f"engine.pull({reader.peer.name}, {credit})")
-        withdrawn = self.engine.pull(self.sessions[reader.peer], credit)
+        note(f"engine.commands.pull({reader.peer.name}, {credit})")
+        withdrawn = self.engine.commands.pull(self.sessions[reader.peer], credit)
         answer = None if withdrawn is None else Ended(withdrawn.unused, withdrawn.correlation)
         if not messages:
             self.oracle.withdraw(reader, correlation, answer)
@@ -1330,7 +1337,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _mark_rollback_only(self, peer: Peer, transaction: str) -> None:
         note(f'engine.doom({peer.name}, "{transaction}")')
-        self.engine.mark_rollback_only(self.sessions[peer], transaction)
+        self.engine.commands.transactions.mark_rollback_only(self.sessions[peer], transaction)
         self.oracle.mark_rollback_only(peer, transaction)
 
     # What is refused --------------------------------------------------------------------------------------------------
@@ -1377,20 +1384,20 @@ class BrokerMachine(RuleBasedStateMachine):
                 if readers and released:
                     letter, reader = _one_of(released, which), _one_of(readers, which)
                     ack = Ack(reader.subscription, sequences[letter], transaction, letter.deliveries)
-                    return engine.acknowledge, ack, transaction
+                    return engine.commands.acknowledge, ack, transaction
             case "acknowledges an earlier dispatch" | "nacks an earlier dispatch" if again:
                 letter = _one_of(again, which)
                 assert letter.holder is not None
                 arguments = (letter.holder.subscription, sequences[letter], transaction)
                 earlier = letter.deliveries - 1
                 if what == "acknowledges an earlier dispatch":
-                    return engine.acknowledge, Ack(*arguments, dispatch=earlier), transaction
-                return engine.nack, Nack(*arguments, dispatch=earlier), transaction
+                    return engine.commands.acknowledge, Ack(*arguments, dispatch=earlier), transaction
+                return engine.commands.nack, Nack(*arguments, dispatch=earlier), transaction
             case "begins an earlier dispatch" if again:
                 letter = _one_of(again, which)
                 assert letter.holder is not None
                 return (
-                    engine.mark_started,
+                    engine.commands.mark_started,
                     Started(letter.holder.subscription, sequences[letter], letter.deliveries - 1),
                     None,
                 )
@@ -1399,7 +1406,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 assert letter.holder is not None
                 next_one = Started(letter.holder.subscription, sequences[letter] + 1000, 1)
                 ack = Ack(letter.holder.subscription, sequences[letter], started=next_one)
-                return engine.acknowledge, ack, None
+                return engine.commands.acknowledge, ack, None
             case "begins what it does not hold" if readers:
                 others = [
                     each for each in sequences if each.holder not in readers or each.acknowledged_by or each.nacked_by
@@ -1407,14 +1414,18 @@ class BrokerMachine(RuleBasedStateMachine):
                 if others:
                     letter, reader = _one_of(others, which), _one_of(readers, which)
                     reader = letter.holder if letter.holder in readers else reader
-                    return engine.mark_started, Started(reader.subscription, sequences[letter], letter.deliveries), None
+                    return (
+                        engine.commands.mark_started,
+                        Started(reader.subscription, sequences[letter], letter.deliveries),
+                        None,
+                    )
             case "begins what it took without a word":
                 received = [each for reader in auto for each in self.oracle.unacknowledged(reader)]
                 if received:
                     letter = _one_of(received, which)
                     assert letter.holder is not None
                     return (
-                        engine.mark_started,
+                        engine.commands.mark_started,
                         Started(letter.holder.subscription, sequences[letter], letter.deliveries),
                         None,
                     )
@@ -1428,57 +1439,57 @@ class BrokerMachine(RuleBasedStateMachine):
                     transaction = None if transaction == (work and work.name) else transaction
                     arguments = (letter.holder.subscription, sequences[letter], transaction)
                     if which % 2:
-                        return engine.acknowledge, Ack(*arguments), transaction
-                    return engine.nack, Nack(*arguments), transaction
+                        return engine.commands.acknowledge, Ack(*arguments), transaction
+                    return engine.commands.nack, Nack(*arguments), transaction
             case "asks for too much" if pulling:
                 reader = _one_of(pulling, which)
                 too_many = REQUESTED_MAX + 1 - reader.requested
-                return engine.pull, Credit(reader.subscription, too_many), None
+                return engine.commands.pull, Credit(reader.subscription, too_many), None
             case "asks though it does not pull":
                 not_pulling = [each for each in readers if not each.is_pulling]
                 if not_pulling:
-                    return engine.pull, Credit(_one_of(not_pulling, which).subscription, which % 2), None
+                    return engine.commands.pull, Credit(_one_of(not_pulling, which).subscription, which % 2), None
             case "asks for nobody":
-                return engine.pull, Credit("nobody", which % 2), None
+                return engine.commands.pull, Credit("nobody", which % 2), None
             case "wakes nobody":
-                return engine.wake, Wake("nobody"), None
+                return engine.commands.wake, Wake("nobody"), None
             case "gives back of nobody" if peer.is_truenext_client:
-                return engine.release, Release([*named, "nobody"], [], True, transaction), transaction
+                return engine.commands.release, Release([*named, "nobody"], [], True, transaction), transaction
             case "gives back what it took without a word" if auto and peer.is_truenext_client:
                 names = [*named, _one_of(auto, which).subscription]
-                return engine.release, Release(names, [], True, transaction), transaction
+                return engine.commands.release, Release(names, [], True, transaction), transaction
             case "gives back what it is shown" if peer.is_truenext_client:
                 browses = [each.subscription for each in self.browses if each.peer is peer]
                 if browses:
-                    return engine.release, Release([*named, *browses], [], True, transaction), transaction
+                    return engine.commands.release, Release([*named, *browses], [], True, transaction), transaction
             case "gives back and aborts nothing" if peer.is_truenext_client:
-                return engine.release, Release(named, [], True, "gone"), "gone"
+                return engine.commands.release, Release(named, [], True, "gone"), "gone"
             case "gives back without being a truenext client" if not peer.is_truenext_client:
-                return engine.release, Release(named, []), None
+                return engine.commands.release, Release(named, []), None
             case "sends when its transaction is doomed" if works:
                 send = Send(
                     parse_address("/queue/a", session.id), _message(self._parcel(4, True, None, False)), works[0].name
                 )
-                return engine.send, send, works[0].name
+                return engine.commands.send, send, works[0].name
             case "acknowledges when its transaction is doomed" if works and held:
                 letter = _one_of(held, which)
-                return engine.acknowledge, Ack(None, sequences[letter], works[0].name), works[0].name
+                return engine.commands.acknowledge, Ack(None, sequences[letter], works[0].name), works[0].name
             case "nacks when its transaction is doomed" if works and held:
                 letter = _one_of(held, which)
-                return engine.nack, Nack(None, sequences[letter], works[0].name), works[0].name
+                return engine.commands.nack, Nack(None, sequences[letter], works[0].name), works[0].name
             case "nacks what it acknowledged when its transaction is doomed" if works:
                 has = [each for each in works[0].acknowledged if each.holder in readers]
                 if has:
                     letter = _one_of(has, which)
                     assert letter.holder is not None
                     nack = Nack(letter.holder.subscription, sequences[letter], works[0].name)
-                    return engine.nack, nack, works[0].name
+                    return engine.commands.nack, nack, works[0].name
             case "commits what is doomed" if works:
                 numbered = self._repeatable() if which % 2 else []
                 producer, number = _one_of(numbered, which) if numbered else (None, 0)
-                return engine.commit, Commit(works[0].name, producer, number), works[0].name
+                return engine.commands.commit, Commit(works[0].name, producer, number), works[0].name
             case "begins anew what is doomed" if works:
-                return engine.begin, Begin(works[0].name, counts_all=not works[0].counts_all), works[0].name
+                return engine.commands.begin, Begin(works[0].name, counts_all=not works[0].counts_all), works[0].name
         return None
 
     # Transactions -----------------------------------------------------------------------------------------------------
@@ -1546,20 +1557,20 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _commit_in_vain(self, peer_index: int, transaction: str, numbered: Numbered) -> None:
         peer, session = self._peer(peer_index)
-        note(f'engine.commit({peer.name}, Commit("{transaction}", {numbered}))  # is refused')
+        note(f'engine.commands.commit({peer.name}, Commit("{transaction}", {numbered}))  # is refused')
         commit = _commit_of(transaction, numbered)
-        self._expect_refusal(peer_index, lambda: self.engine.commit(session, commit))
+        self._expect_refusal(peer_index, lambda: self.engine.commands.commit(session, commit))
 
     def _send_inside(self, peer_index: int, queue: str, parcel: Parcel, transaction: str) -> bool:
         """Returns: False if open transactions take too much memory for one more send; its connection has ended then."""
         peer, session = self._peer(peer_index)
         message = _message(parcel)
-        note(f'engine.send({peer.name}, Send({queue}, {parcel}, "{transaction}"))')
+        note(f'engine.commands.send({peer.name}, Send({queue}, {parcel}, "{transaction}"))')
         kept = [_size(_message(each)) for one in self.oracle.peers for each in one.parcels_in_transactions()]
         kept += [len(cause) for one in self.oracle.peers for cause in one.causes_in_transactions()]
         is_too_much = bool(kept) and sum(kept) + _size(message) > self.memory_limit // 4
         try:
-            self.engine.send(session, _send(parse_address(_address(queue), session.id), parcel, transaction))
+            self.engine.commands.send(session, _send(parse_address(_address(queue), session.id), parcel, transaction))
         except NoSpaceError as error:
             if not is_too_much:
                 raise Disagreement(f"there is room for {_size(message)} bytes beside {kept}") from error
@@ -1588,17 +1599,17 @@ class BrokerMachine(RuleBasedStateMachine):
         must, may = (self.oracle.takes_as_much(sends, freed) for freed in (least, most))
         if level is not DiskLevel.NONE:
             must = may = level is DiskLevel.LITTLE
-        note(f"engine.commit_state.disk_level = {level}  # {least} to {most} bytes are free")
-        self.engine.commit_state.disk_level = level
+        note(f"engine.state.commit_state.disk_level = {level}  # {least} to {most} bytes are free")
+        self.engine.state.commit_state.disk_level = level
         send = _send(parse_address(_address(queue), session.id), parcel, transaction)
-        if contents := self.engine.contents_to_count(session, send):
-            self.engine.count_contents(session, send, self.disk.content_references(contents))
+        if contents := self.engine.commands.sending.contents_to_count(session, send):
+            self.engine.commands.sending.count_contents(session, send, self.disk.content_references(contents))
         try:
             if must:
                 self._send_inside(peer_index, queue, parcel, transaction)
             else:
-                note(f'engine.send({peer.name}, Send({queue}, {parcel}, "{transaction}"))  # {may=}')
-                self.engine.send(session, send)
+                note(f'engine.commands.send({peer.name}, Send({queue}, {parcel}, "{transaction}"))  # {may=}')
+                self.engine.commands.send(session, send)
         except NoSpaceError:
             if peer.is_truenext_client:
                 self._mark_rollback_only(peer, transaction)
@@ -1610,7 +1621,7 @@ class BrokerMachine(RuleBasedStateMachine):
             if not must:
                 self.oracle.send(peer, queue, parcel, transaction)
         finally:
-            self.engine.commit_state.disk_level = DiskLevel.PLENTY
+            self.engine.state.commit_state.disk_level = DiskLevel.PLENTY
 
     def _acknowledge_copies(self, work: Work) -> None:
         """Acknowledge the copies that other consumers hold of messages that the transaction has acknowledged."""
@@ -1661,8 +1672,8 @@ class BrokerMachine(RuleBasedStateMachine):
     def abort(self, which: int, counts_all: bool) -> None:
         peer, transaction = _one_of(self._all_transactions(), which)
         abort = Abort(transaction, counts_all)
-        note(f"engine.abort({peer.name}, {abort})")
-        self.engine.abort(self.sessions[peer], abort)
+        note(f"engine.commands.abort({peer.name}, {abort})")
+        self.engine.commands.abort(self.sessions[peer], abort)
         self.oracle.abort(peer, transaction, counts_all=counts_all)
 
     def _transaction(self, peer: Peer) -> str:
@@ -1675,17 +1686,17 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _begin(self, peer: Peer, transaction: str) -> None:
         begin = Begin(transaction, counts_all=self.serial % 3 > 0)
-        note(f"engine.begin({peer.name}, {begin})")
-        self.engine.begin(self.sessions[peer], begin)
+        note(f"engine.commands.begin({peer.name}, {begin})")
+        self.engine.commands.begin(self.sessions[peer], begin)
         self.oracle.begin(peer, transaction, counts_all=begin.counts_all)
 
     def _commit(
         self, peer: Peer, transaction: str, numbered: Numbered | None = None, *, counts_all: bool = True
     ) -> None:
-        note(f'engine.commit({peer.name}, Commit("{transaction}", {numbered}, counts_all={counts_all}))')
+        note(f'engine.commands.commit({peer.name}, Commit("{transaction}", {numbered}, counts_all={counts_all}))')
         commit = _commit_of(transaction, numbered)
         commit.counts_all = counts_all
-        self.engine.commit(self.sessions[peer], commit)
+        self.engine.commands.commit(self.sessions[peer], commit)
         _check_repeat(commit, self.oracle.commit(peer, transaction, numbered, counts_all=counts_all))
         if numbered is not None:
             self._later()
@@ -1720,8 +1731,8 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def all_sent(self, peer_index: int) -> None:
         peer, session = self._peer(peer_index)
-        note(f"engine.on_all_sent({peer.name})")
-        self.engine.on_all_sent(session)
+        note(f"engine.commands.on_all_sent({peer.name})")
+        self.engine.commands.on_all_sent(session)
         self.oracle.all_sent(peer)
 
     def everything_sent(self) -> None:
@@ -1757,7 +1768,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def batch_becomes_durable(self) -> None:
         batch = self.disk.done()
         note("engine.committed(batch)")
-        self.engine.on_committed(batch)
+        self.engine.store_results.on_committed(batch)
         self.committed = batch.number
         self.oracle.committed()
         self._report_due()
@@ -1780,8 +1791,8 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def deliver_page(self) -> None:
         read, page = self.disk.next_page(self.committed)
-        note(f"engine.on_page_read({read.lane.queue.name}, {_sketch(page)})")
-        self.engine.on_page_read(read, page)
+        note(f"engine.store_results.on_page_read({read.lane.queue.name}, {_sketch(page)})")
+        self.engine.store_results.on_page_read(read, page)
         self._report_due()
 
     def all_pages_are_there(self) -> None:
@@ -1801,8 +1812,8 @@ class BrokerMachine(RuleBasedStateMachine):
         note(f"# timers are read after {read.after.hex()}: {page}")
 
     def deliver_timers(self) -> None:
-        note("engine.on_timers_read(...)")
-        self.engine.on_timers_read(*self.disk.next_timers())
+        note("engine.store_results.on_timers_read(...)")
+        self.engine.store_results.on_timers_read(*self.disk.next_timers())
 
     def evict(self) -> None:
         note("engine.evict()")
@@ -1843,12 +1854,12 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def read_for_redrive(self, queue: str, limit: int) -> None:
         """Read a page for a re-drive. Empty lanes and lanes that show nothing are skipped."""
-        if queue not in {each.name for each in self.engine.queues()}:
+        if queue not in {each.name for each in self.engine.queues.by_name.values()}:
             return
         after: tuple[int, int] | None = (0, 0)
         while after is not None:
             piece = Redrive(queue, limit=limit, after=after)
-            read = self.engine.bulk_pieces.next_read(piece)
+            read = self.engine.tasks.bulk_pieces.next_read(piece)
             if read is None:
                 return
             page = self.disk.read_at_once(read)
@@ -1856,7 +1867,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 note(f"# to be moved from {queue}: {_sketch(page)}")
                 self.redriving = read, page
                 return
-            self.engine.bulk_pieces.execute(piece, read, page)
+            self.engine.tasks.bulk_pieces.execute(piece, read, page)
             rank = read.lane.rank
             after = (rank + 1, 0) if rank < 9 else None
 
@@ -1867,7 +1878,9 @@ class BrokerMachine(RuleBasedStateMachine):
         self.redriving = None
         shown = [found.sequence for found in page.messages][:limit]
         note(f"engine.redrive({shown}, {_sketch(page)})")
-        answer = self.engine.bulk_pieces.execute(Redrive(read.lane.queue.name, sequences=tuple(shown)), read, page)
+        answer = self.engine.tasks.bulk_pieces.execute(
+            Redrive(read.lane.queue.name, sequences=tuple(shown)), read, page
+        )
         self.oracle.redriven(shown, answer.sequences)
 
     def schedule(self, peer_index: int, queue: str, priority: int, persistent: bool, delays: list[int]) -> None:
@@ -1876,13 +1889,13 @@ class BrokerMachine(RuleBasedStateMachine):
             # Some have a time to live, too long to end here: from which time it is counted can be seen all the same.
             parcel = self._parcel(priority, persistent, YEAR_MS if self.serial % 3 == 0 else None, False)
             destination = parse_address(_address(queue), session.id)
-            note(f"engine.send({peer.name}, Send({destination.address}, {parcel}), in {delay} ms)")
+            note(f"engine.commands.send({peer.name}, Send({destination.address}, {parcel}), in {delay} ms)")
             # Some say after how long, others when.
             if self.serial % 2:
                 schedule = Schedule(delay_ms=delay, ttl_ms=parcel.ttl_ms)
             else:
                 schedule = Schedule(due_ms=self.oracle.now_ms + delay, ttl_ms=parcel.ttl_ms)
-            self.engine.send(session, Send(destination, _message(parcel), schedule=schedule))
+            self.engine.commands.send(session, Send(destination, _message(parcel), schedule=schedule))
             planned = destination.address if destination.is_multi_queue else queue
             self.oracle.schedule(peer, planned, parcel, delay)
 
@@ -1897,11 +1910,11 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _read_scheduled(self, request: ScheduledRequest) -> BulkRead | None:
         """Once all is durable that was accepted."""
-        if not self.engine.bulk_pieces.freeze_scheduled():
+        if not self.engine.tasks.bulk_pieces.freeze_scheduled():
             self.all_becomes_durable()
-            if not self.engine.bulk_pieces.freeze_scheduled():
+            if not self.engine.tasks.bulk_pieces.freeze_scheduled():
                 raise Disagreement("what is durable is waited for")
-        return self.engine.bulk_pieces.next_read(request)
+        return self.engine.tasks.bulk_pieces.next_read(request)
 
     def unschedule(self, selector: str | None, limit: int | None) -> None:
         """Cancel sends with the page read before; other actions may have happened since."""
@@ -1912,8 +1925,8 @@ class BrokerMachine(RuleBasedStateMachine):
         queue = read.lane.queue.name.removeprefix(HIDDEN_PREFIX)
         here = self.oracle.planned_of(queue, [_label(_body_of(found)) for found in page.messages], priorities)[:limit]
         request = Unschedule(queue, selector=selector, limit=limit)
-        note(f"engine.bulk_pieces.execute({request}, {_sketch(page)})")
-        answer = self.engine.bulk_pieces.execute(request, read, page)
+        note(f"engine.tasks.bulk_pieces.execute({request}, {_sketch(page)})")
+        answer = self.engine.tasks.bulk_pieces.execute(request, read, page)
         self.oracle.cancelled(here, answer.count)
 
     def show_scheduled(self, queue: str) -> None:
@@ -1923,7 +1936,7 @@ class BrokerMachine(RuleBasedStateMachine):
         request = ListScheduled(queue)
         shown: list[tuple[str, int]] = []
         while (read := self._read_scheduled(request)) is not None:
-            answer = self.engine.bulk_pieces.execute(request, read, self.disk.read_at_once(read))
+            answer = self.engine.tasks.bulk_pieces.execute(request, read, self.disk.read_at_once(read))
             assert isinstance(answer, ShownSends)
             shown += [(each.body[:12].rstrip("."), each.due_ms) for each in answer.sends]
             if answer.next is None:
@@ -1934,9 +1947,11 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def read_for_bulk(self, queue: str, rank: int, selector: str | None) -> None:
         """The page of a piece, at the first lane from `rank` on that has anything."""
-        if self.oracle.is_any_on_its_way_to(queue) or queue not in {each.name for each in self.engine.queues()}:
+        if self.oracle.is_any_on_its_way_to(queue) or queue not in {
+            each.name for each in self.engine.queues.by_name.values()
+        }:
             return
-        read = self.engine.bulk_pieces.next_read(Purge(queue, after=(rank, 0)))
+        read = self.engine.tasks.bulk_pieces.next_read(Purge(queue, after=(rank, 0)))
         if read is not None:
             page = self.disk.read_at_once(read)
             note(f"# to be taken from {queue}: {_sketch(page)}, and what is in memory")
@@ -1959,8 +1974,8 @@ class BrokerMachine(RuleBasedStateMachine):
         request: BulkCommand = Purge(queue, selector=selector, limit=limit)
         if to is not None:
             request = Move(queue, selector=selector, limit=limit, to=to)
-        note(f"engine.bulk_pieces.execute({request}, {_sketch(page)})")
-        answer = self.engine.bulk_pieces.execute(request, read, page)
+        note(f"engine.tasks.bulk_pieces.execute({request}, {_sketch(page)})")
+        answer = self.engine.tasks.bulk_pieces.execute(request, read, page)
         self.oracle.bulk_done(here, answer.count, to)
 
     def move_at_once(self, queue: str, to: str, is_dry: bool) -> None:
@@ -1972,12 +1987,12 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _all_pieces(self, request: BulkCommand, priorities: range, to: str | None) -> None:
         """Do all pieces of bulk work on the stored messages, without other actions in between."""
-        if request.queue not in {each.name for each in self.engine.queues()}:
+        if request.queue not in {each.name for each in self.engine.queues.by_name.values()}:
             return
         here = self.oracle.bulk_candidates(request.queue, priorities)
         moved = 0
-        while (read := self.engine.bulk_pieces.next_read(request)) is not None:
-            answer = self.engine.bulk_pieces.execute(request, read, self.disk.read_at_once(read))
+        while (read := self.engine.tasks.bulk_pieces.next_read(request)) is not None:
+            answer = self.engine.tasks.bulk_pieces.execute(request, read, self.disk.read_at_once(read))
             moved += answer.count
             if answer.next is None:
                 break
@@ -1988,17 +2003,17 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.bulk_done(here, moved, to)
 
     def pause(self, queue: str) -> None:
-        if "," in queue and queue not in {each.name for each in self.engine.queues()}:
+        if "," in queue and queue not in {each.name for each in self.engine.queues.by_name.values()}:
             # Other queues are made for that.
             return
-        note(f'engine.pause("{queue}")')
-        self.engine.pause(queue)
+        note(f'engine.commands.administering.pause("{queue}")')
+        self.engine.commands.administering.pause(queue)
         self.oracle.pause(queue, is_paused=True)
 
     def resume(self, which: int) -> None:
         queue = _one_of(sorted(self.oracle.paused), which)
-        note(f'engine.resume("{queue}")')
-        self.engine.resume(queue)
+        note(f'engine.commands.administering.resume("{queue}")')
+        self.engine.commands.administering.resume(queue)
         self.oracle.pause(queue, is_paused=False)
 
     def page_shows_what_the_engine_does_not_know(self) -> None:
@@ -2007,8 +2022,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self.all_pages_are_there()
 
     def change_memory(self, limit: int) -> None:
-        note(f"engine.memory.limit = {limit}")
-        self.engine.memory.limit = self.memory_limit = limit
+        note(f"engine.state.memory.limit = {limit}")
+        self.engine.state.memory.limit = self.memory_limit = limit
         self.oracle.may_evict |= limit < NO_LIMIT
 
     def change_policies(
@@ -2031,8 +2046,8 @@ class BrokerMachine(RuleBasedStateMachine):
             store_and_dispatch=store_and_dispatch,
             expired=expired,
         )
-        note(f"engine.change_policies(Policies({self.policy}))")
-        self.engine.change_policies(Policies(self.policy))
+        note(f"engine.commands.administering.change_policies(Policies({self.policy}))")
+        self.engine.commands.administering.change_policies(Policies(self.policy))
         self.oracle.may_evict |= limit < NO_LIMIT
         expired_move = expired is ExpiryAction.DEAD_LETTER
         self.oracle.may_evict |= expired_move
@@ -2044,11 +2059,13 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def squeeze(self, share: float, is_written: bool) -> None:
         """Limit the memory to a share of the used one for a moment; evicted messages are written at once or not."""
-        self.engine.memory.limit = int((self.engine.memory.message_bytes + self.engine.memory.deque_bytes) * share)
-        note(f"engine.memory.limit = {self.engine.memory.limit}")
+        self.engine.state.memory.limit = int(
+            (self.engine.state.memory.message_bytes + self.engine.state.memory.deque_bytes) * share
+        )
+        note(f"engine.state.memory.limit = {self.engine.state.memory.limit}")
         self.evict()
-        note(f"engine.memory.limit = {self.memory_limit}")
-        self.engine.memory.limit = self.memory_limit
+        note(f"engine.state.memory.limit = {self.memory_limit}")
+        self.engine.state.memory.limit = self.memory_limit
         if is_written:
             self.all_becomes_durable()
 
@@ -2078,7 +2095,7 @@ class BrokerMachine(RuleBasedStateMachine):
             raise Disagreement(f"the store knows queues that are no more: {orphaned}")
 
     def _ordinary(self) -> set[str]:
-        return {queue.name for queue in self.engine.queues() if not queue.is_temporary}
+        return {queue.name for queue in self.engine.queues.by_name.values() if not queue.is_temporary}
 
     def settle(self) -> None:
         """End all work that was started: no queue may be stuck then, and memory must be within its limit."""
@@ -2100,7 +2117,7 @@ class BrokerMachine(RuleBasedStateMachine):
             if not has_done:
                 self.evict()
                 is_reading = self.disk.requested or self.disk.requested_timers
-                if not (self.engine.has_work or self.engine.commit_state.has_batch or is_reading):
+                if not (self.engine.has_work or self.engine.state.commit_state.has_batch or is_reading):
                     break
         else:
             raise Disagreement("the broker never comes to rest")
@@ -2110,14 +2127,16 @@ class BrokerMachine(RuleBasedStateMachine):
                 raise Disagreement(f"{peer.name} keeps more than {self.policy.memory_limit} bytes, and is not ended")
         if self.oracle.browses:
             raise Disagreement(f"browses never end: {self.oracle.browses}")
-        for queue in self.engine.queues():
+        for queue in self.engine.queues.by_name.values():
             at_least, at_most = self.oracle.waiting(queue.name)
             if not at_least <= queue.waiting_count() <= at_most:
                 raise Disagreement(f"{queue.name} counts {queue.waiting_count()} messages, not {at_least} to {at_most}")
         for name in targets.names_of_scheduled(self.engine):
             planned = self.oracle.count_planned(name)
-            if self.engine.scheduled_count(name) != planned:
-                raise Disagreement(f"{name} counts {self.engine.scheduled_count(name)} scheduled sends, not {planned}")
+            if self.engine.queues.scheduled_count(name) != planned:
+                raise Disagreement(
+                    f"{name} counts {self.engine.queues.scheduled_count(name)} scheduled sends, not {planned}"
+                )
         if wrong := not_evicted(self.engine, self.policy):
             raise Disagreement(f"still in memory: {wrong}")
 
@@ -2151,7 +2170,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _drain(self) -> None:
         self._turn()
-        while self.disk.in_flight is not None or self.engine.commit_state.has_batch:
+        while self.disk.in_flight is not None or self.engine.state.commit_state.has_batch:
             if self.disk.in_flight is None:
                 self.take_batch()
             if self.disk.in_flight is not None:
@@ -2188,12 +2207,12 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _turn(self) -> bool:
         """Returns: whether anything came of it."""
-        note("engine.turn()")
+        note("engine.turn.run()")
         waited: dict[BrokerConsumer, int] = {}
-        asked = {} if self.engine.commit_state.active_work else self._ask_all()
+        asked = {} if self.engine.state.commit_state.active_work else self._ask_all()
         with _record_waiting(self.engine, waited):
-            effects = self.engine.turn()
-            for queue in self.engine.queues():
+            effects = self.engine.turn.run()
+            for queue in self.engine.queues.by_name.values():
                 if queue.has_groups:
                     _query_waiting(self.engine, queue)
         self._check_asked(asked, effects.deliveries)
@@ -2214,7 +2233,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.disk.requested_timers.extend(effects.timer_reads)
         self.oracle.scanning = {
             (queue.name, text): rank
-            for queue, selecting in self.engine.selections.by_queue.items()
+            for queue, selecting in self.engine.queues.selections.by_queue.items()
             if selecting.groups is None
             for text, scan in selecting.scans.items()
             if (rank := _waits_at(scan)) is not None
@@ -2222,10 +2241,10 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.scanning_for = {
             queue.name: {
                 names[consumer.session.id, consumer.subscription]: rank
-                for consumer in self.engine.clients.receivers_of(queue).all()
+                for consumer in self.engine.state.clients.receivers_of(queue).all()
                 if (rank := waited.get(consumer)) is not None
             }
-            for queue in self.engine.queues()
+            for queue in self.engine.queues.by_name.values()
             if queue.has_groups
         }
         reading = self.disk.reading()
@@ -2331,20 +2350,20 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _stop(self) -> None:
         """C18.2, C16.2: after a clean stop the waiting transients survive too, at their places."""
-        note("engine.stop()")
-        self.engine.stop()
+        note("engine.commands.connecting.stop()")
+        self.engine.commands.connecting.stop()
         for peer in list(self.oracle.peers):
             self.oracle.disconnect(peer, is_clean=True)
         self._drain()
         with pytest.MonkeyPatch.context() as patch:
             # Hardly more than one message in each.
             targets.STORE_TRANSACTION_BYTES_MAX.replace(patch, 100)
-            for batch in self.engine.final_batches():
+            for batch in self.engine.lifespan.final_batches():
                 self.disk.submit(batch)
-                self.engine.on_committed(self.disk.done())
+                self.engine.store_results.on_committed(self.disk.done())
                 # What was wanted before goes on.
                 self.all_pages_are_there()
-                self.engine.turn()
+                self.engine.turn.run()
                 self.engine.evict()
         here = [letter for letter in self.oracle.letters if not letter.is_removed or self.oracle.is_moving(letter)]
         alive = [letter for letter in here if not self.oracle.is_expired(letter)]
@@ -2466,8 +2485,8 @@ class BrokerMachine(RuleBasedStateMachine):
     def _tick(self) -> None:
         """The clock that does not jump begins anywhere in each run."""
         now_us, steady_us = self.oracle.now_ms * 1000, self.oracle.steady_ms * 1000 - self.boot_us
-        note(f"engine.tick({now_us}, {steady_us})")
-        self.engine.tick(now_us, steady_us)
+        note(f"engine.state.commit_state.tick({now_us}, {steady_us})")
+        self.engine.state.commit_state.tick(now_us, steady_us)
 
 
 class PagingMachine(BrokerMachine):
@@ -3243,13 +3262,13 @@ def _receivers_without_groups(engine: Engine, cursor: GroupScanCursor) -> list[B
     queue = cursor.lane.queue
 
     def is_scanning(consumer: BrokerConsumer) -> bool:
-        scan = engine.selections.scan_of(consumer, queue)
+        scan = engine.queues.selections.scan_of(consumer, queue)
         cursors = [] if scan is None else list(scan.cursors.values())
         return cursor in cursors and not any(
             isinstance(one, GroupScanCursor) and one.heads_by_owner.get(consumer) for one in cursors
         )
 
-    return list(filter(is_scanning, engine.clients.receivers_of(queue).all()))
+    return list(filter(is_scanning, engine.state.clients.receivers_of(queue).all()))
 
 
 def _waits_at(scan: QueueScan) -> int | None:
@@ -3263,8 +3282,8 @@ def _waits_at(scan: QueueScan) -> int | None:
 
 
 def _query_waiting(engine: Engine, queue: Queue) -> None:
-    for consumer in engine.clients.receivers_of(queue).all():
-        scan = engine.selections.scan_of(consumer, queue)
+    for consumer in engine.state.clients.receivers_of(queue).all():
+        scan = engine.queues.selections.scan_of(consumer, queue)
         assert scan is not None
         for cursor in scan.cursors.values():
             assert isinstance(cursor, GroupScanCursor)

@@ -33,16 +33,19 @@ from truenext.model.policy import Policy
 
 def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[str]:
     """Return the wrong counts; after every step there must be none."""
-    counted = {queue: _size(_all(engine, queue)) for queue in engine.queues()}
-    messages = {queue: sum(entry.message is not None for entry in _all(engine, queue)) for queue in engine.queues()}
+    counted = {queue: _size(_all(engine, queue)) for queue in engine.queues.by_name.values()}
+    messages = {
+        queue: sum(entry.message is not None for entry in _all(engine, queue))
+        for queue in engine.queues.by_name.values()
+    }
     # What transactions have of subscriptions that have ended.
     for session in sessions:
         for transaction in session.transactions.values():
             for entry in transaction.held.values():
                 if entry.lane.queue not in counted:
                     counted[entry.lane.queue] = _size(_all(engine, entry.lane.queue))
-    memory = engine.memory
-    queues = [*engine.queues(), *targets.queues_of_scheduled(engine), *targets.queues_that_ended(engine)]
+    memory = engine.state.memory
+    queues = [*engine.queues.by_name.values(), *targets.queues_of_scheduled(engine), *targets.queues_that_ended(engine)]
     books = [
         (f"resident of {queue.name}", queue.resident_bytes, in_memory) for queue, in_memory in counted.items()
     ]  # fmt: skip
@@ -90,7 +93,7 @@ def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[st
                 sum(each not in is_open.settling_transactions for each in is_open.values() if each.held),
             ),
         ]
-    for queue in engine.queues():
+    for queue in engine.queues.by_name.values():
         lanes = queue.lanes
         is_all_here = not any(
             lane.unread > len(lane.unread_in_memory) or lane.delayed or lane.unloaded for lane in lanes
@@ -107,9 +110,9 @@ def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[st
 
 def _bytes_of(engine: Engine, queue: Queue) -> int:
     asides = sum(lane.selected is not None for lane in queue.lanes)
-    joins = JOIN_BYTES * max(0, len(engine.clients.receivers_of(queue).wildcards) - 1)
+    joins = JOIN_BYTES * max(0, len(engine.state.clients.receivers_of(queue).wildcards) - 1)
     size = queue_size(queue.destination) + LANE_BYTES * len(queue.lanes) + SELECTED_ENTRIES_BYTES * asides + joins
-    selecting = engine.selections.by_queue.get(queue)
+    selecting = engine.queues.selections.by_queue.get(queue)
     if selecting is not None:
         if selecting.groups is not None:
             size += GROUPS_BYTES + sum(map(group_bytes, selecting.groups.owners))
@@ -137,7 +140,7 @@ def _bytes_of_consumers(engine: Engine, sessions: Collection[ConnectionState]) -
 
 def orphaned_names(engine: Engine, names: dict[int, str]) -> dict[int, str]:
     """Return the names in the store of queues that the engine does not know; valid while no work is under way."""
-    known = [*engine.queues(), *targets.queues_of_scheduled(engine), *targets.queues_that_ended(engine)]
+    known = [*engine.queues.by_name.values(), *targets.queues_of_scheduled(engine), *targets.queues_that_ended(engine)]
     numbers = {queue.stored_number for queue in known}
     return {number: name for number, name in names.items() if number not in numbers}
 
@@ -146,12 +149,14 @@ def not_evicted(engine: Engine, policy: Policy) -> list[str]:
     """Return the messages that should have left memory; valid after `evict`, while no work is under way."""
     wrong = [
         f"{queue.name} waits for a write or a page that nobody has asked for"
-        for queue in engine.queues()
+        for queue in engine.queues.by_name.values()
         if any(lane.unread_in_memory or lane.pending_read for lane in queue.lanes)
     ]
-    evictable = {queue: _size(_evictable(engine, queue)) for queue in engine.queues() if not queue.is_reply_queue}
-    if engine.memory.bytes_over_limit > 0 and any(evictable.values()):
-        wrong.append(f"{engine.memory.bytes_over_limit} bytes too many, and {evictable} can leave")
+    evictable = {
+        queue: _size(_evictable(engine, queue)) for queue in engine.queues.by_name.values() if not queue.is_reply_queue
+    }
+    if engine.state.memory.bytes_over_limit > 0 and any(evictable.values()):
+        wrong.append(f"{engine.state.memory.bytes_over_limit} bytes too many, and {evictable} can leave")
     wrong += [
         f"{queue.name} has {queue.resident_bytes} bytes in memory, {size} of which can leave"
         for queue, size in evictable.items()
@@ -164,7 +169,7 @@ def _all(engine: Engine, queue: Queue) -> Iterator[Entry]:
     yield from _evictable(engine, queue)
     for lane in queue.lanes:
         yield from lane.unread_in_memory
-    for session in engine.clients.sessions.values():
+    for session in engine.state.clients.sessions.values():
         for transaction in session.transactions.settling_transactions:
             yield from (entry for entry in transaction.held.values() if entry.lane.queue is queue)
     yield from (entry for entry in targets.awaiting_dead_letter(engine) if entry.lane.queue is queue)
@@ -175,7 +180,7 @@ def _evictable(engine: Engine, queue: Queue) -> Iterator[Entry]:
     memory."""
     for lane in queue.lanes:
         yield from lane
-    yield from engine.clients.held_by_consumers(queue)
+    yield from engine.state.clients.held_by_consumers(queue)
 
 
 def _message_size(entry: Entry) -> int:

@@ -182,9 +182,9 @@ def _engine_at_work(patch: Patch) -> Callable[[], Engine]:
     made: list[Engine] = []
     init = targets.MAKE_ENGINE.original
 
-    def remembering(engine: Engine, **arguments: Any) -> None:
+    def remembering(engine: Engine, *arguments: Any, **named: Any) -> None:
         made[:] = [engine]
-        init(engine, **arguments)
+        init(engine, *arguments, **named)
 
     targets.MAKE_ENGINE.replace(patch, remembering)
     return lambda: made[0]
@@ -1238,9 +1238,10 @@ def messages_recovered_after_a_crash_are_not_flagged_as_redelivered(patch: Patch
 def sequences_are_used_again_after_a_crash(patch: Patch) -> None:
     init = targets.MAKE_ENGINE.original
 
-    def faulty(engine: Engine, **arguments: Any) -> None:
-        arguments["sequence_limit"] = max(1, arguments["sequence_limit"] - SEQUENCE_BLOCK)
-        init(engine, **arguments)
+    def faulty(engine: Engine, known: CommitState, **arguments: Any) -> None:
+        first = max(1, known.sequence_limit - SEQUENCE_BLOCK)
+        commit_state = CommitState(known.events, sequence_limit=first, redelivered_below=known.redelivered_below)
+        init(engine, commit_state, **arguments)
 
     targets.MAKE_ENGINE.replace(patch, faulty)
 

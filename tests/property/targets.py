@@ -657,39 +657,39 @@ def skip_sequence(part: object) -> None:
 
 def use_up_sequences(engine: Engine, count: int) -> None:
     """Use up all reserved sequences except `count`."""
-    engine.commit_state.next_sequence = engine.commit_state.sequence_limit - count
+    engine.state.commit_state.next_sequence = engine.state.commit_state.sequence_limit - count
 
 
 def sessions(engine: Engine) -> dict[str, ConnectionState]:
-    return engine.clients.sessions
+    return engine.state.clients.sessions
 
 
 def waiting_queues(engine: Engine) -> dict[int, dict[Queue, None]]:
     """Return the queues with uncommitted messages, by the batch that makes those visible."""
-    return engine.commit_state.waiting_queues
+    return engine.state.commit_state.waiting_queues
 
 
 def numbered(engine: Engine) -> dict[int, Queue]:
     """Return the queues that the store may know, by number."""
-    return engine._queues._by_number
+    return engine.queues._by_number
 
 
 def last_number(engine: Engine) -> int:
     """The largest that a queue was ever given."""
-    return engine._queues._numbers._last
+    return engine.queues._numbers._last
 
 
 def topics(engine: Engine) -> TopicRouter:
-    return engine._queues._topics
+    return engine.queues._topics
 
 
 def topic_patterns(engine: Engine) -> Collection[str]:
     """Return the patterns by which consumers subscribe to topics."""
-    return engine._queues._topics._by_pattern
+    return engine.queues._topics._by_pattern
 
 
 def size_of_known_topics(engine: Engine) -> int:
-    return engine._queues._topics._routes_size
+    return engine.queues._topics._routes_size
 
 
 def ready_answers(part: object) -> list[tuple[ConnectionState, Answer]]:
@@ -716,23 +716,23 @@ def queues_that_ended(part: object) -> list[Queue]:
 
 def queues_of_scheduled(engine: Engine) -> list[Queue]:
     """The hidden ones in which scheduled sends wait."""
-    return list(engine._queues.hidden_by_name.values())
+    return list(engine.queues.hidden_by_name.values())
 
 
 def names_of_scheduled(engine: Engine) -> list[str]:
     """Return the names of the queues with scheduled sends."""
-    return list(engine._queues.hidden_by_name)
+    return list(engine.queues.hidden_by_name)
 
 
 def selectors_of_topics(engine: Engine) -> list[Selector]:
     """Return the selectors of subscriptions to topics."""
-    subscriptions = engine._queues._topics._subscriptions.values()
+    subscriptions = engine.queues._topics._subscriptions.values()
     return [each.selector for each in subscriptions if each.selector is not None]
 
 
 def joining(engine: Engine) -> dict[Wildcard, int]:
     """Wildcards that have not joined all of their queues, and the bytes that each of them has for that."""
-    return engine.wildcards.joining
+    return engine.queues.wildcards.joining
 
 
 def hear_of_due(
@@ -746,7 +746,7 @@ def hear_of_due(
 def find_all_queues_ahead(engine: Engine) -> None:
     """Find the queues of each message to a topic before it is accepted, however quick that is."""
     sending: Any = _part(engine, Sending)
-    send, commit = engine.send, engine.commit
+    send, commit = engine.commands.send, engine.commands.commit
 
     def find(sends: Iterable[Send]) -> None:
         for _ in sending._find_queues_ahead(list(sends)):
@@ -763,14 +763,14 @@ def find_all_queues_ahead(engine: Engine) -> None:
             find(transaction.sends_of_copies)
         commit(session, command)
 
-    engine.send = send_found  # type: ignore[assignment]
-    engine.commit = commit_found  # type: ignore[assignment]
+    engine.commands.send = send_found  # type: ignore[assignment]
+    engine.commands.commit = commit_found  # type: ignore[assignment]
 
 
 def compare_one_message_a_turn(engine: Engine) -> None:
     """Leave no time for comparisons of messages that arrive or are requeued, and little for those in the background."""
-    engine.selections._arrival_budget = ComparisonBudget(0)
-    engine.selections._scan_ns = 2
+    engine.queues.selections._arrival_budget = ComparisonBudget(0)
+    engine.queues.selections._scan_ns = 2
 
 
 def set_policies(part: object, policies: Policies) -> None:
@@ -873,9 +873,9 @@ def head_sequences(wildcard: Wildcard) -> list[dict[Queue, int]]:
 
 def awaiting_dead_letter(engine: Engine) -> list[Entry]:
     """Return the entries that must be read before they can be dead-lettered."""
-    return engine._resident_set.awaiting_dead_letter()
+    return engine._memory.resident.awaiting_dead_letter()
 
 
 def reserved(engine: Engine) -> dict[str, Destination]:
     """Queues that are not there, and for which room is kept because an open transaction sends to them."""
-    return engine._queues._reservations._missing_queues
+    return engine.queues._reservations._missing_queues

@@ -65,7 +65,7 @@ class BusyClients:
         mode = self.random.choice(WAYS)
         pulls = mode is not AckMode.AUTO and self.chance(0.3)
         window = None if pulls or self.chance(0.4) else self.random.randrange(1, 6)
-        self.engine.subscribe(
+        self.engine.commands.subscribe(
             session,
             Subscribe(
                 "s",
@@ -96,23 +96,23 @@ class BusyClients:
 
     def turn(self, index: int) -> None:
         self.recorded.commit()
-        self.engine.on_all_sent(self.sessions[index])
+        self.engine.commands.on_all_sent(self.sessions[index])
 
     def start_one(self, index: int) -> None:
         consumer = self.consumer(index)
         sequence = self.some_of(consumer)
         if consumer is not None and sequence is not None and consumer.session.is_truenext_client:
             dispatch = consumer.held[sequence].deliveries
-            self.engine.mark_started(consumer.session, Started("s", sequence, dispatch))
+            self.engine.commands.mark_started(consumer.session, Started("s", sequence, dispatch))
 
     def answer(self, index: int) -> None:
         sequence = self.some_of(self.consumer(index))
         if sequence is None:
             return
         if self.chance(0.7):
-            self.engine.acknowledge(self.sessions[index], Ack("s", sequence))
+            self.engine.commands.acknowledge(self.sessions[index], Ack("s", sequence))
         else:
-            self.engine.nack(self.sessions[index], Nack("s", sequence))
+            self.engine.commands.nack(self.sessions[index], Nack("s", sequence))
 
     def answer_in_transaction(self, index: int) -> None:
         session = self.sessions[index]
@@ -120,22 +120,22 @@ class BusyClients:
         if sequence is None:
             return
         if "t" not in session.transactions:
-            self.engine.begin(session, Begin("t"))
+            self.engine.commands.begin(session, Begin("t"))
         if self.chance(0.7):
-            self.engine.acknowledge(session, Ack("s", sequence, "t"))
+            self.engine.commands.acknowledge(session, Ack("s", sequence, "t"))
             if self.chance(0.2):
                 # What the transaction has acknowledged it may refuse after that.
-                self.engine.nack(session, Nack("s", sequence, "t"))
+                self.engine.commands.nack(session, Nack("s", sequence, "t"))
         else:
-            self.engine.nack(session, Nack("s", sequence, "t"))
+            self.engine.commands.nack(session, Nack("s", sequence, "t"))
 
     def end_transaction(self, index: int) -> None:
         session = self.sessions[index]
         if "t" in session.transactions:
             if self.chance(0.5):
-                self.engine.commit(session, Commit("t"))
+                self.engine.commands.commit(session, Commit("t"))
             else:
-                self.engine.abort(session, Abort("t", counts_all=self.chance(0.5)))
+                self.engine.commands.abort(session, Abort("t", counts_all=self.chance(0.5)))
 
     def release(self, index: int) -> None:
         session, consumer = self.sessions[index], self.consumer(index)
@@ -144,35 +144,35 @@ class BusyClients:
         kept = [("s", sequence, entry.deliveries) for sequence, entry in consumer.held.items() if self.chance(0.3)]
         transaction = "t" if "t" in session.transactions and self.chance(0.5) else None
         request = Release(["s"], kept, suspends=self.chance(0.5), transaction=transaction, counts_all=self.chance(0.5))
-        self.engine.release(session, request)
+        self.engine.commands.release(session, request)
 
     def wake(self, index: int) -> None:
         consumer = self.consumer(index)
         if consumer is not None and consumer.mode is not AckMode.AUTO:
-            self.engine.wake(self.sessions[index], Wake("s"))
+            self.engine.commands.wake(self.sessions[index], Wake("s"))
 
     def pull(self, index: int) -> None:
         consumer = self.consumer(index)
         if consumer is not None and consumer.pull_request is not None:
             count = self.random.choice([0, 1, 2, 5])
-            self.engine.pull(self.sessions[index], Credit("s", count, waits=self.chance(0.5)))
+            self.engine.commands.pull(self.sessions[index], Credit("s", count, waits=self.chance(0.5)))
 
     def disconnect(self, index: int) -> None:
-        self.engine.disconnect(self.sessions[index], is_clean=self.chance(0.3))
+        self.engine.commands.disconnect(self.sessions[index], is_clean=self.chance(0.3))
         self.sessions[index] = self.join()
 
     def subscribe_again(self, index: int) -> None:
         """Subscribe again after an unsubscribe. Open transactions keep their messages."""
         session = self.sessions[index]
         if self.consumer(index) is not None:
-            self.engine.unsubscribe(session, Unsubscribe("s"))
+            self.engine.commands.unsubscribe(session, Unsubscribe("s"))
         if self.chance(0.7):
             self.subscribe(session)
 
     def advance(self, index: int) -> None:
         self.recorded.commit()
         self.now_us += self.random.choice([1_000, 30_000, 700_000, 2_000_000, 12_000_000])
-        self.engine.tick(self.now_us, self.now_us)
+        self.engine.state.commit_state.tick(self.now_us, self.now_us)
         for _ in self.engine.stretch_windows():
             pass
         self.turn(index)

@@ -51,11 +51,11 @@ def test_consumers_are_not_idle_while_an_exclusive_consumer_has_a_full_window(ex
     for name, address in (("first", others), ("exclusive", exclusive), ("last", others)):
         sessions.append(recorded.session(name))
         subscribe = Subscribe("s", parse_address(address, ""), AckMode.INDIVIDUAL, 1, is_exclusive=name == "exclusive")
-        recorded.engine.subscribe(sessions[-1], subscribe)
+        recorded.engine.commands.subscribe(sessions[-1], subscribe)
     for _ in range(4):
         recorded.send(sessions[0])
     assert not after(recorded, 30)
-    recorded.engine.disconnect(sessions[1], is_clean=True)
+    recorded.engine.commands.disconnect(sessions[1], is_clean=True)
     assert not after(recorded, 60)
     assert [event["consumer"] for event in events_of(recorded) if event["kind"] == "dispatched"] == [2, 1, 3]
 
@@ -63,8 +63,8 @@ def test_consumers_are_not_idle_while_an_exclusive_consumer_has_a_full_window(ex
 def after(recorded: RecordedEngine, seconds: int) -> Counter[str]:
     """Return the findings after a time without events."""
     recorded.commit()
-    recorded.engine.tick(seconds * 1_000_000, seconds * 1000)
-    recorded.engine.pause("elsewhere")
+    recorded.engine.state.commit_state.tick(seconds * 1_000_000, seconds * 1000)
+    recorded.engine.commands.administering.pause("elsewhere")
     recorded.commit()
     return judged(events_of(recorded))
 
@@ -242,7 +242,7 @@ def test_dispatch_to_another_than_the_exclusive_consumer_is_found(monkeypatch: P
     recorded = RecordedEngine()
     for number in (1, 2):
         subscribe = Subscribe("s", parse_address("/queue/orders", ""), AckMode.INDIVIDUAL, 1, is_exclusive=number == 1)
-        recorded.engine.subscribe(recorded.session(str(number)), subscribe)
+        recorded.engine.commands.subscribe(recorded.session(str(number)), subscribe)
     for _ in range(2):
         recorded.send(recorded.session("sender"))
     assert after(recorded, 1) == {"uncredited": 1}

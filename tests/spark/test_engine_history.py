@@ -101,7 +101,7 @@ def test_message_moved_while_nothing_is_stored_and_dispatched_at_once_is_no_find
     recorded.send(session, persistent=False)
     recorded.subscribe(session, destination=parse_address("/queue/elsewhere", "x"))
     recorded.commit()
-    pieces = recorded.engine.bulk_pieces
+    pieces = recorded.engine.tasks.bulk_pieces
     move = Move("orders", limit=1, to="elsewhere")
     page_request = pieces.next_read(move)
     assert page_request is not None
@@ -157,45 +157,45 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(
 
     def commit_all() -> None:
         for _ in range(100):
-            for one in engine.turn().reads:
+            for one in engine.turn.run().reads:
                 page = store.read_page(one.lane.key, one.after_sequence, one.limit, one.size_max)
                 found = [found_of(each) for each in page.messages]
-                engine.on_page_read(one, PageResult(found, page.as_of, page.is_end))
+                engine.store_results.on_page_read(one, PageResult(found, page.as_of, page.is_end))
             batch = engine.take_batch()
             if batch is not None:
                 recorded.chunks.append(batch.history)
                 store.apply(batch)
-                engine.on_committed(batch)
+                engine.store_results.on_committed(batch)
 
     news = parse_address("/topic/news", "x")
     durable = Subscribe("s", news, AckMode.INDIVIDUAL, 6, durable_key="me,s")
-    engine.subscribe(session, durable)
+    engine.commands.subscribe(session, durable)
     for number in range(12):
         recorded.send(session, number % 3, persistent=number % 2 == 0, destination=news)
     if is_visible:
         commit_all()
         held = list(session.consumers["s"].held)
-        engine.acknowledge(session, Ack("s", held[0]))
-        engine.nack(session, Nack("s", held[1]))
-        engine.begin(session, Begin("t"))
-        engine.acknowledge(session, Ack("s", held[2], "t"))
-        engine.nack(session, Nack("s", held[3], "t"))
-        engine.memory.limit = 1000
+        engine.commands.acknowledge(session, Ack("s", held[0]))
+        engine.commands.nack(session, Nack("s", held[1]))
+        engine.commands.begin(session, Begin("t"))
+        engine.commands.acknowledge(session, Ack("s", held[2], "t"))
+        engine.commands.nack(session, Nack("s", held[3], "t"))
+        engine.state.memory.limit = 1000
         engine.evict()
-        engine.memory.limit = 1 << 40
-    engine.unsubscribe(session, Unsubscribe("s", "me,s"))
+        engine.state.memory.limit = 1 << 40
+    engine.commands.unsubscribe(session, Unsubscribe("s", "me,s"))
     if is_new_subscription:
-        engine.subscribe(session, durable)
+        engine.commands.subscribe(session, durable)
         # One of the lowest priority, which nothing of before is to come before.
         recorded.send(session, 0, persistent=False, destination=news)
-        engine.turn()
+        engine.turn.run()
     if is_visible:
-        engine.commit(session, Commit("t"))
+        engine.commands.commit(session, Commit("t"))
     commit_all()
     if is_new_subscription:
         (new,) = session.consumers["s"].held
-        engine.acknowledge(session, Ack("s", new))
-        engine.unsubscribe(session, Unsubscribe("s", "me,s"))
+        engine.commands.acknowledge(session, Ack("s", new))
+        engine.commands.unsubscribe(session, Unsubscribe("s", "me,s"))
         commit_all()
     nothing = dict.fromkeys(SCHEMA.names)
     events = [

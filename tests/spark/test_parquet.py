@@ -58,7 +58,7 @@ def test_parquet_has_exclusive_consumers_and_their_priorities(tmp_path: Path) ->
     recorded = RecordedEngine()
     for priority in (-127, 0, 127):
         subscribe = Subscribe("s", ORDERS, AckMode.CLIENT, 10, priority=priority, is_exclusive=priority != 0)
-        recorded.engine.subscribe(recorded.session(str(priority)), subscribe)
+        recorded.engine.commands.subscribe(recorded.session(str(priority)), subscribe)
         recorded.send(recorded.session("sender"), 9)
     recorded.commit()
     write(tmp_path, recorded).close()
@@ -97,7 +97,7 @@ def test_days_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
     recorded = RecordedEngine()
     session = recorded.session()
     for day in range(40):
-        recorded.engine.tick(day * 86_400_000_000 // 4, 0)
+        recorded.engine.state.commit_state.tick(day * 86_400_000_000 // 4, 0)
         recorded.send(session)
         recorded.commit()
     write(tmp_path, recorded).close()

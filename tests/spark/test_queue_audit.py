@@ -17,7 +17,7 @@ from tests.spark.histories import Event, RandomHistory
 from tests.spark.judge import Judge
 from tests.spark.plain import counted, outcomes_of, witnessed
 from tests.spark.policies import alternating_buckets, serve, three_classes, true_next, two_buckets
-from truenext.spark.audit.model import SELECTOR_WINDOW, EventCode, RemovedMessages, StartFlag
+from truenext.spark.audit.model import SELECTOR_WINDOW, AuditedMessage, EventCode, RemovedMessages, StartFlag
 from truenext.spark.audit.queue_audit import POINTS_MAX, QueueAudit
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
@@ -66,7 +66,7 @@ def _accused(history: RandomHistory, events: list[Event]) -> set[tuple[str, str,
 
 def test_a_message_whose_commit_a_gap_hides_may_be_dispatched_again() -> None:
     account = QueueAudit(RemovedMessages(), 10)
-    account.on_accepted(1, 1, 1, 4, True, 9, 9)
+    account.on_accepted(1, 1, AuditedMessage(1, 4, True, 9, 9))
     account.on_gap(2)
     account.on_dispatched(5, 5, 1, 1)
     account.on_returned(6, 6, 1, 1)
@@ -78,11 +78,11 @@ def test_a_message_whose_commit_a_gap_hides_may_be_dispatched_again() -> None:
 
 def test_a_message_that_was_being_committed_at_a_gap_holds_back_its_equals_until_it_is_durable() -> None:
     account = QueueAudit(RemovedMessages(), 10)
-    account.on_accepted(1, 1, 1, 5, True, 9, 9)
+    account.on_accepted(1, 1, AuditedMessage(1, 5, True, 9, 9))
     account.on_gap(2)
-    account.on_accepted(4, 4, 2, 5, False, 4, 4)
+    account.on_accepted(4, 4, AuditedMessage(2, 5, False, 4, 4))
     for event, sequence in ((5, 3), (6, 4)):
-        account.on_accepted(event, event, sequence, 4, False, event, event)
+        account.on_accepted(event, event, AuditedMessage(sequence, 4, False, event, event))
     account.on_dispatched(7, 7, 3, 1)
     assert account.findings == []
     account.become_visible(9)
@@ -178,7 +178,7 @@ def test_depths_are_thinned_out_evenly() -> None:
 def test_dispatches_to_a_consumer_with_a_selector_are_no_evidence_and_to_others_are() -> None:
     account = QueueAudit(RemovedMessages(), 10)
     for sequence in (1, 2, 3):
-        account.on_accepted(sequence, sequence, sequence, 4, True, sequence, sequence)
+        account.on_accepted(sequence, sequence, AuditedMessage(sequence, 4, True, sequence, sequence))
     account.on_subscribed(4, 4, 1, SELECTOR_WINDOW)
     account.on_dispatched(5, 5, 3, 1)
     assert account.free_consumers == 0 and account.findings == []
@@ -194,7 +194,7 @@ def test_dispatches_to_a_consumer_with_a_selector_are_no_evidence_and_to_others_
 def test_message_with_a_group_is_evidence_for_its_group_and_one_without_for_all() -> None:
     account = QueueAudit(RemovedMessages(), 10)
     for sequence, group in ((1, 7), (2, 0), (3, 8), (4, 7), (5, 0), (6, 8)):
-        account.on_accepted(sequence, sequence, sequence, 4, True, sequence, sequence, group)
+        account.on_accepted(sequence, sequence, AuditedMessage(sequence, 4, True, sequence, sequence, group))
     account.on_subscribed(7, 7, 1, 10)
     account.on_dispatched(8, 8, 2, 1)
     assert account.findings == []
@@ -215,10 +215,10 @@ def test_message_with_a_group_is_evidence_for_its_group_and_one_without_for_all(
 def test_messages_after_one_being_committed_are_no_evidence_until_that_is_durable() -> None:
     for group in (7, 0):
         account = QueueAudit(RemovedMessages(), 10)
-        account.on_accepted(1, 1, 1, 5, True, 6, 6, 8)
-        account.on_accepted(2, 2, 2, 5, False, 2, 2, group)
+        account.on_accepted(1, 1, AuditedMessage(1, 5, True, 6, 6, 8))
+        account.on_accepted(2, 2, AuditedMessage(2, 5, False, 2, 2, group))
         for sequence in (3, 4):
-            account.on_accepted(sequence, sequence, sequence, 4, False, sequence, sequence, group)
+            account.on_accepted(sequence, sequence, AuditedMessage(sequence, 4, False, sequence, sequence, group))
         account.on_subscribed(5, 5, 1, 10)
         account.on_dispatched(5, 5, 3, 1)
         assert account.findings == []
@@ -232,14 +232,14 @@ def ended(*, was_reset: bool = True) -> QueueAudit:
     account = QueueAudit(RemovedMessages(), 10)
     account.on_subscribed(1, 1, 1, 10)
     for sequence in (1, 2):
-        account.on_accepted(1 + sequence, 1 + sequence, sequence, 4, True, 1 + sequence, 1 + sequence)
+        account.on_accepted(1 + sequence, 1 + sequence, AuditedMessage(sequence, 4, True, 1 + sequence, 1 + sequence))
     account.on_dispatched(4, 4, 1, 1)
     account.on_returned(5, 5, 1, 0)
     account.on_unsubscribed(6, 6, 1)
     account.on_queue_ended(7, 7)
     if was_reset:
         account.on_subscribed(8, 8, 2, 10)
-        account.on_accepted(9, 9, 3, 4, True, 9, 9)
+        account.on_accepted(9, 9, AuditedMessage(3, 4, True, 9, 9))
     return account
 
 

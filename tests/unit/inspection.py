@@ -22,14 +22,14 @@ def run_stuck_audit(
 
 def evict_all(engine: Engine) -> None:
     """Evict all messages that can be evicted."""
-    limit, engine.memory.limit = engine.memory.limit, 0
+    limit, engine.state.memory.limit = engine.state.memory.limit, 0
     engine.evict()
-    while engine._eviction.is_unfinished:
+    while engine._memory.eviction.is_unfinished:
         engine.evict()
-    engine.memory.limit = limit
+    engine.state.memory.limit = limit
 
 
 def groups_of(engine: Engine, queue: Queue) -> GroupOwnership | None:
     """Return the groups of the queue, None if it has none."""
-    selecting = engine.selections.by_queue.get(queue)
+    selecting = engine.queues.selections.by_queue.get(queue)
     return None if selecting is None else selecting.groups

@@ -17,78 +17,78 @@ class Held:
 
     def __init__(self, *, persistent: bool) -> None:
         self.engine = engine = Engine()
-        engine.start()
-        self.session = engine.connect("s")
+        engine.lifespan.start()
+        self.session = engine.commands.connect("s")
         self.session.is_truenext_client = True
-        self.other = engine.connect("other")
-        engine.subscribe(self.session, Subscribe("0", parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
-        engine.send(
+        self.other = engine.commands.connect("other")
+        engine.commands.subscribe(self.session, Subscribe("0", parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
+        engine.commands.send(
             self.session,
             Send(parse_address("/queue/a", "s"), SentMessage(4, persistent, 0, b"content-length:0\n", b"")),
         )
         self.commit_number_one()
         self.write()
-        ((self.entry,),) = engine.turn().deliveries.values()
+        ((self.entry,),) = engine.turn.run().deliveries.values()
         # Dispatches are written as well, and nobody waits for that.
         self.write()
-        assert not engine.commit_state.is_batch_awaited
+        assert not engine.state.commit_state.is_batch_awaited
 
     def commit_number_one(self) -> None:
-        self.engine.begin(self.session, Begin("first"))
-        self.engine.commit(self.session, Commit("first", "p", 1))
+        self.engine.commands.begin(self.session, Begin("first"))
+        self.engine.commands.commit(self.session, Commit("first", "p", 1))
 
     def write(self) -> None:
         while (batch := self.engine.take_batch()) is not None:
-            self.engine.on_committed(batch)
+            self.engine.store_results.on_committed(batch)
 
     def answered(self, session: ConnectionState) -> list[object]:
-        return [answer for each, answer in self.engine.turn().answers if each is session]
+        return [answer for each, answer in self.engine.turn.run().answers if each is session]
 
 
 def deliver_and_answer(held: Held, answer: type[Ack] | type[Nack] = Ack) -> None:
-    held.engine.begin(held.session, Begin("t"))
+    held.engine.commands.begin(held.session, Begin("t"))
     if answer is Ack:
-        held.engine.acknowledge(held.session, Ack("0", held.entry.sequence, "t"))
+        held.engine.commands.acknowledge(held.session, Ack("0", held.entry.sequence, "t"))
     else:
-        held.engine.nack(held.session, Nack("0", held.entry.sequence, "t"))
+        held.engine.commands.nack(held.session, Nack("0", held.entry.sequence, "t"))
 
 
 def nack(held: Held) -> None:
-    held.engine.nack(held.session, Nack("0", held.entry.sequence))
+    held.engine.commands.nack(held.session, Nack("0", held.entry.sequence))
 
 
 def reject(held: Held) -> None:
-    held.engine.nack(held.session, Nack("0", held.entry.sequence, is_rejected=True))
+    held.engine.commands.nack(held.session, Nack("0", held.entry.sequence, is_rejected=True))
 
 
 def commit_of_a_nack(held: Held) -> None:
     deliver_and_answer(held, Nack)
-    held.engine.commit(held.session, Commit("t"))
+    held.engine.commands.commit(held.session, Commit("t"))
 
 
 def abort(held: Held) -> None:
     deliver_and_answer(held)
-    held.engine.abort(held.session, Abort("t"))
+    held.engine.commands.abort(held.session, Abort("t"))
 
 
 def abort_of_a_nack_alone(held: Held) -> None:
     deliver_and_answer(held, Nack)
-    held.engine.abort(held.session, Abort("t", counts_all=False))
+    held.engine.commands.abort(held.session, Abort("t", counts_all=False))
 
 
 def repeated_commit(held: Held) -> None:
     deliver_and_answer(held)
-    held.engine.commit(held.session, Commit("t", "p", 1))
+    held.engine.commands.commit(held.session, Commit("t", "p", 1))
 
 
 def release_with_a_transaction(held: Held) -> None:
     deliver_and_answer(held)
-    held.engine.release(held.session, Release(["0"], [], suspends=False, transaction="t", counts_all=True))
+    held.engine.commands.release(held.session, Release(["0"], [], suspends=False, transaction="t", counts_all=True))
 
 
 def lost_connection(held: Held) -> None:
-    held.engine.mark_started(held.session, Started("0", held.entry.sequence, 1))
-    held.engine.disconnect(held.session, is_clean=False)
+    held.engine.commands.mark_started(held.session, Started("0", held.entry.sequence, 1))
+    held.engine.commands.disconnect(held.session, is_clean=False)
 
 
 CONFIRMED = [
@@ -109,7 +109,7 @@ def test_receipt_of_a_command_that_counts_an_attempt_is_sent_once_the_attempt_is
     # C10.6
     held = Held(persistent=True)
     fail(held)
-    held.engine.answer(held.session, Receipt("of this"))
+    held.engine.state.commit_state.answer(held.session, Receipt("of this"))
     assert held.answered(held.session) == []
     held.write()
     assert held.answered(held.session) == [Receipt("of this")]
@@ -120,26 +120,26 @@ def test_attempt_of_a_persistent_message_is_written_at_once_without_a_receipt(fa
     # C10.5
     held = Held(persistent=True)
     fail(held)
-    assert held.engine.commit_state.is_batch_awaited
+    assert held.engine.state.commit_state.is_batch_awaited
 
 
 @pytest.mark.parametrize("fail", [each for each in [*CONFIRMED, lost_connection] if each is not reject])
 def test_attempt_of_a_transient_message_costs_no_write(fail: Callable[[Held], None]) -> None:
     held = Held(persistent=False)
     fail(held)
-    assert not held.engine.commit_state.is_batch_awaited
+    assert not held.engine.state.commit_state.is_batch_awaited
 
 
 def test_message_that_comes_back_without_an_attempt_costs_no_write() -> None:
     held = Held(persistent=True)
     deliver_and_answer(held)
-    held.engine.abort(held.session, Abort("t", counts_all=False))
-    assert not held.engine.commit_state.is_batch_awaited
+    held.engine.commands.abort(held.session, Abort("t", counts_all=False))
+    assert not held.engine.state.commit_state.is_batch_awaited
 
 
 def test_message_is_dispatched_again_before_its_attempt_is_durable() -> None:
     # C10.7
     held = Held(persistent=True)
     abort(held)
-    ((again,),) = held.engine.turn().deliveries.values()
+    ((again,),) = held.engine.turn.run().deliveries.values()
     assert (again.sequence, again.attempts) == (held.entry.sequence, 1)

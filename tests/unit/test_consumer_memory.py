@@ -36,7 +36,7 @@ def subscribe(
     subscribed = Subscribe(
         name, parse_address(address, "s"), AckMode.INDIVIDUAL, 1, durable_key=durable, selector=selector
     )
-    run.engine.subscribe(run.session, subscribed)
+    run.engine.commands.subscribe(run.session, subscribed)
     run.settle()
 
 
@@ -45,16 +45,16 @@ def subscribe(
 def test_a_subscription_takes_its_selector_s_memory_and_gives_it_back(address: str, is_disconnect: bool) -> None:
     run = Passing()
     run.publish("q")
-    before = run.engine.memory.queue_bytes
+    before = run.engine.state.memory.queue_bytes
     selector = long_selector()
     subscribe(run, address, selector)
-    assert run.engine.memory.queue_bytes > before + selector.size + CONSUMER_BYTES > before + 300_000
+    assert run.engine.state.memory.queue_bytes > before + selector.size + CONSUMER_BYTES > before + 300_000
     if is_disconnect:
-        run.engine.disconnect(run.session, is_clean=True)
+        run.engine.commands.disconnect(run.session, is_clean=True)
     else:
-        run.engine.unsubscribe(run.session, Unsubscribe("1"))
+        run.engine.commands.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
-    assert run.engine.memory.queue_bytes == before
+    assert run.engine.state.memory.queue_bytes == before
 
 
 def test_a_selector_that_many_have_is_there_and_counted_once() -> None:
@@ -62,46 +62,46 @@ def test_a_selector_that_many_have_is_there_and_counted_once() -> None:
     run = Passing()
     selector = long_selector()
     subscribe(run, "/queue/a", selector, name="a")
-    before = run.engine.memory.queue_bytes
+    before = run.engine.state.memory.queue_bytes
     text = selector.text
     del selector
     subscribe(run, "/queue/b", long_selector(), name="b")
     subscribe(run, "/topic/t", long_selector(), name="t")
-    assert run.engine.memory.queue_bytes < before + 10_000
+    assert run.engine.state.memory.queue_bytes < before + 10_000
     for name in ("a", "b"):
-        run.engine.unsubscribe(run.session, Unsubscribe(name))
-    assert run.engine.memory.selector_use_counts == {compile_selector(text): 2}, (
+        run.engine.commands.unsubscribe(run.session, Unsubscribe(name))
+    assert run.engine.state.memory.selector_use_counts == {compile_selector(text): 2}, (
         "its subscriber has it, and what is copied to its queue"
     )
 
 
 def test_selector_of_an_unused_durable_subscription_is_counted_also_after_a_restart() -> None:
     run = Passing()
-    before = run.engine.memory.queue_bytes
+    before = run.engine.state.memory.queue_bytes
     selector = long_selector()
     subscribe(run, "/topic/t", selector, durable=KEY)
-    run.engine.disconnect(run.session, is_clean=True)
+    run.engine.commands.disconnect(run.session, is_clean=True)
     run.settle()
-    assert run.engine.memory.queue_bytes > before + selector.size
+    assert run.engine.state.memory.queue_bytes > before + selector.size
     run.start_engine()
-    assert run.engine.memory.queue_bytes > before + selector.size
-    run.engine.unsubscribe(run.session, Unsubscribe("other", durable_key=KEY))
+    assert run.engine.state.memory.queue_bytes > before + selector.size
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("other", durable_key=KEY))
     run.settle()
-    assert run.engine.memory.queue_bytes == before and not run.engine.memory.selector_use_counts
+    assert run.engine.state.memory.queue_bytes == before and not run.engine.state.memory.selector_use_counts
 
 
 def test_a_browser_takes_memory_until_it_ends_though_it_was_shown_all() -> None:
     run = Passing()
     run.publish("q")
-    before = run.engine.memory.queue_bytes
+    before = run.engine.state.memory.queue_bytes
     selector = long_selector()
-    run.engine.browse(run.session, Browse("1", parse_address("/queue/q", "s"), selector))
+    run.engine.commands.browse(run.session, Browse("1", parse_address("/queue/q", "s"), selector))
     run.settle()
-    assert run.engine.memory.queue_bytes == before + selector.size + memory_module.consumer_size(
+    assert run.engine.state.memory.queue_bytes == before + selector.size + memory_module.consumer_size(
         "1", parse_address("/queue/q", "s")
     )
-    run.engine.unsubscribe(run.session, Unsubscribe("1"))
-    assert run.engine.memory.queue_bytes == before
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("1"))
+    assert run.engine.state.memory.queue_bytes == before
 
 
 @pytest.mark.parametrize("address", ["/queue/q", "/queue/*", "/topic/t", "durable"])
@@ -113,15 +113,18 @@ def test_a_selector_for_which_there_is_no_room_is_refused_and_nothing_is_done(
     run = Passing(capacity=10)
     run.publish("q")
     run.settle()
-    before, names = run.engine.memory.queue_bytes, {queue.name for queue in run.engine.queues()}
+    before, names = run.engine.state.memory.queue_bytes, {queue.name for queue in run.engine.queues.by_name.values()}
     durable = KEY if address == "durable" else ""
     with pytest.raises(
         RemoteProtocolError, match=r"no memory for this subscription: it needs 3[01]\d KiB .*--memory-limit"
     ):
         subscribe(run, "/topic/t" if durable else address, long_selector(), durable=durable)
     with pytest.raises(RemoteProtocolError, match="no memory for this subscription"):
-        run.engine.browse(run.session, Browse("b", parse_address("/queue/q", "s"), long_selector()))
-    assert run.engine.memory.queue_bytes == before and {queue.name for queue in run.engine.queues()} == names
+        run.engine.commands.browse(run.session, Browse("b", parse_address("/queue/q", "s"), long_selector()))
+    assert (
+        run.engine.state.memory.queue_bytes == before
+        and {queue.name for queue in run.engine.queues.by_name.values()} == names
+    )
     assert not run.session.consumers and not run.session.browsers
     subscribe(run, "/queue/q", compile_selector("n = 1"))
 
@@ -143,7 +146,7 @@ def test_full_memory_of_queues_leaves_a_reserve_for_consumers(
         for count in range(100):
             subscribe(run, "/queue/q0", name=f"consumer {count}")
     assert 8 < count < 20
-    run.engine.unsubscribe(run.session, Unsubscribe("consumer 0"))
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("consumer 0"))
     subscribe(run, "/queue/q0", name="another")
 
 
@@ -153,10 +156,10 @@ def test_first_pattern_of_a_queue_is_never_refused_and_later_ones_may_be(monkeyp
     run = Passing(capacity=100)
     for number in range(100):
         run.publish(f"{'ab'[number % 2]}.{number}")
-    before = run.engine.memory.queue_bytes
+    before = run.engine.state.memory.queue_bytes
     subscribe(run, "/queue/a.*", name="a")
     subscribe(run, "/queue/b.*", name="b")
-    assert run.engine.memory.queue_bytes < before + 2 * (CONSUMER_BYTES + WILDCARD_BYTES) + 500, (
+    assert run.engine.state.memory.queue_bytes < before + 2 * (CONSUMER_BYTES + WILDCARD_BYTES) + 500, (
         "queues have room for it"
     )
     with pytest.raises(RemoteProtocolError, match="no memory for this subscription"):
@@ -167,18 +170,18 @@ def test_memory_of_a_wildcard_consumer_is_counted_once_while_it_joins() -> None:
     run = Passing()
     for number in range(5 * JOIN_QUEUES_PER_TURN):
         run.publish(f"q{number}")
-    before, counted = run.engine.memory.queue_bytes, []
+    before, counted = run.engine.state.memory.queue_bytes, []
     subscribed = Subscribe(
         "1", parse_address("/queue/>", "s"), AckMode.INDIVIDUAL, 1, selector=compile_selector("x = 1")
     )
-    run.engine.subscribe(run.session, subscribed)
+    run.engine.commands.subscribe(run.session, subscribed)
     consumer = run.session.consumers["1"]
     assert isinstance(consumer, Wildcard)
     while consumer.is_joining:
-        counted.append(run.engine.memory.queue_bytes - before)
-        run.engine.turn()
+        counted.append(run.engine.state.memory.queue_bytes - before)
+        run.engine.turn.run()
     run.settle()
-    at_last = run.engine.memory.queue_bytes - before
+    at_last = run.engine.state.memory.queue_bytes - before
     assert len(counted) == 4 and all(0.99 * at_last < each < 1.01 * at_last for each in counted)
 
 
@@ -221,26 +224,26 @@ def test_last_few_unused_selectors_are_kept() -> None:
 
 def test_memory_of_a_long_name_is_counted_with_its_queue_and_freed() -> None:
     run = Passing()
-    before = run.engine.memory.queue_bytes
+    before = run.engine.state.memory.queue_bytes
     run.use("short")
-    short = run.engine.memory.queue_bytes - before
+    short = run.engine.state.memory.queue_bytes - before
     run.use("長" * 250)
-    assert run.engine.memory.queue_bytes - before - short > short + 3 * 250
+    assert run.engine.state.memory.queue_bytes - before - short > short + 3 * 250
     run.advance(70)
-    assert run.engine.memory.queue_bytes == before
+    assert run.engine.state.memory.queue_bytes == before
 
 
 def traced(run: Passing, act: Callable[[], object]) -> tuple[int, int]:
     """Bytes that something takes, and as how many it is counted."""
     gc.collect()
-    before = run.engine.memory.queue_bytes
+    before = run.engine.state.memory.queue_bytes
     tracemalloc.start()
     try:
         act()
         re.purge()
         parse_address.cache_clear()
         gc.collect()
-        return tracemalloc.get_traced_memory()[0], run.engine.memory.queue_bytes - before
+        return tracemalloc.get_traced_memory()[0], run.engine.state.memory.queue_bytes - before
     finally:
         tracemalloc.stop()
 
@@ -255,9 +258,9 @@ def test_memory_of_a_selector_list_in_each_queue_of_a_pattern_is_counted(texts: 
     selector = compile_selector("x in (" + ",".join(f"'{number}'" for number in range(texts)) + ")")
     used, counted = traced(run, lambda: subscribe(run, "/queue/>", selector))
     assert used < counted + 300 * JOIN_BYTES + 100_000
-    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
-    assert not run.engine.memory.selector_use_counts
+    assert not run.engine.state.memory.selector_use_counts
 
 
 @pytest.mark.parametrize("address", ["/queue/{}.*", "/topic/{}.*", "/topic/{}", "/queue/{}"])
@@ -273,6 +276,6 @@ def test_memory_of_a_subscription_is_counted_for_each_kind_of_address(address: s
 
     used, counted = traced(run, subscribe_to_all)
     assert used < 1.1 * counted + 50_000
-    run.engine.disconnect(run.session, is_clean=True)
+    run.engine.commands.disconnect(run.session, is_clean=True)
     run.advance(70)
-    assert run.engine.memory.queue_bytes < 10_000
+    assert run.engine.state.memory.queue_bytes < 10_000

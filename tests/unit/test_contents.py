@@ -25,7 +25,7 @@ def message(body: bytes = BODY, *, persistent: bool = True) -> SentMessage:
 
 
 def send(run: Run, to: str = ADDRESS, body: bytes = BODY, *, persistent: bool = True) -> None:
-    run.engine.send(run.session, Send(parse_address(to, "s"), message(body, persistent=persistent)))
+    run.engine.commands.send(run.session, Send(parse_address(to, "s"), message(body, persistent=persistent)))
 
 
 def contents(run: Run) -> list[UndecodedMessage]:
@@ -39,25 +39,27 @@ def stored(run: Run) -> list[UndecodedMessage]:
 
 def receive(run: Run, queue: str) -> Callable[[], None]:
     """Subscribe to a queue; what comes back acknowledges the message that came."""
-    run.engine.subscribe(run.session, Subscribe(queue, parse_address(f"/queue/{queue}", "s"), AckMode.INDIVIDUAL, 1))
+    run.engine.commands.subscribe(
+        run.session, Subscribe(queue, parse_address(f"/queue/{queue}", "s"), AckMode.INDIVIDUAL, 1)
+    )
     run.settle()
     (entry,) = run.session.consumers[queue].held.values()
 
     def acknowledge() -> None:
-        run.engine.acknowledge(run.session, Ack(queue, entry.sequence))
+        run.engine.commands.acknowledge(run.session, Ack(queue, entry.sequence))
         run.settle()
 
     return acknowledge
 
 
 def in_a_transaction(run: Run) -> None:
-    run.engine.begin(run.session, Begin("t"))
-    run.engine.send(run.session, Send(parse_address(ADDRESS, "s"), message(), "t"))
-    run.engine.commit(run.session, Commit("t"))
+    run.engine.commands.begin(run.session, Begin("t"))
+    run.engine.commands.send(run.session, Send(parse_address(ADDRESS, "s"), message(), "t"))
+    run.engine.commands.commit(run.session, Commit("t"))
 
 
 def later(run: Run) -> None:
-    run.engine.send(run.session, Send(parse_address(ADDRESS, "s"), message(), schedule=Schedule(delay_ms=5)))
+    run.engine.commands.send(run.session, Send(parse_address(ADDRESS, "s"), message(), schedule=Schedule(delay_ms=5)))
     run.settle()
     assert contents(run) == []
     run.at(run.now_ms + 5)
@@ -97,8 +99,8 @@ def test_single_small_and_transient_messages_have_their_content_in_their_records
 ) -> None:
     run = Run()
     send(run, to, body, persistent=persistent)
-    run.engine.stop()
-    for batch in run.engine.final_batches():
+    run.engine.commands.connecting.stop()
+    for batch in run.engine.lifespan.final_batches():
         run.store.apply(batch)
     assert contents(run) == []
     assert {each.content for each in stored(run)} == {b""}
@@ -123,7 +125,7 @@ def test_a_copy_that_is_dead_lettered_leaves_the_others_alone() -> None:
     run.settle()
     receive(run, "a")
     (sequence,) = run.session.consumers["a"].held
-    run.engine.nack(run.session, Nack("a", sequence, is_rejected=True))
+    run.engine.commands.nack(run.session, Nack("a", sequence, is_rejected=True))
     run.settle()
     assert [each.mark.attempts for each in contents(run)] == [2]
     assert targets.queues(run.engine)["DLQ.a"].waiting_count() == 1
@@ -137,14 +139,14 @@ def test_a_copy_that_is_dead_lettered_leaves_the_others_alone() -> None:
 def test_ended_durable_subscriptions_dereference_their_copies() -> None:
     run = Run()
     for name in ("x", "y"):
-        run.engine.subscribe(
+        run.engine.commands.subscribe(
             run.session,
             Subscribe(name, parse_address("/topic/t", "s"), AckMode.INDIVIDUAL, 0, durable_key=f"me,{name}"),
         )
     send(run, "/topic/t,/queue/a")
     run.settle()
     for name, remaining in (("x", 2), ("y", 1)):
-        run.engine.unsubscribe(run.session, Unsubscribe(name, durable_key=f"me,{name}"))
+        run.engine.commands.unsubscribe(run.session, Unsubscribe(name, durable_key=f"me,{name}"))
         run.settle()
         assert [each.mark.attempts for each in contents(run)] == [remaining]
     receive(run, "a")()
@@ -153,18 +155,20 @@ def test_ended_durable_subscriptions_dereference_their_copies() -> None:
 
 def test_a_copy_that_is_acknowledged_before_it_is_written_is_not_written_and_does_not_count() -> None:
     engine = started(store_and_dispatch=StoreAndDispatch.CONCURRENT)
-    session = engine.connect("s")
+    session = engine.commands.connect("s")
     for queue in "abc":
-        engine.subscribe(session, Subscribe(queue, parse_address(f"/queue/{queue}", "s"), AckMode.INDIVIDUAL, 1))
-    engine.send(session, Send(parse_address(ADDRESS, "s"), message()))
-    engine.turn()
+        engine.commands.subscribe(
+            session, Subscribe(queue, parse_address(f"/queue/{queue}", "s"), AckMode.INDIVIDUAL, 1)
+        )
+    engine.commands.send(session, Send(parse_address(ADDRESS, "s"), message()))
+    engine.turn.run()
     for queue, remaining in (("b", 2), ("a", 1)):
         (sequence,) = session.consumers[queue].held
-        engine.acknowledge(session, Ack(queue, sequence))
+        engine.commands.acknowledge(session, Ack(queue, sequence))
         batch = targets.gathering(engine)
         (content,) = (key for key in batch.puts if key.startswith(CONTENTS_LANE_KEY))
         assert (batch.marks[content].attempts, len(batch.puts), batch.dereferenced) == (remaining, remaining + 1, [])
     (sequence,) = session.consumers["c"].held
-    engine.acknowledge(session, Ack("c", sequence))
+    engine.commands.acknowledge(session, Ack("c", sequence))
     batch = targets.gathering(engine)
     assert (batch.puts, batch.marks, batch.dereferenced) == ({}, {}, [])

@@ -42,11 +42,11 @@ MANY = 2345
 class ReportDriver:
     def __init__(self) -> None:
         self.engine = Engine()
-        self.engine.start()
+        self.engine.lifespan.start()
         batch = self.engine.take_batch()
         assert batch is not None
-        self.engine.on_committed(batch)
-        self.session = self.engine.connect("s")
+        self.engine.store_results.on_committed(batch)
+        self.session = self.engine.commands.connect("s")
         self.audit = StuckQueueDetector()
 
     def send(self, queue: str) -> None:
@@ -54,13 +54,13 @@ class ReportDriver:
 
     def send_to(self, address: str, body: bytes = b"") -> None:
         message = SentMessage(4, False, 0, b"content-length:0\n", body)
-        self.engine.send(self.session, Send(parse_address(address, "s"), message))
+        self.engine.commands.send(self.session, Send(parse_address(address, "s"), message))
 
     def subscribe(self, address: str, session: ConnectionState | None = None, window: int = 1000) -> None:
         subscribe = Subscribe(
             address, parse_address(address, session.id if session else "s"), AckMode.INDIVIDUAL, window
         )
-        self.engine.subscribe(session or self.session, subscribe)
+        self.engine.commands.subscribe(session or self.session, subscribe)
 
     def start_request(self, verb: str) -> Generator[None, None, bytes]:
         pager = mock.Mock(spec=Pager, pending=set())
@@ -98,14 +98,14 @@ def test_queues_query_lists_many_queues_once_in_the_order_of_their_names() -> No
 
 def test_messages_held_by_a_wildcard_consumer_are_counted_in_their_queues() -> None:
     driver = ReportDriver()
-    other = driver.engine.connect("other")
+    other = driver.engine.commands.connect("other")
     driver.subscribe("/queue/a.*")
     for name in ("a.x", "a.x", "a.y", "b", "b"):
         driver.send(name)
-    driver.engine.turn()
+    driver.engine.turn.run()
     driver.subscribe("/queue/b", other)
     driver.send("a.y")
-    driver.engine.turn()
+    driver.engine.turn.run()
     driver.send("b")
     assert driver.answer("queues") == [
         row("a.x", unacknowledged=2, consumers=1),
@@ -120,7 +120,7 @@ def test_status_sums_temporary_destinations_and_names_the_largest() -> None:
     driver = ReportDriver()
     nothing = {"waiting": 0, "unacknowledged": 0, "bytes": 0, "largest": []}
     assert driver.answer("status")["temporary"] == nothing
-    slow, slower = driver.engine.connect("slow"), driver.engine.connect("slower")
+    slow, slower = driver.engine.commands.connect("slow"), driver.engine.commands.connect("slower")
     driver.subscribe("/topic/news.*", slow, window=1)
     driver.subscribe("/temp-topic/own", slower)
     driver.subscribe("/temp-queue/answers", slower, window=1)
@@ -129,7 +129,7 @@ def test_status_sums_temporary_destinations_and_names_the_largest() -> None:
     for _ in range(3):
         for address in ("/topic/news.eu", "/queue/q", "/remote-temp-queue/slower/answers"):
             driver.send_to(address, bytes(1000))
-            driver.engine.turn()
+            driver.engine.turn.run()
     driver.send_to("/remote-temp-queue/slower/answers", bytes(1000))
     status = driver.answer("status")
     temporary = status["temporary"]
@@ -162,13 +162,13 @@ def test_status_sums_temporary_destinations_and_names_the_largest() -> None:
 
 def test_status_names_only_the_largest_temporary_destinations_that_still_exist() -> None:
     driver = ReportDriver()
-    sessions = [driver.engine.connect(f"s{number}") for number in range(2 * LARGEST_COUNT)]
+    sessions = [driver.engine.commands.connect(f"s{number}") for number in range(2 * LARGEST_COUNT)]
     for number, session in enumerate(sessions):
         driver.subscribe("/topic/t", session)
         driver.send_to("/topic/t", bytes(1000 * number))
     answer = driver.start_request("status")
     next(answer)
-    driver.engine.disconnect(sessions[0], is_clean=True)
+    driver.engine.commands.disconnect(sessions[0], is_clean=True)
     largest = json.loads(finished(answer))["temporary"]["largest"]
     assert [each["client"] for each in largest] == [f"host of s{number}" for number in range(1, LARGEST_COUNT)]
 
@@ -180,7 +180,7 @@ def test_no_step_looks_at_more_than_a_few_consumers_of_one_queue(verb: str) -> N
         "", parse_address("/temp-queue/q" if verb == "status" else "/queue/q", "s"), AckMode.INDIVIDUAL, 1
     )
     for number in range(1000):
-        driver.engine.subscribe(driver.session, structs.replace(subscribe, subscription=str(number)))
+        driver.engine.commands.subscribe(driver.session, structs.replace(subscribe, subscription=str(number)))
     steps = sum(1 for _ in driver.start_request(verb))
     assert steps >= 1000 // ITEMS_PER_STEP
 
@@ -218,8 +218,8 @@ def test_queues_answer_is_never_older_than_its_request() -> None:
 def test_steps_of_the_stuck_audit_check_few_queues_and_find_few_consumers() -> None:
     driver = ReportDriver()
     for number in range(MANY):
-        driver.subscribe(f"/queue/q{number}", driver.engine.connect(f"s{number}"))
-    for queue in driver.engine.queues():
+        driver.subscribe(f"/queue/q{number}", driver.engine.commands.connect(f"s{number}"))
+    for queue in driver.engine.queues.by_name.values():
         for rank in RANKS:
             queue.lane(rank)
     checked: Counter[int] = Counter()
@@ -242,19 +242,19 @@ def test_steps_of_the_stuck_audit_check_few_queues_and_find_few_consumers() -> N
 
 def test_a_queue_whose_consumer_has_left_since_the_round_began_is_not_taken_for_stuck() -> None:
     driver = ReportDriver()
-    disconnecting, driver.session = driver.session, driver.engine.connect("other")
+    disconnecting, driver.session = driver.session, driver.engine.commands.connect("other")
     driver.subscribe("/queue/q", disconnecting)
     driver.subscribe("/queue/r")
     with mock.patch.object(stuck, "QUEUES_PER_STEP", 1):
         steps = driver.audit.check(driver.engine, set)
         next(steps)
         assert [queue.name for queue in driver.audit._remaining] == ["q"]
-        driver.engine.disconnect(disconnecting, is_clean=True)
+        driver.engine.commands.disconnect(disconnecting, is_clean=True)
         driver.send("q")
         list(steps)
     assert driver.audit._stuck_since_ms == {}
     driver.send("r")
-    driver.engine.tick(2000 * stuck.STUCK_MS, 2000 * stuck.STUCK_MS)
+    driver.engine.state.commit_state.tick(2000 * stuck.STUCK_MS, 2000 * stuck.STUCK_MS)
     run_stuck_audit(driver.audit, driver.engine)
     assert [queue.name for queue in driver.audit._stuck_since_ms] == ["r"], "nobody has dispatched it"
 

@@ -11,10 +11,12 @@ from truenext.engine.memory.horizon import remove_entries
 from truenext.engine.memory.reading import PageReader
 from truenext.engine.memory.timers import TimersResult
 from truenext.engine.state.consumer import ConnectionState
+from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.engine.state.queue import Entry, Lane
 from truenext.engine.stuck import STUCK_MS, StuckQueueDetector
-from truenext.engine.writing.event_log import EventLog
+from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.model.batch import DUE_NEVER, Batch, Causes, Mark
 from truenext.model.commands import Ack, AckMode, Nack, Send, Subscribe
 from truenext.model.destination import Destination, DestinationKind, parse_address
@@ -71,45 +73,49 @@ class DelayDriver:
     ) -> None:
         self.in_store = in_store or {}
         policies = Policies(Policy(page_size=page_size, **policy))  # type: ignore[arg-type]
-        self.engine = Engine(memory_limit=LARGE, policies=policies, sequence_limit=1000, event_log=event_log)
-        self.queue = self.engine.restore_queue(1, "a")
+        self.engine = Engine(
+            CommitState(event_log or NoEventLog(), sequence_limit=1000), memory=MemoryBudget(LARGE), policies=policies
+        )
+        self.queue = self.engine.lifespan.restore_queue(1, "a")
         if self.in_store:
-            self.engine.restore_lane(self.queue, 5, len(self.in_store))
+            self.engine.lifespan.restore_lane(self.queue, 5, len(self.in_store))
         self.steady_us = 5
         self.wall_ms = WALL_MS
         self.advance(0)
-        self.engine.start()
+        self.engine.lifespan.start()
         self.commit()
         self.audit = StuckQueueDetector()
-        self.session: ConnectionState = self.engine.connect("s")
-        self.engine.subscribe(self.session, Subscribe("0", parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, window))
+        self.session: ConnectionState = self.engine.commands.connect("s")
+        self.engine.commands.subscribe(
+            self.session, Subscribe("0", parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, window)
+        )
 
     def advance(self, milliseconds: int) -> None:
         self.steady_us += milliseconds * 1000
         self.wall_ms += milliseconds
-        self.engine.tick(self.wall_ms * 1000, self.steady_us)
+        self.engine.state.commit_state.tick(self.wall_ms * 1000, self.steady_us)
 
     def commit(self) -> Batch:
         batch = self.engine.take_batch()
         assert batch is not None
-        self.engine.on_committed(batch)
+        self.engine.store_results.on_committed(batch)
         return batch
 
     def send(self, *, persistent: bool = False, expires_ms: int = 0) -> None:
         message = SentMessage(4, persistent, expires_ms, b"content-length:0\n", b"")
-        self.engine.send(self.session, Send(parse_address("/queue/a", "s"), message))
+        self.engine.commands.send(self.session, Send(parse_address("/queue/a", "s"), message))
 
     def turn(self) -> list[int]:
         """Run turns until nothing is dispatched or read any more; return the dispatched sequences."""
         order: list[int] = []
         while True:
-            effects = self.engine.turn()
-            self.engine.on_all_sent(self.session)
+            effects = self.engine.turn.run()
+            self.engine.commands.on_all_sent(self.session)
             order += [entry.sequence for entries in effects.deliveries.values() for entry in entries]
             for timer_read in effects.timer_reads:
-                self.engine.on_timers_read(timer_read, TimersResult([], 0, True))
+                self.engine.store_results.on_timers_read(timer_read, TimersResult([], 0, True))
             for read in effects.reads:
-                self.engine.on_page_read(read, self.page(read))
+                self.engine.store_results.on_page_read(read, self.page(read))
             if not (effects.reads or effects.deliveries):
                 return order
 
@@ -120,10 +126,10 @@ class DelayDriver:
         return PageResult(found, 0, len(found) == len(after))
 
     def nack(self, sequence: int, **options: int) -> None:
-        self.engine.nack(self.session, Nack("0", sequence, **options))  # type: ignore[arg-type]
+        self.engine.commands.nack(self.session, Nack("0", sequence, **options))  # type: ignore[arg-type]
 
     def acknowledge(self, sequence: int) -> None:
-        self.engine.acknowledge(self.session, Ack("0", sequence))
+        self.engine.commands.acknowledge(self.session, Ack("0", sequence))
 
     def stuck_within(self, milliseconds: int) -> list[str]:
         """Return the queues that the stuck audit reports within this time, one step a second."""
@@ -160,8 +166,8 @@ def test_due_time_is_stored_by_the_wall_clock_and_a_clean_stop_stores_the_remain
     assert [*driver.commit().marks.values()] == [Mark(1, 1, WALL_MS + 300)]
     driver.wall_ms += 5000
     driver.advance(100)
-    driver.engine.stop()
-    (batch,) = driver.engine.final_batches()
+    driver.engine.commands.connecting.stop()
+    (batch,) = driver.engine.lifespan.final_batches()
     assert [*batch.marks.values()] == [Mark(1, 1, WALL_MS + 5000 + 300)]
 
 
@@ -200,9 +206,9 @@ def with_one_that_waits_behind_others() -> list[int]:
     driver = DelayDriver(in_store=in_store, page_size=4)
     order = driver.turn()
     assert order == [1]
-    driver.engine.memory.limit = 0
+    driver.engine.state.memory.limit = 0
     driver.engine.evict()
-    driver.engine.memory.limit = LARGE
+    driver.engine.state.memory.limit = LARGE
     driver.advance(100)
     while driver.session.consumers["0"].held:
         driver.acknowledge(order[-1])
@@ -237,9 +243,9 @@ def test_history_tells_when_a_message_of_a_page_is_due_also_if_memory_was_short_
     in_store = {7: Mark(1, 1, WALL_MS + 50), 8: Mark(0, 0)}
     driver = DelayDriver(in_store=in_store, event_log=log, while_waiting=while_waiting, window=2)
     driver.turn()
-    driver.engine.memory.limit = 0
+    driver.engine.state.memory.limit = 0
     driver.engine.evict()
-    driver.engine.memory.limit = LARGE
+    driver.engine.state.memory.limit = LARGE
     driver.advance(100)
     assert 7 in driver.turn()
     told = [
@@ -259,12 +265,12 @@ def test_a_transient_that_was_stored_after_it_failed_is_given_up_with_a_mark_of_
     driver.send()
     (sequence,) = driver.turn()
     driver.nack(sequence)
-    driver.engine.memory.limit = 0
+    driver.engine.state.memory.limit = 0
     driver.engine.evict()
     assert len(driver.commit().transient_puts) == 1
     driver.engine.evict()
-    assert driver.engine.memory.message_bytes == 0
-    driver.engine.change_policies(Policies(Policy(attempts_max=1)))
+    assert driver.engine.state.memory.message_bytes == 0
+    driver.engine.commands.administering.change_policies(Policies(Policy(attempts_max=1)))
     assert [mark.attempts for mark in driver.commit().marks.values()] == [1]
 
 

@@ -34,16 +34,16 @@ class History:
         self._random = Random(seed)
         self.now_ms = 1_000_000
         self.engine = started()
-        self.engine.memory.unsent_threshold = UNSENT_THRESHOLD
+        self.engine.state.memory.unsent_threshold = UNSENT_THRESHOLD
         self.tick(0)
-        self.sender = self.engine.connect("sender")
-        self.sessions = [self.engine.connect(name) for name in ("a", "b")]
+        self.sender = self.engine.commands.connect("sender")
+        self.sessions = [self.engine.commands.connect(name) for name in ("a", "b")]
         for session in self.sessions:
             for number, window in enumerate((None, 3, 20)):
-                self.engine.subscribe(session, Subscribe(str(number), QUEUE, AckMode.INDIVIDUAL, window))
+                self.engine.commands.subscribe(session, Subscribe(str(number), QUEUE, AckMode.INDIVIDUAL, window))
         if has_selector:
             selecting = Subscribe("0", QUEUE, AckMode.INDIVIDUAL, selector=compile_selector("colour = 'red'"))
-            self.engine.subscribe(self.engine.connect("selecting"), selecting)
+            self.engine.commands.subscribe(self.engine.commands.connect("selecting"), selecting)
         self.log: list[object] = []
 
     @property
@@ -52,7 +52,7 @@ class History:
 
     def tick(self, milliseconds: int) -> None:
         self.now_ms += milliseconds
-        self.engine.tick(self.now_ms * 1000, self.now_ms * 1000)
+        self.engine.state.commit_state.tick(self.now_ms * 1000, self.now_ms * 1000)
 
     def step(self) -> None:
         random = self._random
@@ -64,17 +64,19 @@ class History:
         elif action == "wait":
             self.tick(random.randrange(100))
         elif action == "taken":
-            self.engine.on_all_sent(random.choice(self.sessions))
+            self.engine.commands.on_all_sent(random.choice(self.sessions))
         elif holders:
             consumer = random.choice(holders)
             sequence = random.choice(list(consumer.held))
             if action == "ack":
-                self.engine.acknowledge(consumer.session, Ack(consumer.subscription, sequence))
+                self.engine.commands.acknowledge(consumer.session, Ack(consumer.subscription, sequence))
             else:
-                self.engine.nack(consumer.session, Nack(consumer.subscription, sequence, delay_ms=0, cause="c" * 9))
+                self.engine.commands.nack(
+                    consumer.session, Nack(consumer.subscription, sequence, delay_ms=0, cause="c" * 9)
+                )
         if random.random() < 0.5 and (batch := self.engine.take_batch()) is not None:
-            self.engine.on_committed(batch)
-        self.note(self.engine.turn().deliveries)
+            self.engine.store_results.on_committed(batch)
+        self.note(self.engine.turn.run().deliveries)
 
     def send(self) -> None:
         random = self._random
@@ -82,11 +84,11 @@ class History:
         expires_ms = self.now_ms + random.randrange(1, 300) if random.random() < 0.2 else 0
         header = b"content-length:%d\n" % len(body)
         message = SentMessage(random.randrange(10), random.random() < 0.5, expires_ms, header, body)
-        self.engine.send(self.sender, Send(QUEUE, message))
+        self.engine.commands.send(self.sender, Send(QUEUE, message))
 
     def note(self, deliveries: Deliveries) -> None:
         """Add to the log all that dispatch has written."""
-        memory = self.engine.memory
+        memory = self.engine.state.memory
         self.log.append(
             (
                 [
@@ -98,7 +100,7 @@ class History:
                     for each in self.consumers
                 ],
                 [session.unsent_bytes for session in self.sessions],
-                (memory.unsent_bytes, memory.unsent_bytes_max, self.engine.clients.dispatch_count),
+                (memory.unsent_bytes, memory.unsent_bytes_max, self.engine.state.clients.dispatch_count),
             )
         )
 
@@ -115,4 +117,4 @@ def test_entries_dispatched_by_lanes_count_as_those_dispatched_one_by_one(seed: 
         one_by_one.step()
         assert by_lanes.log[-1] == one_by_one.log[-1]
     # Otherwise the two were never compared.
-    assert by_lanes.engine.clients.dispatch_count > STEPS / 3
+    assert by_lanes.engine.state.clients.dispatch_count > STEPS / 3

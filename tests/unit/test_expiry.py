@@ -22,29 +22,29 @@ NOW_MS = 1_000_000
 
 def started(**policy: Any) -> Engine:
     engine = Engine(policies=Policies(Policy(**policy)))
-    engine.commit_state.now_ms = NOW_MS
-    engine.start()
+    engine.state.commit_state.now_ms = NOW_MS
+    engine.lifespan.start()
     commit(engine)
-    read = engine.turn().timer_reads[0]
-    engine.on_timers_read(read, TimersResult([], 1, is_end=True))
+    read = engine.turn.run().timer_reads[0]
+    engine.store_results.on_timers_read(read, TimersResult([], 1, is_end=True))
     return engine
 
 
 def commit(engine: Engine) -> None:
     batch = engine.take_batch()
     assert batch is not None
-    engine.on_committed(batch)
+    engine.store_results.on_committed(batch)
 
 
 def send(engine: Engine, count: int, expires_ms: int, address: str = "/queue/a", *, persistent: bool = False) -> None:
-    session = engine.connect("s")
+    session = engine.commands.connect("s")
     for _ in range(count):
         message = SentMessage(4, persistent, expires_ms, b"content-length:0\nexpires:%d\n" % expires_ms, b"")
-        engine.send(session, Send(parse_address(address, "s"), message))
+        engine.commands.send(session, Send(parse_address(address, "s"), message))
 
 
 def waiting(engine: Engine) -> dict[str, int]:
-    return {queue.name: queue.waiting_count() for queue in engine.queues()}
+    return {queue.name: queue.waiting_count() for queue in engine.queues.by_name.values()}
 
 
 def test_message_without_expiry_sets_no_timer() -> None:
@@ -53,7 +53,7 @@ def test_message_without_expiry_sets_no_timer() -> None:
     batch = engine.take_batch()
     assert batch is not None
     assert not batch.timers
-    assert engine.next_due_ms is None
+    assert engine.tasks.next_due_ms is None
 
 
 def test_messages_of_one_block_that_expire_in_one_second_share_a_timer() -> None:
@@ -63,22 +63,22 @@ def test_messages_of_one_block_that_expire_in_one_second_share_a_timer() -> None
     batch = engine.take_batch()
     assert batch is not None
     assert [split_timer(one)[0] for one in batch.timers] == [NOW_MS + 1000]
-    assert engine.next_due_ms == NOW_MS + 1000
+    assert engine.tasks.next_due_ms == NOW_MS + 1000
 
 
 def test_a_temporary_queue_sets_no_timer() -> None:
     # C15.5
     engine = started()
     send(engine, 1, NOW_MS + 1, "/temp-queue/a")
-    assert engine.next_due_ms is None
+    assert engine.tasks.next_due_ms is None
 
 
 def test_copies_of_a_send_have_the_same_expiry_time_in_their_headers() -> None:
     engine = started()
-    session = engine.connect("s")
+    session = engine.commands.connect("s")
     message = SentMessage(4, True, 0, b"content-length:0\n", b"")
-    engine.send(session, Send(parse_address("/queue/a,/queue/b", "s"), message, ttl_ms=500))
-    entries = [entry for queue in engine.queues() for entry in queue.lane(5).arrived]
+    engine.commands.send(session, Send(parse_address("/queue/a,/queue/b", "s"), message, ttl_ms=500))
+    entries = [entry for queue in engine.queues.by_name.values() for entry in queue.lane(5).arrived]
     assert [entry.lane.queue.name for entry in entries] == ["a", "b"]
     for entry in entries:
         assert entry.message is not None
@@ -88,21 +88,21 @@ def test_copies_of_a_send_have_the_same_expiry_time_in_their_headers() -> None:
 
 def test_a_time_to_live_inside_a_transaction_begins_with_the_last_attempt_to_commit() -> None:
     engine = started()
-    session = engine.connect("s")
-    engine.begin(session, Begin("t"))
+    session = engine.commands.connect("s")
+    engine.commands.begin(session, Begin("t"))
     for ttl_ms in (500, 0):
         message = SentMessage(4, True, 0, b"content-length:0\n", b"")
-        engine.send(session, Send(parse_address("/queue/a", "s"), message, "t", ttl_ms=ttl_ms))
-    engine.commit_state.now_ms = NOW_MS + 100
+        engine.commands.send(session, Send(parse_address("/queue/a", "s"), message, "t", ttl_ms=ttl_ms))
+    engine.state.commit_state.now_ms = NOW_MS + 100
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "truenext.engine.queues.queues.Queues.queues_for", lambda *_: (_ for _ in ()).throw(NoSpaceError(""))
         )
         with pytest.raises(NoSpaceError):
-            engine.commit(session, Commit("t"))
-    engine.commit_state.now_ms = NOW_MS + 1000
-    engine.commit(session, Commit("t"))
-    (queue,) = engine.queues()
+            engine.commands.commit(session, Commit("t"))
+    engine.state.commit_state.now_ms = NOW_MS + 1000
+    engine.commands.commit(session, Commit("t"))
+    (queue,) = engine.queues.by_name.values()
     messages = [entry.message for entry in queue.lane(5).arrived if entry.message is not None]
     assert [message.expires_ms for message in messages] == [NOW_MS + 1500, 0]
     assert messages[0].header == b"expires:%d\ncontent-length:0\n" % (NOW_MS + 1500)
@@ -111,14 +111,14 @@ def test_a_time_to_live_inside_a_transaction_begins_with_the_last_attempt_to_com
 @pytest.mark.parametrize("persistent", [False, True])
 def test_message_is_dropped_when_its_time_to_live_is_over(persistent: bool) -> None:
     engine = started()
-    session = engine.connect("s")
+    session = engine.commands.connect("s")
     message = SentMessage(4, persistent, 0, b"content-length:0\n", b"")
-    engine.send(session, Send(parse_address("/queue/a", "s"), message, ttl_ms=500))
-    engine.turn()
+    engine.commands.send(session, Send(parse_address("/queue/a", "s"), message, ttl_ms=500))
+    engine.turn.run()
     commit(engine)
     assert waiting(engine) == {"a": 1}
-    engine.commit_state.now_ms = NOW_MS + 1000
-    engine.turn()
+    engine.state.commit_state.now_ms = NOW_MS + 1000
+    engine.turn.run()
     assert waiting(engine) == {"a": 0}
 
 
@@ -127,28 +127,28 @@ def test_expired_message_is_dropped_with_its_timer(persistent: bool) -> None:
     engine = started()
     send(engine, 10, NOW_MS + 1000, persistent=persistent)
     commit(engine)
-    engine.commit_state.now_ms += 999
-    engine.turn()
+    engine.state.commit_state.now_ms += 999
+    engine.turn.run()
     assert waiting(engine) == {"a": 10}
-    engine.commit_state.now_ms += 1
-    engine.turn()
+    engine.state.commit_state.now_ms += 1
+    engine.turn.run()
     assert waiting(engine) == {"a": 0}
     batch = engine.take_batch()
     assert batch is not None
     assert len(batch.removes) == (10 if persistent else 0)
     assert len(batch.cleared_timers) == 1
-    assert engine.memory.message_bytes == 0
+    assert engine.state.memory.message_bytes == 0
 
 
 def test_expired_message_moves_to_the_dead_letter_queue_by_policy_and_says_why() -> None:
     # C15.1
     engine = started(expired=ExpiryAction.DEAD_LETTER)
     send(engine, 2, NOW_MS + 1000)
-    engine.commit_state.now_ms += 1000
-    engine.turn()
+    engine.state.commit_state.now_ms += 1000
+    engine.turn.run()
     commit(engine)
     assert waiting(engine) == {"a": 0, "DLQ.a": 2}
-    letter = next(iter(next(queue for queue in engine.queues() if queue.name == "DLQ.a").lane(5)))
+    letter = next(iter(next(queue for queue in engine.queues.by_name.values() if queue.name == "DLQ.a").lane(5)))
     assert letter.message is not None
     assert (letter.message.expires_ms, letter.message.persistent) == (0, True)
     headers = decode_header_lines(letter.message.header)
@@ -160,8 +160,8 @@ def test_message_that_expires_in_a_dead_letter_queue_is_dropped_whatever_the_pol
     # C15.1
     engine = started(expired=ExpiryAction.DEAD_LETTER)
     send(engine, 1, NOW_MS + 1000, "/queue/DLQ.a")
-    engine.commit_state.now_ms += 1000
-    engine.turn()
+    engine.state.commit_state.now_ms += 1000
+    engine.turn.run()
     assert waiting(engine) == {"DLQ.a": 0}
 
 
@@ -169,11 +169,11 @@ def test_much_that_expires_at_once_goes_in_several_turns() -> None:
     engine = started()
     count = 10 * EXPIRED_PER_STEP_MAX
     send(engine, count, NOW_MS + 1000)
-    engine.commit_state.now_ms += 1000
+    engine.state.commit_state.now_ms += 1000
     turns = 0
     while engine.has_work:
         before = sum(waiting(engine).values())
-        engine.turn()
+        engine.turn.run()
         assert before - sum(waiting(engine).values()) <= EXPIRED_PER_STEP_MAX + (1 << BLOCK_BITS)
         turns += 1
     assert waiting(engine) == {"a": 0}
@@ -183,18 +183,18 @@ def test_much_that_expires_at_once_goes_in_several_turns() -> None:
 def test_messages_do_not_expire_while_the_last_batches_are_written() -> None:
     """Writing the last batches iterates over the waiting messages, which must not change meanwhile."""
     engine = started()
-    session = engine.connect("s")
+    session = engine.commands.connect("s")
     for _ in range(12):
         message = SentMessage(4, False, NOW_MS + 1000, b"content-length:0\n", bytes(STORE_TRANSACTION_BYTES_MAX // 4))
-        engine.send(session, Send(parse_address("/queue/a", "s"), message))
-    engine.stop()
+        engine.commands.send(session, Send(parse_address("/queue/a", "s"), message))
+    engine.commands.connecting.stop()
     commit(engine)
     stored = 0
-    for batch in engine.final_batches():
+    for batch in engine.lifespan.final_batches():
         stored += len(batch.transient_puts)
-        engine.on_committed(batch)
-        engine.commit_state.now_ms += 1000
-        engine.turn()
+        engine.store_results.on_committed(batch)
+        engine.state.commit_state.now_ms += 1000
+        engine.turn.run()
     assert stored == 12
 
 
@@ -210,13 +210,13 @@ def test_largest_expiry_time_is_accepted() -> None:
 
 def side_read(engine: Engine) -> ExpiryBlockRead:
     """The page of a block that the next turn wants."""
-    (read,) = (read for read in engine.turn().reads if isinstance(read, ExpiryBlockRead))
+    (read,) = (read for read in engine.turn.run().reads if isinstance(read, ExpiryBlockRead))
     return read
 
 
 def show(engine: Engine, read: ExpiryBlockRead, *sequences: int) -> None:
     """Give the engine this page, as of the last durable batch."""
-    engine.on_page_read(read, page(*sequences, as_of=engine.commit_state.last_committed))
+    engine.store_results.on_page_read(read, page(*sequences, as_of=engine.state.commit_state.last_committed))
 
 
 def page(*sequences: int, as_of: int) -> PageResult:
@@ -225,27 +225,27 @@ def page(*sequences: int, as_of: int) -> PageResult:
 
 
 def evict(engine: Engine) -> None:
-    engine.memory.limit = 0
+    engine.state.memory.limit = 0
     engine.evict()
-    engine.memory.limit = 1 << 30
+    engine.state.memory.limit = 1 << 30
 
 
 def test_expired_message_requeued_behind_a_side_read_is_found_by_the_next() -> None:
     engine = started()
     send(engine, 2, NOW_MS + 1000, persistent=True)
     commit(engine)
-    reader = engine.connect("reader")
-    engine.subscribe(reader, Subscribe("0", parse_address("/queue/a", "reader"), AckMode.INDIVIDUAL, 1))
-    engine.turn()
+    reader = engine.commands.connect("reader")
+    engine.commands.subscribe(reader, Subscribe("0", parse_address("/queue/a", "reader"), AckMode.INDIVIDUAL, 1))
+    engine.turn.run()
     evict(engine)
-    engine.commit_state.now_ms += 1000
+    engine.state.commit_state.now_ms += 1000
     first = side_read(engine)
     assert first.after_sequence == 1
-    engine.unsubscribe(reader, Unsubscribe("0"))
+    engine.commands.unsubscribe(reader, Unsubscribe("0"))
     show(engine, first, 2)
     assert waiting(engine) == {"a": 1}
     commit(engine)
-    engine.commit_state.now_ms += 60_000
+    engine.state.commit_state.now_ms += 60_000
     show(engine, side_read(engine), 1)
     assert waiting(engine) == {"a": 0}
 
@@ -256,12 +256,12 @@ def test_expired_message_committed_and_evicted_behind_a_side_read_is_found_by_th
     commit(engine)
     evict(engine)
     send(engine, 1, NOW_MS + 1000, persistent=True)
-    engine.commit_state.now_ms += 1000
+    engine.state.commit_state.now_ms += 1000
     first = side_read(engine)
-    early = page(1, as_of=engine.commit_state.last_committed)
+    early = page(1, as_of=engine.state.commit_state.last_committed)
     commit(engine)
-    assert engine.memory.message_bytes == 0
-    engine.on_page_read(first, early)
+    assert engine.state.memory.message_bytes == 0
+    engine.store_results.on_page_read(first, early)
     assert waiting(engine) == {"a": 1}
     show(engine, side_read(engine), 2)
     assert waiting(engine) == {"a": 0}

@@ -25,12 +25,12 @@ def send(driver: SelectingDriver, group: str, *bodies: str, closes: bool = False
     header = (f"JMSXGroupID:{group}\n" if group else "") + ("JMSXGroupSeq:-1\n" if closes else "")
     for body in bodies:
         message = SentMessage(4, persistent, 0, header.encode(), body.encode(), group=group_of(header.encode()))
-        driver.engine.send(driver.session, Send(A, message))
+        driver.engine.commands.send(driver.session, Send(A, message))
 
 
 def acknowledge(driver: SelectingDriver, name: str, count: int) -> None:
     for entry in driver.entries[name][:count]:
-        driver.engine.acknowledge(driver.session, Ack(name, entry.sequence))
+        driver.engine.commands.acknowledge(driver.session, Ack(name, entry.sequence))
     del driver.entries[name][:count]
 
 
@@ -48,8 +48,8 @@ def test_a_queue_that_never_had_a_group_is_dispatched_without_asking_for_any() -
     driver.subscribe("one")
     driver.send(*numbers(10))
     driver.settle()
-    (queue,) = driver.engine.queues()
-    assert groups_of(driver.engine, queue) is None and queue not in driver.engine.selections.by_queue
+    (queue,) = driver.engine.queues.by_name.values()
+    assert groups_of(driver.engine, queue) is None and queue not in driver.engine.queues.selections.by_queue
 
 
 @STORE_ONLY
@@ -85,7 +85,7 @@ def test_busy_group_with_a_long_backlog_blocks_no_consumer_and_takes_no_memory(i
     driver.subscribe("other")
     assert driver.settle() == {"other": ["h1", "free"]}
     if is_evicted:
-        assert driver.engine.memory.message_bytes < 500 * (2 * SCAN_FOUND_MAX)
+        assert driver.engine.state.memory.message_bytes < 500 * (2 * SCAN_FOUND_MAX)
 
 
 @STORE_ONLY
@@ -108,7 +108,7 @@ def test_long_group_is_delivered_in_order_also_after_its_owner_changes(is_evicte
                 acknowledge(driver, name, len(bodies))
     assert got["one"] == list(range(0, 15, 3))
     assert got["two"] == [number for number in range(count) if number % 3]
-    driver.engine.unsubscribe(driver.session, Unsubscribe("one"))
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("one"))
     rest: list[int] = []
     while news := driver.settle():
         rest += map(int, news["two"])
@@ -144,9 +144,9 @@ def test_message_requeued_while_its_group_is_refilled_is_the_head_of_the_group(
     driver.subscribe("one")
     driver.subscribe("two")
     driver.send("in the lane")
-    (queue,) = driver.engine.queues()
+    (queue,) = driver.engine.queues.by_name.values()
     lane = queue.lane(rank(4))
-    groups = GroupOwnership(lambda: [cursor], driver.engine.memory)
+    groups = GroupOwnership(lambda: [cursor], driver.engine.state.memory)
     cursor = GroupScanCursor(lane, None, groups)
     g, g_again, h, plain, h_again = (
         Entry(sequence, SentMessage(4, False, 0, b"", b"", group=group), lane, 0, False, None, group=group)
@@ -179,7 +179,7 @@ def test_a_group_is_free_when_it_is_closed_or_its_consumer_is_gone() -> None:
     send(driver, "g", "g3")
     send(driver, "h", "h2")
     assert driver.settle() == {"two": ["g3"]}
-    driver.engine.unsubscribe(driver.session, Unsubscribe("one"))
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("one"))
     assert driver.settle() == {"two": ["g1", "g2", "h1", "h2"]}
     assert [entry.is_first_of_group for entry in driver.entries["two"]] == [True, False, False, True, False]
 
@@ -195,12 +195,12 @@ def test_a_message_that_waits_for_its_next_try_holds_back_its_group_and_nothing_
     send(driver, "h", "h1")
     send(driver, "", "free")
     assert driver.settle() == {"one": ["g1"]}
-    driver.engine.nack(driver.session, Nack("one", driver.entries.pop("one")[0].sequence))
+    driver.engine.commands.nack(driver.session, Nack("one", driver.entries.pop("one")[0].sequence))
     for body in ("h1", "free"):
         assert driver.settle() == {"one": [body]}
         acknowledge(driver, "one", 1)
     assert driver.settle() == {}
-    driver.engine.tick(0, 50_000)
+    driver.engine.state.commit_state.tick(0, 50_000)
     for body in ("g1", "g2"):
         assert driver.settle() == {"one": [body]}
         acknowledge(driver, "one", 1)
@@ -211,9 +211,9 @@ def test_the_group_of_a_message_that_was_dead_lettered_or_purged_while_it_waited
     driver.subscribe("one", window=1)
     send(driver, "g", "g1", "g2")
     driver.settle()
-    driver.engine.nack(driver.session, Nack("one", driver.entries.pop("one")[0].sequence))
+    driver.engine.commands.nack(driver.session, Nack("one", driver.entries.pop("one")[0].sequence))
     assert driver.settle() == {}
-    driver.engine.change_policies(Policies(Policy(attempts_max=1)))
+    driver.engine.commands.administering.change_policies(Policies(Policy(attempts_max=1)))
     assert driver.settle() == {"one": ["g2"]}
 
 
@@ -222,7 +222,7 @@ def test_groups_are_counted_and_fewer_of_them_remembered_where_queues_take_all_t
     # C5.7
     driver = SelectingDriver()
     driver.subscribe("one", window=1000)
-    memory = driver.engine.memory
+    memory = driver.engine.state.memory
     send(driver, "held", "first")
     driver.settle()
     before = memory.queue_bytes
@@ -232,12 +232,12 @@ def test_groups_are_counted_and_fewer_of_them_remembered_where_queues_take_all_t
             send(driver, f"{'長' * 200}{number}", "")
             driver.settle()
             for entry in driver.entries["one"][1:]:
-                driver.engine.acknowledge(driver.session, Ack("one", entry.sequence))
+                driver.engine.commands.acknowledge(driver.session, Ack("one", entry.sequence))
             del driver.entries["one"][1:]
             fewest.append(len(groups.owners))
 
-    (queue,) = driver.engine.queues()
-    groups, fewest = driver.engine.selections.existing_groups_of(queue), [0]
+    (queue,) = driver.engine.queues.by_name.values()
+    groups, fewest = driver.engine.queues.selections.existing_groups_of(queue), [0]
     receive(range(300))
     fewest.clear()
     assert len(groups.owners) == 301 and memory.queue_bytes > before + 300 * 400
@@ -245,8 +245,8 @@ def test_groups_are_counted_and_fewer_of_them_remembered_where_queues_take_all_t
     receive(range(300, 700))
     assert "held" in groups.owners
     assert min(fewest) >= GROUPS_MIN and len(groups.owners) < 3 * GROUPS_MIN
-    driver.engine.acknowledge(driver.session, Ack("one", driver.entries["one"][0].sequence))
-    driver.engine.unsubscribe(driver.session, Unsubscribe("one"))
+    driver.engine.commands.acknowledge(driver.session, Ack("one", driver.entries["one"][0].sequence))
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("one"))
     driver.settle()
     driver.engine.remove_unused_queues()
     assert memory.queue_bytes < before
@@ -264,10 +264,10 @@ def test_group_with_a_held_message_is_remembered_beyond_the_limit_of_groups(
         send(driver, f"g{number}", str(number))
         driver.settle()
         for entry in driver.entries["one"][1:]:
-            driver.engine.acknowledge(driver.session, Ack("one", entry.sequence))
+            driver.engine.commands.acknowledge(driver.session, Ack("one", entry.sequence))
         del driver.entries["one"][1:]
-    (queue,) = driver.engine.queues()
-    groups = driver.engine.selections.existing_groups_of(queue)
+    (queue,) = driver.engine.queues.by_name.values()
+    groups = driver.engine.queues.selections.existing_groups_of(queue)
     assert "held" in groups.owners
     # Eight, what is held, and a quarter until some are forgotten again.
     assert 8 <= len(groups.owners) <= 8 + 1 + 2
@@ -287,7 +287,7 @@ def test_the_stuck_audit_does_not_take_a_busy_group_for_stuck_and_sees_one_that_
     audit = StuckQueueDetector()
 
     def dispatched_at(now_ms: int) -> list[str]:
-        driver.engine.tick(now_ms * 1000, now_ms * 1000)
+        driver.engine.state.commit_state.tick(now_ms * 1000, now_ms * 1000)
         return [queue.name for queue in run_stuck_audit(audit, driver.engine)]
 
     assert dispatched_at(0) == dispatched_at(2 * STUCK_MS) == []

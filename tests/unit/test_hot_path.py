@@ -44,26 +44,26 @@ def test_a_message_costs_no_more_calls_than_it_did(
     persistent: bool, send: float, dispatch: float, acknowledge: float
 ) -> None:
     engine = started()
-    session = engine.connect("s")
+    session = engine.commands.connect("s")
     orders = parse_queue_name("orders")
-    engine.subscribe(session, Subscribe("1", orders, AckMode.INDIVIDUAL, COUNT))
-    engine.turn()
+    engine.commands.subscribe(session, Subscribe("1", orders, AckMode.INDIVIDUAL, COUNT))
+    engine.turn.run()
     sends = [Send(orders, SentMessage(4, persistent, 0, b"", b"body", 0)) for _ in range(COUNT)]
 
     def send_all() -> None:
         for one in sends:
-            engine.send(session, one)
+            engine.commands.send(session, one)
 
     sent = calls_per_message(send_all)
     if persistent:
         commit(engine)
-    dispatched = calls_per_message(engine.turn)
+    dispatched = calls_per_message(engine.turn.run)
     acks = [Ack("1", sequence) for sequence in session.consumers["1"].held]
     assert len(acks) == COUNT, "all were dispatched"
 
     def acknowledge_all() -> None:
         for one in acks:
-            engine.acknowledge(session, one)
+            engine.commands.acknowledge(session, one)
 
     acknowledged = calls_per_message(acknowledge_all)
     # If it is less now, note that above.

@@ -26,20 +26,20 @@ from truenext.model.selector import compile_selector
 class IdleDriver:
     def __init__(self, policy: Policy | None = None) -> None:
         self.engine = Engine(policies=Policies(policy or Policy()))
-        self.engine.start()
+        self.engine.lifespan.start()
         self.commit()
-        self.session = self.engine.connect("s")
+        self.session = self.engine.commands.connect("s")
 
     def commit(self) -> None:
         batch = self.engine.take_batch()
         assert batch is not None
-        self.engine.on_committed(batch)
+        self.engine.store_results.on_committed(batch)
 
     def send(self, queue: str, *, priority: int = 4, persistent: bool = False, group: str = "") -> None:
         message = SentMessage(priority, persistent, 0, b"content-length:0\n", b"")
         if group:
             message.group = group
-        self.engine.send(self.session, Send(parse_address(f"/queue/{queue}", "s"), message))
+        self.engine.commands.send(self.session, Send(parse_address(f"/queue/{queue}", "s"), message))
 
     def subscribe(
         self, queue: str, *, window: int = 1000, selector: str = "", is_pulling: bool = False
@@ -49,17 +49,17 @@ class IdleDriver:
         subscribe = Subscribe(name, destination, AckMode.INDIVIDUAL, window, is_pulling=is_pulling)
         if selector:
             subscribe.selector = compile_selector(selector)
-        self.engine.subscribe(self.session, subscribe)
+        self.engine.commands.subscribe(self.session, subscribe)
         return self.session.consumers[name]
 
     def fail_first(self, consumer: BrokerConsumer) -> None:
         """Let the first message that a consumer holds fail: its next try is due in a minute."""
         first = next(iter(consumer.held))
-        self.engine.nack(self.session, Nack(consumer.subscription, first, delay_ms=60_000))
+        self.engine.commands.nack(self.session, Nack(consumer.subscription, first, delay_ms=60_000))
 
     def turn(self) -> None:
         while self.engine.has_work:
-            self.engine.turn()
+            self.engine.turn.run()
 
     def find_next(self, consumer: BrokerConsumer) -> Entry | WaitReason:
         found, _ = finished(find_next(self.engine, consumer))
@@ -110,7 +110,7 @@ def test_a_pattern_that_has_not_joined_all_its_queues() -> None:
         driver.send(f"q.{number}", priority=number % 10)
     driver.turn()
     consumer = driver.subscribe("q.*", window=1)
-    driver.engine.turn()
+    driver.engine.turn.run()
     assert driver.find_next(consumer) is WaitReason.JOINING
     driver.turn()
     assert driver.find_next(consumer) is WaitReason.NO_CREDIT
@@ -131,7 +131,7 @@ def test_idle_reason_of_a_wildcard_is_that_of_the_queue_whose_message_is_next() 
     assert isinstance(driver.find_next(consumer), Entry)
     driver.turn()
     assert len(consumer.held) == 1
-    driver.engine.pause("q.a")
+    driver.engine.commands.administering.pause("q.a")
     driver.turn()
     # A paused queue is none of its queues.
     assert len(consumer.held) == 2 and driver.find_next(consumer) is WaitReason.PAUSED
@@ -158,22 +158,22 @@ def test_idle_reason_of_a_wildcard_is_scanning_while_a_page_of_an_emptied_queue_
     driver.send("q.a", persistent=True)
     driver.commit()
     evict_all(driver.engine)
-    (queue,) = driver.engine.queues()
+    (queue,) = driver.engine.queues.by_name.values()
     (lane,) = queue.lanes
     found = [PageMessage(lane.horizon + 1, SentMessage(4, True, 0, b"", b""))]
     consumer = driver.subscribe("q.*", selector="JMSPriority > 2")
-    (scan_read,) = driver.engine.turn().reads
+    (scan_read,) = driver.engine.turn.run().reads
     purge = Purge("q.a")
-    read = driver.engine.bulk_pieces.next_read(purge)
+    read = driver.engine.tasks.bulk_pieces.next_read(purge)
     assert read is not None
-    assert driver.engine.bulk_pieces.execute(purge, read, PageResult(found, as_of=2, is_end=True)).count == 1
+    assert driver.engine.tasks.bulk_pieces.execute(purge, read, PageResult(found, as_of=2, is_end=True)).count == 1
     driver.send("q.b")
     driver.turn()
     assert driver.find_next(consumer) is WaitReason.SCANNING and not consumer.held
-    driver.engine.on_page_read(scan_read, PageResult(found, as_of=2, is_end=True))
+    driver.engine.store_results.on_page_read(scan_read, PageResult(found, as_of=2, is_end=True))
     driver.turn()
     assert [entry.address for entry in consumer.held.values()] == ["/queue/q.b"]
-    driver.engine.pause("q.a")
+    driver.engine.commands.administering.pause("q.a")
     assert driver.find_next(consumer) is WaitReason.EMPTY
 
 
@@ -191,11 +191,11 @@ def test_idle_reason_of_a_delayed_group_is_delayed_for_its_owner_and_group_for_o
 def test_pulling_consumer_that_acknowledged_all_it_requested_has_no_credit() -> None:
     driver = IdleDriver()
     consumer = driver.subscribe("a", is_pulling=True)
-    driver.engine.pull(driver.session, Credit(consumer.subscription, 1))
+    driver.engine.commands.pull(driver.session, Credit(consumer.subscription, 1))
     driver.send("a")
     driver.turn()
     (sequence,) = consumer.held
-    driver.engine.acknowledge(driver.session, Ack(consumer.subscription, sequence))
+    driver.engine.commands.acknowledge(driver.session, Ack(consumer.subscription, sequence))
     assert not consumer.held and driver.find_next(consumer) is WaitReason.NO_CREDIT
 
 
@@ -229,7 +229,7 @@ def test_finding_the_idle_reason_starts_no_scan() -> None:
     for _ in range(30_000):
         driver.send("a", group="g")
     driver.turn()
-    selecting = driver.engine.selections.by_queue[consumer.all_queues()[0]]
+    selecting = driver.engine.queues.selections.by_queue[consumer.all_queues()[0]]
     cursors = list(selecting.group_cursors())
     for cursor in cursors:
         for sequence in list(cursor.found):
@@ -263,5 +263,5 @@ def test_a_subscription_that_ends_meanwhile_is_left_out() -> None:
     driver.turn()
     answer = connection_request.make_connection_report(driver.engine, driver.session, None)
     next(answer)
-    driver.engine.disconnect(driver.session, is_clean=True)
+    driver.engine.commands.disconnect(driver.session, is_clean=True)
     assert json.loads(finished(answer)[0])["subscriptions"] == []

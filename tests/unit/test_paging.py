@@ -5,8 +5,11 @@ import pytest
 from tests.property import targets
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
+from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.engine.state.queue import Entry, Lane
+from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.event_log import NoEventLog
 from truenext.errors import StoreError
 from truenext.model.commands import Ack, AckMode, Send, Subscribe, Unsubscribe
 from truenext.model.destination import parse_address
@@ -28,29 +31,33 @@ def page(read: StoreRead) -> PageResult:
 def commit(engine: Engine) -> int:
     """Make all changes so far durable; return the last batch's number."""
     number = 0
-    while engine.commit_state.has_batch:
+    while engine.state.commit_state.has_batch:
         batch = engine.take_batch()
         assert batch is not None
-        engine.on_committed(batch)
+        engine.store_results.on_committed(batch)
         number = batch.number
     return number
 
 
 def squeeze(engine: Engine, limit: int) -> None:
-    engine.memory.limit = limit
+    engine.state.memory.limit = limit
     engine.evict()
-    engine.memory.limit = LARGE
+    engine.state.memory.limit = LARGE
 
 
 def start_engine() -> tuple[Engine, ConnectionState]:
     """Start an engine with the stored messages and a consumer with a window of one."""
-    engine = Engine(memory_limit=LARGE, policies=Policies(Policy(page_size=4)), sequence_limit=STORED.stop)
-    queue = engine.restore_queue(1, "a")
-    engine.restore_lane(queue, 5, len(STORED))
-    engine.start()
+    engine = Engine(
+        CommitState(NoEventLog(), sequence_limit=STORED.stop),
+        memory=MemoryBudget(LARGE),
+        policies=Policies(Policy(page_size=4)),
+    )
+    queue = engine.lifespan.restore_queue(1, "a")
+    engine.lifespan.restore_lane(queue, 5, len(STORED))
+    engine.lifespan.start()
     commit(engine)
-    session = engine.connect("s")
-    engine.subscribe(session, Subscribe("0", parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
+    session = engine.commands.connect("s")
+    engine.commands.subscribe(session, Subscribe("0", parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
     return engine, session
 
 
@@ -61,7 +68,7 @@ def order_of_dispatch() -> list[int]:
     reads: list[StoreRead] = []
     was_short = False
     for _ in range(50):
-        effects = engine.turn()
+        effects = engine.turn.run()
         reads += effects.reads
         order += [entry.sequence for entries in effects.deliveries.values() for entry in entries]
         if reads and order and not was_short:
@@ -69,12 +76,12 @@ def order_of_dispatch() -> list[int]:
             was_short = True
             squeeze(engine, limit=0)
         for read in reads:
-            engine.on_page_read(read, page(read))
+            engine.store_results.on_page_read(read, page(read))
         reads.clear()
-        engine.on_all_sent(session)
+        engine.commands.on_all_sent(session)
         for consumer in session.consumers.values():
             for sequence in list(consumer.held):
-                engine.acknowledge(session, Ack("0", sequence))
+                engine.commands.acknowledge(session, Ack("0", sequence))
     assert was_short
     return order
 
@@ -101,32 +108,32 @@ def test_page_taken_in_after_messages_before_it_left_memory_is_detected(monkeypa
 def test_page_may_miss_a_message_written_and_evicted_while_it_was_read() -> None:
     """Fixed: the broker reported damage. Both messages are requeued; the body of the second is only in memory when the
     page is read, and only in the store when the page is taken in."""
-    engine = Engine(memory_limit=LARGE, policies=Policies(Policy()))
-    engine.start()
-    session = engine.connect("s")
+    engine = Engine(memory=MemoryBudget(LARGE), policies=Policies(Policy()))
+    engine.lifespan.start()
+    session = engine.commands.connect("s")
     subscribe = Subscribe("0", parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, 2)
     persistent = SentMessage(4, True, 0, b"content-length:9000\n", bytes(9000))
     transient = SentMessage(4, False, 0, b"content-length:0\n", b"")
-    engine.subscribe(session, subscribe)
+    engine.commands.subscribe(session, subscribe)
     for message in (persistent, transient):
-        engine.send(session, Send(subscribe.destination, message))
+        engine.commands.send(session, Send(subscribe.destination, message))
     commit(engine)
-    engine.turn()
-    engine.on_all_sent(session)
-    engine.unsubscribe(session, Unsubscribe("0"))
-    squeeze(engine, limit=engine.memory.message_bytes - 1)
-    engine.subscribe(session, subscribe)
+    engine.turn.run()
+    engine.commands.on_all_sent(session)
+    engine.commands.unsubscribe(session, Unsubscribe("0"))
+    squeeze(engine, limit=engine.state.memory.message_bytes - 1)
+    engine.commands.subscribe(session, subscribe)
     as_of = commit(engine)
-    (read,) = engine.turn().reads
+    (read,) = engine.turn.run().reads
     squeeze(engine, limit=0)
     commit(engine)
     squeeze(engine, limit=0)
 
-    engine.on_page_read(read, PageResult([PageMessage(1, persistent)], as_of, is_end=True))
+    engine.store_results.on_page_read(read, PageResult([PageMessage(1, persistent)], as_of, is_end=True))
 
-    effects = engine.turn()
-    engine.on_page_read(effects.reads[0], PageResult([PageMessage(2, transient)], as_of + 1, is_end=True))
-    then = engine.turn()
+    effects = engine.turn.run()
+    engine.store_results.on_page_read(effects.reads[0], PageResult([PageMessage(2, transient)], as_of + 1, is_end=True))
+    then = engine.turn.run()
     seen = [entry.sequence for one in (effects, then) for entries in one.deliveries.values() for entry in entries]
     assert seen == [1, 2]
 
@@ -134,16 +141,18 @@ def test_page_may_miss_a_message_written_and_evicted_while_it_was_read() -> None
 def test_committed_message_is_evicted_although_the_page_it_waited_for_is_stale() -> None:
     """Fixed: the message stayed in memory until another one was written."""
     engine, session = start_engine()
-    (read,) = engine.turn().reads
-    engine.on_page_read(read, page(read))
+    (read,) = engine.turn.run().reads
+    engine.store_results.on_page_read(read, page(read))
     reads: list[StoreRead] = []
     while not reads:
         for sequence in list(session.consumers["0"].held):
-            engine.acknowledge(session, Ack("0", sequence))
-        reads = engine.turn().reads
-        engine.on_all_sent(session)
-    engine.send(session, Send(parse_address("/queue/a", "s"), SentMessage(4, True, 0, b"content-length:0\n", b"")))
+            engine.commands.acknowledge(session, Ack("0", sequence))
+        reads = engine.turn.run().reads
+        engine.commands.on_all_sent(session)
+    engine.commands.send(
+        session, Send(parse_address("/queue/a", "s"), SentMessage(4, True, 0, b"content-length:0\n", b""))
+    )
     commit(engine)
     squeeze(engine, limit=0)
-    engine.on_page_read(reads[0], page(reads[0]))
-    assert engine.memory.message_bytes == engine.memory.pending_free_bytes == 0
+    engine.store_results.on_page_read(reads[0], page(reads[0]))
+    assert engine.state.memory.message_bytes == engine.state.memory.pending_free_bytes == 0

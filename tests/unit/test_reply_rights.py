@@ -34,8 +34,8 @@ class Users:
         self.sessions: dict[str, ConnectionState] = {}
         self.rights = ReplyRights(self.engine, self.user_name)
         for name in names:
-            self.sessions[name] = self.engine.connect(f"session-{name}")
-        self.engine.turn()
+            self.sessions[name] = self.engine.commands.connect(f"session-{name}")
+        self.engine.turn.run()
 
     def user_name(self, session: ConnectionState) -> str:
         return next((name for name, own in self.sessions.items() if own is session), "")
@@ -44,24 +44,24 @@ class Users:
         session = self.sessions[name]
         send = Send(parse_address(address, session.id), message(reply_to), transaction, has_reply_to=bool(reply_to))
         self.rights.check(User(name, {}), session, send)
-        self.engine.send(session, send)
+        self.engine.commands.send(session, send)
 
     def subscribe(self, name: str, address: str) -> Destination:
         session = self.sessions[name]
         destination = parse_address(address, session.id)
-        self.engine.subscribe(session, Subscribe(address, destination, AckMode.AUTO))
+        self.engine.commands.subscribe(session, Subscribe(address, destination, AckMode.AUTO))
         return destination
 
     def dispatch(self) -> int:
         """Run a turn; return the number of dispatched messages."""
-        deliveries = self.engine.turn().deliveries
+        deliveries = self.engine.turn.run().deliveries
         if self.rights.has_callers:
             self.rights.note_dispatched(deliveries)
         return sum(map(len, deliveries.values()))
 
     @property
     def queue_bytes(self) -> int:
-        return self.engine.memory.queue_bytes
+        return self.engine.state.memory.queue_bytes
 
 
 def test_prefix_of_other_connections_addresses_is_never_escaped() -> None:
@@ -79,7 +79,7 @@ def test_dispatched_messages_are_searched_only_while_a_named_caller_is_there() -
     found = [users.rights.has_callers]
     users.send("caller", "/queue/work", replies.address)
     found.append(users.rights.has_callers)
-    users.engine.disconnect(users.sessions["caller"], is_clean=True)
+    users.engine.commands.disconnect(users.sessions["caller"], is_clean=True)
     users.rights.connection_closed(users.sessions["caller"])
     found.append(users.rights.has_callers)
     assert found == [False, True, False]
@@ -138,12 +138,12 @@ def test_send_to_what_is_not_there_takes_no_memory_for_queues_in_a_transaction_e
     session = users.sessions["service"]
     before = users.queue_bytes
     users.send("service", missing)
-    users.engine.begin(session, Begin("t"))
+    users.engine.commands.begin(session, Begin("t"))
     users.send("service", missing, transaction="t")
     users.send("service", f"{missing},/remote-temp-topic/session-caller/missing", transaction="t")
     assert users.queue_bytes == before
     users.subscribe("caller", "/temp-queue/missing")
-    users.engine.commit(session, Commit("t"))
+    users.engine.commands.commit(session, Commit("t"))
     assert users.dispatch() == 0
     # The caller's own user makes the queue, as ever.
     users.send("caller", "/temp-queue/other")

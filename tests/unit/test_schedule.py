@@ -21,6 +21,8 @@ from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimersResult
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageResult
+from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.event_log import NoEventLog
 from truenext.errors import RemoteProtocolError
 from truenext.model.batch import Batch
 from truenext.model.commands import Begin, Commit, Send
@@ -46,33 +48,35 @@ class Run:
 
     def start_engine(self) -> None:
         recovered = self.store.recover()
-        self.engine = Engine(sequence_limit=recovered.sequence_limit)
+        self.engine = Engine(CommitState(NoEventLog(), sequence_limit=recovered.sequence_limit))
         self.now_ms = getattr(self, "now_ms", NOON_MS)
-        self.engine.tick(self.now_ms * 1000, 0)
-        queues = {number: self.engine.restore_queue(number, name) for number, name in recovered.queues.items()}
+        self.engine.state.commit_state.tick(self.now_ms * 1000, 0)
+        queues = {number: self.engine.lifespan.restore_queue(number, name) for number, name in recovered.queues.items()}
         for lane, count in recovered.counts.items():
             number, rank = split_lane_key(lane)
-            self.engine.restore_lane(queues[number], rank, count)
-        self.engine.start()
-        self.session: ConnectionState = self.engine.connect("s")
+            self.engine.lifespan.restore_lane(queues[number], rank, count)
+        self.engine.lifespan.start()
+        self.session: ConnectionState = self.engine.commands.connect("s")
         self.settle()
 
     def at(self, now_ms: int) -> None:
         self.now_ms = now_ms
-        self.engine.tick(now_ms * 1000, 0)
+        self.engine.state.commit_state.tick(now_ms * 1000, 0)
         self.settle()
 
     def settle(self) -> None:
         engine = self.engine
         while True:
-            effects = engine.turn()
+            effects = engine.turn.run()
             for read in effects.reads:
                 page = read_page(self.store, read)
                 found = [found_of(one) for one in page.messages]
-                engine.on_page_read(read, PageResult(found, page.as_of, page.is_end))
+                engine.store_results.on_page_read(read, PageResult(found, page.as_of, page.is_end))
             for timer_read in effects.timer_reads:
                 timers = self.store.read_timers(timer_read.after, timer_read.limit)
-                engine.on_timers_read(timer_read, TimersResult(timers.timers, timers.as_of, timers.is_end))
+                engine.store_results.on_timers_read(
+                    timer_read, TimersResult(timers.timers, timers.as_of, timers.is_end)
+                )
             batch = engine.take_batch()
             if batch is not None:
                 self.apply(batch)
@@ -82,12 +86,12 @@ class Run:
     def apply(self, batch: Batch) -> None:
         if not batch.is_empty():
             self.store.apply(batch)
-        self.engine.on_committed(batch)
+        self.engine.store_results.on_committed(batch)
 
     def send(self, body: str, schedule: Schedule | None, *, queue: str = "q", transaction: str | None = None) -> None:
         sent = body.encode()
         message = SentMessage(4, True, 0, b"content-length:%d\n" % len(sent), sent)
-        self.engine.send(
+        self.engine.commands.send(
             self.session, Send(parse_address(f"/queue/{queue}", "s"), message, transaction, schedule=schedule)
         )
 
@@ -95,22 +99,22 @@ class Run:
         self, command: ScheduledRequest, while_it_is_read: Callable[[], object] | None = None
     ) -> ScheduledResult:
         """Run all pieces of the request; return one result."""
-        self.engine.bulk_pieces.check_request(command)
+        self.engine.tasks.bulk_pieces.check_request(command)
         whole = ScheduledResult(0, {}, 0, None, 0)
         after: tuple[int, int] | None = (0, 0)
         while after is not None:
             piece = replace(command, after=after, until=whole.until or None)
-            if not self.engine.bulk_pieces.freeze_scheduled():
+            if not self.engine.tasks.bulk_pieces.freeze_scheduled():
                 self.settle()
-            assert self.engine.bulk_pieces.can_execute and self.engine.bulk_pieces.freeze_scheduled()
-            read = self.engine.bulk_pieces.next_read(piece)
+            assert self.engine.tasks.bulk_pieces.can_execute and self.engine.tasks.bulk_pieces.freeze_scheduled()
+            read = self.engine.tasks.bulk_pieces.next_read(piece)
             if read is None:
                 break
             page = read_page(self.store, read)
             if while_it_is_read is not None:
                 while_it_is_read()
             found = [found_of(one) for one in page.messages]
-            answer = self.engine.bulk_pieces.execute(piece, read, PageResult(found, page.as_of, page.is_end))
+            answer = self.engine.tasks.bulk_pieces.execute(piece, read, PageResult(found, page.as_of, page.is_end))
             assert isinstance(answer, ScheduledResult)
             whole.count, whole.until = whole.count + answer.count, answer.until
             whole.sends += answer.sends
@@ -125,11 +129,12 @@ class Run:
     def waiting(self) -> dict[str, tuple[int, int]]:
         """Messages, and those that are still to be."""
         return {
-            each.name: (each.waiting_count(), self.engine.scheduled_count(each.name)) for each in self.engine.queues()
+            each.name: (each.waiting_count(), self.engine.queues.scheduled_count(each.name))
+            for each in self.engine.queues.by_name.values()
         }
 
     def bodies(self) -> list[str]:
-        (queue,) = (each for each in self.engine.queues() if each.name == "q")
+        (queue,) = (each for each in self.engine.queues.by_name.values() if each.name == "q")
         entries = sorted(queue.lane(5).arrived, key=lambda entry: entry.sequence)
         return [entry.message.body.decode() for entry in entries if entry.message is not None]
 
@@ -139,10 +144,10 @@ def test_scheduled_send_is_counted_and_becomes_a_message_when_it_is_due() -> Non
     run.send("later", Schedule(delay_ms=1000))
     run.at(NOON_MS + 999)
     assert run.waiting() == {"q": (0, 1)}
-    assert run.engine.next_due_ms == NOON_MS + 1000
+    assert run.engine.tasks.next_due_ms == NOON_MS + 1000
     run.at(NOON_MS + 1000)
     assert run.waiting() == {"q": (1, 0)}
-    assert run.engine.next_due_ms is None
+    assert run.engine.tasks.next_due_ms is None
 
 
 def test_scheduled_sends_come_in_the_order_of_due_time_and_arrival() -> None:
@@ -215,7 +220,7 @@ def test_repetitions_have_their_own_time_to_live_also_after_a_restart() -> None:
     run.start_engine()
     for at in (5, 16, 30):
         run.at(NOON_MS + at)
-    (queue,) = (each for each in run.engine.queues() if each.name == "q")
+    (queue,) = (each for each in run.engine.queues.by_name.values() if each.name == "q")
     messages = [entry.message for entry in queue.lane(5).arrived if entry.message is not None]
     expires = [NOON_MS + at + 7000 for at in (5, 16, 30)]
     assert [message.expires_ms for message in messages] == expires
@@ -227,7 +232,9 @@ def test_scheduled_send_that_is_due_after_its_expiry_time_expires_at_once() -> N
     run = Run()
     for body, expires_ms in ((b"late", NOON_MS + 5), (b"in time", NOON_MS + HOUR_MS)):
         message = SentMessage(4, True, expires_ms, b"", body)
-        run.engine.send(run.session, Send(parse_address("/queue/q", "s"), message, schedule=Schedule(delay_ms=10)))
+        run.engine.commands.send(
+            run.session, Send(parse_address("/queue/q", "s"), message, schedule=Schedule(delay_ms=10))
+        )
     run.at(NOON_MS + 9)
     assert run.waiting() == {"q": (0, 2)}
     run.at(NOON_MS + 10)
@@ -290,13 +297,13 @@ def test_send_scheduled_for_a_past_time_comes_after_sends_due_before_it() -> Non
 def test_send_scheduled_in_a_transaction_comes_after_its_immediate_sends() -> None:
     # C14.1
     run = Run()
-    run.engine.begin(run.session, Begin("t"))
+    run.engine.commands.begin(run.session, Begin("t"))
     run.send("first", None, transaction="t")
     run.send("later", Schedule(delay_ms=0), transaction="t")
     run.send("second", None, transaction="t")
     run.settle()
     assert run.waiting() == {}
-    run.engine.commit(run.session, Commit("t"))
+    run.engine.commands.commit(run.session, Commit("t"))
     run.settle()
     assert run.bodies() == ["first", "second", "later"]
 
@@ -306,10 +313,10 @@ def test_scheduled_send_waits_while_the_disk_is_full() -> None:
     run = Run()
     run.send("later", Schedule(delay_ms=10))
     run.settle()
-    run.engine.commit_state.disk_level = DiskLevel.NONE
+    run.engine.state.commit_state.disk_level = DiskLevel.NONE
     run.at(NOON_MS + 20)
     assert run.waiting() == {"q": (0, 1)}
-    run.engine.commit_state.disk_level = DiskLevel.PLENTY
+    run.engine.state.commit_state.disk_level = DiskLevel.PLENTY
     run.settle()
     assert run.waiting() == {"q": (1, 0)}
 
@@ -319,7 +326,7 @@ def test_hidden_queue_of_scheduled_sends_cannot_be_sent_to() -> None:
     run.send("later", Schedule(delay_ms=10))
     hidden = parse_address("/remote-temp-queue/scheduled/q", "s")
     assert hidden.name == "/scheduled/q"
-    run.engine.send(run.session, Send(hidden, SentMessage(4, False, 0, b"", b"")))
+    run.engine.commands.send(run.session, Send(hidden, SentMessage(4, False, 0, b"", b"")))
     run.settle()
     assert run.waiting() == {"q": (0, 1)}
 
@@ -381,9 +388,9 @@ def test_scheduled_send_is_listed_with_its_whole_schedule(is_restarted: bool) ->
 def test_scheduled_send_is_listed_once_it_is_durable() -> None:
     run = Run()
     run.send("later", Schedule(delay_ms=MINUTE_MS))
-    assert not run.engine.bulk_pieces.freeze_scheduled()
+    assert not run.engine.tasks.bulk_pieces.freeze_scheduled()
     run.settle()
-    assert run.engine.bulk_pieces.freeze_scheduled()
+    assert run.engine.tasks.bulk_pieces.freeze_scheduled()
     assert [each.body for each in run.shown()] == ["later"]
 
 
@@ -421,7 +428,7 @@ def test_scheduled_sends_to_topics_or_several_destinations_are_distinguished_by_
         send = Send(
             parse_address(address, "s"), SentMessage(4, True, 0, b"", b""), schedule=Schedule(delay_ms=MINUTE_MS)
         )
-        run.engine.send(run.session, send)
+        run.engine.commands.send(run.session, send)
     assert [each.to for each in run.shown("")] == ["/topic/a", "/queue/q,/topic/a"]
     assert run.request(Unschedule("", to="/topic/a")).count == 1
     assert [each.to for each in run.shown("")] == ["/queue/q,/topic/a"]
@@ -429,7 +436,7 @@ def test_scheduled_sends_to_topics_or_several_destinations_are_distinguished_by_
 
 def test_listing_the_scheduled_sends_of_a_missing_queue_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="there is no queue 'q'"):
-        Run().engine.bulk_pieces.check_request(ListScheduled("q"))
+        Run().engine.tasks.bulk_pieces.check_request(ListScheduled("q"))
     assert Run().shown("") == []
 
 

@@ -38,9 +38,9 @@ class SelectingDriver:
         self.store = MemoryStore()
         self.store.recover()
         self.engine = Engine(policies=Policies(policy or Policy()))
-        self.engine.start()
+        self.engine.lifespan.start()
         self.commit()
-        self.session = self.engine.connect("s")
+        self.session = self.engine.commands.connect("s")
         self.reads: deque[StoreRead] = deque()
         self.pages = 0
         self.got: dict[str, list[str]] = {}
@@ -51,12 +51,14 @@ class SelectingDriver:
         if batch is not None:
             if not batch.is_empty():
                 self.store.apply(batch)
-            self.engine.on_committed(batch)
+            self.engine.store_results.on_committed(batch)
 
     def send(self, *bodies: str, colour: str = "", priority: int = 4, persistent: bool = False) -> None:
         header = f"colour:{colour}\n".encode() if colour else b""
         for body in bodies:
-            self.engine.send(self.session, Send(A, SentMessage(priority, persistent, 0, header, body.encode())))
+            self.engine.commands.send(
+                self.session, Send(A, SentMessage(priority, persistent, 0, header, body.encode()))
+            )
 
     def subscribe(
         self,
@@ -68,7 +70,7 @@ class SelectingDriver:
         is_exclusive: bool = False,
         has_express: bool = False,
     ) -> None:
-        self.engine.subscribe(
+        self.engine.commands.subscribe(
             session or self.session,
             Subscribe(
                 name,
@@ -83,7 +85,7 @@ class SelectingDriver:
 
     def turn(self) -> dict[str, list[str]]:
         """Run one turn; return the bodies dispatched, by subscription."""
-        effects = self.engine.turn()
+        effects = self.engine.turn.run()
         self.reads.extend(effects.reads)
         got: dict[str, list[str]] = {}
         for consumer, entries in effects.deliveries.items():
@@ -101,7 +103,7 @@ class SelectingDriver:
 
     def read_pages(self) -> None:
         while self.reads:
-            self.engine.on_page_read(*self.read_page())
+            self.engine.store_results.on_page_read(*self.read_page())
 
     def settle(self) -> dict[str, list[str]]:
         """Run turns, commits and reads until nothing happens; return the bodies dispatched."""
@@ -111,16 +113,16 @@ class SelectingDriver:
             for name, bodies in dispatched.items():
                 got.setdefault(name, []).extend(bodies)
             if dispatched:
-                self.engine.on_all_sent(self.session)
+                self.engine.commands.on_all_sent(self.session)
             self.commit()
             self.read_pages()
-            if not (self.engine.has_work or self.engine.commit_state.has_batch or self.reads):
+            if not (self.engine.has_work or self.engine.state.commit_state.has_batch or self.reads):
                 return got
         raise AssertionError("it never comes to rest")
 
     def acknowledge(self, name: str) -> None:
         for entry in self.entries.pop(name):
-            self.engine.acknowledge(self.session, Ack(name, entry.sequence))
+            self.engine.commands.acknowledge(self.session, Ack(name, entry.sequence))
 
     def evict(self) -> None:
         """Evict all messages that can be evicted."""
@@ -162,10 +164,10 @@ def test_match_behind_many_that_are_only_in_the_store_is_dispatched_in_the_turn_
     driver.send(*numbers(3000), colour="blue", persistent=True)
     driver.settle()
     driver.evict()
-    assert driver.engine.memory.message_bytes == 0
+    assert driver.engine.state.memory.message_bytes == 0
     driver.send("r", colour="red")
     assert driver.turn() == {"red": ["r"]}
-    assert driver.engine.memory.message_bytes < 1000
+    assert driver.engine.state.memory.message_bytes < 1000
 
 
 def test_existing_messages_are_compared_in_slices_and_other_consumers_served_in_between() -> None:
@@ -179,7 +181,7 @@ def test_existing_messages_are_compared_in_slices_and_other_consumers_served_in_
         driver.send("other", priority=9)
         driver.subscribe(f"other {turns}", window=1)
         assert driver.turn() == {f"other {turns}": ["other"]}
-        driver.engine.unsubscribe(driver.session, Unsubscribe(f"other {turns}"))
+        driver.engine.commands.unsubscribe(driver.session, Unsubscribe(f"other {turns}"))
         turns += 1
     assert got == {"red": ["r"]}
     assert turns >= 2
@@ -195,7 +197,7 @@ def test_pages_of_a_scan_are_read_one_at_a_time_and_leave_nothing_in_memory_that
     for _ in range(10 * SCAN_MESSAGES_PER_TURN // SCAN_PAGE_SIZE):
         driver.turn()
         assert len(driver.reads) == 1 and isinstance(driver.reads[0], ScanRead)
-        assert driver.engine.memory.message_bytes == 0
+        assert driver.engine.state.memory.message_bytes == 0
         driver.read_pages()
     assert driver.settle() == {"red": ["r"]}
     assert driver.pages == 10 * SCAN_MESSAGES_PER_TURN // SCAN_PAGE_SIZE + 1
@@ -211,7 +213,7 @@ def test_a_scan_ends_when_enough_was_found_and_goes_on_when_it_was_taken() -> No
     got = driver.settle()["red"]
     assert got == numbers(SCAN_FOUND_MAX)
     # As many more wait in memory at the most, whatever is there.
-    assert driver.engine.memory.message_bytes < 1000 * (2 * SCAN_FOUND_MAX + 1)
+    assert driver.engine.state.memory.message_bytes < 1000 * (2 * SCAN_FOUND_MAX + 1)
     for _ in range(2):
         driver.acknowledge("red")
         got += driver.settle()["red"]
@@ -249,13 +251,13 @@ def test_message_kept_in_memory_by_a_selector_does_not_wait_for_a_later_commit()
     assert driver.settle() == {"red": ["held"]}
     driver.send("last", persistent=True)
     batch = driver.engine.take_batch()
-    driver.engine.memory.limit = 0
+    driver.engine.state.memory.limit = 0
     driver.engine.evict()
     driver.subscribe("any")
     assert driver.turn() == {"any": ["waits"]}
     assert batch is not None
     driver.store.apply(batch)
-    driver.engine.on_committed(batch)
+    driver.engine.store_results.on_committed(batch)
     assert driver.settle() == {"any": ["last"]}
 
 
@@ -269,15 +271,15 @@ def test_message_kept_in_memory_by_an_ended_selector_does_not_wait_for_a_later_c
     driver.send("last", persistent=True)
     driver.send("less urgent", priority=3)
     batch = driver.engine.take_batch()
-    driver.engine.memory.limit = 0
+    driver.engine.state.memory.limit = 0
     driver.engine.evict()
-    driver.engine.memory.limit = Policy().memory_limit
-    driver.engine.unsubscribe(driver.session, Unsubscribe("red"))
+    driver.engine.state.memory.limit = Policy().memory_limit
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("red"))
     driver.subscribe("any", window=2)
     assert driver.turn() == {"any": ["held", "waits"]}
     assert batch is not None
     driver.store.apply(batch)
-    driver.engine.on_committed(batch)
+    driver.engine.store_results.on_committed(batch)
     assert driver.settle() == {}
 
 
@@ -287,12 +289,12 @@ def test_blocking_failed_message_holds_back_only_consumers_that_could_get_it() -
     driver.subscribe("red", RED)
     driver.send("r1", colour="red")
     driver.settle()
-    driver.engine.nack(driver.session, Nack("red", driver.entries["red"][0].sequence))
+    driver.engine.commands.nack(driver.session, Nack("red", driver.entries["red"][0].sequence))
     driver.subscribe("blue", BLUE)
     driver.send("b1", colour="blue")
     driver.send("r2", colour="red")
     assert driver.settle() == {"blue": ["b1"]}
-    driver.engine.tick(1_000_000, 1_000_000)
+    driver.engine.state.commit_state.tick(1_000_000, 1_000_000)
     assert driver.settle() == {"red": ["r1", "r2"]}
 
 
@@ -303,7 +305,7 @@ def test_message_requeued_from_within_a_lane_returns_to_its_position() -> None:
     driver.send("4", colour="blue")
     driver.subscribe("red", RED)
     assert driver.settle() == {"red": ["3"]}
-    driver.engine.unsubscribe(driver.session, Unsubscribe("red"))
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("red"))
     driver.subscribe("all")
     assert driver.settle() == {"all": ["1", "2", "3", "4"]}
 
@@ -315,11 +317,11 @@ def test_message_requeued_within_a_lane_and_then_given_up_is_counted_once() -> N
     driver.send("4", colour="blue")
     driver.subscribe("red", RED)
     driver.settle()
-    driver.engine.nack(driver.session, Nack("red", driver.entries["red"][0].sequence))
-    driver.engine.unsubscribe(driver.session, Unsubscribe("red"))
-    (queue,) = driver.engine.queues()
+    driver.engine.commands.nack(driver.session, Nack("red", driver.entries["red"][0].sequence))
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("red"))
+    (queue,) = driver.engine.queues.by_name.values()
     assert queue.waiting_count() == 4
-    driver.engine.change_policies(Policies(Policy(attempts_max=1)))
+    driver.engine.commands.administering.change_policies(Policies(Policy(attempts_max=1)))
     assert queue.waiting_count() == 3 == sum(1 for lane in queue.lanes for _ in lane)
 
 
@@ -336,10 +338,10 @@ def test_message_committed_loaded_and_evicted_while_a_page_is_compared_is_found(
     driver.subscribe("all")
     driver.turn()
     page = driver.read_page()
-    driver.engine.unsubscribe(driver.session, Unsubscribe("all"))
-    driver.engine.on_page_read(*page)
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("all"))
+    driver.engine.store_results.on_page_read(*page)
     driver.evict()
-    driver.engine.on_page_read(*scanned)
+    driver.engine.store_results.on_page_read(*scanned)
     assert driver.settle() == {"red": ["r"]}
 
 
@@ -364,7 +366,7 @@ def test_messages_that_an_exclusive_consumer_does_not_select_wait() -> None:
     driver.send("b1", colour="blue")
     driver.send("r1", colour="red")
     assert driver.settle() == {"red": ["r1"]}
-    driver.engine.unsubscribe(driver.session, Unsubscribe("red"))
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("red"))
     assert driver.settle() == {"all": ["b1", "r1"]}
 
 
@@ -376,8 +378,8 @@ def test_messages_requeued_before_comparison_leave_room_to_compare_those_before_
     assert driver.turn() == {"red": ["0"]}
     driver.subscribe("all", window=count)
     assert driver.turn() == {"all": numbers(count - 1, 1)}
-    driver.engine.on_all_sent(driver.session)
-    driver.engine.unsubscribe(driver.session, Unsubscribe("all"))
+    driver.engine.commands.on_all_sent(driver.session)
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("all"))
     driver.subscribe("more", RED, window=count)
     assert driver.settle() == {"more": numbers(count - 1, 1)}
 
@@ -388,14 +390,14 @@ def test_message_requeued_repeatedly_before_comparison_is_noted_once() -> None:
     driver.send(*numbers(count), colour="red")
     driver.subscribe("red", RED, window=1)
     driver.turn()
-    (scan,) = driver.engine.selections.by_queue[targets.queues(driver.engine)["a"]].scans.values()
+    (scan,) = driver.engine.queues.selections.by_queue[targets.queues(driver.engine)["a"]].scans.values()
     (cursor,) = (each for each in scan.cursors.values() if each.lane.arrived)
     noted = len(cursor.pending)
     for _ in range(3):
         driver.subscribe("all", window=count)
         driver.turn()
-        driver.engine.on_all_sent(driver.session)
-        driver.engine.unsubscribe(driver.session, Unsubscribe("all"))
+        driver.engine.commands.on_all_sent(driver.session)
+        driver.engine.commands.unsubscribe(driver.session, Unsubscribe("all"))
     assert 0 < len(cursor.pending) < noted
 
 
@@ -420,10 +422,10 @@ def test_consumers_with_the_same_selector_take_turns() -> None:
 def test_a_queue_whose_last_selector_has_gone_is_served_as_if_there_had_been_none() -> None:
     driver = SelectingDriver()
     driver.subscribe("red", RED)
-    (queue,) = driver.engine.queues()
-    assert queue in driver.engine.selections.by_queue
-    driver.engine.unsubscribe(driver.session, Unsubscribe("red"))
-    assert queue not in driver.engine.selections.by_queue
+    (queue,) = driver.engine.queues.by_name.values()
+    assert queue in driver.engine.queues.selections.by_queue
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("red"))
+    assert queue not in driver.engine.queues.selections.by_queue
 
 
 def test_selected_message_that_is_given_up_is_counted_once() -> None:
@@ -434,12 +436,15 @@ def test_selected_message_that_is_given_up_is_counted_once() -> None:
     driver.send("2", colour="red")
     driver.settle()
     driver.subscribe("red", RED)
-    driver.engine.unsubscribe(driver.session, Unsubscribe("all"))
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("all"))
     assert driver.settle() == {"red": ["2"]}
-    driver.engine.nack(driver.session, Nack("red", driver.entries["red"][0].sequence, delay_ms=1000))
-    driver.engine.change_policies(Policies(Policy(attempts_max=1)))
+    driver.engine.commands.nack(driver.session, Nack("red", driver.entries["red"][0].sequence, delay_ms=1000))
+    driver.engine.commands.administering.change_policies(Policies(Policy(attempts_max=1)))
     driver.settle()
-    assert {queue.name: queue.waiting_count() for queue in driver.engine.queues()} == {"a": 1, "DLQ.a": 1}
+    assert {queue.name: queue.waiting_count() for queue in driver.engine.queues.by_name.values()} == {
+        "a": 1,
+        "DLQ.a": 1,
+    }
 
 
 def test_unselected_messages_are_not_stuck_and_an_undispatched_match_is() -> None:
@@ -452,8 +457,8 @@ def test_unselected_messages_are_not_stuck_and_an_undispatched_match_is() -> Non
     def stuck_queues() -> list[str]:
         names = []
         for _ in range(20):
-            now_us = driver.engine.commit_state.now_ms * 1000 + 1_000_000
-            driver.engine.tick(now_us, now_us)
+            now_us = driver.engine.state.commit_state.now_ms * 1000 + 1_000_000
+            driver.engine.state.commit_state.tick(now_us, now_us)
             names += [queue.name for queue in run_stuck_audit(audit, driver.engine)]
         return names
 
@@ -461,7 +466,7 @@ def test_unselected_messages_are_not_stuck_and_an_undispatched_match_is() -> Non
     driver.send("r", colour="red")
     # Nobody has taken a turn since.
     assert stuck_queues() == ["a"]
-    assert audit.stuck_queues(driver.engine.commit_state.now_ms)[0][1] > STUCK_MS
+    assert audit.stuck_queues(driver.engine.state.commit_state.now_ms)[0][1] > STUCK_MS
     driver.settle()
     assert stuck_queues() == []
 
@@ -481,7 +486,7 @@ def test_found_messages_leave_memory_at_the_limit_of_their_queue_though_a_page_w
     driver.engine.evict()
     driver.read_pages()
     driver.turn()
-    (queue,) = driver.engine.queues()
+    (queue,) = driver.engine.queues.by_name.values()
     assert queue.resident_bytes > limit
     driver.engine.evict()
     assert queue.resident_bytes <= limit
@@ -498,7 +503,7 @@ def test_consumer_gets_messages_whose_comparison_was_left_when_the_last_selector
     driver.subscribe("red", RED)
     assert driver.settle() == {"red": ["3", "4"]}
     for entry in driver.entries["red"]:
-        driver.engine.nack(driver.session, Nack("red", entry.sequence))
-    driver.engine.unsubscribe(driver.session, Unsubscribe("red"))
+        driver.engine.commands.nack(driver.session, Nack("red", entry.sequence))
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("red"))
     driver.subscribe("red", RED)
     assert driver.settle() == {"red": ["3", "4"]}

@@ -25,7 +25,7 @@ WINDOW = 2
 def follow(run: Run, name: str = "1", topic: str = "/topic/t", session: ConnectionState | None = None) -> QueueConsumer:
     session = session or run.session
     command = Subscribe(name, parse_address(topic, session.id), AckMode.INDIVIDUAL, WINDOW)
-    run.engine.subscribe(session, command)
+    run.engine.commands.subscribe(session, command)
     run.settle()
     consumer = session.consumers[name]
     assert isinstance(consumer, QueueConsumer)
@@ -35,21 +35,21 @@ def follow(run: Run, name: str = "1", topic: str = "/topic/t", session: Connecti
 def publish(
     run: Run, *bodies: str, size: int = LARGE, to: str = "/topic/t", persistent: bool = False, group: str = ""
 ) -> None:
-    sender = targets.sessions(run.engine).get("sender") or run.engine.connect("sender")
+    sender = targets.sessions(run.engine).get("sender") or run.engine.commands.connect("sender")
     for body in bodies:
         header = b"n:%b\nJMSXGroupID:%b\n" % (body.encode(), group.encode())
         message = SentMessage(4, persistent, 0, header, body.encode().ljust(size, b"."), group=group)
-        run.engine.send(sender, Send(parse_address(to, "sender"), message))
+        run.engine.commands.send(sender, Send(parse_address(to, "sender"), message))
 
 
 def spill(run: Run) -> None:
     """Spill all messages that can be spilled."""
     run.settle()
-    run.engine.memory.limit = 0
+    run.engine.state.memory.limit = 0
     for _ in range(3):
         run.engine.evict()
         run.settle()
-    run.engine.memory.limit = 1 << 40
+    run.engine.state.memory.limit = 1 << 40
 
 
 def stored(run: Run) -> list[UndecodedMessage]:
@@ -68,8 +68,8 @@ def receive(run: Run, consumer: BrokerConsumer) -> list[str]:
         entry = next(iter(consumer.held.values()))
         if entry.message is not None:
             seen.append(entry.message.body.decode().rstrip("."))
-        run.engine.on_all_sent(consumer.session)
-        run.engine.acknowledge(consumer.session, Ack(consumer.subscription, entry.sequence))
+        run.engine.commands.on_all_sent(consumer.session)
+        run.engine.commands.acknowledge(consumer.session, Ack(consumer.subscription, entry.sequence))
         run.settle()
     return seen
 
@@ -84,7 +84,7 @@ def test_spilled_message_is_stored_once_for_all_subscriptions_and_comes_back_in_
     consumers = [follow(run, name) for name in "abc"]
     publish(run, *"01234567")
     spill(run)
-    assert run.engine.memory.message_bytes == 0
+    assert run.engine.state.memory.message_bytes == 0
     assert (len(stored(run)), len(contents(run))) == (3 * 8, 8)
     # What comes while more is on disk joins it, once for all as well.
     publish(run, "8", "9")
@@ -107,7 +107,7 @@ def test_a_persistent_message_costs_no_write_as_long_as_there_is_memory_and_is_t
     run = Run()
     consumer = follow(run)
     publish(run, *"0123", persistent=True)
-    assert not run.engine.commit_state.has_batch
+    assert not run.engine.state.commit_state.has_batch
     spill(run)
     assert len(stored(run)) == 4
     receive(run, consumer)
@@ -124,7 +124,7 @@ def test_a_message_for_durable_subscriptions_too_has_a_content_of_either_kind() 
         follow(run, name)
     for name in "mn":
         command = Subscribe(name, parse_address("/topic/t", "s"), AckMode.INDIVIDUAL, WINDOW, durable_key=f"me,{name}")
-        run.engine.subscribe(run.session, command)
+        run.engine.commands.subscribe(run.session, command)
     publish(run, *"0123", persistent=True)
     spill(run)
     publish(run, "4", persistent=True)
@@ -144,12 +144,12 @@ def test_spilled_messages_and_the_names_of_their_queues_are_gone_after_stop_and_
         spill(run)
         assert {name.startswith(f"{ENDED_PREFIX}/s,") for name in names(run)} == {True}
         if is_clean:
-            run.engine.stop()
-            for batch in run.engine.final_batches():
+            run.engine.commands.connecting.stop()
+            for batch in run.engine.lifespan.final_batches():
                 run.apply(batch)
             assert len(stored(run)) == 14
         run.start_engine()
-        assert list(run.engine.queues()) == []
+        assert list(run.engine.queues.by_name.values()) == []
         assert (stored(run), contents(run)) == ([], [])
         assert names(run) == []
 
@@ -163,9 +163,9 @@ def test_subscription_name_may_be_reused_while_its_spilled_messages_are_removed(
         assert receive(run, consumer)[0] == f"{body}2", "the first two lost their bodies to the disk"
         publish(run, *(f"{body}{number}" for number in range(6)))
         spill(run)
-        run.engine.unsubscribe(run.session, Unsubscribe("1"))
+        run.engine.commands.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
-    assert (stored(run), contents(run), run.engine.memory.message_bytes) == ([], [], 0)
+    assert (stored(run), contents(run), run.engine.state.memory.message_bytes) == ([], [], 0)
     assert names(run) == []
 
 
@@ -178,16 +178,16 @@ def test_a_transaction_may_end_after_the_subscription_whose_messages_it_has(
     consumer = follow(run)
     publish(run, *"0123")
     spill(run)
-    run.engine.begin(run.session, Begin("x"))
+    run.engine.commands.begin(run.session, Begin("x"))
     for sequence in list(consumer.held):
-        run.engine.on_all_sent(run.session)
+        run.engine.commands.on_all_sent(run.session)
         command = way("1", sequence, "x")
-        (run.engine.acknowledge if way is Ack else run.engine.nack)(run.session, command)  # type: ignore[arg-type]
-    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+        (run.engine.commands.acknowledge if way is Ack else run.engine.commands.nack)(run.session, command)  # type: ignore[arg-type]
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
-    (run.engine.commit if isinstance(end, Commit) else run.engine.abort)(run.session, end)  # type: ignore[arg-type]
+    (run.engine.commands.commit if isinstance(end, Commit) else run.engine.commands.abort)(run.session, end)  # type: ignore[arg-type]
     run.settle()
-    assert (stored(run), run.engine.memory.message_bytes) == ([], 0)
+    assert (stored(run), run.engine.state.memory.message_bytes) == ([], 0)
 
 
 def test_the_receipt_of_an_acknowledgement_waits_for_no_disk() -> None:
@@ -195,10 +195,10 @@ def test_the_receipt_of_an_acknowledgement_waits_for_no_disk() -> None:
     consumer = follow(run)
     publish(run, *"0123")
     spill(run)
-    run.engine.on_all_sent(run.session)
-    run.engine.acknowledge(run.session, Ack("1", next(iter(consumer.held))))
-    run.engine.answer(run.session, Receipt("r"))
-    assert [answer for _, answer in run.engine.turn().answers] == [Receipt("r")]
+    run.engine.commands.on_all_sent(run.session)
+    run.engine.commands.acknowledge(run.session, Ack("1", next(iter(consumer.held))))
+    run.engine.state.commit_state.answer(run.session, Receipt("r"))
+    assert [answer for _, answer in run.engine.turn.run().answers] == [Receipt("r")]
 
 
 @pytest.mark.parametrize("group", ["", "g"])
@@ -207,17 +207,19 @@ def test_a_page_that_comes_after_its_subscription_has_ended_brings_nothing_back(
     consumer = follow(run)
     publish(run, *"012345", group=group)
     spill(run)
-    run.engine.on_all_sent(run.session)
-    run.engine.acknowledge(run.session, Ack("1", next(iter(consumer.held))))
-    reads = run.engine.turn().reads
+    run.engine.commands.on_all_sent(run.session)
+    run.engine.commands.acknowledge(run.session, Ack("1", next(iter(consumer.held))))
+    reads = run.engine.turn.run().reads
     assert reads
-    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("1"))
     for read in reads:
         page = read_page(run.store, read)
-        run.engine.on_page_read(read, PageResult([found_of(one) for one in page.messages], page.as_of, page.is_end))
+        run.engine.store_results.on_page_read(
+            read, PageResult([found_of(one) for one in page.messages], page.as_of, page.is_end)
+        )
     run.settle()
-    assert (list(run.engine.queues()), run.engine.memory.message_bytes, stored(run)) == ([], 0, [])
-    assert not run.engine.selections.by_queue and not run.engine.clients.receivers_by_queue
+    assert (list(run.engine.queues.by_name.values()), run.engine.state.memory.message_bytes, stored(run)) == ([], 0, [])
+    assert not run.engine.queues.selections.by_queue and not run.engine.state.clients.receivers_by_queue
 
 
 # ---- Who must go ----
@@ -230,7 +232,7 @@ class Waiting:
 
     def __init__(self, *policies: tuple[str, Policy]) -> None:
         self.run = Run()
-        self.run.engine.change_policies(Policies(by_pattern=dict(policies)))
+        self.run.engine.commands.administering.change_policies(Policies(by_pattern=dict(policies)))
         self.seconds = 0
         self.bytes_sent: dict[ConnectionState, int] = {}
 
@@ -239,15 +241,15 @@ class Waiting:
         ended = []
         for _ in range(seconds):
             self.seconds += 1
-            self.run.engine.tick(self.run.now_ms * 1000, self.seconds * SECOND_US)
+            self.run.engine.state.commit_state.tick(self.run.now_ms * 1000, self.seconds * SECOND_US)
             stalled = self.run.engine.find_stalled_connection(lambda session: self.bytes_sent.get(session, 0))
             if stalled is not None:
                 ended.append(f"{stalled[0].id} {stalled[1]}")
-                self.run.engine.disconnect(stalled[0], is_clean=False)
+                self.run.engine.commands.disconnect(stalled[0], is_clean=False)
         return "\n".join(ended)
 
     def follower(self, name: str, topic: str = "/topic/t") -> QueueConsumer:
-        return follow(self.run, topic=topic, session=self.run.engine.connect(name))
+        return follow(self.run, topic=topic, session=self.run.engine.commands.connect(name))
 
 
 def test_stalled_subscriber_is_ended_only_when_disk_space_is_short_and_the_largest_first() -> None:
@@ -256,9 +258,9 @@ def test_stalled_subscriber_is_ended_only_when_disk_space_is_short_and_the_large
     little, much = driver.follower("little"), driver.follower("much")
     publish(driver.run, *"012345")
     spill(driver.run)
-    driver.run.engine.acknowledge(little.session, Ack("1", next(iter(little.held))))
+    driver.run.engine.commands.acknowledge(little.session, Ack("1", next(iter(little.held))))
     assert driver.after(100) == ""
-    driver.run.engine.commit_state.disk_level = DiskLevel.LITTLE
+    driver.run.engine.state.commit_state.disk_level = DiskLevel.LITTLE
     ended = driver.after(1)
     assert ended.startswith("much the client read and acknowledged nothing for 60 seconds")
     assert "its subscription to t:" in ended and "stalled_subscriber_ms" in ended
@@ -273,7 +275,7 @@ def test_subscriber_that_makes_any_progress_is_not_ended(does: str) -> None:
     consumer = driver.follower("slow")
     publish(driver.run, *map(str, range(100)))
     spill(driver.run)
-    driver.run.engine.commit_state.disk_level = DiskLevel.NONE
+    driver.run.engine.state.commit_state.disk_level = DiskLevel.NONE
     for number in range(5):
         assert driver.after(59) == ""
         if does == "takes bytes":
@@ -281,10 +283,10 @@ def test_subscriber_that_makes_any_progress_is_not_ended(does: str) -> None:
         else:
             sequence = next(iter(consumer.held))
             if does == "acknowledges":
-                driver.run.engine.acknowledge(consumer.session, Ack("1", sequence))
+                driver.run.engine.commands.acknowledge(consumer.session, Ack("1", sequence))
             else:
-                driver.run.engine.nack(consumer.session, Nack("1", sequence))
-            driver.run.engine.on_all_sent(consumer.session)
+                driver.run.engine.commands.nack(consumer.session, Nack("1", sequence))
+            driver.run.engine.commands.on_all_sent(consumer.session)
             driver.run.settle()
     assert driver.after(60) == "" and driver.after(1).startswith("slow ")
 
@@ -296,7 +298,7 @@ def test_stall_limit_of_a_subscriber_is_that_of_the_policy_of_its_topic() -> Non
         driver.follower(topic, f"/topic/{topic}")
         publish(driver.run, *"0123", to=f"/topic/{topic}")
     spill(driver.run)
-    driver.run.engine.commit_state.disk_level = DiskLevel.LITTLE
+    driver.run.engine.state.commit_state.disk_level = DiskLevel.LITTLE
     assert driver.after(2) == ""
     assert driver.after(1).startswith("quick the client read and acknowledged nothing for 2 seconds")
 
@@ -308,9 +310,9 @@ def test_short_memory_is_a_need_of_room_if_nothing_else_can_leave_it() -> None:
     publish(driver.run, *"0123")
     spill(driver.run)
     assert driver.after(61) == ""
-    driver.run.engine.memory.limit = driver.run.engine.memory.unsent_bytes
+    driver.run.engine.state.memory.limit = driver.run.engine.state.memory.unsent_bytes
     assert driver.after(1) == "", "only what the sockets have is in memory, and there is room for that"
-    driver.run.engine.memory.limit -= 1
+    driver.run.engine.state.memory.limit -= 1
     assert driver.after(1).startswith("slow ")
 
 
@@ -338,6 +340,6 @@ def test_a_reply_queue_does_not_leave_memory_and_ends_its_connection_when_nothin
     publish(run, *"0123")
     publish(run, *"0123456789", to="/remote-temp-queue/s/r")
     run.settle()
-    run.engine.memory.limit = 1000
+    run.engine.state.memory.limit = 1000
     assert list(run.engine.evict().values()) == ["the client does not read the messages of its temporary queues"]
-    assert all(not each.spilled_bytes for each in run.engine.queues() if each.is_reply_queue)
+    assert all(not each.spilled_bytes for each in run.engine.queues.by_name.values() if each.is_reply_queue)

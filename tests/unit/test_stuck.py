@@ -30,33 +30,35 @@ class StuckDriver:
 
     def __init__(self, policy: Policy | None = None) -> None:
         self.engine = Engine(policies=Policies(policy or Policy()))
-        self.engine.start()
+        self.engine.lifespan.start()
         self.commit()
         self.audit = StuckQueueDetector()
-        self.session = self.engine.connect("s")
+        self.session = self.engine.commands.connect("s")
         self.reads: list[StoreRead] = []
 
     def connect(self) -> ConnectionState:
-        return self.engine.connect("other")
+        return self.engine.commands.connect("other")
 
     def send(self, *, persistent: bool = False, priority: int = 4, expires_ms: int = 0, size: int = 0) -> None:
         message = SentMessage(priority, persistent, expires_ms, b"content-length:0\n", bytes(size))
-        self.engine.send(self.session, Send(parse_address("/queue/a", "s"), message))
+        self.engine.commands.send(self.session, Send(parse_address("/queue/a", "s"), message))
 
     def subscribe(self, *, window: int = 1000, session: ConnectionState | None = None) -> None:
         session = session or self.session
         name = str(len(session.consumers))
-        self.engine.subscribe(session, Subscribe(name, parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, window))
+        self.engine.commands.subscribe(
+            session, Subscribe(name, parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, window)
+        )
 
     def turn(self) -> list[int]:
-        effects = self.engine.turn()
+        effects = self.engine.turn.run()
         self.reads += effects.reads
         return [entry.sequence for entries in effects.deliveries.values() for entry in entries]
 
     def commit(self) -> Batch:
         batch = self.engine.take_batch()
         assert batch is not None
-        self.engine.on_committed(batch)
+        self.engine.store_results.on_committed(batch)
         return batch
 
     def stuck_within(self, checks: int) -> list[str]:
@@ -64,7 +66,7 @@ class StuckDriver:
         stuck = []
         for _ in range(checks):
             stuck += [queue.name for queue in run_stuck_audit(self.audit, self.engine, self.read_lanes)]
-            self.engine.commit_state.now_ms += CHECK_INTERVAL_MS
+            self.engine.state.commit_state.now_ms += CHECK_INTERVAL_MS
         return stuck
 
     def read_lanes(self) -> set[Lane]:
@@ -85,10 +87,10 @@ def test_queue_whose_ready_message_is_not_dispatched_is_reported_once_after_the_
     with without_dispatch():
         driver.turn()
     assert driver.stuck_within(STUCK_MS // CHECK_INTERVAL_MS + 1) == []
-    assert driver.audit.stuck_queues(driver.engine.commit_state.now_ms) == []
+    assert driver.audit.stuck_queues(driver.engine.state.commit_state.now_ms) == []
     assert driver.stuck_within(LONG) == ["a"]
-    ((queue, waiting_ms),) = driver.audit.stuck_queues(driver.engine.commit_state.now_ms)
-    assert (queue.name, waiting_ms) == ("a", driver.engine.commit_state.now_ms)
+    ((queue, waiting_ms),) = driver.audit.stuck_queues(driver.engine.state.commit_state.now_ms)
+    assert (queue.name, waiting_ms) == ("a", driver.engine.state.commit_state.now_ms)
 
 
 @pytest.mark.parametrize("queues_at_once", [1, 2, 3, 100])
@@ -98,20 +100,22 @@ def test_stuck_audit_checks_a_few_queues_at_once_and_reports_each_stuck_queue_on
     monkeypatch.setattr(stuck, "QUEUES_MAX", queues_at_once)
     driver = StuckDriver()
     for name in "abcde":
-        driver.engine.subscribe(
+        driver.engine.commands.subscribe(
             driver.session, Subscribe(name, parse_address(f"/queue/{name}", "s"), AckMode.INDIVIDUAL, 10)
         )
     message = SentMessage(4, False, 0, b"content-length:0\n", b"")
     with without_dispatch():
         for name in "be":
-            driver.engine.send(driver.session, Send(parse_address(f"/queue/{name}", "s"), message))
+            driver.engine.commands.send(driver.session, Send(parse_address(f"/queue/{name}", "s"), message))
         driver.turn()
     assert sorted(driver.stuck_within(5 * LONG)) == ["b", "e"]
-    assert [queue.name for queue, _ in driver.audit.stuck_queues(driver.engine.commit_state.now_ms)] == ["b", "e"]
+    assert [queue.name for queue, _ in driver.audit.stuck_queues(driver.engine.state.commit_state.now_ms)] == ["b", "e"]
 
 
 def of_many(driver: StuckDriver, pattern: str = "/queue/*") -> None:
-    driver.engine.subscribe(driver.session, Subscribe("many", parse_address(pattern, "s"), AckMode.INDIVIDUAL, 10))
+    driver.engine.commands.subscribe(
+        driver.session, Subscribe("many", parse_address(pattern, "s"), AckMode.INDIVIDUAL, 10)
+    )
 
 
 def test_queue_is_stuck_for_a_wildcard_consumer_that_gets_nothing() -> None:
@@ -127,7 +131,7 @@ def test_queue_is_not_stuck_while_a_wildcard_consumer_waits_for_a_commit_in_anot
     driver = StuckDriver()
     of_many(driver)
     message = SentMessage(4, True, 0, b"content-length:0\n", b"")
-    driver.engine.send(driver.session, Send(parse_address("/queue/b", "s"), message))
+    driver.engine.commands.send(driver.session, Send(parse_address("/queue/b", "s"), message))
     driver.send()
     assert driver.turn() == []
     assert driver.stuck_within(LONG) == []
@@ -145,7 +149,7 @@ def test_stuck_queue_that_recovers_is_reported_again_if_it_is_stuck_again() -> N
     driver.send()
     assert driver.turn() == [1, 2]
     assert driver.stuck_within(1) == []
-    assert driver.audit.stuck_queues(driver.engine.commit_state.now_ms) == []
+    assert driver.audit.stuck_queues(driver.engine.state.commit_state.now_ms) == []
     with without_dispatch():
         driver.send()
         driver.turn()
@@ -161,7 +165,7 @@ def test_a_look_at_which_all_is_well_starts_the_time_anew() -> None:
     for _ in range(4):
         driver.send()
         (sequence,) = driver.session.consumers["0"].held
-        driver.engine.acknowledge(driver.session, Ack("0", sequence, None))
+        driver.engine.commands.acknowledge(driver.session, Ack("0", sequence, None))
         assert driver.stuck_within(STUCK_MS // CHECK_INTERVAL_MS) == [], "it has credit, and nobody has dispatched yet"
         driver.turn()
         assert driver.stuck_within(1) == []
@@ -185,13 +189,13 @@ def a_full_socket(driver: StuckDriver) -> None:
 
 def all_sockets_together_full(driver: StuckDriver) -> None:
     for number in range(5):
-        session = driver.engine.connect(f"full {number}")
+        session = driver.engine.commands.connect(f"full {number}")
         driver.subscribe(window=1, session=session)
         driver.send(size=UNSENT_BYTES_MAX)
     driver.subscribe()
     driver.send()
     driver.send()
-    driver.engine.memory.unsent_threshold = 4 * UNSENT_BYTES_MAX
+    driver.engine.state.memory.unsent_threshold = 4 * UNSENT_BYTES_MAX
 
 
 def a_commit_under_way(driver: StuckDriver) -> None:
@@ -206,7 +210,7 @@ def an_equal_behind_a_commit_under_way(driver: StuckDriver) -> None:
 
 
 def nothing_but_expired(driver: StuckDriver) -> None:
-    driver.engine.commit_state.now_ms = 10
+    driver.engine.state.commit_state.now_ms = 10
     driver.send(expires_ms=5)
     with without_dispatch():
         driver.subscribe()
@@ -228,7 +232,7 @@ def nothing_but_expired(driver: StuckDriver) -> None:
 def test_a_queue_that_rightly_waits_is_not_stuck(how: Callable[[StuckDriver], None]) -> None:
     driver = StuckDriver()
     if how is all_sockets_together_full:
-        driver.engine.memory.limit = 1
+        driver.engine.state.memory.limit = 1
     how(driver)
     driver.turn()
     assert driver.stuck_within(LONG) == []
@@ -246,7 +250,7 @@ def test_a_lower_priority_that_is_ready_is_not_excused_by_a_higher_one_in_flight
 
 def test_a_window_that_the_broker_wrongly_believes_shut_is_found() -> None:
     driver = StuckDriver()
-    driver.engine.memory.unsent_bytes_max = 0
+    driver.engine.state.memory.unsent_bytes_max = 0
     driver.subscribe()
     driver.send()
     assert driver.turn() == []
@@ -258,7 +262,7 @@ def test_a_subscription_that_its_queue_has_forgotten_is_found() -> None:
     driver.subscribe()
     queue = driver.session.consumers["0"].queue
     assert queue is not None
-    driver.engine.clients.receivers_of(queue).consumers.clear()
+    driver.engine.state.clients.receivers_of(queue).consumers.clear()
     driver.send()
     assert driver.turn() == []
     assert driver.stuck_within(LONG) == ["a"]
@@ -275,7 +279,7 @@ def evicted(count: int) -> StuckDriver:
     driver.turn()
     driver.commit()
     assert not driver.engine.evict()
-    lane = next(iter(driver.engine.queues())).lane(5)
+    lane = next(iter(driver.engine.queues.by_name.values())).lane(5)
     assert (lane.unread, len(lane.unread_in_memory), len(lane.arrived)) == (count, 0, 0)
     return driver
 
@@ -301,7 +305,7 @@ def test_a_page_that_is_never_read_although_the_lane_believes_so_is_found() -> N
     driver.subscribe()
     driver.turn()
     driver.reads.clear()
-    assert next(iter(driver.engine.queues())).lane(5).pending_read is not None
+    assert next(iter(driver.engine.queues.by_name.values())).lane(5).pending_read is not None
     assert driver.stuck_within(LONG) == ["a"]
 
 
@@ -323,7 +327,7 @@ def test_queue_is_stuck_if_a_message_requeued_without_its_body_is_not_read() -> 
     driver.subscribe(session=reader)
     assert driver.turn() == [1]
     driver.engine.evict()
-    driver.engine.disconnect(reader, is_clean=True)
+    driver.engine.commands.disconnect(reader, is_clean=True)
     driver.subscribe()
     with mock.patch.object(PageReader, "request_page"):
         assert driver.turn() == []
@@ -337,7 +341,7 @@ def test_queue_is_stuck_if_a_message_was_read_and_not_dispatched() -> None:
     (read,) = driver.reads
     driver.reads.clear()
     message = SentMessage(4, True, 0, b"content-length:0\n", b"")
-    driver.engine.on_page_read(read, PageResult([PageMessage(1, message)], 2, is_end=True))
+    driver.engine.store_results.on_page_read(read, PageResult([PageMessage(1, message)], 2, is_end=True))
     with without_dispatch():
         driver.turn()
     assert driver.stuck_within(LONG) == ["a"]
@@ -353,7 +357,7 @@ def test_an_equal_in_flight_above_the_horizon_is_waited_for() -> None:
     (read,) = driver.reads
     driver.reads.clear()
     message = SentMessage(4, True, 0, b"content-length:0\n", b"")
-    driver.engine.on_page_read(read, PageResult([PageMessage(1, message)], 2, is_end=True))
+    driver.engine.store_results.on_page_read(read, PageResult([PageMessage(1, message)], 2, is_end=True))
     assert driver.turn() == [1]
     assert driver.stuck_within(LONG) == []
 

@@ -22,19 +22,19 @@ MANY = 1000
 
 def started(limits: TransactionLimits) -> Engine:
     engine = Engine(transaction_limits=limits)
-    engine.start()
+    engine.lifespan.start()
     commit(engine)
     return engine
 
 
 def commit(engine: Engine) -> None:
     while (batch := engine.take_batch()) is not None:
-        engine.on_committed(batch)
+        engine.store_results.on_committed(batch)
 
 
 def connected(engine: Engine, name: str = "s") -> ConnectionState:
-    session = engine.connect(name)
-    engine.subscribe(session, Subscribe("0", parse_address("/queue/a", name), AckMode.INDIVIDUAL, 1000))
+    session = engine.commands.connect(name)
+    engine.commands.subscribe(session, Subscribe("0", parse_address("/queue/a", name), AckMode.INDIVIDUAL, 1000))
     return session
 
 
@@ -42,12 +42,12 @@ def send(
     engine: Engine, session: ConnectionState, transaction: str | None = None, body: bytes = b"", group: str = ""
 ) -> None:
     message = SentMessage(4, True, 0, b"content-length:%d\n" % len(body), body, group=group)
-    engine.send(session, Send(parse_address("/queue/a", "s"), message, transaction))
+    engine.commands.send(session, Send(parse_address("/queue/a", "s"), message, transaction))
 
 
 def dispatched(engine: Engine) -> list[int]:
     commit(engine)
-    return [entry.sequence for entries in engine.turn().deliveries.values() for entry in entries]
+    return [entry.sequence for entries in engine.turn.run().deliveries.values() for entry in entries]
 
 
 def steps_of(action: Callable[[], object]) -> int:
@@ -73,23 +73,23 @@ def steps_with_others(others: int) -> dict[str, int]:
     engine = started(TransactionLimits(transactions=TRANSACTIONS_CEILING))
     session = connected(engine)
     for number in range(others):
-        engine.begin(session, Begin(f"idle {number}"))
+        engine.commands.begin(session, Begin(f"idle {number}"))
     for _ in range(6):
         send(engine, session)
     held = dispatched(engine)
     queue = session.consumers["0"].queue
     assert len(held) == 6 and queue is not None
-    engine.begin(session, Begin("t"))
+    engine.commands.begin(session, Begin("t"))
     return {
         "SEND": steps_of(lambda: send(engine, session, "t")),
-        "ACK": steps_of(lambda: engine.acknowledge(session, Ack("0", held[0], "t"))),
-        "NACK": steps_of(lambda: engine.nack(session, Nack("0", held[1], "t"))),
-        "who has what": steps_of(lambda: list(engine.clients.held_entries(queue))),
-        "COMMIT": steps_of(lambda: engine.commit(session, Commit("t"))),
-        "BEGIN": steps_of(lambda: engine.begin(session, Begin("t"))),
-        "ABORT": steps_of(lambda: engine.abort(session, Abort("t"))),
+        "ACK": steps_of(lambda: engine.commands.acknowledge(session, Ack("0", held[0], "t"))),
+        "NACK": steps_of(lambda: engine.commands.nack(session, Nack("0", held[1], "t"))),
+        "who has what": steps_of(lambda: list(engine.state.clients.held_entries(queue))),
+        "COMMIT": steps_of(lambda: engine.commands.commit(session, Commit("t"))),
+        "BEGIN": steps_of(lambda: engine.commands.begin(session, Begin("t"))),
+        "ABORT": steps_of(lambda: engine.commands.abort(session, Abort("t"))),
         "SEND alone": steps_of(lambda: send(engine, session)),
-        "ACK alone": steps_of(lambda: engine.acknowledge(session, Ack("0", held[2]))),
+        "ACK alone": steps_of(lambda: engine.commands.acknowledge(session, Ack("0", held[2]))),
         "the rest": steps_of(lambda: dispatched(engine)),
     }
 
@@ -106,17 +106,17 @@ def test_commands_in_a_transaction_are_counted_until_it_ends() -> None:
         send(engine, session)
     held = dispatched(engine)
     for name in ("t", "u"):
-        engine.begin(session, Begin(name))
+        engine.commands.begin(session, Begin(name))
     for name, body in (("t", b"12345"), ("u", b"")):
         send(engine, session, name, body)
-    engine.acknowledge(session, Ack("0", held[0], "t"))
-    engine.nack(session, Nack("0", held[1], "u"))
+    engine.commands.acknowledge(session, Ack("0", held[0], "t"))
+    engine.commands.nack(session, Nack("0", held[1], "u"))
     size = 2 * len("content-length:0\n") + 5
     assert (session.transactions.message_count, session.transactions.total_bytes) == (4, size)
     assert len(session.transactions.settling_transactions) == 2
-    engine.commit(session, Commit("t"))
+    engine.commands.commit(session, Commit("t"))
     assert (session.transactions.message_count, session.transactions.total_bytes) == (2, len("content-length:0\n"))
-    engine.abort(session, Abort("u"))
+    engine.commands.abort(session, Abort("u"))
     assert (
         session.transactions.message_count,
         session.transactions.total_bytes,
@@ -129,9 +129,9 @@ def test_nack_of_a_message_that_the_transaction_acknowledged_is_counted_once() -
     session = connected(engine)
     send(engine, session)
     (sequence,) = dispatched(engine)
-    engine.begin(session, Begin("t"))
-    engine.acknowledge(session, Ack("0", sequence, "t"))
-    engine.nack(session, Nack("0", sequence, "t"))
+    engine.commands.begin(session, Begin("t"))
+    engine.commands.acknowledge(session, Ack("0", sequence, "t"))
+    engine.commands.nack(session, Nack("0", sequence, "t"))
     assert session.transactions.message_count == 1
 
 
@@ -139,8 +139,8 @@ def test_limits_are_those_of_the_settings_and_the_refusal_names_them_and_counts_
     engine = started(TransactionLimits(transactions=2, size=100, messages=3))
     session = connected(engine)
     for name in ("t", "u"):
-        engine.begin(session, Begin(name))
-    assert error_of(lambda: engine.begin(session, Begin("v"))) == (
+        engine.commands.begin(session, Begin(name))
+    assert error_of(lambda: engine.commands.begin(session, Begin("v"))) == (
         "more than 2 open transactions on one connection (transactions_max)"
     )
     send(engine, session, "t", bytes(50))
@@ -148,18 +148,18 @@ def test_limits_are_those_of_the_settings_and_the_refusal_names_them_and_counts_
         "more than 100 bytes in open transactions of one connection (transaction_bytes_max); commit more often"
     )
     send(engine, session, "t")
-    engine.abort(session, Abort("u"))
+    engine.commands.abort(session, Abort("u"))
     send(engine, session)
     (sequence,) = dispatched(engine)
-    engine.acknowledge(session, Ack("0", sequence, "t"))
+    engine.commands.acknowledge(session, Ack("0", sequence, "t"))
     why = (
         "more than 3 sends and acknowledgements in open transactions of one connection (transaction_messages_max); "
         "commit more often"
     )
     assert error_of(lambda: send(engine, session, "t")) == why
     assert session.transactions.message_count == 3
-    engine.commit(session, Commit("t"))
-    engine.begin(session, Begin("t"))
+    engine.commands.commit(session, Commit("t"))
+    engine.commands.begin(session, Begin("t"))
     # One alone may be as large as a body may be.
     send(engine, session, "t", bytes(1000))
 
@@ -181,20 +181,20 @@ class Bundle:
         self.engine = engine = started(TransactionLimits())
         self.session = session = connected(engine)
         session.is_truenext_client = is_truenext_client
-        engine.begin(session, Begin("first"))
-        engine.commit(session, Commit("first", "p", 1))
+        engine.commands.begin(session, Begin("first"))
+        engine.commands.commit(session, Commit("first", "p", 1))
         for _ in range(3):
             send(engine, session)
         commit(engine)
-        ((*entries,),) = engine.turn().deliveries.values()
+        ((*entries,),) = engine.turn.run().deliveries.values()
         self.entries = entries
-        engine.begin(session, Begin("t", counts_all=False))
+        engine.commands.begin(session, Begin("t", counts_all=False))
         for entry in entries[:2]:
             if is_truenext_client:
-                engine.mark_started(session, Started("0", entry.sequence, 1))
-            engine.acknowledge(session, Ack("0", entry.sequence, "t"))
+                engine.commands.mark_started(session, Started("0", entry.sequence, 1))
+            engine.commands.acknowledge(session, Ack("0", entry.sequence, "t"))
         if nacks:
-            engine.nack(session, Nack("0", entries[1].sequence, "t"))
+            engine.commands.nack(session, Nack("0", entries[1].sequence, "t"))
 
     def attempts(self) -> list[int]:
         return [entry.attempts for entry in self.entries]
@@ -203,7 +203,7 @@ class Bundle:
 @pytest.mark.parametrize("counts_all", [True, False])
 def test_abort_of_a_transaction_that_counts_nacks_counts_nothing_else(counts_all: bool) -> None:
     bundle = Bundle()
-    bundle.engine.abort(bundle.session, Abort("t", counts_all))
+    bundle.engine.commands.abort(bundle.session, Abort("t", counts_all))
     assert bundle.attempts() == [0, 1, 0]
 
 
@@ -211,34 +211,34 @@ def test_abort_of_a_transaction_that_counts_nacks_counts_nothing_else(counts_all
 def test_repeated_commit_of_a_transaction_that_counts_nacks_counts_nothing_else(counts_all: bool) -> None:
     bundle = Bundle()
     repeat = Commit("t", "p", 1, counts_all=counts_all)
-    bundle.engine.commit(bundle.session, repeat)
+    bundle.engine.commands.commit(bundle.session, repeat)
     assert repeat.is_repeat and bundle.attempts() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("counts_all", [True, False])
 def test_release_that_names_a_transaction_that_counts_nacks_counts_nothing_else(counts_all: bool) -> None:
     bundle = Bundle()
-    bundle.engine.release(bundle.session, Release(["0"], [], transaction="t", counts_all=counts_all))
+    bundle.engine.commands.release(bundle.session, Release(["0"], [], transaction="t", counts_all=counts_all))
     assert bundle.attempts() == [0, 1, 0]
 
 
 def test_abort_of_a_refused_transaction_that_counts_nacks_counts_nothing_else() -> None:
     bundle = Bundle()
-    bundle.engine.mark_rollback_only(bundle.session, "t")
-    bundle.engine.abort(bundle.session, Abort("t"))
+    bundle.engine.commands.transactions.mark_rollback_only(bundle.session, "t")
+    bundle.engine.commands.abort(bundle.session, Abort("t"))
     assert bundle.attempts() == [0, 1, 0]
 
 
 def test_lost_connection_counts_messages_nacked_in_such_a_transaction_and_the_first_outside_it() -> None:
     bundle = Bundle(is_truenext_client=False)
-    bundle.engine.disconnect(bundle.session, is_clean=False)
+    bundle.engine.commands.disconnect(bundle.session, is_clean=False)
     assert bundle.attempts() == [0, 1, 1]
     assert [entry.was_lost for entry in bundle.entries] == [False, True, True]
 
 
 def test_lost_connection_of_a_truenext_client_counts_no_acknowledged_message() -> None:
     bundle = Bundle()
-    bundle.engine.disconnect(bundle.session, is_clean=False)
+    bundle.engine.commands.disconnect(bundle.session, is_clean=False)
     assert bundle.attempts() == [0, 1, 0]
 
 
@@ -248,33 +248,33 @@ def test_lost_connection_counts_nothing_of_a_client_that_acknowledges_all_in_suc
 ) -> None:
     # C10.4
     bundle = Bundle(is_truenext_client=is_truenext_client, nacks=False)
-    bundle.engine.acknowledge(bundle.session, Ack("0", bundle.entries[2].sequence, "t"))
-    bundle.engine.disconnect(bundle.session, is_clean=False)
+    bundle.engine.commands.acknowledge(bundle.session, Ack("0", bundle.entries[2].sequence, "t"))
+    bundle.engine.commands.disconnect(bundle.session, is_clean=False)
     assert bundle.attempts() == [0, 0, 0]
 
 
 def test_second_begin_of_the_name_does_not_change_what_counts() -> None:
     bundle = Bundle()
     with pytest.raises(RemoteProtocolError, match="transaction 't' is open already"):
-        bundle.engine.begin(bundle.session, Begin("t"))
-    bundle.engine.abort(bundle.session, Abort("t"))
+        bundle.engine.commands.begin(bundle.session, Begin("t"))
+    bundle.engine.commands.abort(bundle.session, Abort("t"))
     assert bundle.attempts() == [0, 1, 0]
 
 
 def test_cut_connection_has_nothing_left_if_its_transactions_count_nothing() -> None:
     bundle = Bundle(nacks=False)
     send(bundle.engine, bundle.session, "t")
-    assert not bundle.engine.park(bundle.session)
+    assert not bundle.engine.commands.connecting.park(bundle.session)
     assert not bundle.session.transactions and bundle.attempts() == [0, 0, 0]
 
 
 def test_cut_connection_keeps_the_transactions_that_count_something() -> None:
     bundle = Bundle()
-    bundle.engine.begin(bundle.session, Begin("of sends"))
+    bundle.engine.commands.begin(bundle.session, Begin("of sends"))
     send(bundle.engine, bundle.session, "of sends")
-    assert bundle.engine.park(bundle.session)
+    assert bundle.engine.commands.connecting.park(bundle.session)
     assert list(bundle.session.transactions) == ["t"]
-    bundle.engine.disconnect(bundle.session, is_clean=False)
+    bundle.engine.commands.disconnect(bundle.session, is_clean=False)
     assert bundle.attempts() == [0, 1, 0]
 
 
@@ -287,10 +287,10 @@ def taking(engine: Engine, count: int) -> ConnectionState:
     session = connected(engine)
     for _ in range(count):
         send(engine, session, body=b"a" * 1000)
-    engine.begin(session, Begin("t"))
+    engine.commands.begin(session, Begin("t"))
     for sequence in dispatched(engine):
-        engine.acknowledge(session, Ack("0", sequence, "t"))
-    engine.commit_state.disk_level = DiskLevel.NONE
+        engine.commands.acknowledge(session, Ack("0", sequence, "t"))
+    engine.state.commit_state.disk_level = DiskLevel.NONE
     return session
 
 
@@ -314,7 +314,7 @@ def test_acknowledged_messages_allow_no_send_outside_the_transaction_or_on_a_ful
     with pytest.raises(NoSpaceError) as refused:
         send(engine, session)
     assert str(refused.value) == plain
-    engine.commit_state.disk_level = DiskLevel.FULL
+    engine.state.commit_state.disk_level = DiskLevel.FULL
     with pytest.raises(NoSpaceError) as refused:
         send(engine, session, "t")
     assert str(refused.value) == plain
@@ -324,7 +324,7 @@ def test_message_nacked_after_its_transaction_was_counted_frees_nothing() -> Non
     engine = started(TransactionLimits())
     session = taking(engine, 2)
     send(engine, session, "t", b"b" * 1000)
-    engine.nack(session, Nack("0", 1, "t"))
+    engine.commands.nack(session, Nack("0", 1, "t"))
     with pytest.raises(NoSpaceError):
         send(engine, session, "t")
 
@@ -333,11 +333,11 @@ def test_acknowledgements_and_sends_after_a_transaction_was_counted_count_as_wel
     engine = started(TransactionLimits())
     session = taking(engine, 1)
     send(engine, session, "t", b"b" * 1000)
-    engine.commit_state.disk_level = DiskLevel.PLENTY
+    engine.state.commit_state.disk_level = DiskLevel.PLENTY
     send(engine, session, body=b"a" * 1000)
     for sequence in dispatched(engine):
-        engine.acknowledge(session, Ack("0", sequence, "t"))
-    engine.commit_state.disk_level = DiskLevel.NONE
+        engine.commands.acknowledge(session, Ack("0", sequence, "t"))
+    engine.state.commit_state.disk_level = DiskLevel.NONE
     send(engine, session, "t", b"b" * 1000)
     with pytest.raises(NoSpaceError):
         send(engine, session, "t")
@@ -345,11 +345,11 @@ def test_acknowledgements_and_sends_after_a_transaction_was_counted_count_as_wel
 
 def test_consumer_may_begin_without_room_and_a_mere_sender_may_not() -> None:
     engine = started(TransactionLimits())
-    consumer, producer = connected(engine), engine.connect("p")
+    consumer, producer = connected(engine), engine.commands.connect("p")
     producer.is_truenext_client = consumer.is_truenext_client = True
     send(engine, consumer)
     send(engine, producer)
-    engine.commit_state.disk_level = DiskLevel.NONE
-    assert not engine.waits_while_disk_short(consumer, Begin("t"))
+    engine.state.commit_state.disk_level = DiskLevel.NONE
+    assert not engine.commands.sending.waits_while_disk_short(consumer, Begin("t"))
     with pytest.raises(NoSpaceError):
-        engine.waits_while_disk_short(producer, Begin("t"))
+        engine.commands.sending.waits_while_disk_short(producer, Begin("t"))

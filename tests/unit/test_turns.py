@@ -12,6 +12,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.memory.eviction import EVICTED_BYTES_PER_BATCH
 from truenext.engine.queues import wildcards
 from truenext.engine.state.consumer import ConnectionState
+from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.queue import Queue
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
@@ -28,18 +29,18 @@ class TurnDriver:
     """Engine with one connection, and the state of its clock."""
 
     def __init__(self, policy: Policy | None = None) -> None:
-        self.engine = Engine(memory_limit=LARGE, policies=Policies(policy or Policy()))
+        self.engine = Engine(memory=MemoryBudget(LARGE), policies=Policies(policy or Policy()))
         self.tick(1_000_000)
-        self.engine.start()
+        self.engine.lifespan.start()
         self.commit()
-        self.session: ConnectionState = self.engine.connect("s")
+        self.session: ConnectionState = self.engine.commands.connect("s")
 
     def tick(self, now_ms: int) -> None:
-        self.engine.tick(now_ms * 1000, now_ms * 1000)
+        self.engine.state.commit_state.tick(now_ms * 1000, now_ms * 1000)
 
     def commit(self) -> None:
         while (batch := self.engine.take_batch()) is not None:
-            self.engine.on_committed(batch)
+            self.engine.store_results.on_committed(batch)
 
     def send(
         self,
@@ -52,24 +53,24 @@ class TurnDriver:
         transaction: str | None = None,
     ) -> None:
         message = SentMessage(priority, persistent, expires_ms, b"content-length:%d\n" % len(body), body)
-        self.engine.send(self.session, Send(parse_address(f"/queue/{queue}", "s"), message, transaction))
+        self.engine.commands.send(self.session, Send(parse_address(f"/queue/{queue}", "s"), message, transaction))
 
     def subscribe(
         self, queue: str, *, name: str = "", window: int = 1000, selector: str | None = None, has_express: bool = False
     ) -> None:
         compiled = None if selector is None else compile_selector(selector)
         address = parse_address(f"/queue/{queue}", "s")
-        self.engine.subscribe(
+        self.engine.commands.subscribe(
             self.session,
             Subscribe(name or queue, address, AckMode.INDIVIDUAL, window, selector=compiled, has_express=has_express),
         )
 
     def ack(self, subscription: str, sequence: int, transaction: str | None = None) -> None:
-        self.engine.acknowledge(self.session, Ack(subscription, sequence, transaction))
+        self.engine.commands.acknowledge(self.session, Ack(subscription, sequence, transaction))
 
     def turn(self) -> list[tuple[str, int]]:
         """Return the queues and sequences of the messages that a turn dispatches."""
-        deliveries = self.engine.turn().deliveries
+        deliveries = self.engine.turn.run().deliveries
         return [(each.lane.queue.name, each.sequence) for entries in deliveries.values() for each in entries]
 
     def turns(self) -> list[list[str]]:
@@ -84,7 +85,7 @@ class TurnDriver:
         return sum(self.find_queue(name).waiting_count() for name in queues)
 
     def find_queue(self, name: str) -> Queue:
-        return next(queue for queue in self.engine.queues() if queue.name == name)
+        return next(queue for queue in self.engine.queues.by_name.values() if queue.name == name)
 
 
 def limit_turns(patch: pytest.MonkeyPatch, dispatches: int) -> None:
@@ -185,7 +186,7 @@ def test_messages_that_are_due_are_dispatched_in_order_once_all_have_returned(mo
     # The last one is due first.
     for number, sequence in enumerate(reversed(sequences)):
         driver.tick(1_000_000 + number)
-        driver.engine.nack(driver.session, Nack("a", sequence))
+        driver.engine.commands.nack(driver.session, Nack("a", sequence))
     assert not driver.turns()[-1]
     targets.RETRIES_PER_TURN.replace(monkeypatch, 2)
     driver.tick(1_010_000)
@@ -201,7 +202,7 @@ def test_wildcard_consumer_that_ends_leaves_its_queues_in_parts(monkeypatch: pyt
         driver.send(f"x.{name}")
     driver.subscribe("x.>", window=1)
     driver.turns()
-    driver.engine.unsubscribe(driver.session, Unsubscribe("x.>"))
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("x.>"))
     driver.subscribe("x.>", name="other")
     queues = [driver.find_queue(f"x.{name}") for name in "abcde"]
     counts = []
@@ -243,10 +244,10 @@ def test_acknowledgement_in_an_open_transaction_gives_a_full_connection_no_credi
         driver.send("a")
     (_, first), _ = driver.turn()
     driver.send("a")
-    driver.engine.begin(driver.session, Begin("t"))
+    driver.engine.commands.begin(driver.session, Begin("t"))
     driver.ack("a", first, "t")
     assert driver.turns() == [[]]
-    driver.engine.commit(driver.session, Commit("t"))
+    driver.engine.commands.commit(driver.session, Commit("t"))
     # The broker runs a turn after each command.
     assert [queue for queue, _ in driver.turn()] == ["a"]
 
@@ -261,14 +262,14 @@ def test_full_connection_that_unsubscribes_gets_messages_of_its_other_queues(mon
         driver.send(name)
         driver.turn()
     assert not driver.engine.has_work
-    driver.engine.unsubscribe(driver.session, Unsubscribe("a"))
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("a"))
     assert driver.turns() == [["b"]]
 
 
 def test_transaction_that_sends_to_too_many_queues_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "TRANSACTION_QUEUES_MAX", 2)
     driver = TurnDriver()
-    driver.engine.begin(driver.session, Begin("t"))
+    driver.engine.commands.begin(driver.session, Begin("t"))
     for name in "abab":
         driver.send(name, transaction="t")
     with pytest.raises(
@@ -276,9 +277,9 @@ def test_transaction_that_sends_to_too_many_queues_is_refused(monkeypatch: pytes
     ) as refused:
         driver.send("c", transaction="t")
     assert refused.value.code is Code.LIMIT
-    driver.engine.abort(driver.session, Abort("t"))
+    driver.engine.commands.abort(driver.session, Abort("t"))
     assert not targets.reserved(driver.engine)
-    driver.engine.begin(driver.session, Begin("t"))
+    driver.engine.commands.begin(driver.session, Begin("t"))
     driver.send("c", transaction="t")
 
 
@@ -296,7 +297,7 @@ def test_eviction_of_more_bytes_than_one_turn_may_goes_on_with_the_next_turns(mo
     targets.EVICTED_BYTES_PER_TURN.replace(monkeypatch, 1000)
     driver = TurnDriver()
     fill_queues(driver, "aaaaaaaabbbbbbbb")
-    memory = driver.engine.memory
+    memory = driver.engine.state.memory
     memory.limit = 0
     left = [memory.message_bytes]
     driver.engine.evict()
@@ -315,14 +316,14 @@ def test_eviction_from_more_queues_than_one_turn_may_goes_on_with_the_next_turns
     limit.replace(monkeypatch, 2)
     driver = TurnDriver()
     fill_queues(driver, "abcde")
-    driver.engine.memory.limit = 0
+    driver.engine.state.memory.limit = 0
     turns = 0
     driver.engine.evict()
     while driver.engine.has_work:
         turns += 1
         driver.turn()
         driver.engine.evict()
-    assert driver.engine.memory.bytes_over_limit <= 0 and turns >= 2
+    assert driver.engine.state.memory.bytes_over_limit <= 0 and turns >= 2
 
 
 def test_eviction_includes_messages_that_have_arrived_since_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +331,7 @@ def test_eviction_includes_messages_that_have_arrived_since_it_began(monkeypatch
     targets.EVICTION_QUEUES_PER_TURN.replace(monkeypatch, 2)
     driver = TurnDriver()
     fill_queues(driver, "abcde")
-    driver.engine.memory.limit = 0
+    driver.engine.state.memory.limit = 0
     driver.engine.evict()
     goes_on = driver.engine.has_work
     assert goes_on
@@ -340,13 +341,13 @@ def test_eviction_includes_messages_that_have_arrived_since_it_began(monkeypatch
     while driver.engine.has_work:
         driver.turn()
         driver.engine.evict()
-    assert driver.engine.memory.bytes_over_limit <= 0
+    assert driver.engine.state.memory.bytes_over_limit <= 0
 
 
 def test_eviction_leaves_room_in_the_batch_and_connections_wait_until_it_is_done() -> None:
     # The gathering batch was always full of evicted messages, so that no other connection was read for seconds.
     driver = TurnDriver()
-    state, memory = driver.engine.commit_state, driver.engine.memory
+    state, memory = driver.engine.state.commit_state, driver.engine.state.memory
     for _ in range(50):
         driver.send("a", body=bytes(100_000))
     driver.turns()
@@ -364,7 +365,7 @@ def test_eviction_leaves_room_in_the_batch_and_connections_wait_until_it_is_done
         assert batch is not None
         driver.engine.evict()
         batches += 1
-        driver.engine.on_committed(batch)
+        driver.engine.store_results.on_committed(batch)
         driver.turn()
     driver.commit()
     while driver.engine.has_work:
@@ -376,18 +377,18 @@ def test_eviction_leaves_room_in_the_batch_and_connections_wait_until_it_is_done
 def test_eviction_that_frees_nothing_comes_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     targets.EVICTION_QUEUES_PER_TURN.replace(monkeypatch, 1)
     driver = TurnDriver()
-    driver.engine.begin(driver.session, Begin("t"))
+    driver.engine.commands.begin(driver.session, Begin("t"))
     fill_queues(driver, "abc")
     for name in "abc":
         driver.subscribe(name)
     for name, sequence in driver.turn():
         driver.ack(name, sequence, "t")
-    driver.engine.memory.limit = 0
+    driver.engine.state.memory.limit = 0
     driver.engine.evict()
     for _ in range(20):
         driver.turn()
         driver.engine.evict()
-    assert not driver.engine.has_work and driver.engine.memory.bytes_over_limit > 0
+    assert not driver.engine.has_work and driver.engine.state.memory.bytes_over_limit > 0
 
 
 def test_subscription_that_ends_while_eviction_goes_on_is_not_written_to_the_store(
@@ -399,19 +400,19 @@ def test_subscription_that_ends_while_eviction_goes_on_is_not_written_to_the_sto
     engine, session = driver.engine, driver.session
     for name in "abc":
         address = parse_address(f"/topic/{name}", "s")
-        engine.subscribe(session, Subscribe(name, address, AckMode.INDIVIDUAL, 1))
+        engine.commands.subscribe(session, Subscribe(name, address, AckMode.INDIVIDUAL, 1))
         for _ in range(3):
             message = SentMessage(4, False, 0, b"content-length:1000\n", bytes(1000))
-            engine.send(session, Send(address, message))
+            engine.commands.send(session, Send(address, message))
     driver.commit()
     driver.turn()
-    engine.memory.limit = 0
+    engine.state.memory.limit = 0
     engine.evict()
-    written = {queue for queue in engine.queues() if queue.is_known_to_store}
+    written = {queue for queue in engine.queues.by_name.values() if queue.is_known_to_store}
     for name in "abc":
-        engine.unsubscribe(session, Unsubscribe(name))
+        engine.commands.unsubscribe(session, Unsubscribe(name))
     for _ in range(10):
         engine.evict()
         driver.turn()
-    introduced = {queue for queue in targets.spilling_queues(engine._eviction._spilling) if queue not in written}
+    introduced = {queue for queue in targets.spilling_queues(engine._memory.eviction._spilling) if queue not in written}
     assert not introduced

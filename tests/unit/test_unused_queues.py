@@ -21,6 +21,7 @@ from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.memory import EMPTY, JOIN_BYTES, LANE_BYTES, NO_SEQUENCES, QUEUE_BYTES, add_sequence
 from truenext.engine.state.pages import PageResult, StoreRead
 from truenext.engine.state.queue import Entry, Queue
+from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.event_log import EventLog
 from truenext.errors import RemoteProtocolError
 from truenext.model.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
@@ -45,13 +46,13 @@ class Passing(Run):
     def start_engine(self) -> None:
         super().start_engine()
         if self.capacity is not None:
-            self.engine.memory.queues_limit = self.capacity * EACH
+            self.engine.state.memory.queues_limit = self.capacity * EACH
         self.advance(0)
 
     def advance(self, seconds: int) -> None:
         """And the broker looks once a second, as it does."""
         for _ in range(seconds + 1):
-            self.engine.tick(NOON_MS * 1000 + self.seconds * 1_000_000, self.seconds * 1_000_000)
+            self.engine.state.commit_state.tick(NOON_MS * 1000 + self.seconds * 1_000_000, self.seconds * 1_000_000)
             self.seconds += 1
             self.engine.remove_unused_queues()
             self.settle()
@@ -62,11 +63,11 @@ class Passing(Run):
 
     def publish(self, queue: str, body: str = "m", *, persistent: bool = True, transaction: str | None = None) -> None:
         message = SentMessage(4, persistent, 0, b"content-length:%d\n" % len(body), body.encode())
-        self.engine.send(self.session, Send(parse_address(f"/queue/{queue}", "s"), message, transaction))
+        self.engine.commands.send(self.session, Send(parse_address(f"/queue/{queue}", "s"), message, transaction))
 
     def follow(self, pattern: str, name: str = "1") -> BrokerConsumer:
         destination = parse_address(f"/queue/{pattern}", "s")
-        self.engine.subscribe(self.session, Subscribe(name, destination, AckMode.INDIVIDUAL, 1000))
+        self.engine.commands.subscribe(self.session, Subscribe(name, destination, AckMode.INDIVIDUAL, 1000))
         return self.session.consumers[name]
 
     def receive(self, queue: str) -> None:
@@ -74,8 +75,8 @@ class Passing(Run):
         consumer = self.follow(queue, "taker")
         self.settle()
         for sequence in list(consumer.held):
-            self.engine.acknowledge(self.session, Ack("taker", sequence))
-        self.engine.unsubscribe(self.session, Unsubscribe("taker"))
+            self.engine.commands.acknowledge(self.session, Ack("taker", sequence))
+        self.engine.commands.unsubscribe(self.session, Unsubscribe("taker"))
         self.settle()
 
     def use(self, queue: str, *, persistent: bool = True) -> None:
@@ -84,7 +85,7 @@ class Passing(Run):
         self.receive(queue)
 
     def names(self) -> list[str]:
-        return sorted(queue.name for queue in self.engine.queues())
+        return sorted(queue.name for queue in self.engine.queues.by_name.values())
 
 
 def queue_of(run: Passing, name: str) -> Queue:
@@ -103,7 +104,12 @@ def test_a_queue_that_is_empty_and_unused_goes_after_a_minute_and_comes_back_whe
     run.advance(55)
     assert run.names() == ["q"]
     run.advance(10)
-    assert (run.names(), stored(run), run.engine.memory.queue_bytes, run.engine.memory.deque_bytes) == ([], [], 0, 0)
+    assert (run.names(), stored(run), run.engine.state.memory.queue_bytes, run.engine.state.memory.deque_bytes) == (
+        [],
+        [],
+        0,
+        0,
+    )
     run.publish("q", "again")
     run.settle()
     assert run.names() == ["q"]
@@ -114,11 +120,11 @@ def test_a_queue_that_is_empty_and_unused_goes_after_a_minute_and_comes_back_whe
 def test_unused_queue_goes_by_whichever_command_it_was_made() -> None:
     run = Passing()
     run.follow("by subscribe")
-    run.engine.unsubscribe(run.session, Unsubscribe("1"))
-    run.engine.pause("by pause")
-    run.engine.resume("by pause")
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("1"))
+    run.engine.commands.administering.pause("by pause")
+    run.engine.commands.administering.resume("by pause")
     run.publish("by move")
-    run.engine.pause("by move")
+    run.engine.commands.administering.pause("by move")
     run.settle()
     assert run.names() == ["by move", "by pause", "by subscribe"]
     run.advance(65)
@@ -145,12 +151,12 @@ def test_queue_of_a_message_acknowledged_in_an_open_transaction_stays_and_gets_i
     consumer = run.follow("q")
     run.settle()
     (sequence,) = consumer.held
-    run.engine.begin(run.session, Begin("t"))
-    run.engine.acknowledge(run.session, Ack("1", sequence, "t"))
-    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.engine.commands.begin(run.session, Begin("t"))
+    run.engine.commands.acknowledge(run.session, Ack("1", sequence, "t"))
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("1"))
     run.advance(200)
     assert run.names() == ["q"]
-    run.engine.abort(run.session, Abort("t"))
+    run.engine.commands.abort(run.session, Abort("t"))
     run.advance(200)
     assert queue_of(run, "q").waiting_count() == 1
 
@@ -161,17 +167,17 @@ def test_queue_of_an_evicted_message_acknowledged_in_an_open_transaction_stays_t
     consumer = run.follow("q")
     run.settle()
     (sequence,) = consumer.held
-    memory = run.engine.memory
+    memory = run.engine.state.memory
     memory.limit = 0
     run.engine.evict()
     memory.limit = maxsize
     assert memory.message_bytes == 0
-    run.engine.begin(run.session, Begin("t"))
-    run.engine.acknowledge(run.session, Ack("1", sequence, "t"))
-    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.engine.commands.begin(run.session, Begin("t"))
+    run.engine.commands.acknowledge(run.session, Ack("1", sequence, "t"))
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("1"))
     run.advance(200)
     assert run.names() == ["q"]
-    run.engine.abort(run.session, Abort("t"))
+    run.engine.commands.abort(run.session, Abort("t"))
     run.advance(200)
     assert queue_of(run, "q").waiting_count() == 1
     run.receive("q")
@@ -181,22 +187,22 @@ def test_queue_of_an_evicted_message_acknowledged_in_an_open_transaction_stays_t
 
 def test_a_paused_queue_stays_and_goes_once_it_is_resumed() -> None:
     run = Passing()
-    run.engine.pause("q")
+    run.engine.commands.administering.pause("q")
     run.advance(200)
     assert run.names() == ["q"]
-    run.engine.resume("q")
+    run.engine.commands.administering.resume("q")
     run.advance(65)
     assert (run.names(), stored(run), run.store.recover().paused) == ([], [], set())
 
 
 def test_the_next_queue_with_the_number_of_one_that_was_paused_is_not() -> None:
     run = Passing()
-    run.engine.pause("q")
+    run.engine.commands.administering.pause("q")
     run.settle()
     number = queue_of(run, "q").number
     # Resumed and gone in one batch.
-    run.engine.resume("q")
-    run.engine.tick(NOON_MS * 1000, 65_000_000)
+    run.engine.commands.administering.resume("q")
+    run.engine.state.commit_state.tick(NOON_MS * 1000, 65_000_000)
     run.engine.remove_unused_queues()
     batch = run.engine.take_batch()
     assert batch is not None and (batch.queues, batch.paused) == ({number: ""}, {number: False})
@@ -213,15 +219,17 @@ def test_the_queue_of_a_virtual_topic_stays_because_it_collects_by_being_there()
     run.use("Consumer.a.b")
     run.advance(200)
     assert run.names() == ["Consumer.a.VirtualTopic.t"]
-    run.engine.send(run.session, Send(parse_address("/topic/VirtualTopic.t", "s"), SentMessage(4, True, 0, b"", b"m")))
+    run.engine.commands.send(
+        run.session, Send(parse_address("/topic/VirtualTopic.t", "s"), SentMessage(4, True, 0, b"", b"m"))
+    )
     assert queue_of(run, "Consumer.a.VirtualTopic.t").waiting_count() == 1
 
 
 def test_a_durable_subscription_stays() -> None:
     run = Passing()
     destination = parse_address("/topic/news", "s")
-    run.engine.subscribe(run.session, Subscribe("1", destination, AckMode.INDIVIDUAL, 10, durable_key="me,n"))
-    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.engine.commands.subscribe(run.session, Subscribe("1", destination, AckMode.INDIVIDUAL, 10, durable_key="me,n"))
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("1"))
     run.advance(200)
     assert run.names() == ["subscription,me,n,news"] == stored(run)
 
@@ -249,8 +257,8 @@ def test_a_dead_letter_queue_goes_and_comes_back_with_the_next_dead_letter() -> 
         consumer = run.follow("q")
         run.settle()
         (sequence,) = consumer.held
-        run.engine.nack(run.session, Nack("1", sequence, is_rejected=True))
-        run.engine.unsubscribe(run.session, Unsubscribe("1"))
+        run.engine.commands.nack(run.session, Nack("1", sequence, is_rejected=True))
+        run.engine.commands.unsubscribe(run.session, Unsubscribe("1"))
         run.settle()
         assert queue_of(run, "DLQ.q").waiting_count() == 1
         run.receive("DLQ.q")
@@ -261,11 +269,11 @@ def test_a_dead_letter_queue_goes_and_comes_back_with_the_next_dead_letter() -> 
 def test_a_browsed_queue_stays_until_all_was_shown() -> None:
     run = Passing()
     run.use("q")
-    run.session.unsent_bytes = run.engine.memory.unsent_bytes = 2 << 20
-    run.engine.browse(run.session, Browse("b", parse_address("/queue/q", "s")))
+    run.session.unsent_bytes = run.engine.state.memory.unsent_bytes = 2 << 20
+    run.engine.commands.browse(run.session, Browse("b", parse_address("/queue/q", "s")))
     run.advance(65)
     assert run.names() == ["q"]
-    run.engine.on_all_sent(run.session)
+    run.engine.commands.on_all_sent(run.session)
     run.advance(65)
     assert run.names() == []
 
@@ -275,7 +283,7 @@ def test_queue_stays_while_bulk_work_reads_its_page_and_later_pieces_find_no_mes
     run.publish("q")
     run.settle()
     request = Purge("q")
-    read = run.engine.bulk_pieces.next_read(request)
+    read = run.engine.tasks.bulk_pieces.next_read(request)
     assert read is not None
     run.receive("q")
     run.advance(65)
@@ -285,29 +293,29 @@ def test_queue_stays_while_bulk_work_reads_its_page_and_later_pieces_find_no_mes
     run.advance(5)
     assert run.names() == []
     with pytest.raises(RemoteProtocolError, match="there is no queue 'q'"):
-        run.engine.bulk_pieces.check_request(request)
+        run.engine.tasks.bulk_pieces.check_request(request)
     for following in (Purge("q", after=(5, 1), until=9), Move("q", after=(5, 1), until=9, to="p")):
-        run.engine.bulk_pieces.check_request(following)
-        assert run.engine.bulk_pieces.next_read(following) is None
+        run.engine.tasks.bulk_pieces.check_request(following)
+        assert run.engine.tasks.bulk_pieces.next_read(following) is None
 
 
 def test_purged_queue_goes_after_a_late_page_although_no_batch_is_written_any_more() -> None:
     run = Passing()
     run.publish("q")
     run.settle()
-    run.engine.memory.limit = 0
+    run.engine.state.memory.limit = 0
     run.engine.evict()
     run.settle()
-    run.engine.memory.limit = maxsize
-    run.engine.browse(run.session, Browse("b", parse_address("/queue/q", "s")))
-    (browsed,) = run.engine.turn().reads
-    read = run.engine.bulk_pieces.next_read(Purge("q"))
+    run.engine.state.memory.limit = maxsize
+    run.engine.commands.browse(run.session, Browse("b", parse_address("/queue/q", "s")))
+    (browsed,) = run.engine.turn.run().reads
+    read = run.engine.tasks.bulk_pieces.next_read(Purge("q"))
     assert read is not None
     purged = run.read(read)
     late = run.read(browsed)
-    run.engine.bulk_pieces.execute(Purge("q"), read, purged)
+    run.engine.tasks.bulk_pieces.execute(Purge("q"), read, purged)
     run.settle()
-    run.engine.on_page_read(browsed, late)
+    run.engine.store_results.on_page_read(browsed, late)
     run.settle()
     run.advance(65)
     assert run.names() == []
@@ -326,11 +334,11 @@ def test_a_queue_that_only_a_wildcard_takes_from_goes_and_is_its_again_when_it_c
         (sequence,) = wildcard.held
         run.advance(65)
         assert run.names() == ["orders.new"], "it holds one"
-        run.engine.acknowledge(run.session, Ack("1", sequence))
+        run.engine.commands.acknowledge(run.session, Ack("1", sequence))
         run.advance(65)
         assert (run.names(), wildcard.all_queues()) == ([], [])
-    run.engine.unsubscribe(run.session, Unsubscribe("1"))
-    assert run.engine.memory.queue_bytes == 0
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("1"))
+    assert run.engine.state.memory.queue_bytes == 0
 
 
 def test_a_wildcard_gets_messages_in_order_while_its_queues_come_and_go() -> None:
@@ -346,7 +354,7 @@ def test_a_wildcard_gets_messages_in_order_while_its_queues_come_and_go() -> Non
             sequence, entry = next(iter(wildcard.held.items()))
             assert entry.message is not None
             got.append(entry.message.body)
-            run.engine.acknowledge(run.session, Ack("1", sequence))
+            run.engine.commands.acknowledge(run.session, Ack("1", sequence))
             run.settle()
         run.advance(65 if round_number % 3 else 1)
     assert got == [b"%d" % number for number in range(20) for _ in range(3)]
@@ -359,11 +367,11 @@ def test_the_groups_of_a_queue_that_comes_back_are_free() -> None:
     message = SentMessage(4, True, 0, b"JMSXGroupID:g\n", b"", group="g")
     is_first: list[bool] = []
     for seconds in (1, 65, 0):
-        run.engine.send(run.session, Send(parse_address("/queue/orders.new", "s"), message))
+        run.engine.commands.send(run.session, Send(parse_address("/queue/orders.new", "s"), message))
         run.settle()
         (entry,) = wildcard.held.values()
         is_first.append(entry.is_first_of_group)
-        run.engine.acknowledge(run.session, Ack("1", entry.sequence))
+        run.engine.commands.acknowledge(run.session, Ack("1", entry.sequence))
         run.advance(seconds)
     assert is_first == [True, False, True]
 
@@ -391,7 +399,7 @@ def test_queues_not_used_for_a_second_are_removed_if_there_is_no_room() -> None:
     for number in range(100):
         run.use(f"q{number}")
         run.seconds += 1
-        run.engine.tick(NOON_MS * 1000, run.seconds * 1_000_000)
+        run.engine.state.commit_state.tick(NOON_MS * 1000, run.seconds * 1_000_000)
     assert len(run.names()) <= 10
     assert run.names()[-1] == "q99"
 
@@ -430,7 +438,7 @@ def test_no_dead_letter_is_refused_for_want_of_a_queue() -> None:
     run = full()
     consumer = run.follow("q0")
     run.settle()
-    run.engine.nack(run.session, Nack("1", next(iter(consumer.held)), is_rejected=True))
+    run.engine.commands.nack(run.session, Nack("1", next(iter(consumer.held)), is_rejected=True))
     run.settle()
     assert queue_of(run, "DLQ.q0").waiting_count() == 1
 
@@ -438,14 +446,14 @@ def test_no_dead_letter_is_refused_for_want_of_a_queue() -> None:
 def test_a_send_in_a_transaction_is_refused_at_once_and_no_commit_is() -> None:
     # C8.6
     run = Passing(capacity=4)
-    run.engine.begin(run.session, Begin("t"))
+    run.engine.commands.begin(run.session, Begin("t"))
     run.publish("in transaction", transaction="t")
     run.publish("also", transaction="t")
     for number in range(2):
         run.publish(f"q{number}")
     with pytest.raises(RemoteProtocolError, match="no memory"):
         run.publish("one more", transaction="t")
-    run.engine.commit(run.session, Commit("t"))
+    run.engine.commands.commit(run.session, Commit("t"))
     run.settle()
     assert queue_of(run, "in transaction").waiting_count() == 1
 
@@ -455,7 +463,7 @@ def test_room_for_queues_of_open_transactions_is_reserved_and_commits_stay_withi
     run = Passing(capacity=4)
     names = ["one", "two", "three"]
     for name in names:
-        run.engine.begin(run.session, Begin(name))
+        run.engine.commands.begin(run.session, Begin(name))
         run.publish(name, transaction=name)
         run.publish(name, transaction=name)
     run.publish("the last")
@@ -463,85 +471,89 @@ def test_room_for_queues_of_open_transactions_is_reserved_and_commits_stay_withi
         with pytest.raises(RemoteProtocolError, match="no memory"):
             run.publish("one more", transaction=transaction)
     for name in names:
-        run.engine.commit(run.session, Commit(name))
+        run.engine.commands.commit(run.session, Commit(name))
     run.settle()
     assert [queue_of(run, name).waiting_count() for name in names] == [2, 2, 2]
-    assert run.engine.memory.queue_bytes <= run.engine.memory.queues_limit
+    assert run.engine.state.memory.queue_bytes <= run.engine.state.memory.queues_limit
 
 
 @pytest.mark.parametrize("end", ["abort", "lost", "commit"])
 def test_room_reserved_for_a_transaction_is_free_when_that_ends(end: str) -> None:
     # C8.7
     run = Passing(capacity=2)
-    before = run.engine.memory.queue_bytes
-    other = run.engine.connect("other")
-    run.engine.begin(other, Begin("t"))
+    before = run.engine.state.memory.queue_bytes
+    other = run.engine.commands.connect("other")
+    run.engine.commands.begin(other, Begin("t"))
     for name in ("a", "b", "a"):
-        run.engine.send(other, Send(parse_address(f"/queue/{name}", "other"), SentMessage(4, True, 0, b"", b""), "t"))
+        run.engine.commands.send(
+            other, Send(parse_address(f"/queue/{name}", "other"), SentMessage(4, True, 0, b"", b""), "t")
+        )
     with pytest.raises(RemoteProtocolError, match="no memory"):
         run.publish("q0")
     if end == "commit":
-        run.engine.commit(other, Commit("t"))
+        run.engine.commands.commit(other, Commit("t"))
         assert {queue_of(run, name).waiting_count() for name in "ab"} == {1, 2}
         return
     if end == "abort":
-        run.engine.abort(other, Abort("t"))
+        run.engine.commands.abort(other, Abort("t"))
     else:
-        run.engine.disconnect(other, is_clean=False)
-    assert run.engine.memory.queue_bytes == before
+        run.engine.commands.disconnect(other, is_clean=False)
+    assert run.engine.state.memory.queue_bytes == before
     run.publish("q0")
 
 
 def test_a_send_that_is_refused_for_one_of_several_queues_keeps_room_for_none() -> None:
     run = Passing(capacity=2)
-    before = run.engine.memory.queue_bytes
-    run.engine.begin(run.session, Begin("t"))
+    before = run.engine.state.memory.queue_bytes
+    run.engine.commands.begin(run.session, Begin("t"))
     with pytest.raises(RemoteProtocolError, match="no memory"):
         run.publish("a,/queue/b,/queue/c", transaction="t")
-    assert run.engine.memory.queue_bytes == before
+    assert run.engine.state.memory.queue_bytes == before
     run.publish("a,/queue/b", transaction="t")
-    run.engine.commit(run.session, Commit("t"))
+    run.engine.commands.commit(run.session, Commit("t"))
     assert queue_of(run, "a").waiting_count() == queue_of(run, "b").waiting_count() == 1
 
 
 def test_a_queue_to_which_an_open_transaction_sends_does_not_go() -> None:
     run = Passing()
     run.follow("a")
-    run.engine.begin(run.session, Begin("t"))
+    run.engine.commands.begin(run.session, Begin("t"))
     run.publish("a", transaction="t")
-    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("1"))
     run.advance(200)
     assert queue_of(run, "a").waiting_count() == 0
-    run.engine.abort(run.session, Abort("t"))
+    run.engine.commands.abort(run.session, Abort("t"))
     run.advance(200)
-    assert "a" not in {queue.name for queue in run.engine.queues()}
+    assert "a" not in {queue.name for queue in run.engine.queues.by_name.values()}
 
 
 def test_a_scheduled_send_in_a_transaction_keeps_room_for_where_it_waits_too() -> None:
     # C8.7
     run = Passing(capacity=3)
-    run.engine.begin(run.session, Begin("t"))
+    run.engine.commands.begin(run.session, Begin("t"))
     later = Send(
         parse_address("/queue/a", "s"), SentMessage(4, True, 0, b"", b""), "t", schedule=Schedule(delay_ms=1000)
     )
-    run.engine.send(run.session, later)
+    run.engine.commands.send(run.session, later)
     run.publish("b")
     with pytest.raises(RemoteProtocolError, match="no memory"):
         run.publish("c")
-    run.engine.commit(run.session, Commit("t"))
-    assert run.engine.memory.queue_bytes <= run.engine.memory.queues_limit
+    run.engine.commands.commit(run.session, Commit("t"))
+    assert run.engine.state.memory.queue_bytes <= run.engine.state.memory.queues_limit
 
 
 def test_temporary_queues_that_open_transactions_send_to_count_as_those_of_their_connection() -> None:
     # C8.7
     run = Passing()
-    run.engine.begin(run.session, Begin("t"))
+    run.engine.commands.begin(run.session, Begin("t"))
     for number in range(SUBSCRIPTIONS_MAX):
         send = Send(parse_address(f"/temp-queue/{number}", "s"), SentMessage(4, False, 0, b"", b""), "t")
-        run.engine.send(run.session, send)
+        run.engine.commands.send(run.session, send)
     with pytest.raises(RemoteProtocolError, match="temporary queues of one connection"):
-        run.engine.send(run.session, Send(parse_address("/temp-queue/x", "s"), SentMessage(4, False, 0, b"", b""), "t"))
-    run.engine.commit(run.session, Commit("t"))
+        run.engine.commands.send(
+            run.session, Send(parse_address("/temp-queue/x", "s"), SentMessage(4, False, 0, b"", b""), "t")
+        )
+    run.engine.commands.commit(run.session, Commit("t"))
     assert len(run.session.temporary_queues) == SUBSCRIPTIONS_MAX
 
 
@@ -578,10 +590,10 @@ def test_repeated_refused_sends_do_not_have_all_queues_checked_each_time(
 def test_queues_take_nothing_from_messages_and_messages_nothing_from_queues() -> None:
     # C24.10
     run = Passing(capacity=100)
-    memory = run.engine.memory
+    memory = run.engine.state.memory
     excess = memory.bytes_over_limit
     for number in range(99):
-        run.engine.pause(f"q{number}")
+        run.engine.commands.administering.pause(f"q{number}")
     assert memory.bytes_over_limit == excess
     memory.message_bytes = maxsize
     assert memory.has_space_for_queue
@@ -598,7 +610,7 @@ def test_a_number_is_given_again_once_all_of_its_queue_is_durably_gone() -> None
     run.use("q")
     number = queue_of(run, "q").number
     run.seconds += 65
-    run.engine.tick(NOON_MS * 1000, run.seconds * 1_000_000)
+    run.engine.state.commit_state.tick(NOON_MS * 1000, run.seconds * 1_000_000)
     run.engine.remove_unused_queues()
     run.publish("while it goes")
     batch = run.engine.take_batch()
@@ -616,10 +628,10 @@ def test_a_number_is_given_again_once_all_of_its_queue_is_durably_gone() -> None
 def test_a_queue_that_comes_and_goes_within_a_batch_leaves_no_trace() -> None:
     run = Passing()
     number = targets.last_number(run.engine)
-    run.engine.pause("q")
-    run.engine.resume("q")
+    run.engine.commands.administering.pause("q")
+    run.engine.commands.administering.resume("q")
     run.seconds += 65
-    run.engine.tick(NOON_MS * 1000, run.seconds * 1_000_000)
+    run.engine.state.commit_state.tick(NOON_MS * 1000, run.seconds * 1_000_000)
     run.engine.remove_unused_queues()
     assert run.engine.take_batch() is None
     run.publish("next")
@@ -630,16 +642,16 @@ def test_a_queue_that_comes_and_goes_within_a_batch_leaves_no_trace() -> None:
 
 def test_the_name_of_an_ended_subscription_goes_with_the_last_of_it() -> None:
     run = Passing()
-    run.engine.subscribe(
+    run.engine.commands.subscribe(
         run.session, Subscribe("1", parse_address("/topic/t", "s"), AckMode.INDIVIDUAL, 1, durable_key="me,n")
     )
     number = queue_of(run, "subscription,me,n,t").number
     for _ in range(5):
-        run.engine.send(run.session, Send(parse_address("/topic/t", "s"), SentMessage(4, True, 0, b"", b"m")))
+        run.engine.commands.send(run.session, Send(parse_address("/topic/t", "s"), SentMessage(4, True, 0, b"", b"m")))
     run.settle()
-    run.engine.unsubscribe(run.session, Unsubscribe("1", durable_key="me,n"))
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("1", durable_key="me,n"))
     run.settle()
-    assert (stored(run), run.engine.memory.queue_bytes) == ([], 0)
+    assert (stored(run), run.engine.state.memory.queue_bytes) == ([], 0)
     assert targets.NEW_NUMBER.of(run.engine)() == number
 
 
@@ -652,7 +664,7 @@ def test_names_used_once_each_leave_nothing_behind() -> None:
     assert len(run.names()) <= 30
     run.advance(100)
     engine = run.engine
-    memory = engine.memory
+    memory = engine.state.memory
     assert (run.names(), stored(run), memory.queue_bytes, memory.deque_bytes, memory.message_bytes) == ([], [], 0, 0, 0)
     assert targets.numbered(engine) == {} and targets.last_number(engine) < 120
     assert not targets.known_routes(targets.topics(engine))
@@ -665,7 +677,9 @@ def test_names_used_once_each_leave_nothing_behind() -> None:
 def test_a_queue_has_only_the_lanes_that_it_needs_in_the_order_of_their_ranks() -> None:
     run = Passing()
     for priority in (4, 9, 0, 4):
-        run.engine.send(run.session, Send(parse_address("/queue/q", "s"), SentMessage(priority, True, 0, b"", b"m")))
+        run.engine.commands.send(
+            run.session, Send(parse_address("/queue/q", "s"), SentMessage(priority, True, 0, b"", b"m"))
+        )
     assert [lane.rank for lane in queue_of(run, "q").lanes] == [0, 5, 9]
     consumer = run.follow("q")
     run.settle()
@@ -674,7 +688,7 @@ def test_a_queue_has_only_the_lanes_that_it_needs_in_the_order_of_their_ranks() 
 
 
 def test_collections_that_empty_lanes_share_cannot_be_changed() -> None:
-    lane = Engine().restore_queue(1, "q").lane(5)
+    lane = Engine().lifespan.restore_queue(1, "q").lane(5)
     for wrong in (
         lambda: lane.delayed.update({1: None}),  # type: ignore[dict-item]
         lambda: lane.unloaded.setdefault(1, None),  # type: ignore[arg-type]
@@ -690,9 +704,9 @@ def test_collections_that_empty_lanes_share_cannot_be_changed() -> None:
 
 def run_with_events(event_log: EventLog) -> Passing:
     run = Passing()
-    run.engine = Engine(event_log=event_log)
-    run.engine.start()
-    run.session = run.engine.connect("s")
+    run.engine = Engine(CommitState(event_log))
+    run.engine.lifespan.start()
+    run.session = run.engine.commands.connect("s")
     run.settle()
     return run
 
@@ -723,13 +737,13 @@ def test_in_one_file_of_the_history_a_number_stands_for_one_name() -> None:
             run.use("in the new file")
     assert numbers[:2] == [1, 2]
     assert set(numbers[2:]) <= {1, 2}
-    assert event_log._unwritten_names == {queue.number: queue.name for queue in run.engine.queues()}
+    assert event_log._unwritten_names == {queue.number: queue.name for queue in run.engine.queues.by_name.values()}
 
 
 def test_a_file_that_begins_when_a_queue_goes_names_it_once_more() -> None:
     event_log = EventLog()
-    engine = Engine(event_log=event_log)
-    queue = engine.restore_queue(7, "orders")
+    engine = Engine(CommitState(event_log))
+    queue = engine.lifespan.restore_queue(7, "orders")
     event_log.close_chunk()
     event_log.paused(queue)
     event_log.forget_queue(queue)
@@ -747,14 +761,16 @@ def test_a_file_that_begins_when_a_queue_goes_names_it_once_more() -> None:
 def grouped(run: Passing, queue: str, group: str = "g") -> None:
     message = SentMessage(4, True, 0, b"JMSXGroupID:%s\n" % group.encode(), b"m")
     message.group = group
-    run.engine.send(run.session, Send(parse_address(f"/queue/{queue}", "s"), message))
+    run.engine.commands.send(run.session, Send(parse_address(f"/queue/{queue}", "s"), message))
     run.settle()
 
 
 def choose(run: Passing, pattern: str, selector: str | None, name: str = "1", window: int = 1000) -> BrokerConsumer:
     destination = parse_address(f"/queue/{pattern}", "s")
     chosen = None if selector is None else compile_selector(selector)
-    run.engine.subscribe(run.session, Subscribe(name, destination, AckMode.INDIVIDUAL, window, selector=chosen))
+    run.engine.commands.subscribe(
+        run.session, Subscribe(name, destination, AckMode.INDIVIDUAL, window, selector=chosen)
+    )
     run.settle()
     return run.session.consumers[name]
 
@@ -768,44 +784,48 @@ def test_memory_that_a_consumer_adds_to_queues_is_freed_and_it_creates_no_lanes(
     for number in range(3):
         run.publish(f"q{number}")
     run.settle()
-    before = run.engine.memory.queue_bytes
+    before = run.engine.state.memory.queue_bytes
     choose(run, pattern, selector)
     choose(run, pattern, "y = 2 and x = 1", "2")
-    assert run.engine.memory.queue_bytes > before
+    assert run.engine.state.memory.queue_bytes > before
     for name in ("1", "2"):
-        run.engine.unsubscribe(run.session, Unsubscribe(name))
+        run.engine.commands.unsubscribe(run.session, Unsubscribe(name))
         run.settle()
-    assert run.engine.memory.queue_bytes == before
-    for queue in run.engine.queues():
-        assert len(queue.lanes) == 1 and queue.lanes[0].selected is None and queue not in run.engine.selections.by_queue
+    assert run.engine.state.memory.queue_bytes == before
+    for queue in run.engine.queues.by_name.values():
+        assert (
+            len(queue.lanes) == 1
+            and queue.lanes[0].selected is None
+            and queue not in run.engine.queues.selections.by_queue
+        )
 
 
 def test_memory_that_consumers_add_to_queues_is_freed_by_a_disconnect() -> None:
     run = Passing()
     run.publish("q")
     run.settle()
-    before = run.engine.memory.queue_bytes
+    before = run.engine.state.memory.queue_bytes
     choose(run, "q", "x is null")
     choose(run, ">", "x = 1", "2")
-    run.engine.disconnect(run.session, is_clean=False)
+    run.engine.commands.disconnect(run.session, is_clean=False)
     run.settle()
-    assert run.engine.memory.queue_bytes == before
+    assert run.engine.state.memory.queue_bytes == before
 
 
 def test_memory_of_groups_is_freed_with_the_last_consumer_if_no_grouped_message_is_left() -> None:
     run = Passing()
     run.publish("q")
     run.settle()
-    before = run.engine.memory.queue_bytes
+    before = run.engine.state.memory.queue_bytes
     grouped(run, "q")
-    assert run.engine.memory.queue_bytes > before
+    assert run.engine.state.memory.queue_bytes > before
     choose(run, "q", None)
-    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
     # The message of the group came back.
     assert groups_of(run.engine, queue_of(run, "q")) is not None
     run.receive("q")
-    assert groups_of(run.engine, queue_of(run, "q")) is None and run.engine.memory.queue_bytes == before
+    assert groups_of(run.engine, queue_of(run, "q")) is None and run.engine.state.memory.queue_bytes == before
     grouped(run, "q")
     assert len(choose(run, "q", None).held) == 1
 
@@ -815,42 +835,42 @@ def test_message_taken_out_of_turn_is_tracked_until_its_lane_has_passed_it() -> 
     run.publish("q", "first")
     run.publish("q", "second")
     run.settle()
-    before = run.engine.memory.queue_bytes
+    before = run.engine.state.memory.queue_bytes
     consumer = choose(run, "q", "JMSPriority = 4", window=2)
     # Give the first one back: the second is out of its turn.
     first, second = consumer.held
-    run.engine.acknowledge(run.session, Ack("1", second))
-    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.engine.commands.acknowledge(run.session, Ack("1", second))
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("1"))
     run.publish("q", "third")
     run.settle()
     receiver = run.follow("q", "2")
     run.settle()
     assert next(iter(receiver.held)) == first
-    run.engine.unsubscribe(run.session, Unsubscribe("2"))
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("2"))
     run.receive("q")
     run.advance(3)
-    assert queue_of(run, "q").lanes[0].selected is None and run.engine.memory.queue_bytes == before
+    assert queue_of(run, "q").lanes[0].selected is None and run.engine.state.memory.queue_bytes == before
 
 
 def test_gap_of_a_selected_message_is_freed_when_the_lane_has_passed_it() -> None:
     run = Passing()
     for body in ("first", "second", "third"):
         priority_of_second = SentMessage(4, True, 0, b"x:%d\n" % (body == "second"), body.encode())
-        run.engine.send(run.session, Send(parse_address("/queue/q", "s"), priority_of_second))
+        run.engine.commands.send(run.session, Send(parse_address("/queue/q", "s"), priority_of_second))
     run.settle()
-    before = run.engine.memory.queue_bytes
+    before = run.engine.state.memory.queue_bytes
     (sequence,) = choose(run, "q", "x = '1'").held
-    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
-    assert queue_of(run, "q").lanes[0].selected is not None and run.engine.memory.queue_bytes > before
+    assert queue_of(run, "q").lanes[0].selected is not None and run.engine.state.memory.queue_bytes > before
     receiver = run.follow("q", "2")
     run.settle()
     assert list(receiver.held)[1] == sequence and len(receiver.held) == 3
     for each in list(receiver.held):
-        run.engine.acknowledge(run.session, Ack("2", each))
-    run.engine.unsubscribe(run.session, Unsubscribe("2"))
+        run.engine.commands.acknowledge(run.session, Ack("2", each))
+    run.engine.commands.unsubscribe(run.session, Unsubscribe("2"))
     run.advance(3)
-    assert queue_of(run, "q").lanes[0].selected is None and run.engine.memory.queue_bytes == before
+    assert queue_of(run, "q").lanes[0].selected is None and run.engine.state.memory.queue_bytes == before
 
 
 def test_a_lane_that_is_made_later_is_compared_as_well() -> None:
@@ -860,7 +880,7 @@ def test_a_lane_that_is_made_later_is_compared_as_well() -> None:
     everywhere = choose(run, ">", "x = '1'")
     here = choose(run, "q", "x = '1'", "2", window=1)
     for priority in (9, 0):
-        run.engine.send(
+        run.engine.commands.send(
             run.session, Send(parse_address("/queue/q", "s"), SentMessage(priority, True, 0, b"x:1\n", b"m"))
         )
     run.settle()
@@ -877,12 +897,14 @@ def test_a_selector_in_more_queues_than_there_is_room_for_is_refused_and_nothing
     for number in range(50):
         run.publish(f"q.{number}")
     run.settle()
-    before = run.engine.memory.queue_bytes
+    before = run.engine.state.memory.queue_bytes
     with pytest.raises(RemoteProtocolError, match=r"no memory for this subscription: .* --memory-limit .*fewer"):
         choose(run, pattern, "x = 1")
-    assert run.engine.memory.queue_bytes == before and not run.session.consumers
-    assert all(not run.engine.clients.receivers_of(queue).wildcards for queue in run.engine.queues())
-    assert not run.engine.selections.by_queue
+    assert run.engine.state.memory.queue_bytes == before and not run.session.consumers
+    assert all(
+        not run.engine.state.clients.receivers_of(queue).wildcards for queue in run.engine.queues.by_name.values()
+    )
+    assert not run.engine.queues.selections.by_queue
     run.publish("q.new")
     # Who takes all of it, or looks into few of them, can: that makes room.
     assert len(choose(run, "q.7", "x is null").held) == 1
@@ -904,11 +926,11 @@ def test_counted_memory_of_selectors_and_groups_in_many_queues_is_that_used(
     gc.collect()
     tracemalloc.start()
     try:
-        before = run.engine.memory.queue_bytes
+        before = run.engine.state.memory.queue_bytes
         choose(run, ">", selector, window=1)
         gc.collect()
         # Each queue has what its first wildcard takes.
-        counted = run.engine.memory.queue_bytes - before + many * JOIN_BYTES
+        counted = run.engine.state.memory.queue_bytes - before + many * JOIN_BYTES
         used = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()

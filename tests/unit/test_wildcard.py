@@ -25,28 +25,30 @@ from truenext.model.selector import compile_selector
 class WildcardDriver:
     def __init__(self, policies: Policies | None = None) -> None:
         self.engine = Engine(policies=policies)
-        self.engine.start()
+        self.engine.lifespan.start()
         self.commit()
-        self.session = self.engine.connect("s")
+        self.session = self.engine.commands.connect("s")
 
     def commit(self) -> None:
         batch = self.engine.take_batch()
         assert batch is not None
-        self.engine.on_committed(batch)
+        self.engine.store_results.on_committed(batch)
 
     def send(self, queue: str, priority: int = 4, *, persistent: bool = False, topic: bool = False) -> None:
         message = SentMessage(priority, persistent, 0, b"content-length:0\n", b"")
-        self.engine.send(self.session, Send(parse_address(f"/{'topic' if topic else 'queue'}/{queue}", "s"), message))
+        self.engine.commands.send(
+            self.session, Send(parse_address(f"/{'topic' if topic else 'queue'}/{queue}", "s"), message)
+        )
 
     def subscribe(self, pattern: str, *, window: int = 1000, name: str = "w", is_exclusive: bool = False) -> None:
         address = parse_address(f"/queue/{pattern}", "s")
-        self.engine.subscribe(
+        self.engine.commands.subscribe(
             self.session, Subscribe(name, address, AckMode.INDIVIDUAL, window, is_exclusive=is_exclusive)
         )
 
     def turn(self) -> list[tuple[str, str, int]]:
         """Return the dispatched messages: subscription, queue and sequence."""
-        deliveries = self.engine.turn().deliveries
+        deliveries = self.engine.turn.run().deliveries
         return [
             (to.subscription, each.lane.queue.name, each.sequence) for to, got in deliveries.items() for each in got
         ]
@@ -91,9 +93,11 @@ def test_wildcard_matches_dlq_virtual_topic_and_spark_queues_only_by_name(patter
     for queue in ("Spark", "Spark.orders", "Spark.source.s.1.0", "Spark.failed", "Sparks.orders", "DLQ.Spark.x"):
         driver.send(queue)
     for address in ("/temp-queue/private", "/topic/news"):
-        driver.engine.subscribe(driver.session, Subscribe(address, parse_address(address, "s"), AckMode.INDIVIDUAL, 1))
+        driver.engine.commands.subscribe(
+            driver.session, Subscribe(address, parse_address(address, "s"), AckMode.INDIVIDUAL, 1)
+        )
     news = Subscribe("d", parse_address("/topic/news.>", "s"), AckMode.INDIVIDUAL, 1, durable_key="me,d")
-    driver.engine.subscribe(driver.session, news)
+    driver.engine.commands.subscribe(driver.session, news)
     assert driver.receive_from(pattern) == meant
 
 
@@ -103,7 +107,7 @@ def test_a_queue_that_a_dead_letter_makes_is_taken_from_in_the_same_turn_as_that
     driver.subscribe("*", name="all")
     driver.send("a")
     assert driver.turn() == [("all", "a", 1)]
-    driver.engine.nack(driver.session, Nack("all", 1, is_rejected=True))
+    driver.engine.commands.nack(driver.session, Nack("all", 1, is_rejected=True))
     assert driver.turn() == []
     driver.commit()
     assert driver.turn() == [("w", "DLQ.a", 2)]
@@ -144,7 +148,9 @@ def test_consumer_of_a_single_queue_waits_for_no_other_queue() -> None:
 def test_express_dispatch_reads_evicted_messages_although_a_wildcard_has_the_queue_too() -> None:
     driver = StoreDriver()
     driver.subscribe("express", window=2, has_express=True)
-    driver.engine.subscribe(driver.session, Subscribe("w", parse_address("/queue/>", "s"), AckMode.INDIVIDUAL, 1))
+    driver.engine.commands.subscribe(
+        driver.session, Subscribe("w", parse_address("/queue/>", "s"), AckMode.INDIVIDUAL, 1)
+    )
     driver.send("0", "1", "2", priority=1)
     driver.settle()
     driver.send("urgent", priority=9, persistent=True)
@@ -157,22 +163,22 @@ def test_unread_delayed_message_that_may_be_unselected_lets_no_other_queue_overt
     another queue came first."""
     driver = StoreDriver(Policy(while_waiting=WhileWaiting.BLOCK, first_delay_ms=60_000, delay_ms=60_000, page_size=1))
     # Queues are compared in the order in which they were made.
-    driver.engine.pause("b")
-    driver.engine.resume("b")
+    driver.engine.commands.administering.pause("b")
+    driver.engine.commands.administering.resume("b")
     driver.subscribe("first")
     driver.send("not wanted", persistent=True)
     driver.send("next", colour="red", persistent=True)
     assert driver.settle() == {"first": ["not wanted", "next"]}
-    driver.engine.memory.limit = 0
+    driver.engine.state.memory.limit = 0
     driver.engine.evict()
     driver.commit()
-    driver.engine.nack(driver.session, Nack("first", driver.entries["first"][0].sequence))
-    driver.engine.unsubscribe(driver.session, Unsubscribe("first"))
-    driver.engine.memory.limit = maxsize
+    driver.engine.commands.nack(driver.session, Nack("first", driver.entries["first"][0].sequence))
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("first"))
+    driver.engine.state.memory.limit = maxsize
     other = SentMessage(4, True, 0, b"colour:red\n", b"behind it")
-    driver.engine.send(driver.session, Send(parse_address("/queue/b", "s"), other))
+    driver.engine.commands.send(driver.session, Send(parse_address("/queue/b", "s"), other))
     selector = compile_selector("colour = 'red'")
-    driver.engine.subscribe(
+    driver.engine.commands.subscribe(
         driver.session, Subscribe("w", parse_address("/queue/*", "s"), AckMode.INDIVIDUAL, 1, selector=selector)
     )
     assert driver.settle() == {"w": ["next"]}
@@ -183,11 +189,11 @@ def test_commit_in_flight_holds_back_a_later_wildcard_consumer_also_after_an_evi
     driver = WildcardDriver()
     driver.subscribe("a", name="one", window=1)
     grouped = SentMessage(4, True, 0, b"JMSXGroupID:g\n", b"", group="g")
-    driver.engine.send(driver.session, Send(parse_address("/queue/a", "s"), grouped))
+    driver.engine.commands.send(driver.session, Send(parse_address("/queue/a", "s"), grouped))
     driver.send("a", persistent=True)
-    driver.engine.memory.limit = 400
+    driver.engine.state.memory.limit = 400
     driver.engine.evict()
-    driver.engine.memory.limit = maxsize
+    driver.engine.state.memory.limit = maxsize
     driver.subscribe(">", is_exclusive=True)
     driver.send("b")
     assert driver.turn() == []
@@ -202,11 +208,11 @@ def test_paused_queue_does_not_hold_back_a_wildcard_consumer() -> None:
     driver.send("a", persistent=True)
     driver.send("b")
     assert driver.turn() == []
-    driver.engine.pause("a")
+    driver.engine.commands.administering.pause("a")
     assert driver.turn() == [("w", "b", 2)]
     driver.commit()
     assert driver.turn() == []
-    driver.engine.resume("a")
+    driver.engine.commands.administering.resume("a")
     assert driver.turn() == [("w", "a", 1)]
 
 
@@ -218,7 +224,7 @@ def test_an_exclusive_consumer_of_one_queue_keeps_that_from_others_and_nothing_e
     for queue in "aab":
         driver.send(queue)
     assert sorted(driver.turn()) == [("own", "a", 1), ("w", "b", 3)]
-    driver.engine.unsubscribe(driver.session, Unsubscribe("own"))
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("own"))
     assert driver.turn() == [("w", "a", 1), ("w", "a", 2)]
 
 
@@ -230,7 +236,7 @@ def test_an_exclusive_one_of_a_pattern_is_exclusive_in_each_queue() -> None:
     for queue in "ab":
         driver.send(queue)
     assert driver.turn() == [("w", "a", 1)]
-    driver.engine.acknowledge(driver.session, Ack("w", 1))
+    driver.engine.commands.acknowledge(driver.session, Ack("w", 1))
     assert driver.turn() == [("w", "b", 2)]
 
 
@@ -240,7 +246,7 @@ def test_wildcard_consumers_without_credit_have_nothing_read() -> None:
     driver.send("1", "2", "3", "4", colour="blue", priority=9)
     driver.send("5", "6", "7", "8", colour="red")
     for name, selector in (("w", "colour = 'blue'"), ("v", "colour = 'red'")):
-        driver.engine.subscribe(
+        driver.engine.commands.subscribe(
             driver.session,
             Subscribe(
                 name,
@@ -253,9 +259,9 @@ def test_wildcard_consumers_without_credit_have_nothing_read() -> None:
     assert driver.settle() == {"w": ["1"], "v": ["5"]}
     driver.subscribe("first")
     assert len(driver.settle()["first"]) == 6
-    driver.engine.unsubscribe(driver.session, Unsubscribe("first"))
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("first"))
     driver.turn()
-    driver.engine.memory.limit = 0
+    driver.engine.state.memory.limit = 0
     driver.evict()
     driver.evict()
     driver.send("9")
@@ -286,7 +292,7 @@ def test_a_message_costs_its_own_queue_and_not_the_others(monkeypatch: pytest.Mo
     monkeypatch.setattr(QueueDispatch, "lane_head_for", counting)
     for _ in range(499):
         (sequence,) = driver.session.consumers["w"].held
-        driver.engine.acknowledge(driver.session, Ack("w", sequence))
+        driver.engine.commands.acknowledge(driver.session, Ack("w", sequence))
         assert len(driver.turn()) == 1
     assert calls <= 499 * 30
 
@@ -302,7 +308,7 @@ def test_heads_that_are_no_longer_true_do_not_pile_up(monkeypatch: pytest.Monkey
     for sequence in range(2, 200):
         driver.send("a")
         assert driver.turn() == [("one", "a", sequence)], "the other one has no credit"
-        driver.engine.acknowledge(driver.session, Ack("one", sequence))
+        driver.engine.commands.acknowledge(driver.session, Ack("one", sequence))
     consumer = driver.session.consumers["w"]
     assert isinstance(consumer, Wildcard)
     assert all(len(heap) <= 8 for heap in consumer.heads)
@@ -351,14 +357,17 @@ def test_wildcard_consumer_that_ends_while_it_joins_leaves_nothing_behind(monkey
         driver.send(f"q.{number}")
     driver.subscribe("q.*", name="first")
     driver.join_all()
-    before = driver.engine.memory.queue_bytes
+    before = driver.engine.state.memory.queue_bytes
     driver.subscribe("q.*")
-    assert driver.engine.memory.queue_bytes > before + 10 * JOIN_BYTES, "it is counted before it has joined"
+    assert driver.engine.state.memory.queue_bytes > before + 10 * JOIN_BYTES, "it is counted before it has joined"
     driver.turn()
-    driver.engine.unsubscribe(driver.session, Unsubscribe("w"))
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("w"))
     driver.turn()
-    assert driver.engine.memory.queue_bytes == before and not driver.engine.has_work
-    assert all(len(driver.engine.clients.receivers_of(queue).wildcards) == 1 for queue in driver.engine.queues())
+    assert driver.engine.state.memory.queue_bytes == before and not driver.engine.has_work
+    assert all(
+        len(driver.engine.state.clients.receivers_of(queue).wildcards) == 1
+        for queue in driver.engine.queues.by_name.values()
+    )
 
 
 def test_a_queue_is_not_stuck_while_its_consumer_has_others_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +379,7 @@ def test_a_queue_is_not_stuck_while_its_consumer_has_others_to_join(monkeypatch:
     driver.turn()
     audit = StuckQueueDetector()
     for now_ms in (0, STUCK_MS + 1, 2 * STUCK_MS + 2):
-        driver.engine.tick(now_ms * 1000, now_ms * 1000)
+        driver.engine.state.commit_state.tick(now_ms * 1000, now_ms * 1000)
         assert run_stuck_audit(audit, driver.engine) == []
     assert len(driver.join_all()) == 3
 
@@ -384,7 +393,7 @@ def test_leaving_wildcard_consumer_touches_only_queues_where_that_may_change_som
         driver.join_all()
     driver.subscribe("q.7", name="one", window=1)
     driver.turn()
-    driver.engine.unsubscribe(driver.session, Unsubscribe("leaves"))
+    driver.engine.commands.unsubscribe(driver.session, Unsubscribe("leaves"))
     touched = {queue.name for queue in targets.touched(driver.engine)}
     # That of what it held, and the one from which somebody takes alone.
     assert "q.7" in touched and len(touched) <= 2

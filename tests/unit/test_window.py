@@ -43,22 +43,22 @@ class Simulated:
 class WindowDriver:
     def __init__(self, *consumers: Simulated, start_ms: int = 1_000_000) -> None:
         self.engine = Engine()
-        self.engine.commit_state.now_ms = start_ms
-        self.engine.start()
+        self.engine.state.commit_state.now_ms = start_ms
+        self.engine.lifespan.start()
         batch = self.engine.take_batch()
         assert batch is not None
-        self.engine.on_committed(batch)
-        self.sender = self.engine.connect("sender")
+        self.engine.store_results.on_committed(batch)
+        self.sender = self.engine.commands.connect("sender")
         self.consumers = dict(zip(map(str, range(len(consumers))), consumers, strict=True))
-        self.sessions = {name: self.engine.connect(name) for name in self.consumers}
+        self.sessions = {name: self.engine.commands.connect(name) for name in self.consumers}
         for session in self.sessions.values():
-            self.engine.subscribe(session, Subscribe("c", QUEUE, AckMode.INDIVIDUAL))
+            self.engine.commands.subscribe(session, Subscribe("c", QUEUE, AckMode.INDIVIDUAL))
         self.start_ms = start_ms
 
     def send(self, count: int = 1, priority: int = 4) -> None:
         for _ in range(count):
             message = SentMessage(priority, False, 0, b"content-length:0\n", b"")
-            self.engine.send(self.sender, Send(QUEUE, message))
+            self.engine.commands.send(self.sender, Send(QUEUE, message))
 
     def held(self, name: str = "0") -> int:
         return len(self.sessions[name].consumers["c"].held)
@@ -69,27 +69,27 @@ class WindowDriver:
     def run(self, milliseconds: int, *, backlog: int = 3000) -> None:
         """Let time pass while there is always enough to do."""
         for _ in range(milliseconds):
-            self.engine.commit_state.now_ms += 1
-            if (self.engine.commit_state.now_ms - self.start_ms) % 1000 == 0:
+            self.engine.state.commit_state.now_ms += 1
+            if (self.engine.state.commit_state.now_ms - self.start_ms) % 1000 == 0:
                 list(self.engine.stretch_windows())
-            (queue,) = self.engine.queues()
+            (queue,) = self.engine.queues.by_name.values()
             self.send(max(0, backlog - queue.waiting_count()))
             for name, consumer in self.consumers.items():
                 self._work(name, consumer)
             self.turn()
 
     def turn(self) -> None:
-        for got, entries in self.engine.turn().deliveries.items():
+        for got, entries in self.engine.turn.run().deliveries.items():
             consumer = self.consumers[got.session.id]
             for entry in entries:
                 assert entry.message is not None
-                arrives = self.engine.commit_state.now_ms + consumer.network_ms
+                arrives = self.engine.state.commit_state.now_ms + consumer.network_ms
                 consumer.coming.append((arrives, entry.sequence, entry.message.priority))
-            self.engine.on_all_sent(got.session)
+            self.engine.commands.on_all_sent(got.session)
             consumer.held_max = max(consumer.held_max, len(got.held))
 
     def _work(self, name: str, consumer: Simulated) -> None:
-        now = self.engine.commit_state.now_ms
+        now = self.engine.state.commit_state.now_ms
         while consumer.coming and consumer.coming[0][0] <= now:
             consumer.here.append(consumer.coming.popleft()[1:])
         if consumer.has_stalled:
@@ -115,10 +115,12 @@ class WindowDriver:
             consumer.acknowledged.append((now + consumer.network_ms, some))
         while consumer.acknowledged and consumer.acknowledged[0][0] <= now:
             for sequence in consumer.acknowledged.popleft()[1]:
-                self.engine.acknowledge(self.sessions[name], Ack("c", sequence))
+                self.engine.commands.acknowledge(self.sessions[name], Ack("c", sequence))
 
     def handled_lately(self, milliseconds: int, name: str = "0") -> int:
-        return sum(when > self.engine.commit_state.now_ms - milliseconds for when, _ in self.consumers[name].handled)
+        return sum(
+            when > self.engine.state.commit_state.now_ms - milliseconds for when, _ in self.consumers[name].handled
+        )
 
 
 def test_a_consumer_of_ten_messages_a_second_holds_at_most_ten_and_is_never_idle() -> None:
@@ -186,10 +188,10 @@ def test_full_window_is_stretched_only_after_a_pause_and_up_to_the_limit() -> No
     driver.turn()
     sizes = [driver.window()]
     for _ in range(10):
-        driver.engine.commit_state.now_ms += 999
+        driver.engine.state.commit_state.now_ms += 999
         list(driver.engine.stretch_windows())
         assert driver.window() == sizes[-1]
-        driver.engine.commit_state.now_ms += 1
+        driver.engine.state.commit_state.now_ms += 1
         list(driver.engine.stretch_windows())
         driver.turn()
         sizes.append(driver.window())
@@ -203,9 +205,9 @@ def test_a_refusal_is_an_answer_too() -> None:
     driver.turn()
     session = driver.sessions["0"]
     for _ in range(300):
-        driver.engine.commit_state.now_ms += 1
+        driver.engine.state.commit_state.now_ms += 1
         for sequence in list(session.consumers["c"].held):
-            driver.engine.nack(session, Nack("c", sequence))
+            driver.engine.commands.nack(session, Nack("c", sequence))
         driver.turn()
     assert driver.window() > 100
 
@@ -214,7 +216,7 @@ def test_a_refusal_is_an_answer_too() -> None:
 def test_a_clock_that_is_set_does_no_harm(jump_ms: int) -> None:
     driver = WindowDriver(Simulated(work_ms=1, network_ms=5))
     driver.run(1000)
-    driver.engine.commit_state.now_ms += jump_ms
+    driver.engine.state.commit_state.now_ms += jump_ms
     driver.consumers["0"].coming = deque((at + jump_ms, *rest) for at, *rest in driver.consumers["0"].coming)  # type: ignore[misc]
     driver.consumers["0"].busy = [(at + jump_ms, *rest) for at, *rest in driver.consumers["0"].busy]  # type: ignore[misc]
     driver.consumers["0"].acknowledged = deque((at + jump_ms, rest) for at, rest in driver.consumers["0"].acknowledged)
@@ -237,16 +239,16 @@ def test_the_first_answer_of_many_after_a_silence_is_not_taken_for_a_slow_consum
 def test_a_window_that_is_named_is_exact(size: int, mode: AckMode) -> None:
     # C4.9
     engine = Engine()
-    engine.start()
+    engine.lifespan.start()
     batch = engine.take_batch()
     assert batch is not None
-    engine.on_committed(batch)
-    session = engine.connect("reader")
-    engine.subscribe(session, Subscribe("c", QUEUE, mode, size))
+    engine.store_results.on_committed(batch)
+    session = engine.commands.connect("reader")
+    engine.commands.subscribe(session, Subscribe("c", QUEUE, mode, size))
     for _ in range(size + 1):
-        engine.send(session, Send(QUEUE, SentMessage(4, False, 0, b"content-length:0\n", b"")))
-    while engine.turn()[1]:
-        engine.on_all_sent(session)
+        engine.commands.send(session, Send(QUEUE, SentMessage(4, False, 0, b"content-length:0\n", b"")))
+    while engine.turn.run()[1]:
+        engine.commands.on_all_sent(session)
     assert len(session.consumers["c"].held) == size
 
 
@@ -261,14 +263,14 @@ def test_automatic_window_is_unchanged_by_a_release_and_by_a_suspension(suspende
     before = driver.window()
     kept = list(consumer.held.values())[:3]
     assert before > 10 and len(kept) == 3
-    driver.engine.log_in(session, Login(number=1))
+    driver.engine.commands.log_in(session, Login(number=1))
     names = [("c", entry.sequence, entry.deliveries) for entry in kept]
-    driver.engine.release(session, Release(["c"], names, suspends=True))
+    driver.engine.commands.release(session, Release(["c"], names, suspends=True))
     for entry in kept:
-        driver.engine.acknowledge(session, Ack("c", entry.sequence))
-    driver.engine.commit_state.now_ms += suspended_ms
-    driver.engine.wake(session, Wake("c"))
+        driver.engine.commands.acknowledge(session, Ack("c", entry.sequence))
+    driver.engine.state.commit_state.now_ms += suspended_ms
+    driver.engine.commands.wake(session, Wake("c"))
     # The same of what it has answered since it goes on.
-    driver.engine.commit_state.now_ms += 20
-    consumer.adjust_window(driver.engine.commit_state.now_ms)
+    driver.engine.state.commit_state.now_ms += 20
+    consumer.adjust_window(driver.engine.state.commit_state.now_ms)
     assert driver.window() == before

@@ -76,7 +76,7 @@ class Broker:
         `write_time` is an earlier estimate for this disk, if there is one. Without `users` every client may do
         everything."""
         self._engine = engine
-        self._commit_state = engine.commit_state
+        self._commit_state = engine.state.commit_state
         self._store = store
         self._loop = loop
         self._clock_ns = clock_ns
@@ -156,7 +156,7 @@ class Broker:
 
     def connect(self, peer: Peer) -> ConnectionState:
         """Register a connection."""
-        session = self._engine.connect(secrets.token_hex(8))
+        session = self._engine.commands.connect(secrets.token_hex(8))
         self._peers[session] = peer
         self._execution.connect(session)
         return session
@@ -167,12 +167,12 @@ class Broker:
 
     def answer(self, session: ConnectionState, answer: Answer) -> None:
         """Answer a connection, after the answers to all its earlier commands."""
-        self._engine.answer(session, answer)
+        self._engine.state.commit_state.answer(session, answer)
         self._schedule_turn()
 
     def on_all_sent(self, session: ConnectionState) -> None:
         """Note that the socket has taken all messages that were delivered to the connection so far."""
-        self._engine.on_all_sent(session)
+        self._engine.commands.on_all_sent(session)
         if self.control.requests.in_flight:
             self.control.requests.on_all_sent(session)
         # Within a turn, the end of the turn decides that.
@@ -191,7 +191,7 @@ class Broker:
     def change_policies(self, policies: Policies) -> None:
         """Replace the policies of all queues in one step."""
         self._tick()
-        self._engine.change_policies(policies)
+        self._engine.commands.administering.change_policies(policies)
         self._schedule_turn()
 
     def _begin_read(self) -> None:
@@ -220,7 +220,7 @@ class Broker:
         """
         prepare_compiler()
         self._tick()
-        self._engine.start(after_clean_stop=after_clean_stop)
+        self._engine.lifespan.start(after_clean_stop=after_clean_stop)
         await self._drain()
         self._disk_level_log.update()
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
@@ -230,16 +230,16 @@ class Broker:
 
         Raises: StoreError if the store cannot be written.
         """
-        self._engine.bulk_task.drop()
+        self._engine.tasks.bulk.drop()
         self._sliced_work.drop()
         self._execution.routing.drop()
         self._stuck_check.drop()
         await self._drain()
         for session in list(self._peers):
             self.ends.drop_unsent(session)
-        self._engine.stop()
+        self._engine.commands.connecting.stop()
         await self._drain()
-        for batch in self._engine.final_batches():
+        for batch in self._engine.lifespan.final_batches():
             if self._has_failed:
                 # The mark of a clean stop is not written either: the stop is not clean.
                 await self.failure
@@ -306,13 +306,13 @@ class Broker:
             self._commit()
             if not self.committer.is_busy:
                 # Durable already: a client that waits for each receipt goes on while its message is dispatched.
-                for peer, session in self._answer(engine.take_answers()).items():
+                for peer, session in self._answer(engine.state.commit_state.take_answers()).items():
                     if session.consumers:
                         # The connection may get messages in this turn as well; then both leave together.
                         to_flush[peer] = None
                     else:
                         peer.flush()
-        answers, deliveries, reads, browse_slices, timer_reads, finished, ended_pull_requests = engine.turn()
+        answers, deliveries, reads, browse_slices, timer_reads, finished, ended_pull_requests = engine.turn.run()
         for read in reads:
             self.pager.read(read)
         for timer_read in timer_reads:
@@ -342,7 +342,7 @@ class Broker:
             self.control.send_answer(piece.session, piece.control, msgspec.json.encode(done))
         for session, reason in engine.evict().items():
             peers[session].end_slow_client(reason)
-        self._alarm.set(engine.next_due_ms, commit_state.now_ms)
+        self._alarm.set(engine.tasks.next_due_ms, commit_state.now_ms)
         self._commit()
         if self._sliced_work.pending:
             self._sliced_work.run_slice()
@@ -411,7 +411,7 @@ class Broker:
             if self.committer.commit(batch):
                 # The write took time.
                 self._tick()
-                self._engine.on_committed(batch)
+                self._engine.store_results.on_committed(batch)
                 if not self._is_turn_due and self._engine.has_work:
                     self._schedule_turn()
         except TruenextError as error:
@@ -420,7 +420,7 @@ class Broker:
     def _on_committed(self, batch: Batch) -> None:
         self._tick()
         try:
-            self._engine.on_committed(batch)
+            self._engine.store_results.on_committed(batch)
         except StoreError as error:
             self._on_failed(error)
             return
@@ -435,14 +435,14 @@ class Broker:
     def _on_page_read(self, read: StoreRead, page: PageResult) -> None:
         self._tick()
         try:
-            self._engine.on_page_read(read, page)
+            self._engine.store_results.on_page_read(read, page)
         except StoreError as error:
             self._on_failed(error)
             return
         self._schedule_turn()
 
     def _on_timers_read(self, read: TimerRead, page: TimersResult) -> None:
-        self._engine.on_timers_read(read, page)
+        self._engine.store_results.on_timers_read(read, page)
         self._schedule_turn()
 
     def _on_failed(self, error: TruenextError) -> None:

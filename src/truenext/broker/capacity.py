@@ -39,12 +39,12 @@ class Capacity:
     ) -> None:
         """`resume` reads a connection again."""
         self._engine = engine
-        self._commit_state = engine.commit_state
-        self._memory = engine.memory
+        self._commit_state = engine.state.commit_state
+        self._memory = engine.state.memory
         self._store = store
         self._loop = loop
         self._resume = resume
-        self.incomplete_frames = IncompleteFrames(engine.memory)
+        self.incomplete_frames = IncompleteFrames(engine.state.memory)
         """Large frames that have arrived in part; updated by `note_incomplete_frame`."""
         self._waiting: dict[ConnectionState, bool] = {}
         """Connections that are not read, in order; True if they wait for disk space."""
@@ -186,7 +186,7 @@ class Capacity:
         """Return whether the next SEND of the connection would wait for disk space."""
         return (
             self._store.disk_level is not DiskLevel.PLENTY
-            and self._engine.waits_with_send(session)
+            and self._engine.commands.sending.waits_with_send(session)
             and not session.is_truenext_client
         )
 

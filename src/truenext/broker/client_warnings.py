@@ -52,7 +52,7 @@ class ClientWarnings:
 
 def warn_of_discarded_messages(engine: Engine) -> None:
     """Log the messages that the last SUBSCRIBE to a durable subscription has discarded, if it has."""
-    discarded = engine.take_discarded_subscription()
+    discarded = engine.commands.subscribing.take_discarded_subscription()
     if discarded is None:
         return
     client, _, name = discarded.durable_key.partition(",")
@@ -72,7 +72,7 @@ def warn_of_discarded_messages(engine: Engine) -> None:
 
 def warn_of_forgotten_producers(engine: Engine) -> None:
     """Log how many producers were forgotten early since the last call, if any were."""
-    forgotten, last = engine.take_forgotten_producers()
+    forgotten, last = engine.state.producers.take_forgotten()
     if forgotten:
         logger.warning(
             "producers forgotten early, as there are too many: their repeats are not recognized",

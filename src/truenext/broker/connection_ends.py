@@ -64,7 +64,7 @@ class ConnectionEnds:
         self._drop_answers(session)
         self._capacity.remove(session)
         self._schedule_turn()
-        is_parked = self._engine.park(session)
+        is_parked = self._engine.commands.connecting.park(session)
         if is_parked:
             self._parked.add(session)
         return is_parked
@@ -76,7 +76,7 @@ class ConnectionEnds:
         """
         self._tick()
         self.cancel_unsent(session, None)
-        self._engine.disconnect(session, is_clean=is_exempt)
+        self._engine.commands.disconnect(session, is_clean=is_exempt)
         self._takeovers.remove(session)
         self._drop_answers(session)
         self._schedule_turn()
@@ -90,27 +90,27 @@ class ConnectionEnds:
 
     def disconnect(self, session: ConnectionState, disconnect: Disconnect) -> None:
         self.cancel_unsent(session, None)
-        self._engine.disconnect(session, is_clean=True, is_requested=True)
+        self._engine.commands.disconnect(session, is_clean=True, is_requested=True)
         self._takeovers.remove(session)
         if disconnect.forgotten_producers:
-            self._engine.forget_producers(session, disconnect.forgotten_producers)
+            self._engine.state.producers.forget(session, disconnect.forgotten_producers)
 
     def unsubscribe(self, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
         self.close_parked_users(unsubscribe.durable_key)
         consumer = session.consumers.get(unsubscribe.subscription)
         if consumer is not None:
             self.cancel_unsent(session, [consumer])
-        self._engine.unsubscribe(session, unsubscribe)
+        self._engine.commands.unsubscribe(session, unsubscribe)
 
     def release(self, session: ConnectionState, request: Release) -> None:
         # Checked first: a refused request must not drop unsent messages.
-        self.cancel_unsent(session, self._engine.check_release(session, request))
-        self._engine.release(session, request)
+        self.cancel_unsent(session, self._engine.commands.releasing.check_request(session, request))
+        self._engine.commands.release(session, request)
 
     def close_parked_users(self, durable_key: str) -> None:
         """Close parked connections that use a durable subscription ("" is none), so that another client can use it."""
         if self._parked and durable_key:
-            for session in self._engine.durable_subscribers(durable_key):
+            for session in self._engine.commands.subscribing.durable_subscribers(durable_key):
                 if session in self._parked:
                     self._peers[session].close_for_takeover(is_exempt=False)
 
@@ -123,11 +123,11 @@ class ConnectionEnds:
             return
         sent, subscribers = peer.cancel_unsent(consumers)
         for consumer, count in sent.items():
-            self._engine.acknowledge_sent(consumer, count)
+            self._engine.commands.acknowledging.acknowledge_first(consumer, count)
         for subscriber in subscribers:
             entry = None
             if isinstance(subscriber, BrokerConsumer) and subscriber.mode is AckMode.AUTO:
-                entry = self._engine.hold_partially_sent(subscriber)
+                entry = self._engine.commands.acknowledging.hold_partially_sent(subscriber)
             self._partially_sent.setdefault(session, deque()).append(entry)
 
     def partial_frame_sent(self, session: ConnectionState) -> None:
@@ -149,5 +149,5 @@ class ConnectionEnds:
     def _settle(self, entry: Entry | None, *, is_sent: bool) -> None:
         """Acknowledge or release a partially sent message of a consumer in auto mode."""
         if entry is not None:
-            self._engine.resolve_partially_sent(entry, is_sent=is_sent)
+            self._engine.commands.acknowledging.resolve_partially_sent(entry, is_sent=is_sent)
             self._schedule_turn()

@@ -99,7 +99,7 @@ class QueueRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def apply_queue_change(engine: Engine, verb: str, body: bytes) -> bytes:
-    """Apply one of QUEUE_CHANGES. The answer may be sent only once the change is durable (`Engine.reply`).
+    """Apply one of QUEUE_CHANGES. The answer may be sent only once the change is durable (`Administering.reply`).
 
     Raises: RemoteProtocolError if it cannot be done.
     """
@@ -132,7 +132,7 @@ def _queues(context: QueryContext) -> AnswerGenerator:
     held_by_wildcards: Counter[Queue] = Counter()
     yield from _count_held_by_wildcards(engine, held_by_wildcards)
     permanent: dict[str, Queue] = {}
-    for queues in _chunks(list(engine.queues())):
+    for queues in _chunks(list(engine.queues.by_name.values())):
         permanent |= {
             queue.name: queue
             for queue in queues
@@ -148,14 +148,14 @@ def _queues(context: QueryContext) -> AnswerGenerator:
     answer.write(b"[")
     for number, name in enumerate(merge(*sorted_names)):
         queue = permanent.pop(name)
-        receivers = engine.clients.receivers_of(queue)
+        receivers = engine.state.clients.receivers_of(queue)
         held = yield from _held_by_consumers(receivers)
         row = QueueReport(
             name=name,
             waiting=queue.waiting_count(),
             unacknowledged=held_by_wildcards[queue] + held,
             consumers=len(receivers.consumers) + len(receivers.wildcards),
-            scheduled=engine.scheduled_count(name),
+            scheduled=engine.queues.scheduled_count(name),
             paused=queue.is_paused,
             topic=queue.destination.topic or msgspec.UNSET,
         )
@@ -173,12 +173,12 @@ def _status(context: QueryContext) -> AnswerGenerator:
     engine = context.engine
     permanent = durable = non_durable = waiting = in_memory = 0
     temporary = _TemporaryTotals()
-    for queues in _chunks(list(engine.queues())):
+    for queues in _chunks(list(engine.queues.by_name.values())):
         for queue in queues:
             is_subscription = bool(queue.destination.topic)
             if queue.is_temporary:
                 non_durable += is_subscription
-                yield from temporary.add(queue, engine.clients.receivers_of(queue))
+                yield from temporary.add(queue, engine.state.clients.receivers_of(queue))
             else:
                 permanent += 1
                 durable += is_subscription
@@ -186,15 +186,15 @@ def _status(context: QueryContext) -> AnswerGenerator:
                 in_memory += queue.resident_count
         yield
     scheduled = 0
-    for names in _chunks(engine.scheduled_queue_names()):
-        scheduled += sum(map(engine.scheduled_count, names))
+    for names in _chunks(list(engine.queues.hidden_by_name)):
+        scheduled += sum(map(engine.queues.scheduled_count, names))
         yield
-    memory = engine.memory
+    memory = engine.state.memory
     return _encode(
         StatusReport(
             stuck=[
                 StuckQueueReport(queue.name, waiting_ms)
-                for queue, waiting_ms in context.stuck_audit.stuck_queues(engine.commit_state.now_ms)
+                for queue, waiting_ms in context.stuck_audit.stuck_queues(engine.state.commit_state.now_ms)
             ],
             memory=MemoryReport(
                 limit=None if memory.limit == maxsize else memory.limit,
@@ -204,13 +204,13 @@ def _status(context: QueryContext) -> AnswerGenerator:
                 open=memory.transaction_bytes,
                 incomplete=memory.incomplete_bytes,
             ),
-            disk_level=engine.commit_state.disk_level.name.lower(),
+            disk_level=engine.state.commit_state.disk_level.name.lower(),
             disk_bytes=context.disk_level_bytes,
             page_reads=len(context.pager.pending),
             queues=permanent,
             subscriptions=SubscriptionCounts(durable, non_durable),
             scheduled=scheduled,
-            scheduled_for_topics=engine.scheduled_count(""),
+            scheduled_for_topics=engine.queues.scheduled_count(""),
             waiting=waiting,
             in_memory=in_memory,
             temporary=temporary.report(context),
@@ -248,7 +248,7 @@ class _TemporaryTotals:
 
     def report(self, context: QueryContext) -> TemporaryReport:
         # Some of these connections may have ended since.
-        sessions = context.engine.clients.sessions
+        sessions = context.engine.state.clients.sessions
         rows = []
         for size, _, destination, waiting, held in sorted(self._largest, reverse=True):
             if destination.session in sessions:
@@ -289,7 +289,7 @@ def _held_by_consumers(receivers: QueueReceivers) -> Generator[None, None, int]:
 
 def _count_held_by_wildcards(engine: Engine, held: Counter[Queue]) -> Steps:
     """Add to `held`, in steps, the number of messages of each queue that wildcard consumers hold."""
-    for session in list(engine.clients.sessions.values()):
+    for session in list(engine.state.clients.sessions.values()):
         for consumer in list(session.consumers.values()):
             if isinstance(consumer, Wildcard):
                 for entries in _chunks(list(consumer.held.values())):
@@ -304,12 +304,12 @@ def _chunks(items: list[_T], size: int = ITEMS_PER_STEP) -> Iterator[list[_T]]:
 
 def _pause(engine: Engine, queue: str) -> QueueChange:
     """Pause a queue: nothing is dispatched from it."""
-    return QueueChange(queue, created=engine.pause(queue))
+    return QueueChange(queue, created=engine.commands.administering.pause(queue))
 
 
 def _resume(engine: Engine, queue: str) -> QueueChange:
     """Resume a paused queue."""
-    engine.resume(queue)
+    engine.commands.administering.resume(queue)
     return QueueChange(queue)
 
 

@@ -49,20 +49,20 @@ class ControlCommands:
     def execute(self, session: ConnectionState, request: ControlRequest) -> None:
         """Raises: RemoteProtocolError if the request is invalid, or waits for too many others"""
         engine = self._engine
-        engine.expect_reply(request.reply_to)
+        engine.commands.administering.expect_reply(request.reply_to)
         self.only.note_activity(session)
-        now_ms = engine.commit_state.now_ms
+        now_ms = engine.state.commit_state.now_ms
         if request.verb in bulk.VERBS:
             # Raises at once if the request is invalid.
-            engine.bulk_task.add(session, request)
+            engine.tasks.bulk.add(session, request)
         elif request.verb in control.QUEUE_CHANGES:
             changed = control.apply_queue_change(engine, request.verb, request.body)
-            engine.reply(control.make_reply_message(request, changed, now_ms))
+            engine.commands.administering.reply(control.make_reply_message(request, changed, now_ms))
         elif request.verb == producer_request.VERB:
             known, batch = producer_request.make_producer_report(
                 engine, request.body, partial(user_producer, self._users.name_of(session))
             )
-            engine.reply(control.make_reply_message(request, known, now_ms), batch)
+            engine.commands.administering.reply(control.make_reply_message(request, known, now_ms), batch)
         elif request.verb == connection_request.VERB:
             connection_request.check_body(request.body)
             self.requests.add(session, request, about=session)
@@ -84,13 +84,15 @@ class ControlCommands:
     def send_answer(self, session: ConnectionState, request: ControlRequest, body: bytes) -> bool:
         """Send the answer to a control request. Returns False if the connection has ended."""
         self.only.note_activity(session)
-        self._engine.reply(control.make_reply_message(request, body, self._engine.commit_state.now_ms))
+        self._engine.commands.administering.reply(
+            control.make_reply_message(request, body, self._engine.state.commit_state.now_ms)
+        )
         self._schedule_turn()
-        return self._engine.is_connected(session)
+        return self._engine.commands.connecting.is_connected(session)
 
     def idle_time_left(self, session: ConnectionState) -> float:
         """Return the seconds that a control-only connection may still be idle; a pending answer counts as activity."""
-        if self.requests.pending_count(session) or self._engine.bulk_task.pending_answer_count(session):
+        if self.requests.pending_count(session) or self._engine.tasks.bulk.pending_answer_count(session):
             self.only.note_activity(session)
         return self.only.seconds_left(session)
 

@@ -73,7 +73,7 @@ class Execution:
     ) -> None:
         """`begin_read` sets the time and schedules a turn. `on_failed` is called if the store cannot be read."""
         self._engine = engine
-        self._commit_state = engine.commit_state
+        self._commit_state = engine.state.commit_state
         self._store = store
         self._peers = peers
         self._capacity = capacity
@@ -91,19 +91,19 @@ class Execution:
         self.actions: dict[type[Any], Action] = {
             Login: self._log_in,
             InvalidFrame: _raise_invalid,
-            Send: engine.send,
-            Ack: engine.acknowledge,
-            Nack: engine.nack,
+            Send: engine.commands.send,
+            Ack: engine.commands.acknowledge,
+            Nack: engine.commands.nack,
             ReceiptRequest: self._answer_receipt_request,
             Subscribe: self._subscribe,
-            Browse: engine.browse,
+            Browse: engine.commands.browse,
             Unsubscribe: ends.unsubscribe,
-            Begin: engine.begin,
-            Commit: engine.commit,
-            Abort: engine.abort,
-            Started: engine.mark_started,
+            Begin: engine.commands.begin,
+            Commit: engine.commands.commit,
+            Abort: engine.commands.abort,
+            Started: engine.commands.mark_started,
             Credit: self._request_credit,
-            Wake: engine.wake,
+            Wake: engine.commands.wake,
             Release: ends.release,
             Disconnect: ends.disconnect,
             ControlRequest: control.execute,
@@ -144,7 +144,7 @@ class Execution:
         needs_login = session in self._before_login
         actions = self.actions
         until_us = commit_state.now_us + EXECUTE_SLICE_US
-        commit_state.is_read_long = engine.routing_may_take_long
+        commit_state.is_read_long = engine.queues.routing_may_take_long
         control_only = self._control.only
         if needs_login or (control_only.idle_since and session in control_only.idle_since):
             commands = control_only.check_commands(session, commands)
@@ -159,7 +159,7 @@ class Execution:
                         if isinstance(command, Login) and not self._users.is_login_checked(session, command):
                             return PendingCommand(command, WaitsFor.LOGIN)
                     if is_disk_short:
-                        if engine.waits_while_disk_short(session, command):
+                        if engine.commands.sending.waits_while_disk_short(session, command):
                             return PendingCommand(command, WaitsFor.DISK)
                         self._count_contents(session, command)
                     if commit_state.is_read_long and self._is_routed_ahead(session, command):
@@ -194,7 +194,7 @@ class Execution:
 
     def _is_routed_ahead(self, session: ConnectionState, command: Command) -> bool:
         """Return whether a command waits because it takes long to find the queues of its messages; if so, begin."""
-        steps = self._engine.find_queues_ahead(session, command)
+        steps = self._engine.commands.sending.find_queues_ahead(session, command)
         if steps is None or self._users.is_forbidden(session, command):
             return False
         self.routing.add(self._find_queues(session, steps))
@@ -203,16 +203,16 @@ class Execution:
     def _find_queues(self, session: ConnectionState, steps: Iterator[None]) -> Steps:
         for _ in steps:
             yield
-            if not self._engine.is_connected(session):
+            if not self._engine.commands.connecting.is_connected(session):
                 return
         self._capacity.wait_for_others(session)
 
     def _count_contents(self, session: ConnectionState, command: Command) -> None:
         """Tell the engine how many copies the store has of shared contents, if the command depends on that."""
-        contents = self._engine.contents_to_count(session, command)
+        contents = self._engine.commands.sending.contents_to_count(session, command)
         if contents:
             try:
-                self._engine.count_contents(session, command, self._store.content_references(contents))
+                self._engine.commands.sending.count_contents(session, command, self._store.content_references(contents))
             except StoreError as error:
                 self._on_failed(error)
 
@@ -220,7 +220,7 @@ class Execution:
         """Send an ERROR, and keep the connection open. The command's transaction becomes rollback-only."""
         name = getattr(command, "transaction", None)
         if name is not None:
-            self._engine.mark_rollback_only(session, name)
+            self._engine.commands.transactions.mark_rollback_only(session, name)
         self._peers[session].send_error(error)
 
     # ---- Commands ----
@@ -241,17 +241,17 @@ class Execution:
         if limit:
             self._control.only.add(session, limit)
         self._before_login.remove(session)
-        self._engine.log_in(session, login)
+        self._engine.commands.log_in(session, login)
         peer.send_connected(login, secret, is_takeover=is_takeover, is_checked=found is not None)
 
     def _subscribe(self, session: ConnectionState, subscribe: Subscribe) -> None:
         self._ends.close_parked_users(subscribe.durable_key)
-        self._engine.subscribe(session, subscribe)
+        self._engine.commands.subscribe(session, subscribe)
         if subscribe.durable_key:
             warn_of_discarded_messages(self._engine)
 
     def _request_credit(self, session: ConnectionState, credit: Credit) -> None:
-        withdrawn = self._engine.pull(session, credit)
+        withdrawn = self._engine.commands.pull(session, credit)
         if withdrawn is not None:
             # At once: messages of the next pull request must come after this end.
             self._peers[session].end_pull_request(withdrawn)
@@ -262,7 +262,7 @@ class Execution:
         receipt = Receipt(confirm.receipt)
         if numbered is not None:
             receipt.is_repeat, receipt.is_unknown = numbered.is_repeat, numbered.is_unknown
-        self._engine.answer(session, receipt)
+        self._engine.state.commit_state.answer(session, receipt)
 
 
 def _raise_invalid(_: ConnectionState, invalid: InvalidFrame) -> None:

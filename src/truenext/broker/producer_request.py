@@ -54,7 +54,9 @@ def make_producer_report(engine: Engine, body: bytes, key_of: Callable[[str], st
     request = decode_client_json(VERB, body, ProducerRequest)
     if request.resolve and request.commit is None:
         raise RemoteProtocolError(f"{VERB}: resolve needs commit, the number of a COMMIT", Code.CONTROL_REQUEST)
-    known, outcome, batch = engine.query_producer(key_of(request.producer), request.commit, resolves=request.resolve)
+    known, outcome, batch = engine.state.producers.query(
+        key_of(request.producer), request.commit, resolves=request.resolve
+    )
     report = ProducerAnswer(
         known=known is not None,
         gapless=known is not None and known.is_gapless is True,

@@ -5,8 +5,10 @@ import random
 from sys import maxsize
 
 from truenext.engine.engine import Engine
+from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.transaction import TransactionLimits
-from truenext.engine.writing.event_log import EventLog
+from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.errors import StoreError
 from truenext.history.writer import HistoryWriter
 from truenext.model.policy import Policies, WhenFull
@@ -31,27 +33,28 @@ def recover(
     Raises: StoreError if the store cannot be read, HistoryError if the history cannot be completed from the store.
     """
     recovered = store.recover()
-    event_log = None
+    event_log: EventLog = NoEventLog()
     if history is not None:
         history.restore(recovered.history)
         run, first_event = history.start_run(after_clean_stop=recovered.clean_stop)
         event_log = EventLog(run=run, first_event=first_event)
     engine = Engine(
-        sequence_limit=recovered.sequence_limit,
-        redelivered_below=recovered.redelivered_below if recovered.clean_stop else recovered.sequence_limit,
-        memory_limit=memory_limit,
-        queues_memory_limit=queues_memory_limit,
+        CommitState(
+            event_log,
+            sequence_limit=recovered.sequence_limit,
+            redelivered_below=recovered.redelivered_below if recovered.clean_stop else recovered.sequence_limit,
+        ),
+        memory=MemoryBudget(memory_limit, queues_memory_limit),
         policies=policies,
         when_full=when_full,
         transaction_limits=transaction_limits,
-        event_log=event_log,
         random=random.random,
     )
-    queues = {number: engine.restore_queue(number, name) for number, name in recovered.queues.items()}
+    queues = {number: engine.lifespan.restore_queue(number, name) for number, name in recovered.queues.items()}
     for number in recovered.paused & queues.keys():
-        engine.restore_pause(queues[number])
+        engine.lifespan.restore_pause(queues[number])
         logger.warning("queue is paused", extra={"queue": queues[number].name})
-    engine.restore_producers(recovered.producers.items())
+    engine.state.producers.restore(recovered.producers.items())
     for lane, count in recovered.counts.items():
         number, rank = split_lane_key(lane)
         if number not in queues:
@@ -59,7 +62,7 @@ def recover(
                 f"the store is damaged: {count} messages are in queue {number}, whose name is missing. "
                 "`truenext store check DIR` shows details, `truenext store export DIR NEW` saves all that is readable"
             )
-        engine.restore_lane(queues[number], rank, count)
+        engine.lifespan.restore_lane(queues[number], rank, count)
     waiting = sum(recovered.counts.values())
     if waiting or not recovered.clean_stop:
         logger.info("recovered", extra={"messages": waiting, "queues": len(queues), "clean": recovered.clean_stop})

@@ -85,8 +85,8 @@ class ReplyRights:
     def __init__(self, engine: Engine, user_name: Callable[[ConnectionState], str]) -> None:
         """`user_name` returns the name of a connection's user, "" before its login."""
         self._engine = engine
-        self._sessions = engine.clients.sessions
-        self._memory = engine.memory
+        self._sessions = engine.state.clients.sessions
+        self._memory = engine.state.memory
         self._user_name = user_name
         self._repliers: dict[str, _Repliers] = {}
         """Users that may reply, by the id of the connection that owns the queues and topics, once a reply-to has named
@@ -143,8 +143,8 @@ class ReplyRights:
 
     def _is_there(self, destination: Destination) -> bool:
         if destination.kind is DestinationKind.TOPIC:
-            return self._engine.has_topic_subscription(destination.name)
-        return self._engine.has_temporary(destination.name)
+            return self._engine.queues.has_topic_subscription(destination.name)
+        return self._engine.queues.has_temporary(destination.name)
 
     def _may_reply(self, user: User, session_id: str, address: str) -> bool:
         repliers = self._repliers.get(session_id)
@@ -179,7 +179,7 @@ class ReplyRights:
             by_address = repliers.queues
             if not (
                 address.startswith(REMOTE_TEMPORARY_PREFIX)
-                and self._engine.has_temporary(address[len(REMOTE_TEMPORARY_PREFIX) - 1 :])
+                and self._engine.queues.has_temporary(address[len(REMOTE_TEMPORARY_PREFIX) - 1 :])
             ):
                 by_address = repliers.others
             users = by_address.get(address)

@@ -118,7 +118,7 @@ class UserSessions:
 
     def _on_login_checked(self, session: ConnectionState, credential: str) -> None:
         peer = self._peers.get(session)
-        if peer is not None and self._engine.is_connected(session):
+        if peer is not None and self._engine.commands.connecting.is_connected(session):
             self._checked_logins[session] = credential
             peer.resume_reading()
 
@@ -161,7 +161,7 @@ class UserSessions:
         for command, action in actions.items():
             if command is not Login:
                 actions[command] = self._guarded(access.COMMAND_CHECKS.get(command), action)
-        checked_send, send_message, last_targets = actions[Send], self._engine.send, self._last_targets
+        checked_send, send_message, last_targets = actions[Send], self._engine.commands.send, self._last_targets
 
         def send_as_user(session: ConnectionState, send: Send) -> None:
             # Most go where the last one went, and equal addresses are one object. A producer's name must be the user's.
@@ -203,13 +203,13 @@ class UserSessions:
         if send.has_reply_to or send.destination.session or send.destination.parts:
             assert self._reply_rights is not None, "there are users"
             self._reply_rights.check(self._users[session].user, session, send)
-        self._engine.send(session, send)
+        self._engine.commands.send(session, send)
 
     def _browse(self, session: ConnectionState, browse: Browse) -> None:
         if browse.destination.kind is DestinationKind.DURABLE:
-            queue = self._engine.require_durable(browse.destination.name)
+            queue = self._engine.queues.require_durable(browse.destination.name)
             access.check_browsed_subscription(self._users[session].user, queue)
-        self._engine.browse(session, browse)
+        self._engine.commands.browse(session, browse)
 
     def is_forbidden(self, session: ConnectionState, command: Command) -> bool:
         """Return whether a SEND will be refused, as its user may not send there."""

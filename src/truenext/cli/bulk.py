@@ -2,7 +2,14 @@
 
 import click
 
-from truenext.cli.bulk_work import BulkWork, dead_letter_selector_option, id_option, json_option, selector_option
+from truenext.cli.bulk_work import (
+    BulkWork,
+    BulkWorkKind,
+    dead_letter_selector_option,
+    id_option,
+    json_option,
+    selector_option,
+)
 from truenext.cli.connection import BrokerOptions, broker_options
 from truenext.cli.values import COUNT, QueueNameParam
 
@@ -38,8 +45,8 @@ def redrive(
     call continues. Exits 1 if one of --id was not moved.
     """
     remaining_reason = "consumers hold them, they are still being committed, or their original queue is not known"
-    work = BulkWork("redrive", "moved", {"queue": queue}, remaining_reason, numbers, selector, count, is_dry=dry_run)
-    work.run(broker, as_json=as_json)
+    kind = BulkWorkKind("redrive", "moved", remaining_reason)
+    BulkWork(kind, {"queue": queue}, numbers, selector, count, is_dry=dry_run).run(broker, as_json=as_json)
 
 
 @click.command()
@@ -68,7 +75,7 @@ def move(
     Messages that consumers hold stay, and their number is printed; messages that are sent meanwhile may stay, too. If
     the command is interrupted, a second call continues. Exits 1 if one of --id was not moved.
     """
-    work = BulkWork("move", "moved", {"queue": queue}, HELD, numbers, selector, count, is_dry=dry_run)
+    work = BulkWork(BulkWorkKind("move", "moved", HELD), {"queue": queue}, numbers, selector, count, is_dry=dry_run)
     work.request["to"] = to
     work.run(broker, as_json=as_json)
 
@@ -84,6 +91,5 @@ def purge(queue: str, selector: str | None, dry_run: bool, as_json: bool, broker
 
     Messages that consumers hold stay, and their number is printed; messages that are sent meanwhile may stay, too.
     """
-    BulkWork("purge", "removed", {"queue": queue}, HELD, (), selector, None, is_dry=dry_run).run(
-        broker, as_json=as_json
-    )
+    kind = BulkWorkKind("purge", "removed", HELD)
+    BulkWork(kind, {"queue": queue}, (), selector, None, is_dry=dry_run).run(broker, as_json=as_json)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
@@ -87,29 +87,32 @@ def queue_count(connection: Connection, queue: str, name: str) -> int | None:
     return next((each[name] for each in facts if each["name"] == queue), None)
 
 
+class BulkWorkKind(NamedTuple):
+    verb: str
+    participle: str
+    remaining_reason: str
+    """Reason why messages may be left."""
+    counted: str = "waiting"
+    """Column of `queues` that counts the messages."""
+
+
 class BulkWork:
     """Bulk work of one command, from the first piece to the last."""
 
     def __init__(
         self,
-        verb: str,
-        done: str,
+        kind: BulkWorkKind,
         target: dict[str, str],
-        remaining_reason: str,
         numbers: tuple[int, ...],
         selector: str | None,
         limit: int | None,
         *,
         is_dry: bool,
-        counted: str = "waiting",
     ) -> None:
-        """`numbers`, `selector` and `limit` restrict the messages of `target`; `counted`: their column of `queues`."""
-        self._verb = verb
-        self._participle = done
-        self._done = f"would be {done}" if is_dry else done
-        self._remaining_reason = remaining_reason
+        """`numbers`, `selector` and `limit` restrict the messages of `target`."""
+        self._kind = kind
+        self._done = f"would be {kind.participle}" if is_dry else kind.participle
         self._limit = limit
-        self._counted = counted
         self._is_dry = is_dry
         self.request: dict[str, Any] = target | {"dry_run": is_dry}
         if selector is not None:
@@ -141,17 +144,19 @@ class BulkWork:
             terminal.echo(f"truenext: {self._error}", err=True)
             raise SystemExit(1)
         if self._missing:
-            terminal.echo(f"truenext: not {self._participle}: {', '.join(map(str, sorted(self._missing)))}", err=True)
+            terminal.echo(
+                f"truenext: not {self._kind.participle}: {', '.join(map(str, sorted(self._missing)))}", err=True
+            )
             raise SystemExit(1)
 
     def _run_all_pieces(self, connection: Connection) -> None:
-        total = self._limit or queue_count(connection, self.request["queue"], self._counted)
+        total = self._limit or queue_count(connection, self.request["queue"], self._kind.counted)
         numbers = sorted(self._missing)
         # One request takes NUMBERS_MAX numbers at most.
         for first in range(0, max(1, len(numbers)), NUMBERS_MAX):
             if numbers:
                 self.request["sequences"] = numbers[first : first + NUMBERS_MAX]
-            for answer in run_in_pieces(connection, self._verb, self.request, total=total, done=self._done):
+            for answer in run_in_pieces(connection, self._kind.verb, self.request, total=total, done=self._done):
                 self._count += answer["moved"]
                 self._moved_to.update(answer["to"])
                 self._left_count += answer["left"]
@@ -172,4 +177,4 @@ class BulkWork:
             why = f"they failed in {terminal.escape_line(name)}, which does not exist any more"
             terminal.echo(f"{count:,} left: {why}; `truenext move` moves them to a queue")
         if left := self._left_count - self._left_of_ended.total():
-            terminal.echo(f"{left:,} left: {self._remaining_reason}")
+            terminal.echo(f"{left:,} left: {self._kind.remaining_reason}")

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from truenext.blocking import Connection
 from truenext.cli import terminal
-from truenext.cli.bulk_work import BulkWork, id_option, json_option, run_in_pieces, selector_option
+from truenext.cli.bulk_work import BulkWork, BulkWorkKind, id_option, json_option, run_in_pieces, selector_option
 from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
 from truenext.cli.values import COUNT, DestinationParam
 from truenext.model.destination import DestinationKind, parse_stored_address
@@ -79,17 +79,8 @@ def unschedule(
 
     DESTINATION is as `truenext scheduled` shows it. Exits 1 if one of --id was not cancelled.
     """
-    work = BulkWork(
-        "unschedule",
-        "cancelled",
-        _request_target(destination),
-        DAMAGED,
-        numbers,
-        selector,
-        None,
-        is_dry=dry_run,
-        counted="scheduled",
-    )
+    kind = BulkWorkKind("unschedule", "cancelled", DAMAGED, counted="scheduled")
+    work = BulkWork(kind, _request_target(destination), numbers, selector, None, is_dry=dry_run)
     work.run(broker, as_json=as_json)
 
 

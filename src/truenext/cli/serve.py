@@ -15,11 +15,10 @@ from truenext.broker.certificates import is_key_readable_by_others
 from truenext.broker.config import Configuration
 from truenext.broker.recovery import recover
 from truenext.broker.reload import Reloader
-from truenext.broker.users import Users
+from truenext.broker.settings import BrokerSettings
 from truenext.cli import early_signals, logs, machine
 from truenext.cli.files import raise_file_limit
 from truenext.cli.loops import new_event_loop
-from truenext.engine.engine import Engine
 from truenext.engine.state.transaction import TransactionLimits
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.history.exporter import HistoryExporter
@@ -53,62 +52,15 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
 
     Raises: ConfigurationError, StoreError, HistoryError
     """
-    settings = configuration.broker
-    data, memory_limit = settings.data, settings.memory_limit
+    settings, memory_limit = configuration.broker, configuration.broker.memory_limit
     addresses = [parse_url(url) for url in settings.listen]
     for address in addresses:
-        if address.has_tls and configuration.certificates is None:
-            raise ConfigurationError(
-                f"{address.url} needs a certificate: --certificate FILE, or certificate in the configuration file"
-            )
-        if address.is_loopback:
-            continue
-        if configuration.users is None:
-            if not settings.allow_anonymous:
-                raise ConfigurationError(
-                    f"{address.host} can be reached from other machines, which could read and write all queues without "
-                    "a password; listen on 127.0.0.1, give the broker users (--users), or use --allow-anonymous"
-                )
-            logger.warning(
-                "clients from other machines can read and write all queues without a password",
-                extra={"listener": address.url},
-            )
-        elif not address.has_tls:
-            if not settings.allow_plaintext:
-                raise ConfigurationError(
-                    f"{address.host} can be reached from other machines, and passwords would not be encrypted; listen "
-                    "on stomp+ssl:// with a certificate (--certificate), or use --allow-plaintext"
-                )
-            logger.warning(
-                "connections are not encrypted: passwords and messages can be read on the network",
-                extra={"listener": address.url},
-            )
+        _check_address(address, configuration)
     fault = fault_of_memory_limit(memory_limit)
     if fault is not None:
         raise ConfigurationError(fault)
     with ExitStack() as resources:
-        history: HistoryWriter | None = None
-        exporter: HistoryExporter | None = None
-        store: Store
-        if data is None:
-            store = MemoryStore(limit=int(memory_limit * STORE_SHARE))
-            resources.callback(store.close)
-        else:
-            store = embedded = EmbeddedStore(data, disk_limit=settings.disk_limit)
-            resources.callback(store.close)
-            if is_writable_by_others(data):
-                logger.warning("other users of this machine can write to the data folder", extra={"folder": str(data)})
-            if settings.history:
-                exporter = HistoryExporter(
-                    data / "history", bytes_max=settings.history_bytes_max, days_max=settings.history_days_max
-                )
-                resources.callback(exporter.close)
-                history = HistoryWriter(
-                    data / "history", on_rotate=exporter.start, on_write_error=embedded.delete_ballast
-                )
-                resources.callback(history.close)
-                embedded.sync_history = history.sync
-                embedded.last_history_chunk = history.last_batch_chunk
+        store, history, exporter = _open_store(settings, resources)
         runner = resources.enter_context(asyncio.Runner(loop_factory=new_event_loop))
         engine, recovered = recover(
             store,
@@ -121,36 +73,105 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
             ),
             history=history,
         )
-
-        def apply_changes(broker: Broker, changed: Configuration) -> None:
-            broker.change_policies(changed.policies)
-            if changed.users is not None:
-                broker.users.replace(changed.users)
-                broker.warnings.keep_users(changed.users)
-            if changed.certificates is not None:
-                tls.context = changed.certificates.context
-            _log_warnings(changed)
-            logs.configure_logging(changed.broker.log_level.value)
-            if exporter is not None:
-                now = changed.broker
-                exporter.set_retention(bytes_max=now.history_bytes_max, days_max=now.history_days_max)
-
-        def make_reloadable(broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
-            if reread is not None:
-                broker.reload = Reloader(configuration, reread, apply=partial(apply_changes, broker)).reload
-                loop.add_signal_handler(signal.SIGHUP, broker.reload)
-                if early_signals.has_noted_sighup():
-                    # The loop calls it once all listeners are there.
-                    loop.call_soon(broker.reload)
-
         tls = ListenerTls(None if configuration.certificates is None else configuration.certificates.context)
         _log_warnings(configuration)
-        run = partial(_run, engine, store, history, configuration.users, addresses, tls, settings.server_name)
-        run = partial(run, make_reloadable)
-        run = partial(run, identity=recovered.identity, after_clean_stop=recovered.clean_stop)
+        make_broker = partial(Broker, engine, store, history=history, users=configuration.users)
+        make_listener = partial(Listener, identity=recovered.identity, server_name=settings.server_name)
+        apply = partial(_apply_changes, tls, exporter)
+        make_reloadable = partial(_make_reloadable, configuration, reread, apply)
+        run = partial(_run, make_broker, make_listener, addresses, tls, make_reloadable)
+        run = partial(run, after_clean_stop=recovered.clean_stop)
         # Frees the names of all queues.
         del recovered
         runner.run(run())
+
+
+def _check_address(address: Address, configuration: Configuration) -> None:
+    """Raises: ConfigurationError if the broker must not listen on the address."""
+    settings = configuration.broker
+    if address.has_tls and configuration.certificates is None:
+        raise ConfigurationError(
+            f"{address.url} needs a certificate: --certificate FILE, or certificate in the configuration file"
+        )
+    if address.is_loopback:
+        return
+    if configuration.users is None:
+        if not settings.allow_anonymous:
+            raise ConfigurationError(
+                f"{address.host} can be reached from other machines, which could read and write all queues without "
+                "a password; listen on 127.0.0.1, give the broker users (--users), or use --allow-anonymous"
+            )
+        logger.warning(
+            "clients from other machines can read and write all queues without a password",
+            extra={"listener": address.url},
+        )
+    elif not address.has_tls:
+        if not settings.allow_plaintext:
+            raise ConfigurationError(
+                f"{address.host} can be reached from other machines, and passwords would not be encrypted; listen "
+                "on stomp+ssl:// with a certificate (--certificate), or use --allow-plaintext"
+            )
+        logger.warning(
+            "connections are not encrypted: passwords and messages can be read on the network",
+            extra={"listener": address.url},
+        )
+
+
+def _open_store(
+    settings: BrokerSettings, resources: ExitStack
+) -> tuple[Store, HistoryWriter | None, HistoryExporter | None]:
+    """Open the store and, if there is one, the history; `resources` closes them.
+
+    Raises: ConfigurationError, StoreError, HistoryError
+    """
+    data = settings.data
+    if data is None:
+        in_memory = MemoryStore(limit=int(settings.memory_limit * STORE_SHARE))
+        resources.callback(in_memory.close)
+        return in_memory, None, None
+    store = EmbeddedStore(data, disk_limit=settings.disk_limit)
+    resources.callback(store.close)
+    if is_writable_by_others(data):
+        logger.warning("other users of this machine can write to the data folder", extra={"folder": str(data)})
+    if not settings.history:
+        return store, None, None
+    exporter = HistoryExporter(
+        data / "history", bytes_max=settings.history_bytes_max, days_max=settings.history_days_max
+    )
+    resources.callback(exporter.close)
+    history = HistoryWriter(data / "history", on_rotate=exporter.start, on_write_error=store.delete_ballast)
+    resources.callback(history.close)
+    store.sync_history = history.sync
+    store.last_history_chunk = history.last_batch_chunk
+    return store, history, exporter
+
+
+def _apply_changes(tls: ListenerTls, exporter: HistoryExporter | None, broker: Broker, changed: Configuration) -> None:
+    broker.change_policies(changed.policies)
+    if changed.users is not None:
+        broker.users.replace(changed.users)
+        broker.warnings.keep_users(changed.users)
+    if changed.certificates is not None:
+        tls.context = changed.certificates.context
+    _log_warnings(changed)
+    logs.configure_logging(changed.broker.log_level.value)
+    if exporter is not None:
+        exporter.set_retention(bytes_max=changed.broker.history_bytes_max, days_max=changed.broker.history_days_max)
+
+
+def _make_reloadable(
+    configuration: Configuration,
+    reread: Callable[[], Configuration] | None,
+    apply: Callable[[Broker, Configuration], None],
+    broker: Broker,
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    if reread is not None:
+        broker.reload = Reloader(configuration, reread, apply=partial(apply, broker)).reload
+        loop.add_signal_handler(signal.SIGHUP, broker.reload)
+        if early_signals.has_noted_sighup():
+            # The loop calls it once all listeners are there.
+            loop.call_soon(broker.reload)
 
 
 def fault_of_memory_limit(limit: int) -> str | None:
@@ -178,16 +199,12 @@ def _log_warnings(configuration: Configuration) -> None:
 
 
 async def _run(
-    engine: Engine,
-    store: Store,
-    history: HistoryWriter | None,
-    users: Users | None,
+    make_broker: Callable[[asyncio.AbstractEventLoop], Broker],
+    make_listener: Callable[..., Listener],
     addresses: Sequence[Address],
     tls: ListenerTls,
-    server_name: str,
     make_reloadable: Callable[[Broker, asyncio.AbstractEventLoop], None],
     *,
-    identity: str,
     after_clean_stop: bool,
 ) -> None:
     places = raise_file_limit(len(addresses))
@@ -198,7 +215,7 @@ async def _run(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _tune_garbage_collector()
     # Closed before the store in any case: the store's thread must not be in the middle of a batch then.
-    broker = Broker(engine, store, loop, history=history, users=users)
+    broker = make_broker(loop)
     with closing(broker):
         loop.set_exception_handler(lambda _, context: broker.fail(_internal_error(context)))
         broker.failure.add_done_callback(lambda _: stop.set())
@@ -207,15 +224,8 @@ async def _run(
         listeners: list[Listener] = []
         try:
             for address in addresses:
-                listener = Listener(
-                    address,
-                    broker,
-                    loop,
-                    identity=identity,
-                    server_name=server_name,
-                    places=places,
-                    tls=tls if address.has_tls else None,
-                )
+                used_tls = tls if address.has_tls else None
+                listener = make_listener(address, broker, loop, places=places, tls=used_tls)
                 listeners.append(listener)
                 print(f"listening on {listener.url}", flush=True)
             await stop.wait()

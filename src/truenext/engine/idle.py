@@ -86,7 +86,7 @@ class _QueueInspection:
         self._engine = engine
         self._consumer = consumer
         self._is_wildcard = isinstance(consumer, Wildcard)
-        self._committed = engine.commit_state.last_committed
+        self._committed = engine.state.commit_state.last_committed
         self._heads: dict[int, Entry | Wait] = {}
         """Head with the lowest sequence of all queues, by rank."""
         self.queue_reasons: set[WaitReason] = set()
@@ -101,13 +101,13 @@ class _QueueInspection:
         head = self._heads[rank]
         consumer = self._consumer
         if isinstance(head, Entry) and isinstance(consumer, Wildcard):
-            first_uncommitted = self._engine.wildcards.first_uncommitted(consumer, rank)
+            first_uncommitted = self._engine.queues.wildcards.first_uncommitted(consumer, rank)
             if first_uncommitted < head.sequence:
                 return Wait(COMMITTING, first_uncommitted)
         return head
 
     def inspect_queue(self, queue: Queue) -> None:
-        scan = self._engine.selections.scan_of(self._consumer, queue)
+        scan = self._engine.queues.selections.scan_of(self._consumer, queue)
         is_empty = self._is_wildcard and not queue.waiting_count()
         if is_empty and scan is None:
             return
@@ -132,7 +132,7 @@ class _QueueInspection:
         """Return the reason that holds whatever is in the queue, if there is one."""
         if queue.is_paused:
             return WaitReason.PAUSED
-        if self._engine.clients.receivers_of(queue).exclusive not in (None, self._consumer):
+        if self._engine.state.clients.receivers_of(queue).exclusive not in (None, self._consumer):
             return WaitReason.EXCLUSIVE
         return None
 
@@ -171,7 +171,7 @@ class _QueueInspection:
     def inspect_entries_not_ready(self, queue: Queue) -> Generator[None, None, None]:
         """Inspect, in steps, the waiting messages of a queue without a next one: of others' groups, and delayed
         ones."""
-        scan = self._engine.selections.scan_of(self._consumer, queue)
+        scan = self._engine.queues.selections.scan_of(self._consumer, queue)
         cursors = [] if scan is None else list(scan.cursors.values())
         for cursor in cursors:
             if isinstance(cursor, GroupScanCursor):
@@ -197,6 +197,6 @@ class _QueueInspection:
         return selector is None or entry.message is None or selector.matches(entry.message)
 
     def _is_group_open(self, queue: Queue, group: str) -> bool:
-        return not queue.has_groups or self._engine.selections.existing_groups_of(queue).is_open_to(
+        return not queue.has_groups or self._engine.queues.selections.existing_groups_of(queue).is_open_to(
             self._consumer, group
         )

@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from truenext.engine.background.scheduled import Scheduler
-from truenext.engine.commands.connecting import Connecting
 from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.queues.queues import Queues
 from truenext.engine.state.queue import Entry, Queue
-from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.engine_state import EngineState
 from truenext.engine.writing.entries import mark, put
-from truenext.engine.writing.producers import ProducerRegistry
 from truenext.model.batch import Batch
 from truenext.model.destination import SCHEDULED_PREFIX, Destination, DestinationKind
 from truenext.model.limits import STORE_TRANSACTION_BYTES_MAX
@@ -22,25 +20,19 @@ from truenext.model.limits import STORE_TRANSACTION_BYTES_MAX
 class EngineLifespan:
     def __init__(
         self,
-        commit_state: CommitState,
+        state: EngineState,
         delays: DelayedEntries,
         resident: ResidentSet,
         queues: Queues,
         scheduler: Scheduler,
-        producers: ProducerRegistry,
-        connecting: Connecting,
-        *,
-        redelivered_below: int,
     ) -> None:
-        self._commit_state = commit_state
-        self._events = commit_state.events
+        self._commit_state = state.commit_state
+        self._events = state.commit_state.events
         self._delayed_entries = delays
         self._resident = resident
         self._queues = queues
         self._scheduler = scheduler
-        self._producers = producers
-        self._connecting = connecting
-        self._redelivered_below = redelivered_below
+        self._producers = state.producers
 
     # ---- Restoring ----
 
@@ -81,21 +73,15 @@ class EngineLifespan:
                 self._events.paused(queue)
             queue.last_used_us = commit_state.now_us
         commit_state.batch.clean_stop = False
-        commit_state.batch.redelivered_below = self._redelivered_below
+        commit_state.batch.redelivered_below = commit_state.redelivered_below
         commit_state.request_sequence_range()
         commit_state.is_batch_awaited = True
-
-    def stop(self) -> None:
-        """Requeue all held messages, without an attempt. From now on nothing is dispatched, expires or becomes due,
-        and pages are ignored: waiting messages are about to be written."""
-        self._commit_state.is_stopped = True
-        self._connecting.disconnect_all()
 
     def final_batches(self) -> Iterator[Batch]:
         """Yield the batches of a clean stop: waiting transients, delivery counts, numbers of producers that only sent
         transients, and in the last one that the stop was clean.
 
-        Each must be durable before the next is taken. Call it after `stop`, with no batch in flight.
+        Each must be durable before the next is taken. Call it after `Connecting.stop`, with no batch in flight.
         """
         commit_state = self._commit_state
         permanent = (queue for queue in self._queues.by_name.values() if not queue.is_temporary)

@@ -72,7 +72,7 @@ class StuckQueueDetector:
             del self._remaining[-len(queues) :]
             self._check_queues(queues, engine, read_lanes())
             yield
-        now_ms = engine.commit_state.now_ms
+        now_ms = engine.state.commit_state.now_ms
         overdue = {queue for queue, since_ms in self._stuck_since_ms.items() if now_ms - since_ms > STUCK_MS}
         new = [queue for queue in overdue if queue not in self._reported_queues]
         self._reported_queues = overdue
@@ -82,7 +82,7 @@ class StuckQueueDetector:
         consumers_of: dict[Queue, list[BrokerConsumer]] = {}
         self._consumers_by_queue = consumers_of
         number = 0
-        for session in list(engine.clients.sessions.values()):
+        for session in list(engine.state.clients.sessions.values()):
             for consumer in list(session.consumers.values()):
                 for queue in consumer.all_queues():
                     consumers_of.setdefault(queue, []).append(consumer)
@@ -100,9 +100,9 @@ class StuckQueueDetector:
                 yield
 
     def _check_queues(self, queues: list[Queue], engine: Engine, read_lanes: Collection[Lane]) -> None:
-        now_ms = engine.commit_state.now_ms
-        times = (now_ms, engine.commit_state.now_us)
-        committed = engine.commit_state.last_committed
+        now_ms = engine.state.commit_state.now_ms
+        times = (now_ms, engine.state.commit_state.now_us)
+        committed = engine.state.commit_state.last_committed
         unsent_max = _unsent_bytes_max(engine)
         dispatching = _queues_dispatching(engine)
         blocked_wildcards = _BlockedWildcards(engine, dispatching.union(lane.queue for lane in read_lanes))
@@ -121,7 +121,7 @@ class StuckQueueDetector:
             ]
             if not consumers:
                 continue
-            selection = engine.selections.by_queue.get(queue)
+            selection = engine.queues.selections.by_queue.get(queue)
             with_scans = (
                 []
                 if selection is None
@@ -145,15 +145,15 @@ class StuckQueueDetector:
 def _queues_dispatching(engine: Engine) -> set[Queue]:
     """Return the queues in which the next turn goes on with what this one has begun: those that wait, and did not wait
     for very long."""
-    commit_state = engine.commit_state
+    commit_state = engine.state.commit_state
     since_us = commit_state.now_us - STUCK_MS * 1000
     return {queue for queue in commit_state.touched_queues if queue.last_used_us > since_us}
 
 
 def _unsent_bytes_max(engine: Engine) -> int:
     """Unsent bytes of a connection at which its consumers have no credit."""
-    threshold = max(engine.memory.limit // 4, UNSENT_THRESHOLD_MIN)
-    unsent = sum(session.unsent_bytes for session in engine.clients.sessions.values())
+    threshold = max(engine.state.memory.limit // 4, UNSENT_THRESHOLD_MIN)
+    unsent = sum(session.unsent_bytes for session in engine.state.clients.sessions.values())
     return 1 if unsent > threshold else UNSENT_BYTES_MAX
 
 
@@ -177,10 +177,10 @@ class _BlockedWildcards:
 
     def __init__(self, engine: Engine, busy_queues: set[Queue]) -> None:
         """`busy_queues` are those of which a page is read, or in which the next turn goes on."""
-        self._has_uncommitted_for_wildcards = engine.wildcards.has_uncommitted
-        self._touched = engine.commit_state.touched_wildcards
+        self._has_uncommitted_for_wildcards = engine.queues.wildcards.has_uncommitted
+        self._touched = engine.state.commit_state.touched_wildcards
         self._busy_queues = busy_queues
-        self._selections_by_queue = engine.selections.by_queue
+        self._selections_by_queue = engine.queues.selections.by_queue
         self._is_blocked_cache: dict[BrokerConsumer, bool] = {}
 
     def __contains__(self, consumer: BrokerConsumer) -> bool:

@@ -7,20 +7,20 @@ StoreResults    applies pages that were read; makes messages of durable batches 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from truenext.engine.background.browsing import BrowseSlice, BrowseTask
-from truenext.engine.background.bulk_work import BulkTask, FinishedPiece
-from truenext.engine.background.retries import RetryTask
+from truenext.engine.background.browsing import BrowseSlice
+from truenext.engine.background.bulk_work import FinishedPiece
+from truenext.engine.background.tasks import BackgroundTasks
 from truenext.engine.dispatch.heads import COMMITTING, DELAYED, Wait
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher
 from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
 from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.memory.parts import MemoryParts
 from truenext.engine.memory.reading import PageReader
-from truenext.engine.memory.resident_set import ResidentSet
-from truenext.engine.memory.timers import TimerRead, Timers, TimersResult
+from truenext.engine.memory.timers import TimerRead, TimersResult
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.selecting.selections import Selections
@@ -29,7 +29,7 @@ from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.engine.state.queue import Queue
 from truenext.engine.state.wildcard import Wildcard
-from truenext.engine.writing.commit_state import BackgroundTask, CommitState
+from truenext.engine.writing.engine_state import EngineState
 from truenext.model.answers import Answer
 from truenext.model.batch import Batch
 from truenext.model.limits import DISPATCHES_PER_TURN
@@ -61,22 +61,21 @@ class TurnDispatch:
 
     def __init__(
         self,
-        commit_state: CommitState,
-        clients: ClientRegistry,
+        state: EngineState,
         selections: Selections,
         wildcards: Wildcards,
         page_reader: PageReader,
         dispatcher: Dispatcher,
         pull_requests: PullRequests,
     ) -> None:
-        self._commit_state = commit_state
-        self._clients = clients
+        self._commit_state = state.commit_state
+        self._clients = state.clients
         self._selections = selections
         self._wildcards = wildcards
         self._page_reader = page_reader
         self._dispatcher = dispatcher
         self._pull_requests = pull_requests
-        self._no_wait_pull_ender = NoWaitPullEnder(clients, dispatcher, pull_requests)
+        self._no_wait_pull_ender = NoWaitPullEnder(state.clients, dispatcher, pull_requests)
         self._shared_factor = 1
         """Factor of SHARED_QUEUES_MIN: doubles with each turn that leaves some of these queues."""
 
@@ -170,35 +169,20 @@ class TurnDispatch:
 class Turn:
     def __init__(
         self,
-        commit_state: CommitState,
+        state: EngineState,
         dispatch: TurnDispatch,
+        tasks: BackgroundTasks,
         page_reader: PageReader,
         selections: Selections,
         pull_requests: PullRequests,
-        clients: ClientRegistry,
-        retries: RetryTask,
-        browsing: BrowseTask,
-        bulk_task: BulkTask,
-        *,
-        timers: Sequence[Timers],
-        tasks_before_dispatch: Sequence[BackgroundTask],
     ) -> None:
-        """Tasks run in this order, with `retries` among them; those that answer clients, `browsing` and `bulk_task`,
-        run after dispatch."""
-        self._commit_state = commit_state
-        self._clients = clients
-        self._retries = retries
-        self._dispatch = dispatch.run
+        self._commit_state = state.commit_state
+        self._clients = state.clients
+        self.dispatch = dispatch
+        self._tasks = tasks
         self._page_reader = page_reader
         self._selections = selections
         self._pull_requests = pull_requests
-        self._browsing = browsing
-        self._bulk_task = bulk_task
-        self._timers = timers
-        self._tasks_before_dispatch = [(work.active_work_key, work) for work in tasks_before_dispatch]
-        self._tasks_after_dispatch = [(work.active_work_key, work) for work in (browsing, bulk_task)]
-
-    # ---- Pending work ----
 
     @property
     def has_work(self) -> bool:
@@ -206,52 +190,31 @@ class Turn:
         commit_state = self._commit_state
         if commit_state.touched_queues or commit_state.touched_wildcards or commit_state.has_answers:
             return True
-        if not commit_state.active_work or commit_state.is_stopped:
-            return False
-        return any(
-            source in commit_state.active_work and work.can_step()
-            for source, work in (*self._tasks_before_dispatch, *self._tasks_after_dispatch)
-        )
-
-    @property
-    def next_due_ms(self) -> int | None:
-        """Time of the next turn that is needed even if nothing else happens, in milliseconds since the epoch; None
-        if there is none, or if it becomes known only when something else happens."""
-        busy = self._commit_state.active_work
-        if not busy:
-            return None
-        times = [
-            work.next_due_ms()
-            for source, work in (*self._tasks_before_dispatch, *self._tasks_after_dispatch)
-            if source in busy
-        ]
-        return min((due_ms for due_ms in times if due_ms is not None), default=None)
-
-    # ---- One pass ----
+        return self._tasks.can_step
 
     def run(self) -> Effects:
         """Step all tasks, dispatch wherever something changed, and return all effects since the last turn."""
-        commit_state = self._commit_state
+        commit_state, tasks = self._commit_state, self._tasks
         self._selections.begin_pass()
         commit_state.request_sequences_if_low()
         # Without work this must cost next to nothing: a client may send one message after the other.
-        work_reads = self._run_tasks(self._tasks_before_dispatch) if commit_state.active_work else []
+        work_reads = tasks.step_before_dispatch() if commit_state.active_work else []
         deliveries: Deliveries = {}
         if self._clients.full_sessions:
             for session in self._clients.take_freed_sessions():
                 for consumer in session.consumers.values():
                     commit_state.touch(consumer)
         # Messages that are due and have not returned may be true nexts.
-        is_waiting = bool(commit_state.active_work) and self._retries.can_step()
+        is_waiting = bool(commit_state.active_work) and tasks.retries.can_step()
         if (commit_state.touched_queues or commit_state.touched_wildcards) and not is_waiting:
-            self._dispatch(deliveries)
+            self.dispatch.run(deliveries)
         reads = self._page_reader.take_reads()
         reads += work_reads
         if commit_state.active_work:
-            reads += self._run_tasks(self._tasks_after_dispatch)
+            reads += tasks.step_after_dispatch()
         for read in reads:
             read.start()
-        timer_reads = [page for timers in self._timers if (page := timers.next_read()) is not None]
+        timer_reads = [page for timers in tasks.timers if (page := timers.next_read()) is not None]
         count_dispatched = self._clients.count_dispatched
         for consumer, entries in deliveries.items():
             consumer.session.served_consumers[consumer] = None
@@ -260,24 +223,11 @@ class Turn:
             commit_state.take_answers(),
             deliveries,
             reads,
-            self._browsing.take_slices(),
+            tasks.browsing.take_slices(),
             timer_reads,
-            self._bulk_task.take_finished_pieces(),
+            tasks.bulk.take_finished_pieces(),
             self._pull_requests.take_ended() if self._pull_requests.ended else [],
         )
-
-    def _run_tasks(self, works: Sequence[tuple[object, BackgroundTask]]) -> list[StoreRead]:
-        """Step the tasks that can, and return the pages that they request."""
-        commit_state = self._commit_state
-        reads: list[StoreRead] = []
-        for source, work in works:
-            if source not in commit_state.active_work or commit_state.is_stopped:
-                continue
-            if work.can_step():
-                reads += work.step()
-            if not work.has_work:
-                commit_state.active_work.pop(source, None)
-        return reads
 
 
 class StoreResults:
@@ -285,26 +235,29 @@ class StoreResults:
 
     def __init__(
         self,
-        commit_state: CommitState,
+        state: EngineState,
+        memory: MemoryParts,
         queues: Queues,
-        selections: Selections,
-        resident: ResidentSet,
-        page_reader: PageReader,
+        tasks: BackgroundTasks,
         settlement: Settlement,
-        *,
-        timers: Sequence[Timers],
-        on_committed: Sequence[Callable[[], object]],
     ) -> None:
-        """Call all of `on_committed` for each durable batch, in this order."""
-        self._commit_state = commit_state
-        self._events = commit_state.events
+        self._commit_state = state.commit_state
+        self._events = state.commit_state.events
         self._queues = queues
-        self._selections = selections
-        self._resident = resident
-        self._page_reader = page_reader
+        self._resident = memory.resident
+        self._page_reader = memory.page_reader
         self._settlement = settlement
-        self._timers = timers
-        self._on_committed = on_committed
+        self._timers = tasks.timers
+        self._on_committed = (
+            memory.resident.free_durable_entries,
+            queues.wildcards.on_committed,
+            memory.expiry_timers.on_committed,
+            state.numbers.on_committed,
+            queues.on_committed,
+            tasks.expiry.on_committed,
+            tasks.scheduler.on_committed,
+        )
+        """Called for each durable batch, in this order."""
         self._uncommitted_pages: list[tuple[StoreRead, PageResult]] = []
         """Requests and pages that include a batch which the store has not reported as durable yet."""
 
@@ -323,7 +276,7 @@ class StoreResults:
         queue = read.lane.queue
         is_for_consumers = read.is_for_consumers and self._queues.exists(queue)
         if is_for_consumers and not queue.has_groups and any(map(_has_group, page.messages)):
-            self._selections.start_groups(queue)
+            self._queues.selections.start_groups(queue)
         read.on_page(page)
         read.finish()
         self._resident.on_page_applied(read.lane)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -59,7 +59,13 @@ def write_comparison(
     Raises: ConfigurationError if the package that draws the plots is not installed, OSError
     """
     specs: list[plots.Spec] = []
-    parts = [_verdicts(runs), *_sections(sections or {}), *_flows(runs), *_plots(runs, specs), *_tables(runs)]
+    parts = [
+        _verdicts(runs),
+        *_sections(sections or {}),
+        *_flows(runs),
+        *_Plots(runs, specs).sections(),
+        *_tables(runs),
+    ]
     body = "".join(parts)
     content = files("truenext.spark")
     # The policy allows the page to run its own scripts only, and to send no requests.
@@ -110,91 +116,98 @@ def _sections(sections: Mapping[str, pandas.DataFrame]) -> Iterator[str]:
         yield f"<section><h2>{escape(heading)}</h2>{table_html(table, rows_max=ROWS_MAX)}</section>"
 
 
-def _plots(runs: Sequence[AuditedHistory], specs: list[plots.Spec]) -> Iterator[str]:
-    """Yield the sections with plots; a plot's specification goes to `specs`, and its slot on the page has the index."""
+class _Plots:
+    """Sections with plots; a plot's specification goes to `specs`, and its slot on the page has the index."""
 
-    def plot_slot(spec: plots.Spec | None, kind: str) -> str:
-        if spec is None:
-            return '<p class="note">No rows.</p>'
-        specs.append(spec)
-        return f'<div class="plot {kind}" data-spec="{len(specs) - 1}"></div>'
+    def __init__(self, runs: Sequence[AuditedHistory], specs: list[plots.Spec]) -> None:
+        self._runs = runs
+        self._specs = specs
+        self._names = [_queues(run) for run in runs]
+        names = self._names
+        if len(runs) > 1 and all(len(each) == 1 for each in names):
+            self._rows = [[each[0] for each in names]]
+        else:
+            # Runs contribute their queues in turn, so that one busy run does not crowd out the others.
+            longest = max((len(each) for each in names), default=0)
+            in_turn = [each[n] for n in range(longest) for each in names if n < len(each)]
+            self._rows = [[name] * len(runs) for name in dict.fromkeys(in_turn)]
 
-    named = [_queues(run) for run in runs]
-    if len(runs) > 1 and all(len(names) == 1 for names in named):
-        rows: list[list[str]] = [[names[0] for names in named]]
-    else:
-        # Runs contribute their queues in turn, so that one busy run does not crowd out the others.
-        longest = max((len(names) for names in named), default=0)
-        in_turn = [names[n] for n in range(longest) for names in named if n < len(names)]
-        rows = [[name] * len(runs) for name in dict.fromkeys(in_turn)]
-    omitted_count = len(rows) - QUEUES_MAX
-    rows = rows[:QUEUES_MAX]
+    def sections(self) -> Iterator[str]:
+        runs = self._runs
+        omitted_count = len(self._rows) - QUEUES_MAX
+        if omitted_count > 0:
+            yield f'<p class="note">{omitted_count} more queues are in the tables only.</p>'
+        yield self._section(
+            "Order",
+            "<p>Each point is a message: its horizontal position is its place in the order of delivery, its height "
+            "its place in the order of arrival. The band below shows the priorities that were delivered at that time, "
+            "the narrow band which of them were persistent. If all messages wait before the first delivery, the right "
+            "order is one rising line for each priority, from 9 on the left to 0 on the right.</p>" + _legend(runs),
+            self._draw_order,
+        )
+        for measure in MEASURES:
+            if any("latency" in run.tables and (run.tables["latency"]["measure"] == measure).any() for run in runs):
+                yield self._section(
+                    f"Latency, {measure}",
+                    '<p class="note">● half were faster (p50) &nbsp; ❙ nine in ten (p90) &nbsp; ○ 99 in 100 (p99); '
+                    "logarithmic</p>",
+                    partial(self._draw_latency, measure),
+                )
+        if any("depth" in run.tables for run in runs):
+            yield self._section(
+                "Depth", '<p class="note">Messages in the queue, and with consumers.</p>', self._draw_depth
+            )
 
-    def section(heading: str, intro: str, draw: Callable[[list[str]], list[str]]) -> str:
+    def _section(self, heading: str, intro: str, draw: Callable[[list[str]], list[str]]) -> str:
         parts = [f"<h2>{heading}</h2>{intro}"]
-        for row in rows:
+        for row in self._rows[:QUEUES_MAX]:
             figures = []
-            for run, names, queue, figure in zip(runs, named, row, draw(row), strict=True):
+            for run, names, queue, figure in zip(self._runs, self._names, row, draw(row), strict=True):
                 if queue not in names:
                     continue
-                label = " · ".join(escape(text) for text in ((run.name, queue) if len(runs) > 1 else (queue,)))
+                label = " · ".join(escape(text) for text in ((run.name, queue) if len(self._runs) > 1 else (queue,)))
                 figures.append(f"<figure><figcaption>{label}</figcaption>{figure}</figure>")
             parts.append(_side_by_side(figures))
         return f"<section>{''.join(parts)}</section>"
 
-    def draw_order(row: list[str]) -> list[str]:
-        tables = [_of_queue(run, "positions", queue) for run, queue in zip(runs, row, strict=True)]
+    def _slot(self, spec: plots.Spec | None, kind: str) -> str:
+        if spec is None:
+            return '<p class="note">No rows.</p>'
+        self._specs.append(spec)
+        return f'<div class="plot {kind}" data-spec="{len(self._specs) - 1}"></div>'
+
+    def _draw_order(self, row: list[str]) -> list[str]:
+        tables = [_of_queue(run, "positions", queue) for run, queue in zip(self._runs, row, strict=True)]
         deliveries, arrivals = (int(_maximum(tables, column)) for column in ("delivery", "arrival"))
         return [
             _last_of_highest(table)
-            + plot_slot(
+            + self._slot(
                 None if table.empty else plots.order_plot(table, deliveries=deliveries, arrivals=arrivals), "order"
             )
             for table in tables
         ]
 
-    def draw_latency(measure: str, row: list[str]) -> list[str]:
-        tables = [_of_queue(run, "latency", queue) for run, queue in zip(runs, row, strict=True)]
+    def _draw_latency(self, measure: str, row: list[str]) -> list[str]:
+        tables = [_of_queue(run, "latency", queue) for run, queue in zip(self._runs, row, strict=True)]
         tables = [table[table["measure"] == measure] if not table.empty else table for table in tables]
         low = min((float(table["p50"].min()) for table in tables if not table.empty), default=1.0)
         high = _maximum(tables, "p99")
         return [
-            plot_slot(None if table.empty else plots.latency_plot(table, low=low, high=high), "latency")
+            self._slot(None if table.empty else plots.latency_plot(table, low=low, high=high), "latency")
             for table in tables
         ]
 
-    def draw_depth(row: list[str]) -> list[str]:
+    def _draw_depth(self, row: list[str]) -> list[str]:
         tables = [
             _with_seconds(_of_queue(run, "depth", queue), run.tables["depth"]) if "depth" in run.tables else _NO_ROWS
-            for run, queue in zip(runs, row, strict=True)
+            for run, queue in zip(self._runs, row, strict=True)
         ]
         most = int(max(_maximum(tables, "waiting"), _maximum(tables, "held")))
         seconds = _maximum(tables, "seconds")
         return [
-            plot_slot(None if table.empty else plots.depth_plot(table, most=most, seconds=seconds), "depth")
+            self._slot(None if table.empty else plots.depth_plot(table, most=most, seconds=seconds), "depth")
             for table in tables
         ]
-
-    if omitted_count > 0:
-        yield f'<p class="note">{omitted_count} more queues are in the tables only.</p>'
-    yield section(
-        "Order",
-        "<p>Each point is a message: its horizontal position is its place in the order of delivery, its height "
-        "its place in the order of arrival. The band below shows the priorities that were delivered at that time, "
-        "the narrow band which of them were persistent. If all messages wait before the first delivery, the right "
-        "order is one rising line for each priority, from 9 on the left to 0 on the right.</p>" + _legend(runs),
-        draw_order,
-    )
-    for measure in MEASURES:
-        if any("latency" in run.tables and (run.tables["latency"]["measure"] == measure).any() for run in runs):
-            yield section(
-                f"Latency, {measure}",
-                '<p class="note">● half were faster (p50) &nbsp; ❙ nine in ten (p90) &nbsp; ○ 99 in 100 (p99); '
-                "logarithmic</p>",
-                lambda row, measure=measure: draw_latency(measure, row),  # type: ignore[misc]
-            )
-    if any("depth" in run.tables for run in runs):
-        yield section("Depth", '<p class="note">Messages in the queue, and with consumers.</p>', draw_depth)
 
 
 def _flows(runs: Sequence[AuditedHistory]) -> Iterator[str]:

@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice, tee
-from pathlib import Path
 from threading import Condition, Thread
 
 from truenext.errors import StoreError
@@ -60,7 +59,6 @@ class Checkpointer:
 
     def __init__(
         self,
-        path: Path,
         journal: Journal,
         checkpoint: Checkpoint,
         overlay: Overlay,
@@ -70,9 +68,8 @@ class Checkpointer:
         segments_max: int,
         sync_history: Callable[[], None],
     ) -> None:
-        """`path` is the data folder. `changed` is held for the overlay, and notified of every checkpointed or new
+        """`changed` is held for the overlay, and notified of every checkpointed or new
         segment and every page that a checkpoint waits for. `sync_history` is called before a segment is freed."""
-        self._path = path
         self._journal = journal
         self._checkpoint = checkpoint
         self._overlay = overlay
@@ -172,7 +169,7 @@ class Checkpointer:
             return
         except Exception as error:
             if isinstance(error, STORAGE_ERRORS):
-                failure = store_error(f"write to the store in {self._path}", error, self._path)
+                failure = store_error(f"write to the store in {self._disk_space.path}", error, self._disk_space.path)
             else:
                 failure = StoreError(f"the store failed: {error!r}")
             failure.__cause__ = error

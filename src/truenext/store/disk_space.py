@@ -61,7 +61,7 @@ class DiskSpace:
     ) -> None:
         """`path` is the data folder; `limit` is the number of bytes that journal and checkpoint may use, None is the
         whole disk. `changed` is notified when the disk is full."""
-        self._path = path
+        self.path = path
         self._journal = journal
         self._checkpoint = checkpoint
         self._changed = changed
@@ -80,7 +80,7 @@ class DiskSpace:
         Raises: lmdb.Error, OSError
         """
         journal = self._journal
-        reserve, free = self._reserve(), folder.free_bytes(self._path)
+        reserve, free = self._reserve(), folder.free_bytes(self.path)
         found = {"free": free, "needed": LITTLE_RESERVES * reserve}
         if self._limit is not None:
             used = journal.size + journal.spare_size + self._checkpoint.size()
@@ -103,10 +103,10 @@ class DiskSpace:
                 self._journal.allocate_spare()
             size = BALLAST_SEGMENTS * self._checkpoint.segment_bytes
             # In this order: the space of a ballast that was just deleted is not enough.
-            if not self._ballast.exists() and folder.free_bytes(self._path) >= size + self._reserve():
+            if not self._ballast.exists() and folder.free_bytes(self.path) >= size + self._reserve():
                 folder.reserve(self._ballast, size)
             if self.is_full and self._ballast.exists() and not self._journal.needs_spare:
-                logger.warning("the disk has free space again", extra={"folder": str(self._path)})
+                logger.warning("the disk has free space again", extra={"folder": str(self.path)})
                 self.is_full = False
         except STORAGE_ERRORS as error:
             self.note_disk_full(error)
@@ -129,11 +129,11 @@ class DiskSpace:
 
         Raises: `error`, if it says anything else
         """
-        is_short = is_short_write(error) and folder.free_bytes(self._path) < TRANSACTION_BYTES_MAX
+        is_short = is_short_write(error) and folder.free_bytes(self.path) < TRANSACTION_BYTES_MAX
         if not (is_no_space(error) or is_short):
             raise error
         if not self.is_full:
-            extra = {"folder": str(self._path), "reason": str(error)}
+            extra = {"folder": str(self.path), "reason": str(error)}
             logger.error("the disk is full: sends are refused until there is free space", extra=extra)
             with self._changed:
                 self.is_full = True
@@ -141,7 +141,7 @@ class DiskSpace:
         self.update_level()
 
     def _has_space_for_spare(self) -> bool:
-        return folder.free_bytes(self._path) >= 2 * self._checkpoint.segment_bytes
+        return folder.free_bytes(self.path) >= 2 * self._checkpoint.segment_bytes
 
     def _reserve(self) -> int:
         """Return the bytes that must stay free to checkpoint the whole journal, into pages that may be half empty,

@@ -105,7 +105,6 @@ class EmbeddedStore:
                 raise store_error(f"open the store in {path}", error, path) from error
             self._disk_space = DiskSpace(path, self._journal, self._checkpoint, self._changed, limit=disk_limit)
             self._checkpointer = Checkpointer(
-                path,
                 self._journal,
                 self._checkpoint,
                 self._overlay,

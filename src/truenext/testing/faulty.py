@@ -28,7 +28,7 @@ class FaultyBroker(Broker):
             write_time=FaultyWriteTimeEstimate(store),
         )
         self._faults = faults
-        self._engine_commit = engine.commit
+        self._engine_commit = engine.commands.commit
         self._execution.actions[Commit] = self._commit_and_lose_connection
         self._losing_sessions: set[ConnectionState] = set()
         """Sessions whose connection is lost once their COMMIT, now being written, is durable."""

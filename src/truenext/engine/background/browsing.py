@@ -21,10 +21,10 @@ from truenext.engine.queues.queues import Queues
 from truenext.engine.selecting.scan import ComparisonBudget
 from truenext.engine.state.causes import causes_from_store, causes_size, merge_stored_causes
 from truenext.engine.state.consumer import Browser
-from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.pages import PageMessage, PageResult, SideRead, damage_error
 from truenext.engine.state.queue import UNBOUNDED, UNSTARTED, Entry, Lane, is_undeliverable
-from truenext.engine.writing.commit_state import BackgroundTask, CommitState
+from truenext.engine.writing.commit_state import BackgroundTask
+from truenext.engine.writing.engine_state import EngineState
 from truenext.model.limits import (
     BROWSE_BYTES_PER_TURN,
     BROWSE_MESSAGES_PER_TURN,
@@ -89,16 +89,12 @@ class BrowseEntryRead(BrowseRead):
 class BrowseTask(BackgroundTask):
     def __init__(
         self,
-        commit_state: CommitState,
         state: EngineState,
         queues: Queues,
-        *,
-        redelivered_below: int,
     ) -> None:
-        """Messages with a sequence below `redelivered_below` may have been dispatched without the store's knowledge."""
-        self._commit_state = commit_state
+        self._commit_state = state.commit_state
         self._memory = state.memory
-        self._redelivered_below = redelivered_below
+        self._redelivered_below = state.commit_state.redelivered_below
         self._clients = state.clients
         self._queues = queues
         self._slices: list[BrowseSlice] = []

@@ -291,6 +291,51 @@ def count_held(entries: Iterable[Entry], request: BulkRequest, until: int, to: t
     return count
 
 
+class _PiecePlan:
+    def __init__(
+        self,
+        read: BulkRead,
+        committed: int,
+        now_ms: int,
+        transform: Callable[[SentMessage], tuple[Destination, SentMessage] | None] | None,
+        has_ended: Callable[[str], bool],
+    ) -> None:
+        self._lane = read.lane
+        self._committed = committed
+        self._now_ms = now_ms
+        self._transform = transform
+        self._has_ended = has_ended
+        self.removals: list[PlannedRemoval] = []
+        self.result = BulkResult(count=0, to={}, left=0, next=None, until=read.until)
+
+    def add(self, entry: Entry | None, found: PageMessage | None, message: SentMessage) -> None:
+        """Plan the removal of a message that the request matches, or count it as left."""
+        if is_expired(message, self._now_ms):
+            return
+        if entry is None and found is not None:
+            entry = _entry_in_store(self._lane, found)
+        if entry is None:
+            # It was or will be removed, or a consumer holds it (`count_held`).
+            return
+        result = self.result
+        if entry.batch > self._committed:
+            result.left += 1
+            return
+        arrival = None
+        if self._transform is not None:
+            arrival = self._transform(message)
+            if arrival is None or arrival[0].name == self._lane.queue.name:
+                result.left += 1
+                return
+            name = arrival[0].name
+            if self._has_ended(name):
+                result.left += 1
+                result.ended[name] = result.ended.get(name, 0) + 1
+                return
+            result.to[name] = result.to.get(name, 0) + 1
+        self.removals.append(PlannedRemoval(entry, arrival))
+
+
 def plan_piece(
     request: BulkRequest,
     read: BulkRead,
@@ -308,32 +353,23 @@ def plan_piece(
     in_memory = _entries_in_memory(lane, read.after_sequence, last)
     on_page = {found.sequence: found for found in page.messages if found.sequence <= last}
     chosen = selector.compile_selector(request.selector) if request.selector is not None else None
-    matches = None if chosen is None else chosen.matches
     budget = ComparisonBudget(SCAN_NS_PER_TURN)
-    transform = _replacement_function(request, now_ms)
+    plan = _PiecePlan(read, committed, now_ms, _replacement_function(request, now_ms), has_ended)
+    removals, result = plan.removals, plan.result
     sequences = request.sequences and set(request.sequences)
-    removals: list[PlannedRemoval] = []
-    result = BulkResult(count=0, to={}, left=0, next=None, until=read.until)
     sequence = read.after_sequence
     for count, following in enumerate(merge(sorted(in_memory), sorted(on_page.keys() - in_memory.keys())), 1):
-        if chosen is not None and not budget.take(
-            chosen, _message_of(in_memory.get(following), on_page.get(following))
-        ):
+        entry, found = in_memory.get(following), on_page.get(following)
+        message = _message_of(entry, found)
+        if chosen is not None and not budget.take(chosen, message):
             break
         sequence = following
         if sequences is None or sequence in sequences:
-            _plan_entry(
-                lane,
-                in_memory.get(sequence),
-                on_page.get(sequence),
-                committed,
-                now_ms,
-                matches,
-                transform,
-                has_ended,
-                removals,
-                result,
-            )
+            if message is None:
+                # Damaged, or its body was unloaded just now and is not on the page.
+                result.left += 1
+            elif chosen is None or chosen.matches(message):
+                plan.add(entry, found, message)
         if count == read.limit or len(removals) == request.limit:
             break
     else:
@@ -349,48 +385,6 @@ def _message_of(entry: Entry | None, found: PageMessage | None) -> SentMessage |
     if entry is not None and entry.message is not None:
         return entry.message
     return None if found is None else found.message
-
-
-def _plan_entry(
-    lane: Lane,
-    entry: Entry | None,
-    found: PageMessage | None,
-    committed: int,
-    now_ms: int,
-    matches: Callable[[SentMessage], bool] | None,
-    transform: Callable[[SentMessage], tuple[Destination, SentMessage] | None] | None,
-    has_ended: Callable[[str], bool],
-    removals: list[PlannedRemoval],
-    result: BulkResult,
-) -> None:
-    message = _message_of(entry, found)
-    if message is None:
-        # Damaged, or its body was unloaded just now and is not on the page.
-        result.left += 1
-        return
-    if (matches is not None and not matches(message)) or is_expired(message, now_ms):
-        return
-    if entry is None and found is not None:
-        entry = _entry_in_store(lane, found)
-    if entry is None:
-        # It was or will be removed, or a consumer holds it (`count_held`).
-        return
-    if entry.batch > committed:
-        result.left += 1
-        return
-    arrival = None
-    if transform is not None:
-        arrival = transform(message)
-        if arrival is None or arrival[0].name == lane.queue.name:
-            result.left += 1
-            return
-        name = arrival[0].name
-        if has_ended(name):
-            result.left += 1
-            result.ended[name] = result.ended.get(name, 0) + 1
-            return
-        result.to[name] = result.to.get(name, 0) + 1
-    removals.append(PlannedRemoval(entry, arrival))
 
 
 def _replacement_function(

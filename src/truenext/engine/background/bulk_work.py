@@ -19,11 +19,11 @@ from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.queues.queues import Queues
-from truenext.engine.state.clients import ClientRegistry
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageResult
 from truenext.engine.state.queue import Queue
-from truenext.engine.writing.commit_state import BackgroundTask, CommitState
+from truenext.engine.writing.commit_state import BackgroundTask
+from truenext.engine.writing.engine_state import EngineState
 from truenext.errors import Code, NoSpaceError, RemoteProtocolError
 from truenext.model.commands import ControlRequest
 from truenext.model.disk_level import DISK_FULL, DiskLevel
@@ -35,17 +35,16 @@ class BulkPieceExecutor:
 
     def __init__(
         self,
-        commit_state: CommitState,
-        clients: ClientRegistry,
+        state: EngineState,
         resident: ResidentSet,
         queues: Queues,
         arrivals: Arrivals,
         settlement: Settlement,
         scheduler: Scheduler,
     ) -> None:
-        self._commit_state = commit_state
-        self._events = commit_state.events
-        self._clients = clients
+        self._commit_state = state.commit_state
+        self._events = state.commit_state.events
+        self._clients = state.clients
         self._resident = resident
         self._queues = queues
         self._arrivals = arrivals
@@ -191,9 +190,9 @@ class FinishedPiece(NamedTuple):
 class BulkTask(BackgroundTask):
     """Executes pieces one by one, in the order of their requests."""
 
-    def __init__(self, commit_state: CommitState, clients: ClientRegistry, operations: BulkPieceExecutor) -> None:
-        self._commit_state = commit_state
-        self._clients = clients
+    def __init__(self, state: EngineState, operations: BulkPieceExecutor) -> None:
+        self._commit_state = state.commit_state
+        self._clients = state.clients
         self._operations = operations
         self._pieces: deque[BulkPiece] = deque()
         """Pieces to execute; the first is in progress if `_current_read` is set."""

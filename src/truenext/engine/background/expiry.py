@@ -20,10 +20,10 @@ from truenext.engine.memory.reading import PageReader
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.memory.timers import Timers
 from truenext.engine.queues.queues import Queues
-from truenext.engine.state.clients import ClientRegistry
 from truenext.engine.state.pages import PageMessage, PageResult, SideRead
 from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, is_expired
-from truenext.engine.writing.commit_state import BackgroundTask, CommitState
+from truenext.engine.writing.commit_state import BackgroundTask
+from truenext.engine.writing.engine_state import EngineState
 from truenext.model.limits import PAGE_BYTES
 from truenext.model.record import BLOCK_BITS, split_timer, timer_key
 
@@ -71,17 +71,16 @@ class ExpiryBlockRead(SideRead):
 class ExpiryTask(BackgroundTask):
     def __init__(
         self,
-        commit_state: CommitState,
+        state: EngineState,
         timers: Timers,
-        clients: ClientRegistry,
         resident: ResidentSet,
         page_reader: PageReader,
         queues: Queues,
         settlement: Settlement,
     ) -> None:
-        self._commit_state = commit_state
+        self._commit_state = state.commit_state
         self._timers = timers
-        self._clients = clients
+        self._clients = state.clients
         self._resident = resident
         self._page_reader = page_reader
         self._queues = queues

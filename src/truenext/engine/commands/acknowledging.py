@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.queues.queues import Queues
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
-from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.queue import STARTED, Entry, RequeueReason
 from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
-from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.engine_state import EngineState
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Ack, AckMode, Nack, Started
 
@@ -17,15 +17,16 @@ _INDIVIDUAL = AckMode.INDIVIDUAL
 class Acknowledging:
     def __init__(
         self,
-        commit_state: CommitState,
         state: EngineState,
+        queues: Queues,
         settlement: Settlement,
         limits: TransactionLimits,
     ) -> None:
-        self._commit_state = commit_state
+        self._commit_state = state.commit_state
         self._memory = state.memory
-        self._events = commit_state.events
+        self._events = state.commit_state.events
         self._clients = state.clients
+        self._queues = queues
         self._settlement = settlement
         self._limits = limits
 
@@ -156,3 +157,14 @@ class Acknowledging:
         """Acknowledge the first `count` messages that the consumer holds, in order of dispatch."""
         for sequence in list(consumer.held)[:count]:
             self._settlement.acknowledge(consumer.held.pop(sequence))
+
+    def hold_partially_sent(self, consumer: BrokerConsumer) -> Entry:
+        """Take from a consumer its first message, which is partially sent, until `resolve_partially_sent`."""
+        return consumer.held.pop(next(iter(consumer.held)))
+
+    def resolve_partially_sent(self, entry: Entry, *, is_sent: bool) -> None:
+        """Acknowledge the message if the socket has taken all of it; else release it."""
+        if is_sent and self._queues.exists(entry.lane.queue):
+            self._settlement.acknowledge(entry)
+        else:
+            self._settlement.requeue(entry, RequeueReason.RELEASED)

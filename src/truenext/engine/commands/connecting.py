@@ -6,12 +6,10 @@ from truenext.engine.commands.acknowledging import Acknowledging
 from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
-from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.queues.queues import Queues
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
-from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.queue import Entry, RequeueReason
-from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.engine_state import EngineState
 from truenext.model.commands import AckMode, Login, Unsubscribe
 from truenext.model.limits import UNSENT_BYTES_MAX
 
@@ -21,21 +19,18 @@ _AUTO = AckMode.AUTO
 class Connecting:
     def __init__(
         self,
-        commit_state: CommitState,
         state: EngineState,
         queues: Queues,
-        settlement: Settlement,
         acknowledging: Acknowledging,
         transactions: Transactions,
         subscribing: Subscribing,
         releasing: Releasing,
     ) -> None:
-        self._commit_state = commit_state
-        self._events = commit_state.events
+        self._commit_state = state.commit_state
+        self._events = state.commit_state.events
         self._memory = state.memory
         self._clients = state.clients
         self._queues = queues
-        self._settlement = settlement
         self._acknowledging = acknowledging
         self._transactions = transactions
         self._subscribing = subscribing
@@ -90,7 +85,10 @@ class Connecting:
             self._queues.drop_temporary(queue, session)
         self._reset_unsent_bytes(session)
 
-    def disconnect_all(self) -> None:
+    def stop(self) -> None:
+        """Requeue all held messages, without an attempt. From now on nothing is dispatched, expires or becomes due,
+        and pages are ignored: waiting messages are about to be written."""
+        self._commit_state.is_stopped = True
         for session in list(self._clients.sessions.values()):
             self.disconnect(session, is_clean=True)
 
@@ -117,17 +115,6 @@ class Connecting:
             for one in self._clients.sessions.values():
                 for consumer in one.consumers.values():
                     self._commit_state.touch(consumer)
-
-    def hold_partially_sent(self, consumer: BrokerConsumer) -> Entry:
-        """Take from a consumer its first message, which is partially sent, until `resolve_partially_sent`."""
-        return consumer.held.pop(next(iter(consumer.held)))
-
-    def resolve_partially_sent(self, entry: Entry, *, is_sent: bool) -> None:
-        """Acknowledge the message if the socket has taken all of it; else release it."""
-        if is_sent and self._queues.exists(entry.lane.queue):
-            self._settlement.acknowledge(entry)
-        else:
-            self._settlement.requeue(entry, RequeueReason.RELEASED)
 
     # ---- Windows ----
 

@@ -16,10 +16,8 @@ from truenext.engine.background.scheduled import Scheduler
 from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.queues.queues import Queues
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
-from truenext.engine.writing.commit_state import CommitState
-from truenext.engine.writing.producers import ProducerRegistry
+from truenext.engine.writing.engine_state import EngineState
 from truenext.errors import Code, NoSpaceError, RemoteProtocolError
 from truenext.model.commands import Begin, Command, Commit, Send
 from truenext.model.destination import Destination, DestinationKind
@@ -42,22 +40,20 @@ _DISK_NONE = DiskLevel.NONE
 class Sending:
     def __init__(
         self,
-        commit_state: CommitState,
-        memory: MemoryBudget,
+        state: EngineState,
         queues: Queues,
         arrivals: Arrivals,
         scheduler: Scheduler,
-        producers: ProducerRegistry,
         when_full: WhenFull,
         limits: TransactionLimits,
     ) -> None:
-        self._commit_state = commit_state
-        self._memory = memory
+        self._commit_state = state.commit_state
+        self._memory = state.memory
         self._queues = queues
         self._by_name = queues.by_name
         self._arrivals = arrivals
         self._scheduler = scheduler
-        self._producers = producers
+        self._producers = state.producers
         self._when_full = when_full
         self._limits = limits
         self._copies_max = max(COPIES_MAX, limits.messages)

@@ -19,11 +19,10 @@ from truenext.engine.queues.unused import consumer_memory_error
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState, QueueConsumer, Subscriber
-from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.memory import MemoryBudget, consumer_size
 from truenext.engine.state.queue import Queue, RequeueReason
 from truenext.engine.state.wildcard import Wildcard
-from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.engine_state import EngineState
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import AckMode, Browse, Subscribe, Unsubscribe
 from truenext.model.destination import Destination, DestinationKind, durable_subscription
@@ -45,7 +44,6 @@ class DiscardedSubscription(NamedTuple):
 class Subscribing:
     def __init__(
         self,
-        commit_state: CommitState,
         state: EngineState,
         selections: Selections,
         queues: Queues,
@@ -54,8 +52,9 @@ class Subscribing:
         pull_requests: PullRequests,
         browsing: BrowseTask,
     ) -> None:
-        self._commit_state = commit_state
-        self._events = commit_state.events
+        """Needs seven parts: each of them knows consumers, and must hear of their beginning or end."""
+        self._commit_state = state.commit_state
+        self._events = state.commit_state.events
         self._memory = state.memory
         self._clients = state.clients
         self._selections = selections

@@ -7,11 +7,9 @@ from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.queues.queues import Queues
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.queue import Queue, RequeueReason
 from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits, rollback_only_error
-from truenext.engine.writing.commit_state import CommitState
-from truenext.engine.writing.producers import ProducerRegistry
+from truenext.engine.writing.engine_state import EngineState
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Abort, Begin, Commit, Send
 from truenext.model.schedule import Schedule
@@ -20,21 +18,19 @@ from truenext.model.schedule import Schedule
 class Transactions:
     def __init__(
         self,
-        commit_state: CommitState,
-        memory: MemoryBudget,
+        state: EngineState,
         queues: Queues,
         arrivals: Arrivals,
         settlement: Settlement,
-        producers: ProducerRegistry,
         sending: Sending,
         limits: TransactionLimits,
     ) -> None:
-        self._commit_state = commit_state
-        self._memory = memory
+        self._commit_state = state.commit_state
+        self._memory = state.memory
         self._queues = queues
         self._arrivals = arrivals
         self._settlement = settlement
-        self._producers = producers
+        self._producers = state.producers
         self._sending = sending
         self._limits = limits
 

@@ -20,9 +20,8 @@ from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state.causes import causes_size
 from truenext.engine.state.consumer import BrokerConsumer
-from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.queue import NO_ENTRIES, Entry, Lane, Queue
-from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.engine_state import EngineState
 from truenext.model.limits import DISPATCHES_PER_TURN
 
 QUEUE_SHARE_MIN = 2
@@ -39,15 +38,14 @@ class Dispatcher:
 
     def __init__(
         self,
-        commit_state: CommitState,
         state: EngineState,
         selections: Selections,
         resident: ResidentSet,
         page_reader: PageReader,
         settlement: Settlement,
     ) -> None:
-        self._commit_state = commit_state
-        self._events = commit_state.events
+        self._commit_state = state.commit_state
+        self._events = state.commit_state.events
         self._memory = state.memory
         self._clients = state.clients
         self._selections = selections

@@ -20,10 +20,9 @@ from truenext.engine.memory.horizon import is_stored
 from truenext.engine.memory.resident_set import NEVER_EXHAUSTED, ResidentSet
 from truenext.engine.memory.spilled_subscriptions import SpilledSubscriptions
 from truenext.engine.state.causes import causes_size
-from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.memory import size_of
 from truenext.engine.state.queue import Entry, Lane, Queue
-from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.engine_state import EngineState
 from truenext.engine.writing.entries import put_copies
 from truenext.model.limits import (
     EVICTED_BYTES_PER_TURN,
@@ -48,12 +47,11 @@ _END = object()
 class Eviction:
     def __init__(
         self,
-        commit_state: CommitState,
         state: EngineState,
         resident: ResidentSet,
         spilling: SpilledSubscriptions,
     ) -> None:
-        self._commit_state = commit_state
+        self._commit_state = state.commit_state
         self._memory = state.memory
         self._resident = resident
         self._clients = state.clients

@@ -12,18 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
-from truenext.engine.memory.resident_set import ResidentSet
+from truenext.engine.memory.parts import MemoryParts
 from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
 from truenext.engine.queues.topics import RouteAhead, TopicRouter
 from truenext.engine.queues.unused import QueueReservations, UnusedQueueFinder, must_keep, no_memory_error
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.queue import Entry, Lane, Queue
-from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.engine_state import EngineState
 from truenext.engine.writing.entries import introduce_queue
-from truenext.engine.writing.numbers import QueueNumberAllocator
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Send
 from truenext.model.destination import (
@@ -49,28 +47,18 @@ from truenext.model.record import split_lane_key
 
 
 class Queues:
-    def __init__(
-        self,
-        commit_state: CommitState,
-        state: EngineState,
-        resident: ResidentSet,
-        numbers: QueueNumberAllocator,
-        selections: Selections,
-        wildcards: Wildcards,
-        subscription_cleanup: SubscriptionCleanup,
-        policies: Policies,
-    ) -> None:
+    def __init__(self, state: EngineState, memory: MemoryParts, policies: Policies) -> None:
         self.by_name = state.queues_by_name
-        self._commit_state = commit_state
-        self._events = commit_state.events
+        self._commit_state = state.commit_state
+        self._events = state.commit_state.events
         self._memory = state.memory
         self._clients = state.clients
-        self._resident = resident
-        self._numbers = numbers
+        self._resident = resident = memory.resident
+        self._numbers = numbers = state.numbers
         self._topics = TopicRouter()
-        self._selections = selections
-        self._wildcards = wildcards
-        self._subscription_cleanup = subscription_cleanup
+        self.selections = Selections(state, memory.delays, resident, memory.page_reader)
+        self.wildcards = Wildcards(state, self.selections)
+        self.subscription_cleanup = SubscriptionCleanup(self._commit_state, numbers, memory.spilling)
         self.policies = policies
         self.durable_by_key: dict[str, Queue] = {}
         """Queue of each durable subscription, by the subscription's key."""
@@ -82,7 +70,7 @@ class Queues:
         self._introduction_batches: dict[Queue, int] = {}
         """Queues that must be kept and are not yet durably known to the store, with the batch that introduces them."""
         self._reservations = QueueReservations(self._memory)
-        self._unused_finder = UnusedQueueFinder(self.by_name, commit_state, self._memory)
+        self._unused_finder = UnusedQueueFinder(self.by_name, self._commit_state, self._memory)
         self._no_removal_until_us = 0
         """Time until which no queue can be removed: all were checked in vain."""
 
@@ -104,7 +92,7 @@ class Queues:
 
     def all_with_ended(self) -> list[Queue]:
         """Return all queues except hidden ones, with ended ones that still have messages in the store."""
-        return [*self.by_name.values(), *self._subscription_cleanup.queues()]
+        return [*self.by_name.values(), *self.subscription_cleanup.queues()]
 
     def exists(self, queue: Queue) -> bool:
         """Return whether the queue was neither removed nor ended."""
@@ -334,7 +322,7 @@ class Queues:
                 introduce_queue(self._commit_state.batch, queue)
                 self._introduction_batches[queue] = self._commit_state.batch.number
         self._events.queue_named(queue)
-        self._wildcards.on_queue_created(queue)
+        self.wildcards.on_queue_created(queue)
         return queue
 
     def create_hidden(self, name: str, number: int = 0) -> Queue:
@@ -351,7 +339,7 @@ class Queues:
         queue = self._new_queue(parse_stored_queue_name(name.removeprefix(ENDED_PREFIX)), number)
         queue.is_known_to_store = True
         if name.startswith(ENDED_PREFIX):
-            self._subscription_cleanup.add_ended_queue(queue, 0)
+            self.subscription_cleanup.add_ended_queue(queue, 0)
         else:
             self.by_name[name] = self._by_number[number] = queue
             self._topics.add(queue)
@@ -457,7 +445,7 @@ class Queues:
     def remove(self, queue: Queue) -> None:
         """Remove an unused queue."""
         self._unregister(queue)
-        self._wildcards.on_queue_removed(queue)
+        self.wildcards.on_queue_removed(queue)
         self._numbers.free(queue)
         queue.dispose()
 
@@ -476,7 +464,7 @@ class Queues:
             self._topics.remove(queue)
         for lane in queue.lanes:
             self._resident.forget_lane(lane)
-        self._subscription_cleanup.end_temporary(queue)
+        self.subscription_cleanup.end_temporary(queue)
 
     def end_durable_subscription(self, queue: Queue) -> int:
         """End a durable subscription that has no consumer, with all its messages.
@@ -506,11 +494,11 @@ class Queues:
         self._unregister(queue)
         for lane in queue.lanes:
             self._resident.forget_lane(lane)
-        self._subscription_cleanup.end_subscription(queue)
+        self.subscription_cleanup.end_subscription(queue)
         return count
 
     def _unregister(self, queue: Queue) -> None:
         del self.by_name[queue.name]
         self._by_number.pop(queue.stored_number, None)
         self._commit_state.touched_queues.pop(queue, None)
-        self._selections.drop_selection(queue)
+        self.selections.drop_selection(queue)

@@ -12,20 +12,20 @@ from collections.abc import Iterable
 from itertools import chain, islice
 
 from truenext.engine.selecting.selections import Selections
-from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.memory import JOIN_BYTES
 from truenext.engine.state.queue import UNBOUNDED, Entry, Queue
 from truenext.engine.state.wildcard import Wildcard
-from truenext.engine.writing.commit_state import BackgroundTask, CommitState
+from truenext.engine.writing.commit_state import BackgroundTask
+from truenext.engine.writing.engine_state import EngineState
 from truenext.model.limits import JOIN_QUEUES_PER_TURN, LEAVE_QUEUES_PER_TURN
 from truenext.model.order import RANKS
 
 
 class Wildcards(BackgroundTask):
-    def __init__(self, commit_state: CommitState, state: EngineState, selections: Selections) -> None:
-        self._commit_state = commit_state
+    def __init__(self, state: EngineState, selections: Selections) -> None:
+        self._commit_state = state.commit_state
         self._queues = state.queues_by_name
-        self._events = commit_state.events
+        self._events = state.commit_state.events
         self._clients = state.clients
         self._selections = selections
         self._wildcards: list[Wildcard] = []

@@ -15,10 +15,10 @@ from truenext.engine.selecting.groups import GroupOwnership
 from truenext.engine.selecting.scan import ComparisonBudget, ConsumerScans, QueueScan
 from truenext.engine.selecting.selecting import QueueSelection, bytes_to_join
 from truenext.engine.state.consumer import BrokerConsumer
-from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.pages import PageMessage, PageResult, SideRead, damage_error
 from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue, is_undeliverable
-from truenext.engine.writing.commit_state import BackgroundTask, CommitState
+from truenext.engine.writing.commit_state import BackgroundTask
+from truenext.engine.writing.engine_state import EngineState
 from truenext.model.limits import COMPARISONS_NS_PER_PASS, SCAN_BYTES, SCAN_NS_PER_TURN, SCAN_PAGE_SIZE
 from truenext.model.selector import Selector
 
@@ -44,13 +44,12 @@ class ScanRead(SideRead):
 class Selections(BackgroundTask):
     def __init__(
         self,
-        commit_state: CommitState,
         state: EngineState,
         delays: DelayedEntries,
         resident: ResidentSet,
         page_reader: PageReader,
     ) -> None:
-        self._commit_state = commit_state
+        self._commit_state = state.commit_state
         self._memory = state.memory
         self._delayed_entries = delays
         self._resident = resident

@@ -25,8 +25,8 @@ from truenext.model.limits import GATHERING_BYTES_MAX, PENDING_ANSWER_BYTES, SEQ
 
 
 class CommitState:
-    def __init__(self, events: EventLog, *, sequence_limit: int = 1) -> None:
-        """No sequence from `sequence_limit` on was ever given out."""
+    def __init__(self, events: EventLog, *, sequence_limit: int = 1, redelivered_below: int = 0) -> None:
+        """The store says that no sequence from `sequence_limit` on was ever given out."""
         self.events = events
         """Events of all messages; batches carry them to the history."""
         self.now_ms = 0
@@ -64,6 +64,8 @@ class CommitState:
         self._waiting_answers: dict[int, list[tuple[ConnectionState, Answer]]] = {}
         """Answers that wait for a batch, by the batch's number."""
 
+        self.redelivered_below = redelivered_below
+        """Messages with lower sequences may have been dispatched without a record of it."""
         self.next_sequence = sequence_limit
         self.sequence_limit = sequence_limit
         """First sequence that is not reserved durably; messages with lower ones may be visible."""

@@ -24,7 +24,7 @@ from truenext.spark.audit.measures import depth, latency, positions, redelivery,
 from truenext.spark.audit.runs import blocks, gaps, runs
 from truenext.spark.audit.sweep import sweep
 from truenext.spark.audit.timeline import commits, timeline
-from truenext.spark.stages.judge import StageResults, audit_stages
+from truenext.spark.stages.judge import audit_stages
 from truenext.spark.verdict import FindingSummary, Verdict
 
 STUCK_SECONDS = 10.0
@@ -76,14 +76,7 @@ def audit(
         missing = gap_table.agg(
             *(F.count("*"), F.coalesce(F.sum("missing"), F.lit(0)), F.coalesce(F.max("last_missing"), F.lit(0)))
         ).collect()[0]
-        if not run_rows:
-            raise ConfigurationError("the history has no events" + (f" since {since}" if since is not None else ""))
-        unknown = [row["unknown_event"] for row in run_rows if row["unknown_event"] is not None]
-        if unknown:
-            raise HistoryError(
-                f"event {min(unknown):,} is of another history version; this truenext reads {HISTORY_VERSION}: "
-                "use the truenext that wrote it"
-            )
+        _check_runs(run_rows, since)
     of_queues = events if queue is None else events.where((F.col("queue") == queue) | F.col("queue").isNull())
     with _timed(progress, "order, loss and time, event by event"):
         commit_table = events.transform(commits).persist()
@@ -97,44 +90,54 @@ def audit(
             .collect()
         )
     with _timed(progress, "the queues' tables"):
-        tables = {
-            "violations": sweep_rows.transform(ordering),
-            "lost": sweep_rows.transform(lost),
-            "duplicates": sweep_rows.transform(duplicates),
-            "consumers": sweep_rows.transform(consumers),
-            "stuck": sweep_rows.transform(stuck),
-            "gaps": gap_table,
-            "starvation": sweep_rows.transform(starvation).persist(),
-            "redelivery": of_queues.where("queue is not null").transform(redelivery).persist(),
-            "latency": sweep_rows.transform(latency).persist(),
-            "depth": sweep_rows.transform(depth),
-            "positions": sweep_rows.transform(positions).persist(),
-        }
-        for name in ("starvation", "redelivery", "latency", "positions"):
-            tables[name].count()
-    stage_results: StageResults | None = None
-    if stages is not None:
-        with _timed(progress, "flows of stages"):
-            stage_results = audit_stages(stages, of_queues, last_gap=missing[2], queue=queue, since=since)
-            tables |= stage_results.tables
+        tables = _tables(sweep_rows, of_queues, gap_table)
+        cached = [block_table, run_table, gap_table, commit_table, sweep_rows, *(tables[name] for name in _CACHED)]
+    findings = _findings({row["kind"]: row for row in counts}, stuck_seconds)
     last = max(row["last_event"] for row in run_rows)
     first_event = min(row["first_event"] for row in run_rows)
-    verdict = Verdict(
-        findings=_findings({row["kind"]: row for row in counts}, stuck_seconds)
-        + (stage_results.findings if stage_results else ()),
-        notes=_notes(run_rows, first_event, missing[0]) + (stage_results.notes if stage_results else ()),
-        events=last - first_event + 1 - missing[1],
-    )
-    cached = (
-        block_table,
-        run_table,
-        gap_table,
-        commit_table,
-        sweep_rows,
-        *(tables[name] for name in ("starvation", "redelivery", "latency", "positions")),
-        *(stage_results.cached if stage_results else ()),
-    )
-    return AuditResults(tables, verdict, cached)
+    notes = _notes(run_rows, first_event, missing[0])
+    if stages is not None:
+        with _timed(progress, "flows of stages"):
+            results = audit_stages(stages, of_queues, last_gap=missing[2], queue=queue, since=since)
+        tables |= results.tables
+        cached += results.cached
+        findings, notes = findings + results.findings, notes + results.notes
+    return AuditResults(tables, Verdict(last - first_event + 1 - missing[1], findings, notes), tuple(cached))
+
+
+def _check_runs(run_rows: list[Row], since: datetime | None) -> None:
+    """Raises: ConfigurationError if there are no events; HistoryError if they are of another history version."""
+    if not run_rows:
+        raise ConfigurationError("the history has no events" + (f" since {since}" if since is not None else ""))
+    unknown = [row["unknown_event"] for row in run_rows if row["unknown_event"] is not None]
+    if unknown:
+        raise HistoryError(
+            f"event {min(unknown):,} is of another history version; this truenext reads {HISTORY_VERSION}: "
+            "use the truenext that wrote it"
+        )
+
+
+_CACHED = ("starvation", "redelivery", "latency", "positions")
+"""Tables that later steps read more than once."""
+
+
+def _tables(sweep_rows: DataFrame, of_queues: DataFrame, gap_table: DataFrame) -> dict[str, DataFrame]:
+    tables = {
+        "violations": sweep_rows.transform(ordering),
+        "lost": sweep_rows.transform(lost),
+        "duplicates": sweep_rows.transform(duplicates),
+        "consumers": sweep_rows.transform(consumers),
+        "stuck": sweep_rows.transform(stuck),
+        "gaps": gap_table,
+        "starvation": sweep_rows.transform(starvation),
+        "redelivery": of_queues.where("queue is not null").transform(redelivery),
+        "latency": sweep_rows.transform(latency),
+        "depth": sweep_rows.transform(depth),
+        "positions": sweep_rows.transform(positions),
+    }
+    for name in _CACHED:
+        tables[name].persist().count()
+    return tables
 
 
 def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[FindingSummary, ...]:

@@ -114,7 +114,8 @@ class AuditedMessage(msgspec.Struct, gc=False):
     is_persistent: bool
     visible_event: int
     visible_at: int
-    arrival: int
+    group: int = 0
+    arrival: int = 0
     """Position among the messages that this queue accepted, from 1; 0 if the history lacks the arrival."""
     state: MessageState = MessageState.WAITING
     consumer: int = NO_CONSUMER
@@ -136,7 +137,6 @@ class AuditedMessage(msgspec.Struct, gc=False):
     has_known_attempts: bool = True
     has_cause: bool = False
     """A consumer has named the cause of a failure."""
-    group: int = 0
 
 
 class AuditedConsumer(msgspec.Struct, gc=False):

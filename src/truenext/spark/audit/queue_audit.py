@@ -104,22 +104,12 @@ class QueueAudit:
         self.tick = 0
         self.mask = 0
 
-    def on_accepted(
-        self,
-        event: int,
-        at: int,
-        sequence: int,
-        priority: int,
-        is_persistent: bool,
-        visible_event: int,
-        visible_at: int,
-        group: int = 0,
-    ) -> None:
+    def on_accepted(self, event: int, at: int, message: AuditedMessage) -> None:
         self.arrivals += 1
-        message = AuditedMessage(sequence, priority, is_persistent, visible_event, visible_at, self.arrivals)
+        message.arrival = self.arrivals
+        sequence, priority, visible_event = message.sequence, message.priority, message.visible_event
         self.messages[sequence] = message
-        if group:
-            message.group = group
+        if message.group:
             self.add_waiting(message)
         else:
             heappush(self.lanes[priority], sequence)
@@ -128,7 +118,7 @@ class QueueAudit:
             if self.free_consumers and self.idle_message is None:
                 self.start_idle_time(event, at)
             return
-        if group:
+        if message.group:
             heappush(self.unlisted_committing[priority], sequence)
         if visible_event != NEVER:
             heappush(self.committing, (visible_event, sequence))
@@ -220,7 +210,7 @@ class QueueAudit:
                 self.add_finding("duplicate", event, at, sequence, consumer, detail=END_REASONS[EventCode(code)])
                 self.update_idle_time(event, at)
                 return
-            message = AuditedMessage(sequence, UNKNOWN_PRIORITY, False, 0, at, 0, DOUBTFUL, has_known_attempts=False)
+            message = AuditedMessage(sequence, UNKNOWN_PRIORITY, False, 0, at, state=DOUBTFUL, has_known_attempts=False)
             self.messages[sequence] = message
         elif message.priority >= 0 and (receiver is None or receiver.window != SELECTOR_WINDOW):
             self.judge_dispatch(event, at, message, consumer)
@@ -340,8 +330,6 @@ class QueueAudit:
         consumer: int = NO_CONSUMER,
         *,
         overtaken: AuditedMessage | None = None,
-        count: int = 1,
-        duration: int = 0,
         detail: str = "",
     ) -> Finding:
         """Add a finding; `subject` is a message, or its sequence if nothing else is known; the rest as in Finding."""
@@ -352,7 +340,7 @@ class QueueAudit:
         finding.consumer = consumer
         if overtaken is not None:
             finding.overtaken_sequence, finding.overtaken_priority = overtaken.sequence, overtaken.priority
-        finding.count, finding.duration, finding.detail = count, duration, detail
+        finding.detail = detail
         self.findings.append(finding)
         return finding
 
@@ -572,8 +560,8 @@ class QueueAudit:
     def end_idle_time(self, at: int) -> None:
         message, self.idle_message = self.idle_message, None
         if message is not None and at - self.idle_since > self.stuck_limit:
-            duration = at - self.idle_since
-            self.add_finding("stuck", self.idle_event, self.idle_since, message, count=self.waiting, duration=duration)
+            finding = self.add_finding("stuck", self.idle_event, self.idle_since, message)
+            finding.count, finding.duration = self.waiting, at - self.idle_since
 
     def on_drained(self, event: int, at: int) -> None:
         if not self.waiting:
@@ -583,7 +571,7 @@ class QueueAudit:
             some = [each for each in lost if each.is_persistent is is_persistent]
             if some:
                 first = min(some, key=lambda each: (9 - each.priority, each.sequence))
-                self.add_finding("lost", event, at, first, count=len(some), detail="found empty")
+                self.add_finding("lost", event, at, first, detail="found empty").count = len(some)
         for each in lost:
             each.state = UNCERTAIN
         self.waiting = 0
@@ -677,14 +665,15 @@ class QueueAudit:
                 (each for each in missing if each.visible_event <= event),
                 key=lambda each: (9 - each.priority, each.sequence),
             )
-            finding = self.add_finding("lost", event, at, first, count=certain - count, detail="not recovered")
+            finding = self.add_finding("lost", event, at, first, detail="not recovered")
+            finding.count = certain - count
             # Which of them are lost is not known; this is the first that may be.
             finding.persistent = None
             for message in missing:
                 message.state = UNCERTAIN
             self.waiting = 0
         elif count > certain + uncertain and self.start_flags & StartFlag.COMPLETE:
-            self.add_finding("resurrected", event, at, NO_MESSAGE, count=count - certain - uncertain)
+            self.add_finding("resurrected", event, at, NO_MESSAGE).count = count - certain - uncertain
 
     def resolve_recovered(self, at: int) -> None:
         """Treat a queue without a `recovered` as empty, once the run has finished its recovery."""

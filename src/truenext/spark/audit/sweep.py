@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -76,7 +76,7 @@ def _sweep(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.R
             batch_accounts.append(accounts[name])
         indices = names.indices.to_numpy(zero_copy_only=False).tolist()
         rest = [column.to_numpy(zero_copy_only=False).tolist() for column in batch.columns[1:]]
-        _process([batch_accounts[index] for index in indices], *rest)
+        _process([batch_accounts[index] for index in indices], rest)
         for name in names.dictionary.to_pylist():
             if len(accounts[name].finished) + len(accounts[name].findings) > FLUSH_ROWS:
                 yield from _flush(name, accounts[name])
@@ -91,19 +91,7 @@ def _sweep(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.R
         )
 
 
-def _process(
-    accounts: list[QueueAudit],
-    events: list[int],
-    ats: list[int],
-    codes: list[int],
-    sequences: list[int],
-    consumers: list[int],
-    numbers: list[int],
-    persistents: list[bool],
-    visible_events: list[int],
-    visible_ats: list[int],
-    detail_codes: list[int],
-) -> None:
+def _process(accounts: list[QueueAudit], columns: list[list[Any]]) -> None:
     """Process events, with one call each and no lookup by kind: this loop takes most of an audit's time."""
     accepted, dispatched, started, acknowledged, returned, recovered, last_of_events = map(
         int,
@@ -115,25 +103,15 @@ def _process(
         ),
     )
     for account, event, at, code, sequence, consumer, number, persistent, visible_event, visible_at, detail_code in zip(
-        accounts,
-        events,
-        ats,
-        codes,
-        sequences,
-        consumers,
-        numbers,
-        persistents,
-        visible_events,
-        visible_ats,
-        detail_codes,
-        strict=True,
+        accounts, *columns, strict=True
     ):
         if account.committing:
             account.become_visible(event)
         if account.expected is not None and code != recovered and code <= last_of_events:
             account.resolve_recovered(at)
         if code == accepted:
-            account.on_accepted(event, at, sequence, number, persistent, visible_event, visible_at, detail_code)
+            message = AuditedMessage(sequence, number, persistent, visible_event, visible_at, detail_code)
+            account.on_accepted(event, at, message)
         elif code == dispatched:
             account.on_dispatched(event, at, sequence, consumer)
         elif code == acknowledged:
@@ -143,7 +121,7 @@ def _process(
         elif code == returned:
             account.on_returned(event, at, sequence, number, detail_code)
         else:
-            _process_rare(account, event, at, code, sequence, consumer, number, visible_at, detail_code)
+            _process_rare(account, RareEvent(event, at, code, sequence, consumer, number, visible_at, detail_code))
             if code > last_of_events:
                 continue
         account.tick += 1
@@ -151,17 +129,19 @@ def _process(
             account.mark_depth(event, at)
 
 
-def _process_rare(
-    account: QueueAudit,
-    event: int,
-    at: int,
-    code: int,
-    sequence: int,
-    consumer: int,
-    number: int,
-    visible_at: int,
-    detail_code: int,
-) -> None:
+class RareEvent(NamedTuple):
+    event: int
+    at: int
+    code: int
+    sequence: int
+    consumer: int
+    number: int
+    visible_at: int
+    detail_code: int
+
+
+def _process_rare(account: QueueAudit, rare: RareEvent) -> None:
+    event, at, code, sequence, consumer, number, visible_at, detail_code = rare
     match code:
         case EventCode.EXPIRED | EventCode.DEAD_LETTERED | EventCode.MOVED | EventCode.REMOVED:
             account.end_message(event, at, sequence, EventCode(code), has_cause=bool(detail_code))

@@ -231,37 +231,7 @@ class FrameInterpreter:
         is_browse = read_boolean("browser", headers.get("browser", "false"))
         address, options = split_options(require_header(frame.command, frame.headers, "destination"))
         destination = parse_address(address, self._session_id)
-        if destination.kind is DestinationKind.CONTROL:
-            raise RemoteProtocolError(
-                f"{address} is for control requests; subscribe to the queue in your reply-to", Code.DESTINATION
-            )
-        if destination.kind is DestinationKind.COMPOSITE:
-            raise RemoteProtocolError(
-                f"SUBSCRIBE to {address!r}: composite destinations are for SEND; send a SUBSCRIBE for each part, each "
-                "with its own id, or one to a pattern, such as /queue/orders.>",
-                Code.NOT_SUPPORTED,
-            )
-        if not is_browse and "#" in destination.address.rpartition("/")[2].split("."):
-            raise RemoteProtocolError(
-                f"SUBSCRIBE to {address!r}: # is not a wildcard here; use > as the last word, for one word or more, or "
-                "* for one word",
-                Code.DESTINATION,
-            )
-        if is_browse and destination.kind in (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN):
-            raise RemoteProtocolError(
-                "browser:true is for queues, and for a durable subscription as /subscription/CLIENT,NAME: "
-                "no message waits in a topic",
-                Code.DESTINATION,
-            )
-        if is_browse and destination.kind is DestinationKind.QUEUE_PATTERN:
-            raise RemoteProtocolError(
-                f"browser:true with {address}: one queue is browsed at a time, name it", Code.DESTINATION
-            )
-        if destination.kind is DestinationKind.DURABLE and not is_browse:
-            raise RemoteProtocolError(
-                f"{address} is for browser:true only; to consume, subscribe to its topic with durable:true",
-                Code.DESTINATION,
-            )
+        _check_subscribe_destination(address, destination, is_browse=is_browse)
         subscription = self._subscription_id(frame)
         subscribe_options = parse_subscribe_options(headers, options, destination, subscription)
         durable = self._durable_key(subscribe_options.durable)
@@ -527,3 +497,38 @@ def _priority(text: str) -> int:
         raise RemoteProtocolError(f"priority {text[:100]!r} is not a number")
     number = int(digits.lstrip("0")[:3] or "0")
     return clamp_priority(number if digits == text else -number)
+
+
+def _check_subscribe_destination(address: str, destination: Destination, *, is_browse: bool) -> None:
+    """Raises: RemoteProtocolError if SUBSCRIBE does not take the destination."""
+    if destination.kind is DestinationKind.CONTROL:
+        raise RemoteProtocolError(
+            f"{address} is for control requests; subscribe to the queue in your reply-to", Code.DESTINATION
+        )
+    if destination.kind is DestinationKind.COMPOSITE:
+        raise RemoteProtocolError(
+            f"SUBSCRIBE to {address!r}: composite destinations are for SEND; send a SUBSCRIBE for each part, each "
+            "with its own id, or one to a pattern, such as /queue/orders.>",
+            Code.NOT_SUPPORTED,
+        )
+    if not is_browse and "#" in destination.address.rpartition("/")[2].split("."):
+        raise RemoteProtocolError(
+            f"SUBSCRIBE to {address!r}: # is not a wildcard here; use > as the last word, for one word or more, or "
+            "* for one word",
+            Code.DESTINATION,
+        )
+    if is_browse and destination.kind in (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN):
+        raise RemoteProtocolError(
+            "browser:true is for queues, and for a durable subscription as /subscription/CLIENT,NAME: "
+            "no message waits in a topic",
+            Code.DESTINATION,
+        )
+    if is_browse and destination.kind is DestinationKind.QUEUE_PATTERN:
+        raise RemoteProtocolError(
+            f"browser:true with {address}: one queue is browsed at a time, name it", Code.DESTINATION
+        )
+    if destination.kind is DestinationKind.DURABLE and not is_browse:
+        raise RemoteProtocolError(
+            f"{address} is for browser:true only; to consume, subscribe to its topic with durable:true",
+            Code.DESTINATION,
+        )

@@ -1,0 +1,24 @@
+"""Parts that a message passes from its arrival to its end, between dispatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from truenext.engine.lifecycle.arrivals import Arrivals
+from truenext.engine.lifecycle.pull_requests import PullRequests
+from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.memory.parts import MemoryParts
+from truenext.engine.queues.queues import Queues
+from truenext.engine.writing.commit_state import CommitState
+
+
+class LifecycleParts:
+    def __init__(
+        self, commit_state: CommitState, memory: MemoryParts, queues: Queues, random: Callable[[], float]
+    ) -> None:
+        resident = memory.resident
+        self.arrivals = Arrivals(
+            commit_state, resident, queues.selections, queues.wildcards, queues, memory.expiry_timers
+        )
+        self.settlement = Settlement(commit_state, memory.delays, resident, queues, self.arrivals, random)
+        self.pull_requests = PullRequests(commit_state.events)
