@@ -408,7 +408,7 @@ def test_closed_connection_is_freed_without_a_garbage_collection(rig: Rig) -> No
     ending = rig.ending()
     ending.output.answer(Receipt("1"))
     ending.output.flush()
-    parts = [weakref.ref(ending), weakref.ref(ending.input), weakref.ref(ending.output)]
+    parts: list[weakref.ref[Any]] = [weakref.ref(each) for each in (ending, ending.input, ending.output)]
     gc.disable()
     try:
         ending.lose("cut")
