@@ -227,7 +227,7 @@ class Ending:
 
     def on_socket_broken(self, reason: str) -> None:
         """Park the connection, as its client may be there still, or end it."""
-        if not (self.life.state in WITHOUT_SOCKET or (self.life.state is OPEN and self._park(reason))):
+        if not (self.life.state is OPEN and self._park(reason)):
             self.lose(reason)
 
     def _park(self, reason: str) -> bool:
