@@ -504,9 +504,9 @@ class Simulation:
             clock_ns=lambda: int((1_700_000_000 + self.loop.now) * 1e9),
             monotonic_ns=lambda: int(self.loop.now * 1e9),
         )
-        self.committer: Committer = cast("Any", self.broker)._committer
+        self.committer: Committer = cast("Any", self.broker.committer)
         self._wire_of: dict[object, Wire] = {}
-        lose = self.broker.connection_lost
+        lose = self.broker.ends.lost
 
         def noted_lose(session: ConnectionState, *, is_exempt: bool = False) -> None:
             wire = self._wire_of[session]
@@ -515,7 +515,7 @@ class Simulation:
             wire.is_over = True
             lose(session, is_exempt=is_exempt)
 
-        patch.setattr(self.broker, "connection_lost", noted_lose)
+        patch.setattr(self.broker.ends, "lost", noted_lose)
         start = self.broker.start()
         try:
             start.send(None)

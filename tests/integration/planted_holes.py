@@ -14,10 +14,13 @@ from typing import Any, Protocol
 from tests.unit.mutation import mutated
 from truenext.broker import access, certificates, logins, producer_request
 from truenext.broker.broker import Broker
+from truenext.broker.connection_ends import ConnectionEnds
+from truenext.broker.control_commands import ControlCommands
 from truenext.broker.logins import Logins
 from truenext.broker.passwords import find_credential
 from truenext.broker.reply_rights import ReplyRights, _Repliers
 from truenext.broker.takeovers import TakeoverSecrets
+from truenext.broker.user_sessions import UserSessions
 from truenext.broker.users import UserEntry, Users
 from truenext.cli.main import main as truenext
 from truenext.model.commands import Browse, Commit, Disconnect, Login, Subscribe, Unsubscribe
@@ -176,15 +179,15 @@ def a_durable_subscription_is_managed_by_its_name_as_a_queue(patch: Patch) -> No
 
 def existence_of_a_durable_subscription_is_looked_at_before_the_client_id(patch: Patch) -> None:
     _change_check(patch, Browse, "_require_client_id(user, browse.destination.name)", "pass")
-    allowed = Broker._browse_as_user
+    allowed = UserSessions._browse
 
-    def faulty(broker: Broker, session: Any, browse: Browse) -> None:
+    def faulty(users: UserSessions, session: Any, browse: Browse) -> None:
         if browse.destination.kind is DestinationKind.DURABLE:
-            broker._engine.require_durable(browse.destination.name)
-            access._require_client_id(broker._users[session].user, browse.destination.name)
-        allowed(broker, session, browse)
+            users._engine.require_durable(browse.destination.name)
+            access._require_client_id(users._users[session].user, browse.destination.name)
+        allowed(users, session, browse)
 
-    patch.setattr(Broker, "_browse_as_user", faulty)
+    patch.setattr(UserSessions, "_browse", faulty)
 
 
 def a_temporary_queue_of_another_connection_can_be_read(patch: Patch) -> None:
@@ -250,15 +253,15 @@ def of_a_composite_destination_temporary_queues_are_not_checked(patch: Patch) ->
 def the_last_destination_is_not_checked_again(patch: Patch) -> None:
     _change(
         patch,
-        Broker,
-        "_guard_actions",
+        UserSessions,
+        "guard",
         "not any(map(access.is_private, destination.parts or (destination,)))",
         "True",
     )
 
 
 def a_reply_to_is_not_checked_at_the_last_destination(patch: Patch) -> None:
-    _change(patch, Broker, "_guard_actions", " and not send.has_reply_to:", ":")
+    _change(patch, UserSessions, "guard", " and not send.has_reply_to:", ":")
 
 
 def a_browser_gives_the_right_to_reply(patch: Patch) -> None:
@@ -315,13 +318,19 @@ def queues_are_listed_for_users_without_a_right_on_them(patch: Patch) -> None:
 
 
 def equal_requests_of_two_users_share_an_answer(patch: Patch) -> None:
-    _change(patch, Broker, "_control", "about=None if sees_all else session", "about=None")
+    _change(
+        patch,
+        ControlCommands,
+        "execute",
+        "about=None if user is None or user.is_monitor else session",
+        "about=None",
+    )
 
 
 def a_refused_request_has_been_executed(patch: Patch) -> None:
     _change(
         patch,
-        Broker,
+        UserSessions,
         "_guarded",
         "check(user, session, command)\n            action(session, command)",
         "action(session, command)\n            check(user, session, command)",
@@ -338,8 +347,8 @@ def a_producer_is_known_without_its_user(patch: Patch) -> None:
 def a_numbered_send_to_the_last_destination_is_without_its_user(patch: Patch) -> None:
     _change(
         patch,
-        Broker,
-        "_guard_actions",
+        UserSessions,
+        "guard",
         "if is_last and send.producer is None and",
         "if is_last and",
     )
@@ -372,22 +381,22 @@ def a_remembered_login_outlives_the_password(patch: Patch) -> None:
 def _accept_former_credentials(patch: Patch) -> None:
     _change(
         patch,
-        Broker,
-        "_find_user",
+        UserSessions,
+        "find_user",
         "if not credential or entry is None or credential not in entry.credentials:",
         "if credential and entry is not None:\n        return SessionUser(entry.user, credential)\n    else:",
     )
 
 
 def a_connection_outlives_its_password(patch: Patch) -> None:
-    _change(patch, Broker, "replace_users", "elif credential not in entry.credentials:", "elif False:")
+    _change(patch, UserSessions, "replace", "elif credential not in entry.credentials:", "elif False:")
 
 
 def a_connection_outlives_its_user(patch: Patch) -> None:
     _change(
         patch,
-        Broker,
-        "replace_users",
+        UserSessions,
+        "replace",
         "if entry is None:",
         "if entry is None:\n            continue\n        elif False:",
     )
@@ -396,8 +405,8 @@ def a_connection_outlives_its_user(patch: Patch) -> None:
 def a_connection_keeps_a_right_over_a_reload(patch: Patch) -> None:
     _change(
         patch,
-        Broker,
-        "replace_users",
+        UserSessions,
+        "replace",
         "elif not entry.user.has_all_of(user):",
         "elif not entry.user.has_all_of(user):\n            continue\n        elif False:",
     )
@@ -442,7 +451,11 @@ def guesses_lock_a_user_out_everywhere(patch: Patch) -> None:
 
 def a_user_that_does_not_exist_is_refused_in_other_words(patch: Patch) -> None:
     _change(
-        patch, Broker, "_find_user", "RemoteProtocolError(WRONG_LOGIN,", "RemoteProtocolError(WRONG_LOGIN + login.user,"
+        patch,
+        UserSessions,
+        "find_user",
+        "RemoteProtocolError(WRONG_LOGIN,",
+        "RemoteProtocolError(WRONG_LOGIN + login.user,",
     )
 
 
@@ -454,7 +467,7 @@ def the_hash_of_a_password_is_a_password(patch: Patch) -> None:
 
 
 def the_name_of_a_failed_login_is_logged(patch: Patch) -> None:
-    _change(patch, Broker, "_log_failed_login", """else "unknown\"""", "else login.user")
+    _change(patch, UserSessions, "_log_failed_login", """else "unknown\"""", "else login.user")
 
 
 def a_connection_is_taken_over_by_another_user(patch: Patch) -> None:
@@ -467,8 +480,8 @@ def a_connection_is_taken_over_by_another_user(patch: Patch) -> None:
 def a_certificate_of_one_user_is_one_of_all(patch: Patch) -> None:
     _change(
         patch,
-        Broker,
-        "_is_login_checked",
+        UserSessions,
+        "is_login_checked",
         """in ("", found[0].user.name):
             login.user, self._checked_logins[session] = found[0].user.name, found[1]""",
         """in self._logins.users:
@@ -489,8 +502,8 @@ def a_frame_that_is_encrypted_is_cancelled(patch: Patch) -> None:
 def frames_that_are_encrypted_count_as_one(patch: Patch) -> None:
     _change(
         patch,
-        Broker,
-        "_cancel_unsent",
+        ConnectionEnds,
+        "cancel_unsent",
         "self._partially_sent.setdefault(session, deque()).append(entry)",
         "self._partially_sent[session] = deque([entry])",
     )

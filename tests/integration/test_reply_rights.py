@@ -417,7 +417,7 @@ def test_transaction_of_a_refused_reply_can_only_be_aborted(connect: Connect) ->
 
 
 def test_last_destination_of_a_connection_is_checked_again(connect: Connect) -> None:
-    """Sends to the last destination skip other checks: `Broker._last_targets`."""
+    """Sends to the last destination skip other checks: `UserSessions._last_targets`."""
     # C23.9
     caller, snoop = connect("caller"), connect("snoop")
     address = address_of(caller, "later")

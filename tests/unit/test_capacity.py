@@ -35,26 +35,27 @@ class Loop:
             action(*arguments)
 
 
+class Connection:
+    is_truenext_client = False
+
+
 def connection() -> ConnectionState:
-    return cast(ConnectionState, object())
+    return cast(ConnectionState, Connection())
 
 
 class Setup:
     def __init__(self) -> None:
         self.state = CommitState(EventLog(), sequence_limit=1)
         self.state.sequence_limit = SEQUENCE_BLOCK
-        self.memory = MemoryBudget(256 * 1024 * 1024)
         self.loop = Loop()
-        self.disk_level = DiskLevel.PLENTY
         self.resumed: list[ConnectionState] = []
         self.waits_for_disk = False
+        self.store = SimpleNamespace(disk_level=DiskLevel.PLENTY)
+        engine = SimpleNamespace(
+            commit_state=self.state, memory=MemoryBudget(1 << 28), waits_with_send=lambda _: self.waits_for_disk
+        )
         self.capacity = Capacity(
-            self.state,
-            self.memory,
-            cast(Any, self.loop),
-            disk_level=lambda: self.disk_level,
-            resume=self.resumed.append,
-            waits_for_disk=lambda _: self.waits_for_disk,
+            cast(Any, engine), cast(Any, self.store), cast(Any, self.loop), resume=self.resumed.append
         )
         self.connections = [connection() for _ in range(2)]
 
@@ -75,7 +76,7 @@ def setup() -> Setup:
 def test_connection_that_adds_little_is_read_while_the_batch_is_full(setup: Setup) -> None:
     heavy, light = setup.connections
     setup.fill()
-    assert setup.capacity.is_full and setup.capacity.may_read(heavy)
+    assert not setup.state.has_capacity and setup.capacity.may_read(heavy)
     setup.capacity.charge(heavy, SHARE_BYTES)
     for _ in range(100):
         assert setup.capacity.may_read(light)
@@ -126,12 +127,12 @@ def test_connections_without_sequences_wait_without_a_share(setup: Setup) -> Non
 
 def test_connection_that_waits_for_the_disk_is_resumed_once_it_has_space(setup: Setup) -> None:
     first, second = setup.connections
-    setup.disk_level = DiskLevel.LITTLE
+    setup.store.disk_level = DiskLevel.LITTLE
     setup.capacity.wait(first, needs_disk=True)
     setup.capacity.wait(second)
     setup.capacity.resume_waiting()
     assert setup.resumed == [second]
-    setup.disk_level = DiskLevel.PLENTY
+    setup.store.disk_level = DiskLevel.PLENTY
     assert setup.loop.timer is not None
     setup.loop.timer()
     assert setup.resumed == [second, first]
@@ -196,10 +197,10 @@ def test_connection_whose_command_took_all_shares_has_none_in_the_next_batches(s
 
 def test_large_frame_of_a_connection_that_would_wait_for_the_disk_is_not_read_on(setup: Setup) -> None:
     setup.waits_for_disk = True
-    setup.disk_level = DiskLevel.LITTLE
+    setup.store.disk_level = DiskLevel.LITTLE
     assert setup.capacity.bytes_to_read(setup.connections[0], INCOMPLETE_FRAME_BYTES) == 0
     setup.capacity.resume_waiting()
     assert not setup.resumed
-    setup.disk_level = DiskLevel.PLENTY
+    setup.store.disk_level = DiskLevel.PLENTY
     setup.capacity.resume_waiting()
     assert setup.resumed == [setup.connections[0]]

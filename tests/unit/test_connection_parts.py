@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from truenext.broker.broker import PendingCommand, WaitsFor
+from truenext.broker.peer import PendingCommand, WaitsFor
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.answers import CloseConnection, ErrorAnswer, Receipt
@@ -94,7 +94,7 @@ class Rig:
         self.loop = Loop()
         self.socket = ClientSocket(there, None, cast(Any, self.loop))
         self.broker = mock.Mock()
-        self.broker.park_for_takeover.return_value = False
+        self.broker.ends.park.return_value = False
         self.broker.execute.return_value = None
         self.broker.capacity.may_read.return_value = True
         self.broker.capacity.incomplete_frames.is_full = False
@@ -189,7 +189,7 @@ def test_cancelled_messages_are_not_sent_except_a_partially_sent_one(rig: Rig) -
         rig.loop.writers[rig.sock]()
         got += rig.read()
     assert got == b"a:x" + b"a:" + large + b"b:z"
-    rig.broker.partial_frame_sent.assert_called_once_with(SESSION)
+    rig.broker.ends.partial_frame_sent.assert_called_once_with(SESSION)
 
 
 @pytest.mark.parametrize("state", [Life.CLOSING, Life.STOPPING_CLOSING])
@@ -364,7 +364,7 @@ def test_refused_client_gets_an_error_then_the_close(rig: Rig) -> None:
     ending.refuse("no", Code.LIMIT)
     assert state_of(ending) is Life.DISCARDING and answers(rig) == [ErrorAnswer, CloseConnection]
     ending.refuse("once more", Code.LIMIT)
-    assert rig.broker.connection_lost.call_count == 1 and len(answers(rig)) == 2
+    assert rig.broker.ends.lost.call_count == 1 and len(answers(rig)) == 2
     output = ending.output
     for call in rig.broker.answer.call_args_list:
         output.answer(call.args[1])
@@ -392,7 +392,7 @@ def test_client_that_has_closed_its_side_gets_what_is_due_and_no_time_to_linger(
 
 def test_lost_connection_is_parked_and_ends_without_a_takeover(rig: Rig) -> None:
     ending = rig.ending()
-    rig.broker.park_for_takeover.return_value = True
+    rig.broker.ends.park.return_value = True
     ending.on_socket_broken("cut")
     assert state_of(ending) is Life.PARKED and rig.here.recv(1) == b""
     ending.on_socket_broken("cut again")
@@ -401,7 +401,7 @@ def test_lost_connection_is_parked_and_ends_without_a_takeover(rig: Rig) -> None
     assert state_of(ending) is Life.PARKED and not rig.on_closed.called
     ending._timers["takeover"].run()  # type: ignore[attr-defined]
     assert state_of(ending) is Life.CLOSED
-    rig.broker.connection_lost.assert_called_once_with(SESSION, is_exempt=False)
+    rig.broker.ends.lost.assert_called_once_with(SESSION, is_exempt=False)
 
 
 def test_closed_connection_is_freed_without_a_garbage_collection(rig: Rig) -> None:
@@ -422,18 +422,18 @@ def test_closed_connection_is_freed_without_a_garbage_collection(rig: Rig) -> No
 def test_takeover_closes_the_old_connection_at_once(rig: Rig, is_parked: bool) -> None:
     ending = rig.ending()
     if is_parked:
-        rig.broker.park_for_takeover.return_value = True
+        rig.broker.ends.park.return_value = True
         ending.on_socket_broken("cut")
     ending.take_over(is_exempt=True)
     assert state_of(ending) is Life.CLOSED and rig.read() == b""
-    rig.broker.connection_lost.assert_called_once_with(SESSION, is_exempt=True)
+    rig.broker.ends.lost.assert_called_once_with(SESSION, is_exempt=True)
 
 
 @pytest.mark.parametrize("before", [Life.OPEN, Life.DISCARDING, Life.CLOSING, Life.LINGERING, Life.PARKED, Life.CLOSED])
 def test_broker_that_stops_ends_a_connection_in_each_state(rig: Rig, before: Life) -> None:
     ending = rig.ending()
     if before in (Life.PARKED, Life.CLOSED):
-        rig.broker.park_for_takeover.return_value = before is Life.PARKED
+        rig.broker.ends.park.return_value = before is Life.PARKED
         ending.on_socket_broken("cut")
     elif before is not Life.OPEN:
         ending.on_disconnect()

@@ -69,6 +69,7 @@ class Broker:
         self._loop = loop
         self.incomplete_frames = SimpleNamespace(is_full=False)
         self.has_capacity = True
+        self.ends = SimpleNamespace(lost=self._lost, park=lambda _: False)
         self.capacity = SimpleNamespace(
             incomplete_frames=self.incomplete_frames,
             may_read=lambda _: self.has_capacity,
@@ -86,7 +87,7 @@ class Broker:
             if isinstance(command, Login):
                 self._connection.send_connected(command, "", is_takeover=False, is_checked=False)
 
-    def connection_lost(self, _: object, **__: object) -> None:
+    def _lost(self, _: object, **__: object) -> None:
         self.lost_at = self._loop.time()
 
     def has_lost_client(self) -> bool:
@@ -95,7 +96,7 @@ class Broker:
     def all_sent(self, *_: object, **__: object) -> None:
         pass
 
-    connection_closed = answer = warn_of_ineffective_header = all_sent
+    connection_closed = answer = all_sent
 
 
 class Client:

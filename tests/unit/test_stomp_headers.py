@@ -1,8 +1,6 @@
 """Tests that each SUBSCRIBE header known to some broker is understood, ignored, or refused by name."""
 
-import re
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +16,6 @@ from truenext.wire.stomp.headers import (
     INEFFECTIVE_HEADERS,
     OPTIONS,
     PRIORITY,
-    REJECT,
     SUBSCRIBE_RULES,
     WINDOW,
 )
@@ -288,16 +285,6 @@ def test_on_send_all_names_are_the_user_s(name: str) -> None:
         return
     (send,) = receive(connected(), "SEND", {"destination": "/queue/a", name: "whatever"})
     assert f"{name}:whatever\n".encode() in send.message.header  # type: ignore[union-attr]
-
-
-def test_the_decision_names_every_name() -> None:
-    page = Path(__file__).parents[2] / "docs" / "decisions" / "0038-other-brokers-headers.md"
-    text = page.read_text()
-    assert [
-        name
-        for name in (*SUBSCRIBE_RULES, *WINDOW, *PRIORITY, *DURABLE_NAME, *OPTIONS, *REJECT)
-        if f"`{name}" not in text
-    ] == []
 
 
 # ---- Windows ----
@@ -589,15 +576,6 @@ def test_acknowledgement_may_repeat_the_headers_of_its_message(command: str, ver
 def test_on_send_our_own_names_are_the_user_s_but_for_those_that_are_understood(name: str) -> None:
     (send,) = receive(connected(), "SEND", {"destination": "/queue/a", name: "whatever"})
     assert f"{name}:whatever\n".encode() in send.message.header  # type: ignore[union-attr]
-
-
-def test_the_decision_names_all_of_our_own() -> None:
-    page = Path(__file__).parents[2] / "docs" / "decisions" / "0038-other-brokers-headers.md"
-    table = page.read_text().partition("## Our own")[2].partition("##")[0]
-    for command, (_, own_headers) in FRAMES.items():
-        (line,) = [line for line in table.splitlines() if line.startswith("|") and command in re.findall(r"\w+", line)]
-        assert set(re.findall(r"`(.*?)`", line)) == set(own_headers) - set(OF_MESSAGE)
-        assert ("what a MESSAGE says" in line) == (set(OF_MESSAGE) <= set(own_headers))
 
 
 # ---- NACK ----

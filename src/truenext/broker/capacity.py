@@ -13,11 +13,11 @@ from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable
 
 from truenext.broker.incomplete_frames import IncompleteFrames
+from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.memory import MemoryBudget
-from truenext.engine.writing.commit_state import CommitState
 from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import CAPACITY_CHECK_INTERVAL_S, INCOMPLETE_FRAME_BYTES, READ_BYTES
+from truenext.store.store import Store
 
 SHARE_BYTES = 32 * 1024
 """Bytes of batch, events and messages after which a connection waits until the full batch is closed."""
@@ -31,23 +31,20 @@ and the connections that send little would wait for that."""
 class Capacity:
     def __init__(
         self,
-        commit_state: CommitState,
-        memory: MemoryBudget,
+        engine: Engine,
+        store: Store,
         loop: AbstractEventLoop,
         *,
-        disk_level: Callable[[], DiskLevel],
         resume: Callable[[ConnectionState], None],
-        waits_for_disk: Callable[[ConnectionState], bool],
     ) -> None:
-        """`resume` reads a connection again. `waits_for_disk` tells whether the next SEND of a connection would wait
-        for disk space."""
-        self._commit_state = commit_state
-        self._memory = memory
+        """`resume` reads a connection again."""
+        self._engine = engine
+        self._commit_state = engine.commit_state
+        self._memory = engine.memory
+        self._store = store
         self._loop = loop
-        self._disk_level = disk_level
         self._resume = resume
-        self._waits_for_disk = waits_for_disk
-        self.incomplete_frames = IncompleteFrames(memory)
+        self.incomplete_frames = IncompleteFrames(engine.memory)
         """Large frames that have arrived in part; updated by `note_incomplete_frame`."""
         self._waiting: dict[ConnectionState, bool] = {}
         """Connections that are not read, in order; True if they wait for disk space."""
@@ -61,11 +58,6 @@ class Capacity:
         self._shared_bytes = 0
         self._without_share: dict[ConnectionState, int] = {}
         """Connections that have used up a share, each with the number of the batch from which on it has one again."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether what connections add now is counted, see `charge`."""
-        return not self._commit_state.has_capacity
 
     @property
     def added_bytes(self) -> int:
@@ -86,7 +78,7 @@ class Capacity:
         return self._shared_bytes < SHARES_BYTES and self._has_share(session)
 
     def charge(self, session: ConnectionState, size: int) -> None:
-        """Count the bytes that a connection has added while `is_full`."""
+        """Count the bytes that a connection has added while `CommitState.has_capacity` was false."""
         if size > 0:
             share = self._shares[session] = self._shares.get(session, 0) + size
             self._shared_bytes += size
@@ -130,7 +122,7 @@ class Capacity:
         """Resume the connections that may be read, in the order in which they began to wait."""
         if not self._waiting:
             return
-        has_disk_space = self._disk_level() is DiskLevel.PLENTY
+        has_disk_space = self._store.disk_level is DiskLevel.PLENTY
         for session in [one for one, needs_disk in self._waiting.items() if has_disk_space or not needs_disk]:
             self._resume_one(session)
 
@@ -189,6 +181,14 @@ class Capacity:
             frames.wait(session)
             self.wait(session)
         return count
+
+    def _waits_for_disk(self, session: ConnectionState) -> bool:
+        """Return whether the next SEND of the connection would wait for disk space."""
+        return (
+            self._store.disk_level is not DiskLevel.PLENTY
+            and self._engine.waits_with_send(session)
+            and not session.is_truenext_client
+        )
 
     def note_incomplete_frame(self, session: ConnectionState, size: int, received: int) -> None:
         """Count an incomplete frame that has `size` bytes, `received` of them new; `size` is 0 if the frame is over."""

@@ -125,7 +125,8 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
         def apply_changes(broker: Broker, changed: Configuration) -> None:
             broker.change_policies(changed.policies)
             if changed.users is not None:
-                broker.replace_users(changed.users)
+                broker.users.replace(changed.users)
+                broker.warnings.keep_users(changed.users)
             if changed.certificates is not None:
                 tls.context = changed.certificates.context
             _log_warnings(changed)

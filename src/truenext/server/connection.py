@@ -15,6 +15,7 @@ from functools import partial
 
 from truenext.broker.broker import Broker
 from truenext.broker.control import ClientInfo
+from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Login
 from truenext.model.limits import CONTROL_ONLY_IDLE_S, HEART_BEAT_GRACE_FACTOR, LOGIN_SECONDS_MAX
@@ -28,6 +29,13 @@ from truenext.wire.session import WireSession
 from truenext.wire.stomp.server import StompSession
 
 logger = logging.getLogger(__name__)
+
+
+def _warn_of_ineffective_header(
+    broker: Broker, session: ConnectionState, client: str, frame: str, header: str, instead: str
+) -> None:
+    # No method: a connection that refers to itself is freed late.
+    broker.warnings.warn_of_ineffective_header(client, broker.users.name_of(session), frame, header, instead)
 
 
 class ServerConnection:
@@ -55,7 +63,7 @@ class ServerConnection:
             session_id=self._session.id,
             identity=identity,
             server_name=server_name,
-            on_ineffective_header=partial(broker.warn_of_ineffective_header, self._session),
+            on_ineffective_header=partial(_warn_of_ineffective_header, broker, self._session, peer_name),
         )
         replies = self._wire.replies
         self._socket = ClientSocket(sock, tls, loop)
@@ -156,7 +164,7 @@ class ServerConnection:
     def _on_control_only_idle(self) -> None:
         # A control request may wait in the socket while reading is paused; a large frame is no control request.
         is_excused = self._input.waits_for_capacity
-        seconds = CONTROL_ONLY_IDLE_S if is_excused else self._broker.idle_time_left(self._session)
+        seconds = CONTROL_ONLY_IDLE_S if is_excused else self._broker.control.idle_time_left(self._session)
         if seconds > 0:
             self._ending.set_timer(seconds, "control only", self._on_control_only_idle)
         else:

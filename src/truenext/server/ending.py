@@ -89,10 +89,10 @@ class Ending:
         """Send an ERROR after the due receipts, and end the connection, unless it ends already."""
         if self.life.state is not OPEN:
             return
-        if not self._broker.logs_refusal(code):
+        if not self._broker.users.logs_refusal(code):
             self._log_refused(reason)
         self.discard_input()
-        self._broker.connection_lost(self._session, is_exempt=is_exempt)
+        self._broker.ends.lost(self._session, is_exempt=is_exempt)
         if self._socket.tls is not None and not self._socket.tls.is_ready:
             # No answer can be encrypted.
             self.close()
@@ -106,9 +106,9 @@ class Ending:
 
     def on_other_protocol(self, error: OtherProtocolError) -> None:
         """Answer a client of another protocol in that protocol, if possible, and end the connection."""
-        self._broker.log_other_protocol(self._client, error.protocol)
+        self._broker.warnings.warn_of_other_protocol(self._client, error.protocol)
         self.discard_input()
-        self._broker.connection_lost(self._session)
+        self._broker.ends.lost(self._session)
         if error.answer:
             self.output.add_frame(error.answer)
         self._broker.answer(self._session, CloseConnection())
@@ -118,7 +118,7 @@ class Ending:
         reason = "this port speaks TLS: connect to stomp+ssl://, not to stomp://"
         self._log_refused(reason)
         self.discard_input()
-        self._broker.connection_lost(self._session)
+        self._broker.ends.lost(self._session)
         self._socket.drop_tls()
         with suppress(OSError):
             self._socket.send(self._replies.encode_fault(make_error_answer(reason, Code.NOT_SUPPORTED, None)))
@@ -128,7 +128,7 @@ class Ending:
         """Send an ERROR as far as the socket takes it, and close the connection."""
         self._log_refused(reason)
         self.discard_input()
-        self._broker.connection_lost(self._session)
+        self._broker.ends.lost(self._session)
         self.output.add_frame(self._replies.encode_fault(make_error_answer(reason, Code.LIMIT, None)))
         self.output.flush()
         self.close()
@@ -147,7 +147,7 @@ class Ending:
         elif self.life.state is OPEN and not self._park("no DISCONNECT"):
             self._log_lost("no DISCONNECT")
             self.discard_input()
-            self._broker.connection_lost(self._session)
+            self._broker.ends.lost(self._session)
             self._broker.answer(self._session, CloseConnection())
 
     def discard_input(self) -> None:
@@ -196,7 +196,7 @@ class Ending:
         if self.life.state is OPEN:
             self._log_lost(reason)
             self.discard_input()
-        self._broker.connection_lost(self._session)
+        self._broker.ends.lost(self._session)
         self.close()
 
     def take_over(self, *, is_exempt: bool) -> None:
@@ -206,7 +206,7 @@ class Ending:
             self._end_parked(is_exempt=is_exempt)
             return
         self.discard_input()
-        self._broker.connection_lost(self._session, is_exempt=is_exempt)
+        self._broker.ends.lost(self._session, is_exempt=is_exempt)
         self.close()
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ class Ending:
     def _park(self, reason: str) -> bool:
         """Close the socket, and keep the session for a takeover, if its end would count an attempt now. Nothing more
         is read or written. Returns False if the connection must end instead."""
-        if not self._broker.park_for_takeover(self._session):
+        if not self._broker.ends.park(self._session):
             return False
         extra = {"client": self._client, "reason": reason}
         logger.info("client lost; its messages are kept for a takeover", extra=extra)
@@ -249,7 +249,7 @@ class Ending:
         self._end_parked()
 
     def _end_parked(self, *, is_exempt: bool = False) -> None:
-        self._broker.connection_lost(self._session, is_exempt=is_exempt)
+        self._broker.ends.lost(self._session, is_exempt=is_exempt)
         self._report_closed()
 
     # ---- The broker stops ----

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Protocol
 
-from truenext.broker.broker import Broker, WaitsFor
+from truenext.broker.broker import Broker
+from truenext.broker.peer import WaitsFor
 from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import OtherProtocolError, RemoteProtocolError
 from truenext.model.commands import Command
@@ -127,7 +128,7 @@ class Input:
             return
         except OSError as error:
             if isinstance(error, ssl.SSLError) and not self._wire.is_connected:
-                self._broker.log_failed_handshake(self._session, reason_of(error))
+                self._broker.users.log_failed_handshake(self._session, reason_of(error))
             self._ending.on_socket_broken(f"connection broken: {error}")
             return
         if self._has_tls:

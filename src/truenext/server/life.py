@@ -20,7 +20,7 @@ class Life(Enum):
     LINGERING = "lingering"
     """Our side is closed; the client has a moment to close its own, lest a reset lose the last frame."""
     PARKED = "parked"
-    """The socket is closed; the session waits for a takeover, see `Broker.park_for_takeover`."""
+    """The socket is closed; the session waits for a takeover, see `ConnectionEnds.park`."""
     STOPPING = "stopping"
     """The broker stops: nothing is read, and bytes that the socket does not take at once stay unsent."""
     STOPPING_CLOSING = "stopping-closing"

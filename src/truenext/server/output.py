@@ -279,7 +279,7 @@ class Output:
             frame, consumer = unsent.popleft()
             self._first_unsent_offset -= len(frame)
             if isinstance(consumer, Cancelled):
-                self._broker.partial_frame_sent(self._session)
+                self._broker.ends.partial_frame_sent(self._session)
                 continue
             if consumer is None:
                 self._unsent_answer_bytes -= len(frame)

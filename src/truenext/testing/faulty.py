@@ -4,7 +4,8 @@ from asyncio import AbstractEventLoop
 from collections.abc import Iterable, Iterator
 from typing import cast
 
-from truenext.broker.broker import Broker, PendingCommand
+from truenext.broker.broker import Broker
+from truenext.broker.peer import PendingCommand
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.model.commands import Command, Commit
@@ -28,7 +29,7 @@ class FaultyBroker(Broker):
         )
         self._faults = faults
         self._engine_commit = engine.commit
-        self._actions[Commit] = self._commit_and_lose_connection
+        self._execution.actions[Commit] = self._commit_and_lose_connection
         self._losing_sessions: set[ConnectionState] = set()
         """Sessions whose connection is lost once their COMMIT, now being written, is durable."""
 

@@ -92,7 +92,7 @@ class BrokerRun:
     def _is_thread_busy(self) -> bool:
         if self._broker.failure.done():
             return False
-        return self._broker.is_reading or (self._broker.is_writing and not self.store.is_delaying)
+        return self._broker.pager.is_busy or (self._broker.committer.is_busy and not self.store.is_delaying)
 
     async def advance(self, seconds: float) -> None:
         """Put the clock forward by `seconds`, and run one after the other what becomes due.

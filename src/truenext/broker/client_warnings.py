@@ -1,0 +1,80 @@
+"""Client warnings: what the log says of mistaken clients, once or a few times, however often they repeat it."""
+
+import logging
+from collections.abc import Callable, Container
+
+from truenext.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+OTHER_PROTOCOL_SECONDS = 60.0
+"""Time after the warning of a client of another protocol in which others of that protocol are logged as debug."""
+
+_OTHER_PROTOCOL = "client refused: it speaks another protocol, and this port speaks STOMP"
+
+
+class ClientWarnings:
+    def __init__(self, time: Callable[[], float]) -> None:
+        """`time` returns seconds of a clock that does not jump."""
+        self._time = time
+        self._has_logged_login = False
+        self._other_protocols: dict[str, float] = {}
+        """Protocols of refused clients, each with the time from which its next warning is logged."""
+        self._ineffective_headers: set[tuple[str, str]] = set()
+        """Users, "" without users, with the names of headers of which the log has warned them."""
+
+    def warn_of_other_protocol(self, client: str, protocol: str) -> None:
+        """Log a client of another protocol: one warning a minute for each protocol, as a port scan makes many."""
+        now = self._time()
+        if now < self._other_protocols.get(protocol, now):
+            logger.debug(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})
+            return
+        self._other_protocols[protocol] = now + OTHER_PROTOCOL_SECONDS
+        logger.warning(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})
+
+    def warn_of_ineffective_header(self, client: str, user: str, frame: str, header: str, instead: str) -> None:
+        """Log a client's header that has an effect in other brokers only; once for each header and user."""
+        if (user, header) not in self._ineffective_headers:
+            self._ineffective_headers.add((user, header))
+            fields = {"header": header, "frame": frame, "user": user, "client": client, "instead": instead}
+            logger.warning("a header of another broker has no effect here", extra=fields)
+
+    def keep_users(self, users: Container[str]) -> None:
+        """Forget the users that are not among these."""
+        self._ineffective_headers = {(user, header) for user, header in self._ineffective_headers if user in users}
+
+    def warn_of_unchecked_login(self, client: str) -> None:
+        """Log that logins are not checked; only once, as many clients send a login each time."""
+        if not self._has_logged_login:
+            self._has_logged_login = True
+            logger.warning("login and passcode are not checked: there are no users", extra={"client": client})
+
+
+def warn_of_discarded_messages(engine: Engine) -> None:
+    """Log the messages that the last SUBSCRIBE to a durable subscription has discarded, if it has."""
+    discarded = engine.take_discarded_subscription()
+    if discarded is None:
+        return
+    client, _, name = discarded.durable_key.partition(",")
+    logger.warning(
+        "messages discarded: a durable subscription was subscribed to with another topic or another selector",
+        extra={
+            "client_id": client,
+            "subscription": name,
+            "messages": discarded.message_count,
+            "topic": discarded.old_destination.topic,
+            "selector": discarded.old_destination.selector,
+            "new_topic": discarded.new_destination.topic,
+            "new_selector": discarded.new_destination.selector,
+        },
+    )
+
+
+def warn_of_forgotten_producers(engine: Engine) -> None:
+    """Log how many producers were forgotten early since the last call, if any were."""
+    forgotten, last = engine.take_forgotten_producers()
+    if forgotten:
+        logger.warning(
+            "producers forgotten early, as there are too many: their repeats are not recognized",
+            extra={"producers": forgotten, "last": last},
+        )

@@ -1,0 +1,105 @@
+"""Control commands: executes SENDs to /control/. Source: docs/protocol.md, "Control requests"
+
+bulk work                    in pieces, in the engine
+a change of one queue        at once, answered when it is durable
+producer                     at once, about the client itself
+connection, and queries      their answers take long to make: control_requests.py
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from truenext.broker import access, connection_request, control, producer_request
+from truenext.broker.control_only import ControlOnlyConnections
+from truenext.broker.control_requests import AnswerGenerator, ControlRequests
+from truenext.broker.event_loop import SlicedWork
+from truenext.broker.user_sessions import UserSessions
+from truenext.engine.background import bulk
+from truenext.engine.engine import Engine
+from truenext.engine.state.consumer import ConnectionState
+from truenext.engine.state.producer import user_producer
+from truenext.engine.state.queue import Queue
+from truenext.model.commands import ControlRequest
+
+MaySee = Callable[[Queue], bool] | None
+"""Whether a client may know of a queue; None if there are no users."""
+
+
+class ControlCommands:
+    def __init__(
+        self,
+        engine: Engine,
+        sliced_work: SlicedWork,
+        users: UserSessions,
+        time: Callable[[], float],
+        *,
+        query_context: Callable[[MaySee], control.QueryContext],
+        schedule_turn: Callable[[], object],
+    ) -> None:
+        """`time` returns seconds of a clock that does not jump."""
+        self._engine = engine
+        self._users = users
+        self._query_context = query_context
+        self._schedule_turn = schedule_turn
+        self.only = ControlOnlyConnections(time)
+        """Connections that may send nothing else."""
+        self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer)
+        """Requests that wait for their answers."""
+
+    def execute(self, session: ConnectionState, request: ControlRequest) -> None:
+        """Raises: RemoteProtocolError if the request is invalid, or waits for too many others"""
+        engine = self._engine
+        engine.expect_reply(request.reply_to)
+        self.only.note_activity(session)
+        now_ms = engine.commit_state.now_ms
+        if request.verb in bulk.VERBS:
+            # Raises at once if the request is invalid.
+            engine.bulk_task.add(session, request)
+        elif request.verb in control.QUEUE_CHANGES:
+            changed = control.apply_queue_change(engine, request.verb, request.body)
+            engine.reply(control.make_reply_message(request, changed, now_ms))
+        elif request.verb == producer_request.VERB:
+            known, batch = producer_request.make_producer_report(
+                engine, request.body, partial(user_producer, self._users.name_of(session))
+            )
+            engine.reply(control.make_reply_message(request, known, now_ms), batch)
+        elif request.verb == connection_request.VERB:
+            connection_request.check_body(request.body)
+            self.requests.add(session, request, about=session)
+        else:
+            control.check_verb(request.verb)
+            user = self._users.user_of(session)
+            self.requests.add(session, request, about=None if user is None or user.is_monitor else session)
+
+    def _start_answer(self, verb: str, about: ConnectionState | None) -> AnswerGenerator:
+        if verb == connection_request.VERB:
+            assert about is not None, "`execute` names the connection"
+            return connection_request.make_connection_report(self._engine, about, self._users.user_of(about))
+        may_see: MaySee = None
+        if about is not None:
+            user = self._users.user_of(about)
+            may_see = _see_nothing if user is None else partial(access.may_see, user)
+        return control.QUERIES[verb](self._query_context(may_see))
+
+    def send_answer(self, session: ConnectionState, request: ControlRequest, body: bytes) -> bool:
+        """Send the answer to a control request. Returns False if the connection has ended."""
+        self.only.note_activity(session)
+        self._engine.reply(control.make_reply_message(request, body, self._engine.commit_state.now_ms))
+        self._schedule_turn()
+        return self._engine.is_connected(session)
+
+    def idle_time_left(self, session: ConnectionState) -> float:
+        """Return the seconds that a control-only connection may still be idle; a pending answer counts as activity."""
+        if self.requests.pending_count(session) or self._engine.bulk_task.pending_answer_count(session):
+            self.only.note_activity(session)
+        return self.only.seconds_left(session)
+
+    def remove(self, session: ConnectionState) -> None:
+        """Drop the answers of a closed connection."""
+        self.only.remove(session)
+        self.requests.connection_closed(session)
+
+
+def _see_nothing(_: Queue) -> bool:
+    """Hide all queues from a connection that has ended."""
+    return False

@@ -1,0 +1,269 @@
+"""Execution: executes the commands that were read of a connection, one after the other, as long as they may run now.
+
+not logged in            the login is checked first
+disk space is short      a SEND waits
+many selectors           a SEND to a topic waits until its queues are found
+5 ms are over            the rest waits for a turn, so that others are served
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, islice
+from typing import Any
+
+from truenext.broker.capacity import Capacity
+from truenext.broker.client_warnings import ClientWarnings, warn_of_discarded_messages
+from truenext.broker.connection_ends import ConnectionEnds
+from truenext.broker.control_commands import ControlCommands
+from truenext.broker.event_loop import SlicedWork, Steps
+from truenext.broker.peer import Peer, PendingCommand, WaitsFor
+from truenext.broker.user_sessions import Action, UserSessions
+from truenext.engine.engine import Engine
+from truenext.engine.state.consumer import ConnectionState
+from truenext.errors import RemoteProtocolError, StoreError
+from truenext.model.answers import Receipt
+from truenext.model.commands import (
+    Abort,
+    Ack,
+    Begin,
+    Browse,
+    Command,
+    Commit,
+    ControlRequest,
+    Credit,
+    Disconnect,
+    InvalidFrame,
+    Login,
+    Nack,
+    ReceiptRequest,
+    Release,
+    Send,
+    Started,
+    Subscribe,
+    Unsubscribe,
+    Wake,
+)
+from truenext.model.disk_level import DiskLevel
+from truenext.model.limits import EXECUTE_SLICE_US, REFUSALS_PER_PASS_MAX, ROUTING_SLICE_NS
+from truenext.store.store import Store
+
+_WATCHED_COMMANDS = (Nack, Subscribe, Browse, Unsubscribe, Commit, Abort, Release, Disconnect, ControlRequest)
+"""Commands of which one may take milliseconds."""
+
+COMMANDS_PER_LOOK = 500
+"""Commands of a read after which the clock is read."""
+
+
+class Execution:
+    """It needs all rooms of the broker, as each command belongs to one of them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        peers: Mapping[ConnectionState, Peer],
+        capacity: Capacity,
+        users: UserSessions,
+        ends: ConnectionEnds,
+        control: ControlCommands,
+        warnings: ClientWarnings,
+        *,
+        begin_read: Callable[[], object],
+        on_failed: Callable[[StoreError], object],
+        monotonic_ns: Callable[[], int],
+    ) -> None:
+        """`begin_read` sets the time and schedules a turn. `on_failed` is called if the store cannot be read."""
+        self._engine = engine
+        self._commit_state = engine.commit_state
+        self._store = store
+        self._peers = peers
+        self._capacity = capacity
+        self._users = users
+        self._ends = ends
+        self._control = control
+        self._warnings = warnings
+        self._begin_read = begin_read
+        self._on_failed = on_failed
+        self._monotonic_ns = monotonic_ns
+        self._before_login: set[ConnectionState] = set()
+        self.routing = SlicedWork(monotonic_ns, ROUTING_SLICE_NS)
+        """Searches for the queues of messages whose commands wait for that."""
+        # Bound methods: one look-up finds the action of a command.
+        self.actions: dict[type[Any], Action] = {
+            Login: self._log_in,
+            InvalidFrame: _raise_invalid,
+            Send: engine.send,
+            Ack: engine.acknowledge,
+            Nack: engine.nack,
+            ReceiptRequest: self._answer_receipt_request,
+            Subscribe: self._subscribe,
+            Browse: engine.browse,
+            Unsubscribe: ends.unsubscribe,
+            Begin: engine.begin,
+            Commit: engine.commit,
+            Abort: engine.abort,
+            Started: engine.mark_started,
+            Credit: self._request_credit,
+            Wake: engine.wake,
+            Release: ends.release,
+            Disconnect: ends.disconnect,
+            ControlRequest: control.execute,
+        }
+        for command in _WATCHED_COMMANDS:
+            self.actions[command] = self._watched(self.actions[command])
+        users.guard(self.actions)
+
+    def connect(self, session: ConnectionState) -> None:
+        """Add a connection: its first command must be a login."""
+        self._before_login.add(session)
+
+    def remove(self, session: ConnectionState) -> None:
+        """Remove a closed connection."""
+        self._before_login.discard(session)
+
+    def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
+        """Execute the commands of a client one after the other.
+
+        Returns the commands that must wait, and the reason; None if all were executed.
+
+        Raises: RemoteProtocolError at a refused command that ends the connection; those before it stay executed.
+        """
+        if self._commit_state.has_capacity:
+            return self._execute(session, commands)
+        capacity = self._capacity
+        before = capacity.added_bytes
+        try:
+            return self._execute(session, commands)
+        finally:
+            capacity.charge(session, capacity.added_bytes - before)
+
+    def _execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
+        engine = self._engine
+        self._begin_read()
+        commit_state = self._commit_state
+        is_disk_short = commit_state.disk_level is not DiskLevel.PLENTY
+        needs_login = session in self._before_login
+        actions = self.actions
+        until_us = commit_state.now_us + EXECUTE_SLICE_US
+        commit_state.is_read_long = engine.routing_may_take_long
+        control_only = self._control.only
+        if needs_login or (control_only.idle_since and session in control_only.idle_since):
+            commands = control_only.check_commands(session, commands)
+        refused = 0
+        commands = iter(commands)
+        first = next(commands, None)
+        while first is not None:
+            for command in chain((first,), islice(commands, COMMANDS_PER_LOOK - 1)):
+                try:
+                    if needs_login:
+                        needs_login = False
+                        if isinstance(command, Login) and not self._users.is_login_checked(session, command):
+                            return PendingCommand(command, WaitsFor.LOGIN)
+                    if is_disk_short:
+                        if engine.waits_while_disk_short(session, command):
+                            return PendingCommand(command, WaitsFor.DISK)
+                        self._count_contents(session, command)
+                    if commit_state.is_read_long and self._is_routed_ahead(session, command):
+                        return PendingCommand(command, WaitsFor.ROUTES)
+                    actions[type(command)](session, command)
+                except RemoteProtocolError as error:
+                    if not session.is_truenext_client or isinstance(command, Login):
+                        raise
+                    self._refuse_command(session, command, error)
+                    refused += 1
+                    if refused < REFUSALS_PER_PASS_MAX:
+                        continue
+                else:
+                    if not commit_state.is_read_long or self._monotonic_ns() // 1000 < until_us:
+                        continue
+                # One read may hold very many refused frames, of four bytes each, or commands that take long.
+                return PendingCommand(None, WaitsFor.OTHERS)
+            first = next(commands, None)
+            if first is not None and self._monotonic_ns() // 1000 >= until_us:
+                # One read may hold thousands of small frames.
+                return PendingCommand(first, WaitsFor.OTHERS)
+        return None
+
+    def _watched(self, action: Action) -> Action:
+        """Return an action after which the time of its read is checked."""
+
+        def watched_action(session: ConnectionState, command: Any) -> None:
+            self._commit_state.is_read_long = True
+            action(session, command)
+
+        return watched_action
+
+    def _is_routed_ahead(self, session: ConnectionState, command: Command) -> bool:
+        """Return whether a command waits because it takes long to find the queues of its messages; if so, begin."""
+        steps = self._engine.find_queues_ahead(session, command)
+        if steps is None or self._users.is_forbidden(session, command):
+            return False
+        self.routing.add(self._find_queues(session, steps))
+        return True
+
+    def _find_queues(self, session: ConnectionState, steps: Iterator[None]) -> Steps:
+        for _ in steps:
+            yield
+            if not self._engine.is_connected(session):
+                return
+        self._capacity.wait_for_others(session)
+
+    def _count_contents(self, session: ConnectionState, command: Command) -> None:
+        """Tell the engine how many copies the store has of shared contents, if the command depends on that."""
+        contents = self._engine.contents_to_count(session, command)
+        if contents:
+            try:
+                self._engine.count_contents(session, command, self._store.content_references(contents))
+            except StoreError as error:
+                self._on_failed(error)
+
+    def _refuse_command(self, session: ConnectionState, command: Command, error: RemoteProtocolError) -> None:
+        """Send an ERROR, and keep the connection open. The command's transaction becomes rollback-only."""
+        name = getattr(command, "transaction", None)
+        if name is not None:
+            self._engine.mark_rollback_only(session, name)
+        self._peers[session].send_error(error)
+
+    # ---- Commands ----
+
+    def _log_in(self, session: ConnectionState, login: Login) -> None:
+        peer = self._peers[session]
+        found = self._users.find_user(session, login)
+        secret, is_takeover = "", False
+        if login.is_truenext_client:
+            # This connection gets the place of the one that it takes over.
+            secret, is_takeover = self._ends.take_over(session, login, "" if found is None else found.user.name)
+        may_exceed = found is None or found.user.is_monitor or found.user.is_admin
+        limit = peer.assign_place(may_exceed=may_exceed)
+        if found is not None:
+            self._users.log_in(session, found)
+        elif login.user.strip() or login.passcode.strip():
+            self._warnings.warn_of_unchecked_login(peer.client_info.address)
+        if limit:
+            self._control.only.add(session, limit)
+        self._before_login.remove(session)
+        self._engine.log_in(session, login)
+        peer.send_connected(login, secret, is_takeover=is_takeover, is_checked=found is not None)
+
+    def _subscribe(self, session: ConnectionState, subscribe: Subscribe) -> None:
+        self._ends.close_parked_users(subscribe.durable_key)
+        self._engine.subscribe(session, subscribe)
+        if subscribe.durable_key:
+            warn_of_discarded_messages(self._engine)
+
+    def _request_credit(self, session: ConnectionState, credit: Credit) -> None:
+        withdrawn = self._engine.pull(session, credit)
+        if withdrawn is not None:
+            # At once: messages of the next pull request must come after this end.
+            self._peers[session].end_pull_request(withdrawn)
+            self._peers[session].flush()
+
+    def _answer_receipt_request(self, session: ConnectionState, confirm: ReceiptRequest) -> None:
+        numbered = confirm.numbered_command
+        receipt = Receipt(confirm.receipt)
+        if numbered is not None:
+            receipt.is_repeat, receipt.is_unknown = numbered.is_repeat, numbered.is_unknown
+        self._engine.answer(session, receipt)
+
+
+def _raise_invalid(_: ConnectionState, invalid: InvalidFrame) -> None:
+    raise RemoteProtocolError(invalid.reason, invalid.code)

@@ -1,0 +1,280 @@
+"""User sessions: as which user each connection is logged in, and what that user may do.
+
+    login      the password is checked on a thread, the connection waits (logins.py); then it has a user
+    command    its check comes before its action (access.py); a refusal is logged
+    reload     connections end whose user may do less than before
+
+Without users everything is allowed, and a connection has no user.
+"""
+
+import logging
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from truenext.broker import access, connection_request, producer_request
+from truenext.broker.logins import WRONG_CERTIFICATE, WRONG_LOGIN, Logins
+from truenext.broker.peer import Peer
+from truenext.broker.reply_rights import ReplyRights
+from truenext.broker.security_log import SecurityLog
+from truenext.broker.users import Users, is_certificate_name
+from truenext.engine.dispatch.plain import Deliveries
+from truenext.engine.engine import Engine
+from truenext.engine.state.consumer import ConnectionState
+from truenext.errors import Code, RemoteProtocolError
+from truenext.model.commands import Browse, Command, ControlRequest, Login, Send
+from truenext.model.destination import Destination, DestinationKind
+from truenext.model.grants import User
+
+Action = Callable[[ConnectionState, Any], None]
+"""Executes a command of a connection."""
+
+
+class SessionUser(NamedTuple):
+    """User of a connection, and the credential with which it has logged in."""
+
+    user: User
+    credential: str
+
+
+class UserSessions:
+    def __init__(
+        self,
+        users: Users | None,
+        engine: Engine,
+        peers: Mapping[ConnectionState, Peer],
+        loop: AbstractEventLoop,
+        *,
+        has_pending_answer: Callable[[ConnectionState], bool],
+    ) -> None:
+        """`has_pending_answer` tells whether a connection waits for the answer to a control request."""
+        self._engine = engine
+        self._peers = peers
+        self._loop = loop
+        self._has_pending_answer = has_pending_answer
+        self._users: dict[ConnectionState, SessionUser] = {}
+        """Users of the connections that are logged in; empty if the broker has no users."""
+        self._last_targets: dict[ConnectionState, Destination] = {}
+        """Destination of the last SEND of each connection, which its user has the right to send to; none with temporary
+        queues and topics, which are checked for each SEND."""
+        self._checked_logins: dict[ConnectionState, str] = {}
+        """Credentials of logins that were checked and not executed yet; "" if a login is wrong."""
+        self._logins = None if users is None else Logins(users, loop)
+        self._reply_rights = None if users is None else ReplyRights(engine, self.name_of)
+        self._log = SecurityLog(loop.time)
+
+    def user_of(self, session: ConnectionState) -> User | None:
+        """Return the user of a connection; None without users, and once the connection is closed."""
+        found = self._users.get(session)
+        return None if found is None else found.user
+
+    def name_of(self, session: ConnectionState) -> str:
+        """Return the name of the connection's user; "" if the broker has no users."""
+        found = self._users.get(session)
+        return "" if found is None else found.user.name
+
+    def remove(self, session: ConnectionState) -> None:
+        """Remove a closed connection."""
+        self._users.pop(session, None)
+        self._last_targets.pop(session, None)
+        self._checked_logins.pop(session, None)
+        if self._reply_rights is not None:
+            self._reply_rights.connection_closed(session)
+
+    def close(self) -> None:
+        """End the thread that checks passwords."""
+        if self._logins is not None:
+            self._logins.close()
+
+    # ---- Login ----
+
+    def is_login_checked(self, session: ConnectionState, login: Login) -> bool:
+        """Return whether a login may be executed; if not, the connection is resumed when its password was checked.
+
+        Raises: RemoteProtocolError if it is refused
+        """
+        if self._logins is None:
+            return True
+        if session not in self._checked_logins and not login.passcode:
+            names = self._peers[session].certificate_names
+            found = self._logins.users.find_by_certificate(names)
+            if found is not None and login.user in ("", found[0].user.name):
+                login.user, self._checked_logins[session] = found[0].user.name, found[1]
+            elif names:
+                self._log_failed_login(session, login, WRONG_CERTIFICATE)
+                raise RemoteProtocolError(WRONG_CERTIFICATE, Code.LOGIN)
+        if session not in self._checked_logins:
+            on_checked = partial(self._on_login_checked, session)
+            try:
+                credential = self._logins.check(login, self._address(session), on_checked)
+            except RemoteProtocolError as error:
+                self._log_failed_login(session, login, str(error))
+                raise
+            if not credential:
+                return False
+            self._checked_logins[session] = credential
+        return True
+
+    def _on_login_checked(self, session: ConnectionState, credential: str) -> None:
+        peer = self._peers.get(session)
+        if peer is not None and self._engine.is_connected(session):
+            self._checked_logins[session] = credential
+            peer.resume_reading()
+
+    def find_user(self, session: ConnectionState, login: Login) -> SessionUser | None:
+        """Return the user of a checked login; None if the broker has no users.
+
+        Raises: RemoteProtocolError if the login is wrong
+        """
+        if self._logins is None:
+            return None
+        credential = self._checked_logins.pop(session)
+        entry = self._logins.users.get(login.user)
+        if not credential or entry is None or credential not in entry.credentials:
+            self._log_failed_login(session, login, WRONG_LOGIN)
+            raise RemoteProtocolError(WRONG_LOGIN, Code.LOGIN)
+        number = entry.credentials.index(credential) + 1
+        self._log_event(logging.INFO, "login", session, login.user, credential=number)
+        return SessionUser(entry.user, credential)
+
+    def log_in(self, session: ConnectionState, user: SessionUser) -> None:
+        """Give a connection its user: from now on it may do what the user may do."""
+        self._users[session] = user
+
+    def _log_failed_login(self, session: ConnectionState, login: Login, reason: str) -> None:
+        assert self._logins is not None, "there are users"
+        # A text that is no user's name may be a password.
+        user = login.user if login.user in self._logins.users or not login.user else "unknown"
+        self._log_event(logging.WARNING, "login failed", session, user, reason=reason)
+
+    # ---- Commands ----
+
+    def guard(self, actions: dict[type[Any], Action]) -> None:
+        """Put the check of each command in front of its action. A command without a check is refused. Without users
+        the actions stay."""
+        if self._logins is None:
+            return
+        actions[Browse] = self._browse
+        actions[Send] = self._send
+        actions[ControlRequest] = partial(self._control, actions[ControlRequest])
+        for command, action in actions.items():
+            if command is not Login:
+                actions[command] = self._guarded(access.COMMAND_CHECKS.get(command), action)
+        checked_send, send_message, last_targets = actions[Send], self._engine.send, self._last_targets
+
+        def send_as_user(session: ConnectionState, send: Send) -> None:
+            # Most go where the last one went, and equal addresses are one object. A producer's name must be the user's.
+            destination = send.destination
+            is_last = last_targets.get(session) is destination
+            if is_last and send.producer is None and not send.has_reply_to:
+                send_message(session, send)
+            else:
+                checked_send(session, send)
+                if not is_last and not any(map(access.is_private, destination.parts or (destination,))):
+                    last_targets[session] = destination
+
+        actions[Send] = send_as_user
+
+    def _guarded(self, check: access.Check | None, action: Action) -> Action:
+        users = self._users
+
+        def checked_action(session: ConnectionState, command: Any) -> None:
+            user = users[session].user
+            try:
+                if check is None:
+                    raise access.ForbiddenError(user, type(command).__name__)
+                check(user, session, command)
+                action(session, command)
+            except access.ForbiddenError as error:
+                self._log_event(logging.WARNING, "request refused", session, user.name, reason=str(error))
+                raise
+
+        return action if check is access.check_nothing else checked_action
+
+    def _control(self, action: Action, session: ConnectionState, request: ControlRequest) -> None:
+        action(session, request)
+        if request.verb not in (connection_request.VERB, producer_request.VERB):
+            # Clients ask these by themselves, and about themselves.
+            user, queue = self.name_of(session), access.queue_of(request)
+            self._log_event(logging.INFO, "control request", session, user, verb=request.verb, queue=queue)
+
+    def _send(self, session: ConnectionState, send: Send) -> None:
+        if send.has_reply_to or send.destination.session or send.destination.parts:
+            assert self._reply_rights is not None, "there are users"
+            self._reply_rights.check(self._users[session].user, session, send)
+        self._engine.send(session, send)
+
+    def _browse(self, session: ConnectionState, browse: Browse) -> None:
+        if browse.destination.kind is DestinationKind.DURABLE:
+            queue = self._engine.require_durable(browse.destination.name)
+            access.check_browsed_subscription(self._users[session].user, queue)
+        self._engine.browse(session, browse)
+
+    def is_forbidden(self, session: ConnectionState, command: Command) -> bool:
+        """Return whether a SEND will be refused, as its user may not send there."""
+        found = self._users.get(session)
+        if found is None or not isinstance(command, Send):
+            return False
+        try:
+            access.COMMAND_CHECKS[Send](found.user, session, command)
+        except access.ForbiddenError:
+            return True
+        return False
+
+    def note_dispatched(self, deliveries: Deliveries) -> None:
+        """Give users the right to reply to the temporary queues that their new messages name."""
+        if self._reply_rights is not None and self._reply_rights.has_callers:
+            self._reply_rights.note_dispatched(deliveries)
+
+    # ---- Reload ----
+
+    def replace(self, users: Users) -> None:
+        """Use other users from now on. Connections end if their user is gone or may do less than before, or if their
+        password does not hold any more."""
+        assert self._logins is not None and self._reply_rights is not None, "the broker was started with users"
+        self._logins.replace_users(users)
+        self._last_targets.clear()
+        self._reply_rights.keep_users(users)
+        for session, (user, credential) in list(self._users.items()):
+            entry = users.get(user.name)
+            if entry is None:
+                reason = f"user {user.name!r} was removed"
+            elif credential not in entry.credentials:
+                kind = "certificate name" if is_certificate_name(credential) else "password"
+                reason = f"the {kind} that this connection logged in with is not one of user {user.name!r} any more"
+            elif not entry.user.has_all_of(user):
+                reason = f"user {user.name!r} has fewer grants than before"
+            else:
+                self._users[session] = SessionUser(entry.user, credential)
+                continue
+            self._log_event(logging.WARNING, "connection ended", session, user.name, reason=reason)
+            end = partial(self._peers[session].end_user, reason)
+            if self._has_pending_answer(session):
+                # Let a `reload` that ends its own connection be answered: the turn that sends the answer is scheduled
+                # behind the first call. Until then the user may do nothing.
+                self._users[session] = SessionUser(User(user.name, {}), credential)
+                self._loop.call_soon(self._loop.call_soon, end)
+            else:
+                end()
+
+    # ---- Security log ----
+
+    def log_failed_handshake(self, session: ConnectionState, reason: str) -> None:
+        """Log a client that has failed to begin TLS, as without the certificate that it needs."""
+        self._log_event(logging.WARNING, "TLS failed", session, "", reason=reason)
+
+    def logs_refusal(self, code: Code) -> bool:
+        """Return whether the security log has the refusals with this code."""
+        return self._logins is not None and code in (Code.LOGIN, Code.BUSY, Code.FORBIDDEN)
+
+    def flush_log(self) -> None:
+        """Log how many events of earlier seconds were only counted; called once a second."""
+        self._log.flush()
+
+    def _log_event(self, level: int, text: str, session: ConnectionState, user: str, **fields: object) -> None:
+        self._log.log(level, text, address=self._address(session), user=user, **fields)
+
+    def _address(self, session: ConnectionState) -> str:
+        """Return the address of a connection's client, without the port."""
+        return self._peers[session].client_info.address.rpartition(":")[0]
