@@ -357,10 +357,14 @@ class TappedConnection(ServerConnection):
     simulation: Simulation
     wire: Wire
 
-    def deliver(self, consumer: BrokerConsumer, entries: list[Entry]) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.deliver = self._deliver_and_record
+
+    def _deliver_and_record(self, consumer: BrokerConsumer, entries: list[Entry]) -> None:
         for entry in entries:
             self.simulation.on_dispatch(self.wire, consumer.subscription, entry)
-        super().deliver(consumer, entries)
+        self._output.deliver(consumer, entries)
 
     def close_for_takeover(self, *, is_exempt: bool) -> None:
         self.simulation.on_taken_over(self.wire, is_exempt=is_exempt)

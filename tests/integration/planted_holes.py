@@ -26,7 +26,7 @@ from truenext.cli.main import main as truenext
 from truenext.model.commands import Browse, Commit, Disconnect, Login, Subscribe, Unsubscribe
 from truenext.model.destination import DestinationKind
 from truenext.model.grants import Pattern, User
-from truenext.server.connection import ServerConnection
+from truenext.server.output import Output
 from truenext.tls import TlsSocket
 
 
@@ -496,7 +496,7 @@ def a_required_certificate_is_not_checked(patch: Patch) -> None:
 
 
 def a_frame_that_is_encrypted_is_cancelled(patch: Patch) -> None:
-    _change(patch, ServerConnection, "cancel_unsent", "(0 if self._tls is None else self._tls.encrypted_count)", "0")
+    _change(patch, Output, "cancel_unsent", "(0 if self._tls is None else self._tls.encrypted_count)", "0")
 
 
 def frames_that_are_encrypted_count_as_one(patch: Patch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.broker_process import LIMITS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from tests.integration.test_takeover import is_taken_over, numbered, secret_of
-from truenext.server.connection import TAKEOVER_GRACE_S
+from truenext.server.ending import TAKEOVER_GRACE_S
 
 pytestmark = LIMITS
 

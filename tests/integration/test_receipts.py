@@ -18,7 +18,7 @@ from tests.unit.mutation import mutated
 from truenext.broker.write_time import WriteTimeEstimate
 from truenext.engine.writing.commit_state import CommitState
 from truenext.model.batch import Batch
-from truenext.server.connection import ServerConnection
+from truenext.server.output import Output
 from truenext.store.embedded import EmbeddedStore
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version
@@ -240,23 +240,23 @@ FAULTS: dict[str, tuple[Rule, type, str, str, str]] = {
     ),
     "a receipt that need not wait overtakes one that must": (
         receipts_come_in_the_order_of_their_frames,
-        *(ServerConnection, "_add_frame", "self._parts.append(frame)", "self._parts.insert(0, frame)"),
+        *(Output, "add_frame", "self._parts.append(frame)", "self._parts.insert(0, frame)"),
     ),
     "an ERROR overtakes a receipt": (
         error_comes_after_the_receipts_that_are_due,
-        *(ServerConnection, "_add_frame", "self._parts.append(frame)", "self._parts.insert(0, frame)"),
+        *(Output, "add_frame", "self._parts.append(frame)", "self._parts.insert(0, frame)"),
     ),
     "a receipt is written into an unsent message": (
         receipt_does_not_split_a_message,
-        *(ServerConnection, "flush", "if self._unsent:", "if False:"),
+        *(Output, "flush", "if self._unsent:", "if False:"),
     ),
     "the receipt of an UNSUBSCRIBE is written into an unsent message": (
         receipt_of_an_unsubscribe_comes_after_the_messages_of_its_subscription,
-        *(ServerConnection, "flush", "if self._unsent:", "if False:"),
+        *(Output, "flush", "if self._unsent:", "if False:"),
     ),
     "the connection is closed before the receipt of its DISCONNECT was sent": (
         receipt_of_a_disconnect_is_the_last_frame,
-        *(ServerConnection, "flush", "if self._is_closing and not self._unsent and", "if self._is_closing and"),
+        *(Output, "flush", "in CLOSES_WHEN_SENT and not self._unsent", "in CLOSES_WHEN_SENT"),
     ),
 }
 

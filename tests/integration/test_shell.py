@@ -20,6 +20,7 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import TruenextError
 from truenext.model.batch import Batch
 from truenext.server.connection import ServerConnection
+from truenext.server.output import Output
 from truenext.store.memory import MemoryStore
 from truenext.wire.stomp.frame import Frame
 
@@ -138,13 +139,13 @@ def test_a_connection_that_is_closed_leaves_nothing_in_memory(end: Callable[[Raw
 
 
 def test_a_heart_beat_that_finds_its_connection_closed_is_the_last() -> None:
-    flush = ServerConnection.flush
+    flush = Output.flush
 
-    def flush_and_close(self: ServerConnection) -> None:
+    def flush_and_close(self: Output) -> None:
         is_beat = self._parts == [b"\n"]
         flush(self)
         if is_beat:
-            self._end_lost("closed by a test")
+            self._ending.on_socket_broken("closed by a test")
 
     def use(port: int) -> None:
         client = RawClient(port)
@@ -152,7 +153,7 @@ def test_a_heart_beat_that_finds_its_connection_closed_is_the_last() -> None:
         assert client.read() == b"\n"
         client.await_end()
 
-    with mock.patch.object(ServerConnection, "flush", flush_and_close):
+    with mock.patch.object(Output, "flush", flush_and_close):
         assert asyncio.run(objects_kept_after(use)) == []
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.broker_process import LIMITS, BrokerProcess
 from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient, bodies, numbered
 from tests.integration.test_takeover import numbered as numbered_connection
-from truenext.server.connection import TAKEOVER_GRACE_S
+from truenext.server.ending import TAKEOVER_GRACE_S
 from truenext.wire.stomp.frame import Frame
 
 pytestmark = LIMITS

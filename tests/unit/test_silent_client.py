@@ -126,7 +126,7 @@ class Client:
 
     def close(self) -> None:
         self._here.close()
-        self.connection._sock.close()
+        self.connection._socket.close()
 
 
 @pytest.fixture(params=[HEART_BEAT_MS_MIN, 10_000])

@@ -7,7 +7,7 @@
 The first is the one whose frame has been so large for longest. As it is always read on, a frame of any permitted size
 can be completed, and all frames together take little more than their share of the memory and one such frame.
 
-This is policy without I/O; the connections themselves read, wait and end (server/connection.py).
+This is policy without I/O; the connections themselves read, wait and end (server/input.py).
 """
 
 from collections.abc import Container

@@ -4,11 +4,13 @@ import socket
 import struct
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from truenext.broker.broker import Broker
 from truenext.model.answers import Answer, CloseConnection
 from truenext.server.connection import ServerConnection
+from truenext.server.life import WITHOUT_SOCKET
 from truenext.testing.clock import AdvanceableLoop
 
 _RESET = struct.pack("ii", 1, 0)
@@ -22,8 +24,10 @@ class CloseAfterCommit(CloseConnection):
 class FreezableSocket(socket.socket):
     """Socket that transfers nothing while frozen; the other side does not see a close before the thaw."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, on_close_seen: Callable[[], None]) -> None:
+        """`on_close_seen` is called once the other side can see a close."""
         super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
+        self._on_close_seen = on_close_seen
         self.setblocking(False)
         self.is_frozen = False
         self._is_close_due = False
@@ -31,7 +35,7 @@ class FreezableSocket(socket.socket):
     def thaw(self) -> None:
         self.is_frozen = False
         if self._is_close_due:
-            super().close()
+            self.close()
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
         if self.is_frozen:
@@ -53,6 +57,7 @@ class FreezableSocket(socket.socket):
             self._is_close_due = True
         else:
             super().close()
+            self._on_close_seen()
 
 
 class CuttableConnection(ServerConnection):
@@ -69,10 +74,10 @@ class CuttableConnection(ServerConnection):
     ) -> None:
         """`loop` is an `AdvanceableLoop`; `on_close_seen` is called once the client can see the close."""
         self._broker_loop = cast(AdvanceableLoop, loop)
-        self._socket = FreezableSocket(sock)
-        self._forward_closed = on_closed
-        self._on_close_seen = on_close_seen
-        super().__init__(self._socket, peer_name, broker, loop, on_closed=self._on_connection_closed, **others)
+        # Not in `on_closed`: the broker may park the session. A frozen socket is closed at its thaw.
+        self._freezable = FreezableSocket(sock, partial(on_close_seen, self))
+        super().__init__(self._freezable, peer_name, broker, loop, on_closed=on_closed, **others)
+        self.answer = self._answer_or_cut
 
     @property
     def session_id(self) -> str:
@@ -80,55 +85,44 @@ class CuttableConnection(ServerConnection):
 
     def drop(self, reason: str) -> None:
         """Cut the connection as a network does: bytes that are not sent or not read yet are lost."""
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        if self._is_closed:
+        self._freezable.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        if self._life.state in WITHOUT_SOCKET:
             # Closed while it was frozen: the thaw closes the socket.
             self.thaw()
             return
-        self._socket.is_frozen = False
-        self._on_socket_broken(reason)
-        self._broker_loop.watch(self._socket)
+        self._freezable.is_frozen = False
+        self._ending.on_socket_broken(reason)
+        self._broker_loop.watch(self._freezable)
 
     def freeze(self) -> None:
-        if not self._socket.is_frozen:
-            self._socket.is_frozen = True
-            self._broker_loop.unwatch(self._socket)
+        if not self._freezable.is_frozen:
+            self._freezable.is_frozen = True
+            self._broker_loop.unwatch(self._freezable)
 
     def thaw(self) -> None:
-        if self._socket.is_frozen:
-            self._socket.thaw()
-            self._broker_loop.watch(self._socket)
-            if self._is_closed:
-                self._on_close_seen(self)
+        if self._freezable.is_frozen:
+            self._freezable.thaw()
+            self._broker_loop.watch(self._freezable)
 
     def count_as_heart_beat(self) -> None:
         """Count the client's heart-beats as received: its own clock did not advance with the broker's."""
-        if not self._socket.is_frozen:
-            self._last_received_at = self._loop.time()
+        if not self._freezable.is_frozen:
+            self._input.count_as_heard()
 
     def close_socket(self) -> None:
         """Close the socket as the system does for a killed process."""
-        self._socket.is_frozen = False
-        self._socket.close()
+        self._freezable.is_frozen = False
+        self._freezable.close()
 
     def check_socket(self) -> None:
-        if not self._socket.is_frozen:
+        if not self._freezable.is_frozen:
             super().check_socket()
 
-    def answer(self, answer: Answer) -> None:
+    def _answer_or_cut(self, answer: Answer) -> None:
         if isinstance(answer, CloseAfterCommit):
             # Frames before this answer are sent. The drop comes later: a turn must not lose the connection half-way.
             self.flush()
             self.freeze()
             self._broker_loop.call_soon(self.drop, "dropped after a COMMIT, by a test")
         else:
-            super().answer(answer)
-
-    def _close_socket(self) -> None:
-        super()._close_socket()
-        # Reported here, not in `on_closed`: the broker may park the session. A frozen socket is closed at its thaw.
-        if not self._socket.is_frozen:
-            self._on_close_seen(self)
-
-    def _on_connection_closed(self, connection: ServerConnection) -> None:
-        self._forward_closed(connection)
+            self._output.answer(answer)

@@ -139,7 +139,7 @@ class BrokerRun:
         """End as by SIGKILL, also a broker that has failed or ended already."""
         if self._listener is not None:
             self._listener.stop_reading()
-        for connection in self.connections.values():
+        for connection in list(self.connections.values()):
             connection.close_socket()
         self.connections.clear()
         self.store.kill()

@@ -1,7 +1,6 @@
 """Replies: encodes deliveries and answers of the broker as STOMP frames."""
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from truenext.model import header_lines
 from truenext.model.answers import ErrorAnswer, Receipt
@@ -9,7 +8,7 @@ from truenext.model.commands import AckMode, Login
 from truenext.model.destination import Destination
 from truenext.model.header_lines import FIRST_OF_GROUP, HOP_BY_HOP_HEADERS
 from truenext.model.limits import NAME_LENGTH_MAX
-from truenext.model.message import SentMessage
+from truenext.wire.session import Delivery, DeliveryCauses
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, header_line
 from truenext.wire.stomp.headers import FIRST_CAUSE, LAST_CAUSE
 from truenext.wire.stomp.protocol import ProtocolState, StompProtocol
@@ -22,45 +21,11 @@ _SET_BY_BROKER = ("content-length", "priority")
 """Headers of a stored message that the broker has set or corrected."""
 
 
-class DeliveryCauses(Protocol):
-    """First and last cause of a message's failures."""
-
-    @property
-    def first(self) -> str: ...
-    @property
-    def last(self) -> str: ...
-
-
-class Delivery(Protocol):
-    """Fields of a dispatch that a MESSAGE frame states."""
-
-    @property
-    def sequence(self) -> int: ...
-    @property
-    def message(self) -> SentMessage | None: ...
-    @property
-    def deliveries(self) -> int: ...
-    @property
-    def was_never_started(self) -> bool:
-        """True if no earlier dispatch can have reached a program, though there was one."""
-
-    @property
-    def attempts(self) -> int: ...
-    @property
-    def was_lost(self) -> bool:
-        """True if the last attempt was a lost connection."""
-
-    @property
-    def causes(self) -> DeliveryCauses | None: ...
-    @property
-    def is_first_of_group(self) -> bool: ...
-    @property
-    def address(self) -> str:
-        """Address of the queue."""
-
-
 class ReplyEncoder:
     """Encoder of messages and answers to one client as STOMP frames."""
+
+    parts_per_message = PARTS_PER_MESSAGE
+    heart_beat = b"\n"
 
     def __init__(self, protocol: StompProtocol[ShapedCommand], message_id_prefix: str) -> None:
         """`message_id_prefix` is the beginning of all message ids; the sequence follows."""

@@ -1,0 +1,283 @@
+"""Ending: the ways in which one connection ends, and its timers.
+
+    refused, or DISCONNECT    input is discarded; last answers; our side is closed; the client closes its own
+    socket or client lost     parked, if its client may take it over and its end would count an attempt; else closed
+    the broker stops          nothing is read; our side is closed once the held messages were requeued
+
+`life.py` has the states.
+"""
+
+import logging
+from asyncio import AbstractEventLoop, TimerHandle
+from collections.abc import Callable
+from contextlib import suppress
+
+from truenext.broker.broker import Broker
+from truenext.engine.state.consumer import ConnectionState
+from truenext.errors import Code, OtherProtocolError, RemoteProtocolError
+from truenext.model.answers import CloseConnection, ErrorAnswer
+from truenext.model.limits import UNSENT_ANSWER_BYTES_MAX
+from truenext.server.client_socket import ClientSocket
+from truenext.server.input import Input
+from truenext.server.life import OPEN, WITHOUT_SOCKET, ConnectionLife, Life, LifeEvent
+from truenext.server.output import Output
+from truenext.wire.session import WireReplies
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 30.0
+"""Longest time for a client to read the remaining answers when its connection ends."""
+LINGER_S = 2.0
+"""Longest time for a client to close its side after everything was sent."""
+TAKEOVER_GRACE_S = 1.0
+"""Time for a client whose socket broke to take its connection over, before its started messages count an attempt.
+The client sees the broken socket as well, and reconnects at once."""
+_REASON_LENGTH_MAX = 4000
+"""Characters of an ERROR's body."""
+
+
+class Ending:
+    input: Input
+    output: Output
+    on_closed: Callable[[], None]
+
+    def __init__(
+        self,
+        session: ConnectionState,
+        replies: WireReplies,
+        broker: Broker,
+        client_socket: ClientSocket,
+        loop: AbstractEventLoop,
+        client: str,
+    ) -> None:
+        """`attach` must follow. `client` is the client's address."""
+        self.life = ConnectionLife()
+        self._session = session
+        self._replies = replies
+        self._broker = broker
+        self._socket = client_socket
+        self._loop = loop
+        self._client = client
+        self._has_client_closed = False
+        """The client has closed its side."""
+        self._timers: dict[str, TimerHandle] = {}
+
+    def attach(self, connection_input: Input, output: Output, on_closed: Callable[[], None]) -> None:
+        """Add what ends with the connection. `on_closed` is called last."""
+        self.input = connection_input
+        self.output = output
+        self.on_closed = on_closed
+        self._socket.on_broken = self.on_socket_broken
+
+    # ---- Timers ----
+
+    def set_timer(self, seconds: float, name: str, action: Callable[[], None]) -> None:
+        """Set a timer, which the end of the connection cancels."""
+        self._timers[name] = self._loop.call_later(seconds, action)
+
+    def cancel_timer(self, name: str) -> None:
+        self._timers.pop(name).cancel()
+
+    def _cancel_timers(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    # ---- With last answers ----
+
+    def refuse(self, reason: str, code: Code, receipt: str | None = None, *, is_exempt: bool = False) -> None:
+        """Send an ERROR after the due receipts, and end the connection, unless it ends already."""
+        if self.life.state is not OPEN:
+            return
+        if not self._broker.users.logs_refusal(code):
+            self._log_refused(reason)
+        self.discard_input()
+        self._broker.ends.lost(self._session, is_exempt=is_exempt)
+        if self._socket.tls is not None and not self._socket.tls.is_ready:
+            # No answer can be encrypted.
+            self.close()
+            return
+        self._broker.answer(self._session, make_error_answer(reason, code, receipt))
+        self._broker.answer(self._session, CloseConnection())
+
+    def on_refused(self, error: RemoteProtocolError, receipt: str | None) -> None:
+        """Refuse a client whose frame was refused."""
+        self.refuse(str(error), error.code, receipt, is_exempt=error.code is Code.NO_SPACE)
+
+    def on_other_protocol(self, error: OtherProtocolError) -> None:
+        """Answer a client of another protocol in that protocol, if possible, and end the connection."""
+        self._broker.warnings.warn_of_other_protocol(self._client, error.protocol)
+        self.discard_input()
+        self._broker.ends.lost(self._session)
+        if error.answer:
+            self.output.add_frame(error.answer)
+        self._broker.answer(self._session, CloseConnection())
+
+    def on_plain_text(self) -> None:
+        """Answer a client that speaks STOMP without TLS, and end the connection."""
+        reason = "this port speaks TLS: connect to stomp+ssl://, not to stomp://"
+        self._log_refused(reason)
+        self.discard_input()
+        self._broker.ends.lost(self._session)
+        self._socket.drop_tls()
+        with suppress(OSError):
+            self._socket.send(self._replies.encode_fault(make_error_answer(reason, Code.NOT_SUPPORTED, None)))
+        self.half_close()
+
+    def refuse_at_once(self, reason: str) -> None:
+        """Send an ERROR as far as the socket takes it, and close the connection."""
+        self._log_refused(reason)
+        self.discard_input()
+        self._broker.ends.lost(self._session)
+        self.output.add_frame(self._replies.encode_fault(make_error_answer(reason, Code.LIMIT, None)))
+        self.output.flush()
+        self.close()
+
+    def on_disconnect(self) -> None:
+        """End the connection after the receipt of its DISCONNECT."""
+        self.discard_input()
+        self._broker.answer(self._session, CloseConnection())
+
+    def on_eof(self) -> None:
+        """Handle the end of the client's input. Pending answers are still sent, as the client may read them."""
+        self._has_client_closed = True
+        self._socket.unwatch_reads()
+        if self.life.state is Life.LINGERING:
+            self.close()
+        elif self.life.state is OPEN and not self._park("no DISCONNECT"):
+            self._log_lost("no DISCONNECT")
+            self.discard_input()
+            self._broker.ends.lost(self._session)
+            self._broker.answer(self._session, CloseConnection())
+
+    def discard_input(self) -> None:
+        """Discard further input, commands that wait, and the incomplete frame."""
+        if self.life.state is OPEN:
+            self.life.enter_after(LifeEvent.DISCARD)
+            self.input.discard()
+
+    def on_last_answer(self) -> None:
+        """Close our side once all is sent, but wait for that only a while."""
+        self.life.enter_after(LifeEvent.LAST_ANSWER)
+        self.set_timer(CLOSE_TIMEOUT_S, "close", self.close)
+
+    def half_close(self) -> None:
+        """Close our side after all is sent, and wait a little for the client's, lest a reset lose the last frame."""
+        if self.life.state is Life.LINGERING:
+            return
+        self._cancel_timers()
+        try:
+            self._socket.half_close()
+        except OSError:
+            self.close()
+            return
+        if self._has_client_closed:
+            self.close()
+            return
+        self.life.enter_after(LifeEvent.HALF_CLOSE)
+        self.set_timer(LINGER_S, "linger", self.close)
+        # Further input is read and discarded: closing a socket with unread input resets the connection.
+        self.input.watch()
+
+    # ---- At once ----
+
+    def on_answers_unread(self, answers: int) -> None:
+        """End the connection of a client that has too many bytes of unread answers."""
+        reason = f"the client has {answers} bytes of unread answers, at most {UNSENT_ANSWER_BYTES_MAX}: read them"
+        self._log_refused(reason)
+        # Logged as refused already, so it is not logged as lost.
+        self.discard_input()
+        self.lose(reason)
+
+    def lose(self, reason: str) -> None:
+        """End the connection at once, without an answer: its client is lost, or is given up."""
+        if self.life.state in WITHOUT_SOCKET:
+            return
+        if self.life.state is OPEN:
+            self._log_lost(reason)
+            self.discard_input()
+        self._broker.ends.lost(self._session)
+        self.close()
+
+    def take_over(self, *, is_exempt: bool) -> None:
+        """Close the connection, as another one of its client takes it over: nothing more is read or sent."""
+        logger.info("the client has connected anew: its old connection was taken over", extra={"client": self._client})
+        if self.life.state is Life.PARKED:
+            self._end_parked(is_exempt=is_exempt)
+            return
+        self.discard_input()
+        self._broker.ends.lost(self._session, is_exempt=is_exempt)
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket, and report that the connection has ended, unless either has happened."""
+        if self.life.state not in WITHOUT_SOCKET:
+            self._socket.close()
+            self._report_closed()
+
+    def _report_closed(self) -> None:
+        self.life.enter_after(LifeEvent.CLOSE)
+        self._cancel_timers()
+        self._broker.connection_closed(self._session)
+        self.on_closed()
+        # They refer to one another: without this, a garbage collection would have to find them much later.
+        del self.input, self.output, self.on_closed, self._socket.on_broken
+
+    # ---- Parked ----
+
+    def on_socket_broken(self, reason: str) -> None:
+        """Park the connection, as its client may be there still, or end it."""
+        if not (self.life.state is OPEN and self._park(reason)):
+            self.lose(reason)
+
+    def _park(self, reason: str) -> bool:
+        """Close the socket, and keep the session for a takeover, if its end would count an attempt now. Nothing more
+        is read or written. Returns False if the connection must end instead."""
+        if not self._broker.ends.park(self._session):
+            return False
+        extra = {"client": self._client, "reason": reason}
+        logger.info("client lost; its messages are kept for a takeover", extra=extra)
+        self.input.discard()
+        self.life.enter_after(LifeEvent.PARK)
+        self._cancel_timers()
+        self._socket.close()
+        self.set_timer(TAKEOVER_GRACE_S, "takeover", self._on_takeover_overdue)
+        return True
+
+    def _on_takeover_overdue(self) -> None:
+        self._log_lost(f"no takeover within {TAKEOVER_GRACE_S:g} seconds")
+        self._end_parked()
+
+    def _end_parked(self, *, is_exempt: bool = False) -> None:
+        self._broker.ends.lost(self._session, is_exempt=is_exempt)
+        self._report_closed()
+
+    # ---- The broker stops ----
+
+    def stop(self) -> None:
+        """Stop reading, all timers, and the sending of unsent bytes."""
+        if self.life.state is OPEN:
+            self.input.discard()
+        self.life.enter_after(LifeEvent.STOP)
+        self._cancel_timers()
+        if self.life.state not in WITHOUT_SOCKET:
+            self._socket.unwatch_reads()
+            self._socket.unwatch_writes()
+
+    def end(self) -> None:
+        """Close after `stop`, and after the held messages of the client were requeued."""
+        if self.life.state is Life.PARKED:
+            self._report_closed()
+        else:
+            self.half_close()
+
+    def _log_refused(self, reason: str) -> None:
+        logger.warning("client refused", extra={"client": self._client, "reason": reason})
+
+    def _log_lost(self, reason: str) -> None:
+        logger.info("client lost", extra={"client": self._client, "reason": reason})
+
+
+def make_error_answer(reason: str, code: Code, receipt: str | None, frame: int = 0) -> ErrorAnswer:
+    """Make an ERROR, cut to a length at which a client still recognizes what it sent itself."""
+    return ErrorAnswer(reason.partition("\n")[0][:200], code, reason[:_REASON_LENGTH_MAX], receipt, frame)

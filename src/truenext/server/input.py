@@ -1,0 +1,209 @@
+"""Input: reads the socket of one client, and has its commands executed as the broker has capacity.
+
+Reading pauses while the broker has no capacity, and while commands that were read wait: for disk space, for a login's
+check, or until other connections were served.
+"""
+
+import ssl
+from asyncio import AbstractEventLoop
+from collections.abc import Iterator
+from itertools import chain
+from typing import Protocol
+
+from truenext.broker.broker import Broker
+from truenext.broker.peer import WaitsFor
+from truenext.engine.state.consumer import ConnectionState
+from truenext.errors import OtherProtocolError, RemoteProtocolError
+from truenext.model.commands import Command
+from truenext.model.limits import INCOMPLETE_FRAME_BYTES, LOGIN_BYTES_MAX, READ_BYTES
+from truenext.server.client_socket import ClientSocket
+from truenext.server.life import OPEN, WITHOUT_SOCKET, ConnectionLife
+from truenext.server.output import Output
+from truenext.tls import NoTlsError, reason_of
+from truenext.wire.session import WireSession
+
+
+class InputEnding(Protocol):
+    """Ends of a connection that its input finds: `Ending`, or a test's."""
+
+    life: ConnectionLife
+
+    def on_eof(self) -> None:
+        """Handle the end of the client's input."""
+
+    def on_socket_broken(self, reason: str) -> None: ...
+
+    def on_plain_text(self) -> None:
+        """Handle a client that does not speak TLS."""
+
+    def on_disconnect(self) -> None: ...
+
+    def on_refused(self, error: RemoteProtocolError, receipt: str | None) -> None:
+        """Handle a refused frame, which requested a `receipt`."""
+
+    def on_other_protocol(self, error: OtherProtocolError) -> None: ...
+
+
+class Input:
+    def __init__(
+        self,
+        session: ConnectionState,
+        wire: WireSession,
+        broker: Broker,
+        client_socket: ClientSocket,
+        loop: AbstractEventLoop,
+        output: Output,
+        ending: InputEnding,
+    ) -> None:
+        """`output` sends what TLS itself has to send."""
+        self._session = session
+        self._wire = wire
+        self._pending = wire.pending
+        self._broker = broker
+        self._capacity = broker.capacity
+        self._incomplete_frames = broker.capacity.incomplete_frames
+        self._socket = client_socket
+        self._has_tls = client_socket.tls is not None
+        self._loop = loop
+        self._output = output
+        self._ending = ending
+        self._life = ending.life
+        self._has_large_frame = False
+        """The incomplete frame counts towards the memory for such frames."""
+        self.is_paused = False
+        """The socket is not read until `resume`."""
+        self._waiting: Iterator[Command] | None = None
+        """Commands that were read, and wait."""
+        self._last_received_at = loop.time()
+        """Loop time of the last input."""
+        self._needs_socket_check = False
+        """Input has come since the last check of the socket."""
+
+    @property
+    def has_waiting_commands(self) -> bool:
+        return self._waiting is not None
+
+    @property
+    def waits_for_capacity(self) -> bool:
+        """Whether the socket is not read, and no large frame is the reason."""
+        return self.is_paused and not self._has_large_frame
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the last input."""
+        return self._loop.time() - self._last_received_at
+
+    def count_as_heard(self) -> None:
+        """Count the client as heard now."""
+        self._last_received_at = self._loop.time()
+
+    def watch(self) -> None:
+        """Read the socket when it has bytes."""
+        self._socket.watch_reads(self.on_readable)
+
+    def on_readable(self) -> None:
+        """Read the socket once, and execute what was read. After OPEN, input is discarded: closing a socket with unread
+        input resets the connection."""
+        is_open = self._life.state is OPEN
+        if is_open and not self._capacity.may_read(self._session):
+            self._pause()
+            self._capacity.wait(self._session, needs_disk=False)
+            return
+        size = READ_BYTES if self._wire.is_connected else LOGIN_BYTES_MAX
+        if (self._has_large_frame or self._incomplete_frames.is_full) and is_open:
+            size = min(size, self._capacity.bytes_to_read(self._session, len(self._pending)))
+            if not size:
+                self._pause()
+                return
+        try:
+            data = self._socket.recv(size)
+        except (BlockingIOError, InterruptedError):
+            if self._has_tls:
+                # A part of a record may have come, and the end of the socket behind it.
+                self._needs_socket_check = True
+                self._output.flush_tls()
+            return
+        except NoTlsError:
+            self._ending.on_plain_text()
+            return
+        except OSError as error:
+            if isinstance(error, ssl.SSLError) and not self._wire.is_connected:
+                self._broker.users.log_failed_handshake(self._session, reason_of(error))
+            self._ending.on_socket_broken(f"connection broken: {error}")
+            return
+        if self._has_tls:
+            self._output.flush_tls()
+        if not data:
+            self._ending.on_eof()
+        elif is_open:
+            self._last_received_at = self._loop.time()
+            self._needs_socket_check = True
+            self._execute(self._wire.receive(data))
+            is_large = self._has_large_frame or len(self._pending) >= INCOMPLETE_FRAME_BYTES
+            if is_large and self._life.state is OPEN:
+                self._note_incomplete_frame(len(data))
+
+    def resume(self) -> None:
+        """Go on after a pause: there is capacity, or what the commands waited for."""
+        self.is_paused = False
+        self._last_received_at = self._loop.time()
+        if self._life.state is not OPEN:
+            return
+        commands, self._waiting = self._waiting, None
+        if commands is not None:
+            self._execute(commands)
+            if self._has_large_frame:
+                self._note_incomplete_frame(0)
+        if not (self.is_paused or self._life.state in WITHOUT_SOCKET):
+            self.watch()
+
+    def discard(self) -> None:
+        """Discard commands that wait, and the incomplete frame, as input ends."""
+        self._waiting = None
+        self._pending.clear()
+        if self._has_large_frame:
+            self._note_incomplete_frame(0)
+
+    def check_socket(self) -> None:
+        """End the connection if its socket has broken; called once a second. uvloop reports a broken socket once,
+        even if there was data to read before the end, so it is checked here, and not with each message."""
+        if self._needs_socket_check and self._life.state not in WITHOUT_SOCKET:
+            self._needs_socket_check = False
+            if self._socket.is_broken():
+                self._ending.on_socket_broken("connection broken")
+
+    def _execute(self, commands: Iterator[Command]) -> None:
+        try:
+            waiting = self._broker.execute(self._session, commands)
+        except OtherProtocolError as error:
+            self._ending.on_other_protocol(error)
+            return
+        except RemoteProtocolError as error:
+            self._ending.on_refused(error, self._wire.last_receipt)
+            return
+        if waiting is not None:
+            if self._life.state is not OPEN:
+                # A command has ended the connection, as its client does not read the answers.
+                return
+            if waiting.command is None:
+                self._wire.accept_last()
+                self._waiting = commands
+            else:
+                self._waiting = chain([waiting.command], commands)
+            self._pause()
+            if waiting.waits_for is WaitsFor.DISK:
+                self._capacity.wait(self._session, needs_disk=True)
+            elif waiting.waits_for is WaitsFor.OTHERS:
+                self._capacity.wait_for_others(self._session)
+        elif self._wire.is_closed:
+            self._ending.on_disconnect()
+
+    def _pause(self) -> None:
+        self.is_paused = True
+        self._socket.unwatch_reads()
+
+    def _note_incomplete_frame(self, received: int) -> None:
+        """Report the size of the incomplete frame to the broker, after `received` bytes more."""
+        size = len(self._pending)
+        self._has_large_frame = size >= INCOMPLETE_FRAME_BYTES
+        self._capacity.note_incomplete_frame(self._session, size, received)

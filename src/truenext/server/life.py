@@ -1,0 +1,119 @@
+"""Life of a connection: its states, and the events that change them.
+
+    OPEN ──DISCARD──▶ DISCARDING ──LAST_ANSWER──▶ CLOSING ──HALF_CLOSE──▶ LINGERING ──CLOSE──▶ CLOSED
+    OPEN ──PARK─────▶ PARKED ──CLOSE──▶ CLOSED
+    STOP: to STOPPING ──LAST_ANSWER──▶ STOPPING_CLOSING; both end by HALF_CLOSE and CLOSE
+
+A lost or refused connection leaves this way earlier: TRANSITIONS has every step, and any other step is a bug.
+"""
+
+from enum import Enum
+
+
+class Life(Enum):
+    OPEN = "open"
+    """Input is executed."""
+    DISCARDING = "discarding"
+    """Input is discarded; answers may follow, such as the ERROR, or the receipt of a DISCONNECT."""
+    CLOSING = "closing"
+    """No answer follows: our side is closed once the socket has taken all bytes."""
+    LINGERING = "lingering"
+    """Our side is closed; the client has a moment to close its own, lest a reset lose the last frame."""
+    PARKED = "parked"
+    """The socket is closed; the session waits for a takeover, see `ConnectionEnds.park`."""
+    STOPPING = "stopping"
+    """The broker stops: nothing is read, and bytes that the socket does not take at once stay unsent."""
+    STOPPING_CLOSING = "stopping-closing"
+    """The broker stops, and no answer follows: our side is closed if the socket has taken all bytes."""
+    CLOSED = "closed"
+    """The socket is closed, and the session has ended."""
+
+
+class LifeEvent(Enum):
+    DISCARD = "discard"
+    """Input ends: by a DISCONNECT, an ERROR, a lost client, a takeover."""
+    PARK = "park"
+    """The socket ended without a DISCONNECT, and the client may take its session over."""
+    LAST_ANSWER = "last-answer"
+    """The last answer was added to the output."""
+    HALF_CLOSE = "half-close"
+    """Our side of the socket was closed."""
+    CLOSE = "close"
+    """The socket, or a parked session, was closed."""
+    STOP = "stop"
+    """The broker stops."""
+
+
+OPEN = Life.OPEN
+"""The usual state by a name that is quick to read."""
+
+TRANSITIONS: dict[Life, dict[LifeEvent, Life]] = {
+    Life.OPEN: {
+        LifeEvent.DISCARD: Life.DISCARDING,
+        LifeEvent.PARK: Life.PARKED,
+        LifeEvent.STOP: Life.STOPPING,
+    },
+    Life.DISCARDING: {
+        LifeEvent.LAST_ANSWER: Life.CLOSING,
+        # The answer to a client without TLS is sent at once.
+        LifeEvent.HALF_CLOSE: Life.LINGERING,
+        LifeEvent.CLOSE: Life.CLOSED,
+        LifeEvent.STOP: Life.STOPPING,
+    },
+    Life.CLOSING: {
+        LifeEvent.HALF_CLOSE: Life.LINGERING,
+        LifeEvent.CLOSE: Life.CLOSED,
+        LifeEvent.STOP: Life.STOPPING,
+    },
+    Life.LINGERING: {
+        LifeEvent.CLOSE: Life.CLOSED,
+        LifeEvent.STOP: Life.STOPPING,
+    },
+    Life.PARKED: {
+        LifeEvent.CLOSE: Life.CLOSED,
+        LifeEvent.STOP: Life.PARKED,
+    },
+    Life.STOPPING: {
+        LifeEvent.LAST_ANSWER: Life.STOPPING_CLOSING,
+        LifeEvent.HALF_CLOSE: Life.LINGERING,
+        LifeEvent.CLOSE: Life.CLOSED,
+    },
+    Life.STOPPING_CLOSING: {
+        LifeEvent.HALF_CLOSE: Life.LINGERING,
+        LifeEvent.CLOSE: Life.CLOSED,
+    },
+    Life.CLOSED: {
+        LifeEvent.STOP: Life.CLOSED,
+    },
+}
+"""State after each event, for each state in which it may happen. Facts that are kept beside the state:
+
+    fact                                  may be true in
+    reading is paused (Input)             all; without effect after OPEN
+    a large frame is incomplete (Input)   OPEN
+    commands wait (Input)                 OPEN
+    frames are unsent (Output)            all; sent on in OPEN, DISCARDING and CLOSING
+    the client has closed its side        all but OPEN and LINGERING, as nothing is left to wait for in these
+"""
+
+WITHOUT_SOCKET = (Life.PARKED, Life.CLOSED)
+WITHOUT_WRITER = (Life.STOPPING, Life.STOPPING_CLOSING, *WITHOUT_SOCKET)
+"""States in which unsent bytes do not wait until the socket takes them."""
+CLOSES_WHEN_SENT = (Life.CLOSING, Life.STOPPING_CLOSING)
+"""States in which our side is closed once all bytes are sent."""
+
+
+class ConnectionLife:
+    """State of one connection. Only `enter_after` changes it."""
+
+    __slots__ = ("state",)
+
+    def __init__(self) -> None:
+        self.state = OPEN
+
+    def enter_after(self, event: LifeEvent) -> None:
+        """Raises: AssertionError if this event may not happen now"""
+        after = TRANSITIONS[self.state].get(event)
+        if after is None:
+            raise AssertionError(f"{event.name} of a connection that is {self.state.value}")
+        self.state = after
