@@ -52,7 +52,8 @@ class Setup:
         self.waits_for_disk = False
         self.store = SimpleNamespace(disk_level=DiskLevel.PLENTY)
         engine = SimpleNamespace(
-            commit_state=self.state, memory=MemoryBudget(1 << 28), waits_with_send=lambda _: self.waits_for_disk
+            state=SimpleNamespace(commit_state=self.state, memory=MemoryBudget(1 << 28)),
+            commands=SimpleNamespace(sending=SimpleNamespace(waits_with_send=lambda _: self.waits_for_disk)),
         )
         self.capacity = Capacity(
             cast(Any, engine), cast(Any, self.store), cast(Any, self.loop), resume=self.resumed.append
