@@ -23,9 +23,11 @@ from truenext.broker.takeovers import TakeoverSecrets
 from truenext.broker.user_sessions import UserSessions
 from truenext.broker.users import UserEntry, Users
 from truenext.cli.main import main as truenext
+from truenext.model import grants
 from truenext.model.commands import Browse, Commit, Disconnect, Login, Subscribe, Unsubscribe
 from truenext.model.destination import DestinationKind
 from truenext.model.grants import Pattern, User
+from truenext.model.pattern import matches
 from truenext.server.output import Output
 from truenext.tls import TlsSocket
 
@@ -116,11 +118,14 @@ def a_grant_of_queues_is_one_of_topics(patch: Patch) -> None:
 
 
 def a_grant_of_one_word_grants_many(patch: Patch) -> None:
-    _change(patch, Pattern, "covers", """(one == "*" and another != ">")""", """one == "*\"""")
+    _change(patch, Pattern, "covers", """ and ("*", ">") not in zip(own, other, strict=False)""", "")
 
 
 def a_grant_of_what_begins_with_a_name_grants_the_name(patch: Patch) -> None:
-    _change(patch, Pattern, "covers", "if len(other) <= len(own):", "if len(other) < len(own):")
+    def faulty(own: Sequence[str], other: Sequence[str]) -> bool:
+        return matches(own, other) or (own[-1] == ">" and matches(own[:-1], other))
+
+    patch.setattr(grants, "matches", faulty)
 
 
 def each_right_gives_all_others(patch: Patch) -> None:
@@ -232,7 +237,7 @@ def a_reply_to_that_is_not_there_yet_is_not_checked(patch: Patch) -> None:
         ReplyRights,
         "_check_reply_to",
         "if owner is None:",
-        "if owner is None or not self._engine.has_temporary(address.removeprefix('/remote-temp-queue')):",
+        "if owner is None or not self._engine.queues.has_temporary(address.removeprefix('/remote-temp-queue')):",
     )
 
 

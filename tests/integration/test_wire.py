@@ -1598,7 +1598,7 @@ def test_messages_come_to_a_subscription_after_which_the_read_gives_way_to_other
 ) -> None:
     """Fixed: the turn in between dispatched to a SUBSCRIBE that the wire had not noted as accepted, and the broker
     ended."""
-    monkeypatch.setattr("truenext.broker.broker.EXECUTE_SLICE_US", -1)
+    monkeypatch.setattr("truenext.broker.execution.EXECUTE_SLICE_US", -1)
 
     def use(port: int) -> None:
         client = RawClient(port)

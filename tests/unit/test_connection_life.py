@@ -18,8 +18,8 @@ STEPS = {
     "closing": {"half-close": "lingering", "close": "closed", "stop": "stopping"},
     "lingering": {"close": "closed", "stop": "stopping"},
     "parked": {"close": "closed", "stop": "parked"},
-    "stopping": {"last-answer": "stopping-closing", "half-close": "lingering", "close": "closed"},
-    "stopping-closing": {"half-close": "lingering", "close": "closed"},
+    "stopping": {"last-answer": "stopping-closing", "half-close": "lingering", "close": "closed", "stop": "stopping"},
+    "stopping-closing": {"half-close": "lingering", "close": "closed", "stop": "stopping-closing"},
     "closed": {"stop": "closed"},
 }
 

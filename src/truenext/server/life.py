@@ -77,10 +77,12 @@ TRANSITIONS: dict[Life, dict[LifeEvent, Life]] = {
         LifeEvent.LAST_ANSWER: Life.STOPPING_CLOSING,
         LifeEvent.HALF_CLOSE: Life.LINGERING,
         LifeEvent.CLOSE: Life.CLOSED,
+        LifeEvent.STOP: Life.STOPPING,
     },
     Life.STOPPING_CLOSING: {
         LifeEvent.HALF_CLOSE: Life.LINGERING,
         LifeEvent.CLOSE: Life.CLOSED,
+        LifeEvent.STOP: Life.STOPPING_CLOSING,
     },
     Life.CLOSED: {
         LifeEvent.STOP: Life.CLOSED,

@@ -149,8 +149,8 @@ FAULTS = [
         "inbox rows are deleted before they are marked",
         Outbox,
         "delete_expired",
-        "WHERE acknowledged_ms < {self._now_ms} - :kept_ms",
-        "WHERE coalesce(acknowledged_ms, 0) < {self._now_ms} - :kept_ms",
+        '("truenext_inbox", "acknowledged_ms")',
+        '("truenext_inbox", "coalesce(acknowledged_ms, 0)")',
         test_producers.test_the_inbox_forgets_what_was_marked_seven_days_ago_and_nothing_else,
     ),
     Fault(

@@ -109,8 +109,8 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
             Change(
                 Outbox,
                 "delete_expired",
-                "WHERE acknowledged_ms < {self._now_ms} - :kept_ms",
-                "WHERE coalesce(acknowledged_ms, 0) < {self._now_ms} - :kept_ms",
+                '("truenext_inbox", "acknowledged_ms")',
+                '("truenext_inbox", "coalesce(acknowledged_ms, 0)")',
             )
         ],
         nothing,
