@@ -123,7 +123,7 @@ def a_grant_of_one_word_grants_many(patch: Patch) -> None:
 
 def a_grant_of_what_begins_with_a_name_grants_the_name(patch: Patch) -> None:
     def faulty(own: Sequence[str], other: Sequence[str]) -> bool:
-        return matches(own, other) or (own[-1] == ">" and matches(own[:-1], other))
+        return matches(own, other) or (len(own) > 1 and own[-1] == ">" and matches(own[:-1], other))
 
     patch.setattr(grants, "matches", faulty)
 
