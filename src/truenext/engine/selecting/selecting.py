@@ -269,6 +269,9 @@ class QueueSelection:
             while has_more:
                 entry = deferred.first
                 if not entry.is_out_of_lane:
+                    if deferred.was_in_memory is not (entry.message is not None):
+                        deferred.was_in_memory = not deferred.was_in_memory
+                        deferred.compared_scans = 0
                     next_scan = self._test_requeued(entry, budget, deferred.compared_scans)
                     if next_scan is not None:
                         deferred.compared_scans = next_scan

@@ -156,7 +156,7 @@ class DeferredEntries:
     """Requeued entries of a lane that wait to be compared with selectors: consumers with a selector get nothing from
     the first of them on."""
 
-    __slots__ = ("_entries", "_heap", "compared_scans")
+    __slots__ = ("_entries", "_heap", "compared_scans", "was_in_memory")
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
@@ -164,6 +164,8 @@ class DeferredEntries:
         """Sequences, some of them of entries that are deferred no more."""
         self.compared_scans = 0
         """Number of scans that have compared the first entry."""
+        self.was_in_memory = True
+        """The first entry had its body when these scans compared it: else other scans are compared."""
 
     def add(self, entry: Entry) -> None:
         if self._heap and entry.sequence <= self._heap[0]:
