@@ -76,6 +76,7 @@ class Broker:
         `write_time` is an earlier estimate for this disk, if there is one. Without `users` every client may do
         everything."""
         self._engine = engine
+        self._commands = engine.commands
         self._commit_state = engine.state.commit_state
         self._store = store
         self._loop = loop
@@ -156,7 +157,7 @@ class Broker:
 
     def connect(self, peer: Peer) -> ConnectionState:
         """Register a connection."""
-        session = self._engine.commands.connect(secrets.token_hex(8))
+        session = self._commands.connect(secrets.token_hex(8))
         self._peers[session] = peer
         self._execution.connect(session)
         return session
@@ -167,12 +168,12 @@ class Broker:
 
     def answer(self, session: ConnectionState, answer: Answer) -> None:
         """Answer a connection, after the answers to all its earlier commands."""
-        self._engine.state.commit_state.answer(session, answer)
+        self._commit_state.answer(session, answer)
         self._schedule_turn()
 
     def on_all_sent(self, session: ConnectionState) -> None:
         """Note that the socket has taken all messages that were delivered to the connection so far."""
-        self._engine.commands.on_all_sent(session)
+        self._commands.on_all_sent(session)
         if self.control.requests.in_flight:
             self.control.requests.on_all_sent(session)
         # Within a turn, the end of the turn decides that.
@@ -191,11 +192,11 @@ class Broker:
     def change_policies(self, policies: Policies) -> None:
         """Replace the policies of all queues in one step."""
         self._tick()
-        self._engine.commands.administering.change_policies(policies)
+        self._commands.administering.change_policies(policies)
         self._schedule_turn()
 
     def _begin_read(self) -> None:
-        """Set the time for the commands of one read, and schedule a turn for what they cause."""
+        """Set the time for the commands of one read, and schedule the turn after them."""
         self._tick()
         self._has_ticked = True
         self._schedule_turn()
@@ -237,7 +238,7 @@ class Broker:
         await self._drain()
         for session in list(self._peers):
             self.ends.drop_unsent(session)
-        self._engine.commands.connecting.stop()
+        self._commands.connecting.stop()
         await self._drain()
         for batch in self._engine.lifespan.final_batches():
             if self._has_failed:
@@ -306,7 +307,7 @@ class Broker:
             self._commit()
             if not self.committer.is_busy:
                 # Durable already: a client that waits for each receipt goes on while its message is dispatched.
-                for peer, session in self._answer(engine.state.commit_state.take_answers()).items():
+                for peer, session in self._answer(commit_state.take_answers()).items():
                     if session.consumers:
                         # The connection may get messages in this turn as well; then both leave together.
                         to_flush[peer] = None

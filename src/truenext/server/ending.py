@@ -91,8 +91,7 @@ class Ending:
             return
         if not self._broker.users.logs_refusal(code):
             self._log_refused(reason)
-        self.discard_input()
-        self._broker.ends.lost(self._session, is_exempt=is_exempt)
+        self._end_session(is_exempt=is_exempt)
         if self._socket.tls is not None and not self._socket.tls.is_ready:
             # No answer can be encrypted.
             self.close()
@@ -107,8 +106,7 @@ class Ending:
     def on_other_protocol(self, error: OtherProtocolError) -> None:
         """Answer a client of another protocol in that protocol, if possible, and end the connection."""
         self._broker.warnings.warn_of_other_protocol(self._client, error.protocol)
-        self.discard_input()
-        self._broker.ends.lost(self._session)
+        self._end_session()
         if error.answer:
             self.output.add_frame(error.answer)
         self._broker.answer(self._session, CloseConnection())
@@ -117,8 +115,7 @@ class Ending:
         """Answer a client that speaks STOMP without TLS, and end the connection."""
         reason = "this port speaks TLS: connect to stomp+ssl://, not to stomp://"
         self._log_refused(reason)
-        self.discard_input()
-        self._broker.ends.lost(self._session)
+        self._end_session()
         self._socket.drop_tls()
         with suppress(OSError):
             self._socket.send(self._replies.encode_fault(make_error_answer(reason, Code.NOT_SUPPORTED, None)))
@@ -127,8 +124,7 @@ class Ending:
     def refuse_at_once(self, reason: str) -> None:
         """Send an ERROR as far as the socket takes it, and close the connection."""
         self._log_refused(reason)
-        self.discard_input()
-        self._broker.ends.lost(self._session)
+        self._end_session()
         self.output.add_frame(self._replies.encode_fault(make_error_answer(reason, Code.LIMIT, None)))
         self.output.flush()
         self.close()
@@ -146,8 +142,7 @@ class Ending:
             self.close()
         elif self.life.state is OPEN and not self._park("no DISCONNECT"):
             self._log_lost("no DISCONNECT")
-            self.discard_input()
-            self._broker.ends.lost(self._session)
+            self._end_session()
             self._broker.answer(self._session, CloseConnection())
 
     def discard_input(self) -> None:
@@ -155,6 +150,11 @@ class Ending:
         if self.life.state is OPEN:
             self.life.enter_after(LifeEvent.DISCARD)
             self.input.discard()
+
+    def _end_session(self, *, is_exempt: bool = False) -> None:
+        """Discard further input, and end the session of a client that sent no DISCONNECT, see `ConnectionEnds.lost`."""
+        self.discard_input()
+        self._broker.ends.lost(self._session, is_exempt=is_exempt)
 
     def on_last_answer(self) -> None:
         """Close our side once all is sent, but wait for that only a while."""
@@ -195,8 +195,7 @@ class Ending:
             return
         if self.life.state is OPEN:
             self._log_lost(reason)
-            self.discard_input()
-        self._broker.ends.lost(self._session)
+        self._end_session()
         self.close()
 
     def take_over(self, *, is_exempt: bool) -> None:
@@ -205,8 +204,7 @@ class Ending:
         if self.life.state is Life.PARKED:
             self._end_parked(is_exempt=is_exempt)
             return
-        self.discard_input()
-        self._broker.ends.lost(self._session, is_exempt=is_exempt)
+        self._end_session(is_exempt=is_exempt)
         self.close()
 
     def close(self) -> None:

@@ -72,6 +72,7 @@ class Eviction:
 
     @property
     def _waits_for_batch(self) -> bool:
+        """Whether the gathering batch takes no more evicted messages."""
         return self._batch == self._commit_state.batch.number and self._batch_bytes >= EVICTED_BYTES_PER_BATCH
 
     def enforce_memory_limits(self, queues: Collection[Queue]) -> list[Queue]:
@@ -232,7 +233,7 @@ class Eviction:
                 copies.append(heappop(ends)[1])
             new = [lane.arrived[-1] for lane in copies if lane.arrived[-1].store_batch is None]
             if new:
-                if not self._may_put():
+                if self._waits_for_batch:
                     break
                 self._put_copies(new)
             for lane in copies:
@@ -245,14 +246,10 @@ class Eviction:
             lane.shrink()
         return freed
 
-    def _may_put(self) -> bool:
-        """Return whether the gathering batch may take more evicted messages. If not, eviction waits for the next."""
-        if self._batch != self._commit_state.batch.number:
-            self._batch, self._batch_bytes = self._commit_state.batch.number, 0
-        return self._batch_bytes < EVICTED_BYTES_PER_BATCH
-
     def _put_copies(self, entries: list[Entry]) -> None:
         batch = self._commit_state.batch
+        if self._batch != batch.number:
+            self._batch, self._batch_bytes = batch.number, 0
         before = batch.size
         put_copies(batch, entries)
         self._batch_bytes += batch.size - before
@@ -307,7 +304,7 @@ class Eviction:
                         self._resident.unload_to_disk(entry, is_known=True)
                         if are_held:
                             entry.lane.queue.spilled_sizes[entry.sequence] = size
-            if new and self._may_put():
+            if new and not self._waits_for_batch:
                 freed += sum(map(_evictable_bytes, new))
                 self._put_copies(new)
         return freed
