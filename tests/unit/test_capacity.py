@@ -78,10 +78,10 @@ def test_connection_that_adds_little_is_read_while_the_batch_is_full(setup: Setu
     heavy, light = setup.connections
     setup.fill()
     assert not setup.state.has_capacity and setup.capacity.may_read(heavy)
-    setup.capacity.charge(heavy, SHARE_BYTES)
+    setup.capacity.count_added(heavy, SHARE_BYTES)
     for _ in range(100):
         assert setup.capacity.may_read(light)
-        setup.capacity.charge(light, 100)
+        setup.capacity.count_added(light, 100)
     assert not setup.capacity.may_read(heavy)
 
 
@@ -91,7 +91,7 @@ def test_shares_of_all_connections_used_up_let_none_be_read(setup: Setup) -> Non
     for _ in range(count):
         one = connection()
         assert setup.capacity.may_read(one)
-        setup.capacity.charge(one, SHARE_BYTES)
+        setup.capacity.count_added(one, SHARE_BYTES)
     assert not setup.capacity.may_read(setup.connections[0])
 
 
@@ -99,8 +99,8 @@ def test_closed_batch_gives_new_shares_though_the_next_one_is_full(setup: Setup)
     first, second = setup.connections
     setup.fill()
     assert setup.capacity.may_read(first)
-    setup.capacity.charge(first, SHARE_BYTES - 1)
-    setup.capacity.charge(second, SHARES_BYTES)
+    setup.capacity.count_added(first, SHARE_BYTES - 1)
+    setup.capacity.count_added(second, SHARES_BYTES)
     assert not setup.capacity.may_read(first)
     setup.capacity.wait(first)
     setup.capacity.wait(second)
@@ -116,8 +116,8 @@ def test_memory_freed_by_a_command_is_no_share_for_more(setup: Setup) -> None:
     heavy = setup.connections[0]
     setup.fill()
     assert setup.capacity.may_read(heavy)
-    setup.capacity.charge(heavy, SHARE_BYTES)
-    setup.capacity.charge(heavy, -SHARES_BYTES)
+    setup.capacity.count_added(heavy, SHARE_BYTES)
+    setup.capacity.count_added(heavy, -SHARES_BYTES)
     assert not setup.capacity.may_read(heavy)
 
 
@@ -184,7 +184,7 @@ def test_connection_whose_command_took_all_shares_has_none_in_the_next_batches(s
     heavy, light = setup.connections
     setup.fill()
     assert setup.capacity.may_read(heavy)
-    setup.capacity.charge(heavy, SHARES_BYTES)
+    setup.capacity.count_added(heavy, SHARES_BYTES)
     for _ in range(BATCHES_WITHOUT_SHARE):
         assert not setup.capacity.may_read(heavy)
         setup.state.close_batch()
@@ -192,7 +192,7 @@ def test_connection_whose_command_took_all_shares_has_none_in_the_next_batches(s
         assert setup.capacity.may_read(light)
     assert setup.capacity.may_read(heavy)
     setup.state.batch.size = 0
-    setup.capacity.charge(heavy, SHARES_BYTES)
+    setup.capacity.count_added(heavy, SHARES_BYTES)
     assert setup.capacity.may_read(heavy), "there is capacity"
 
 

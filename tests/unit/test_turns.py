@@ -98,6 +98,17 @@ def limit_held(patch: pytest.MonkeyPatch, held_max: int) -> None:
     targets.HELD_MAX_TO_COUNT.replace(patch, held_max)
 
 
+def driver_with_nine_and_one(selector: str | None) -> TurnDriver:
+    """Return a driver of which queue a has nine messages for a consumer with the selector, and queue b has one."""
+    driver = TurnDriver()
+    driver.subscribe("a", selector=selector)
+    driver.subscribe("b")
+    for _ in range(9):
+        driver.send("a")
+    driver.send("b")
+    return driver
+
+
 # Dispatch -------------------------------------------------------------------------------------------------------------
 
 
@@ -117,12 +128,7 @@ def test_turn_with_more_changed_queues_than_its_limit_leaves_the_others_to_the_n
 def test_changed_queues_share_a_turn(monkeypatch: pytest.MonkeyPatch, selector: str | None) -> None:
     # Thousands of queues with many messages each kept a queue with one message waiting for seconds.
     limit_turns(monkeypatch, 8)
-    driver = TurnDriver()
-    driver.subscribe("a", selector=selector)
-    driver.subscribe("b")
-    for _ in range(9):
-        driver.send("a")
-    driver.send("b")
+    driver = driver_with_nine_and_one(selector)
     first, *others = driver.turns()
     assert first == [*"aaaa", "b"]
     assert sum(turn.count("a") for turn in (first, *others)) == 9
@@ -133,12 +139,7 @@ def test_queue_that_a_turn_cut_goes_behind_the_queues_that_wait(
     monkeypatch: pytest.MonkeyPatch, selector: str | None
 ) -> None:
     limit_turns(monkeypatch, 2)
-    driver = TurnDriver()
-    driver.subscribe("a", selector=selector)
-    driver.subscribe("b")
-    for _ in range(9):
-        driver.send("a")
-    driver.send("b")
+    driver = driver_with_nine_and_one(selector)
     first, second, *others = driver.turns()
     assert set(first) == {"a"} and second[0] == "b"
     assert sum(turn.count("a") for turn in (first, second, *others)) == 9

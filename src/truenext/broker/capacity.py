@@ -77,7 +77,7 @@ class Capacity:
             self._shared_bytes = 0
         return self._shared_bytes < SHARES_BYTES and self._has_share(session)
 
-    def charge(self, session: ConnectionState, size: int) -> None:
+    def count_added(self, session: ConnectionState, size: int) -> None:
         """Count the bytes that a connection has added while `CommitState.has_capacity` was false."""
         if size > 0:
             share = self._shares[session] = self._shares.get(session, 0) + size

@@ -1,4 +1,4 @@
-"""Connection ends: what becomes of a connection's messages and of its place when it ends, by whatever cause.
+"""Connection ends: release or keep the messages and the place of a connection that ends, for each cause.
 
 DISCONNECT       unsent messages are cancelled, held ones released
 socket lost      parked for a moment if its client can take it over, else its held messages are requeued

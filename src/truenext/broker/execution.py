@@ -54,7 +54,7 @@ COMMANDS_PER_LOOK = 20
 
 
 class Execution:
-    """It needs all rooms of the broker, as each command belongs to one of them."""
+    """Executes commands. Each belongs to one room of the broker, so that this one needs them all."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Execution:
         try:
             return self._execute(session, commands)
         finally:
-            capacity.charge(session, capacity.added_bytes - before)
+            capacity.count_added(session, capacity.added_bytes - before)
 
     def _execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
         engine = self._engine
@@ -262,7 +262,7 @@ class Execution:
         receipt = Receipt(confirm.receipt)
         if numbered is not None:
             receipt.is_repeat, receipt.is_unknown = numbered.is_repeat, numbered.is_unknown
-        self._engine.state.commit_state.answer(session, receipt)
+        self._commit_state.answer(session, receipt)
 
 
 def _raise_invalid(_: ConnectionState, invalid: InvalidFrame) -> None:

@@ -58,8 +58,8 @@ class Dispatcher:
         """Messages of one queue that this turn may dispatch."""
 
     def start_turn(self, queue_count: int) -> None:
-        """Begin a turn in so many queues: it ends when its budget is used up, and the next one goes on with the queues
-        that are left. Each queue has a share, lest those with many messages keep one with few waiting."""
+        """Begin a turn in this many queues. Its budget bounds the turn; the next turn serves the queues that are left.
+        Each queue has a share, so that queues with many messages do not keep one with few waiting."""
         self.budget = DISPATCHES_PER_TURN
         self._queue_share = max(DISPATCHES_PER_TURN // max(queue_count, 1), QUEUE_SHARE_MIN)
 
