@@ -149,7 +149,7 @@ OF_THE_BROKER = [
 ]
 STAGES = "tests.stages.services.working:app"
 OF_NO_MESSAGE = [
-    ["config", "check", "/dev/null"],
+    ["config", "check", "FILE"],
     ["store", "check", "FOLDER"],
     ["history", "export", "FOLDER"],
     *(
@@ -168,7 +168,7 @@ def redirected(broker: BrokerProcess, redirection: str, *words: str, stdout: int
     """Run a command by a shell with a redirection. Return its exit status and its standard error."""
     to_broker = (
         []
-        if list(words) in OF_NO_MESSAGE or words[0] in ("store", "history")
+        if list(words) in OF_NO_MESSAGE or words[0] in ("config", "store", "history")
         else ["--url", f"stomp://127.0.0.1:{broker.port}"]
     )
     command = dying_with_us(["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", TRUENEXT, *words, *to_broker])
@@ -184,7 +184,7 @@ def test_a_closed_or_full_standard_output_is_reported_and_loses_no_message(
     broker.connect().send(queue, b"kept", persistent=True, confirmed=True)
     later = {"AMQ_SCHEDULED_DELAY": "600000"}
     broker.connect().send(queue, b"later", headers=later, confirmed=True)
-    words = [{"QUEUE": queue, "FOLDER": str(sound_folder(tmp_path))}.get(word, word) for word in words]
+    words = with_paths(words, queue, tmp_path)
     assert redirected(broker, ">&-", *words) == (2, CLOSED)
     assert redirected(broker, ">/dev/full", *words) == (2, FULL)
     # Nor is it another status where nobody can be told.
@@ -193,10 +193,12 @@ def test_a_closed_or_full_standard_output_is_reported_and_loses_no_message(
     assert [each.body for each in broker.remaining_messages(queue)] == [b"kept"]
 
 
-def sound_folder(parent: Path) -> Path:
-    folder = parent / "data"
+def with_paths(words: list[str], queue: str, parent: Path) -> list[str]:
+    """Replace QUEUE, FOLDER and FILE by a queue, a sound data folder and a configuration without a setting."""
+    folder, file = parent / "data", parent / "empty.toml"
     EmbeddedStore(folder).close()
-    return folder
+    file.touch()
+    return [{"QUEUE": queue, "FOLDER": str(folder), "FILE": str(file)}.get(word, word) for word in words]
 
 
 def test_standard_error_that_cannot_be_written_does_not_change_the_exit_status(
@@ -221,7 +223,7 @@ def test_reader_that_has_gone_ends_every_command_in_the_same_way(
 ) -> None:
     broker.connect().send(queue, b"kept", headers={"AMQ_SCHEDULED_DELAY": "600000"}, confirmed=True)
     broker.connect().send(queue, b"kept", confirmed=True)
-    words = [{"QUEUE": queue, "FOLDER": str(sound_folder(tmp_path))}.get(word, word) for word in words]
+    words = with_paths(words, queue, tmp_path)
     read, written = os.pipe()
     os.close(read)
     assert redirected(broker, "", *words, stdout=written) == (141, "")

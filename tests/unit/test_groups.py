@@ -11,7 +11,7 @@ from truenext.engine.selecting import groups as groups_of_engine
 from truenext.engine.selecting.groups import GroupOwnership, GroupScanCursor
 from truenext.engine.state.queue import Entry
 from truenext.engine.stuck import STUCK_MS, StuckQueueDetector
-from truenext.model.commands import Ack, Nack, Send, Unsubscribe
+from truenext.model.commands import Abort, Ack, Begin, Commit, Login, Nack, Release, Send, Unsubscribe
 from truenext.model.header_lines import closes_group, group_of
 from truenext.model.limits import GROUPS_MIN, SCAN_FOUND_MAX, SCAN_PAGE_SIZE
 from truenext.model.message import SentMessage
@@ -215,6 +215,31 @@ def test_the_group_of_a_message_that_was_dead_lettered_or_purged_while_it_waited
     assert driver.settle() == {}
     driver.engine.commands.administering.change_policies(Policies(Policy(attempts_max=1)))
     assert driver.settle() == {"one": ["g2"]}
+
+
+@pytest.mark.parametrize("ends", ["COMMIT", "ABORT"])
+def test_group_of_a_suspended_consumer_is_free_once_its_transaction_has_dead_lettered_the_last_message(
+    ends: str,
+) -> None:
+    """Fixed: the queue was not served again until something else happened to it."""
+    # C5.3
+    driver = SelectingDriver(Policy(attempts_max=1))
+    driver.subscribe("one")
+    send(driver, "g", "g1")
+    driver.settle()
+    commands = driver.engine.commands
+    commands.log_in(driver.session, Login(number=1))
+    commands.begin(driver.session, Begin("t"))
+    commands.nack(driver.session, Nack("one", driver.entries["one"][0].sequence, "t"))
+    commands.release(driver.session, Release(["one"], [], suspends=True))
+    driver.subscribe("two")
+    send(driver, "g", "g2")
+    assert driver.settle() == {}
+    if ends == "COMMIT":
+        commands.commit(driver.session, Commit("t"))
+    else:
+        commands.abort(driver.session, Abort("t"))
+    assert driver.settle() == {"two": ["g2"]}
 
 
 def test_groups_are_counted_and_fewer_of_them_remembered_where_queues_take_all_their_room() -> None:

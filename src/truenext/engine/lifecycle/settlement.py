@@ -115,6 +115,8 @@ class Settlement:
             if entry.persistent:
                 # A crash before the batch is durable forgets the attempt: do not let the batch gather for longer.
                 self._commit_state.is_batch_awaited = True
+        # Also for a dead letter: the group of a suspended consumer may be free now.
+        self._commit_state.touched_queues[queue] = None
         # Also without a failure: the policy may have changed while the message was held.
         if is_undeliverable(queue, entry.attempts, entry.due_us):
             self.dead_letter(entry)
@@ -137,7 +139,6 @@ class Settlement:
             if queue.observer is not None:
                 queue.observer.on_requeued(entry)
         self._resident.on_requeued(entry)
-        self._commit_state.touched_queues[queue] = None
 
     def end_delay(self, entry: Entry) -> None:
         """Note that a message is due, and put it back to its lane if it waited outside."""
