@@ -11,7 +11,7 @@ right:
 
     execution --> control_commands --> user_sessions --> reply_rights, logins
         |-------> connection_ends --> takeovers
-        |-------> capacity --> incomplete_frames        broker --> slow_clients, stuck_check, disk_level_log
+        |-------> capacity --> incomplete_frames, read_turns        broker --> slow_clients, stuck_check, disk_level_log
 """
 
 import logging
@@ -114,7 +114,15 @@ class Broker:
         self._disk_level_log = DiskLevelLog(store)
 
         self.warnings = ClientWarnings(loop.time)
-        self.capacity = Capacity(engine, store, loop, resume=lambda session: self._peers[session].resume_reading())
+        self.capacity = Capacity(
+            engine,
+            store,
+            loop,
+            monotonic_ns,
+            user_name_of=lambda session: self.users.name_of(session),
+            resume=lambda session: self._peers[session].resume_reading(),
+            schedule_turn=self._schedule_turn,
+        )
         self.ends = ConnectionEnds(
             engine,
             self._peers,
@@ -286,13 +294,13 @@ class Broker:
         self._is_turn_due = False
         if self._has_failed:
             return
-        self.capacity.on_turn_done()
+        self.capacity.read_turns.on_turn_done()
         if (
             self._engine.has_work
             or self._sliced_work.pending
             or self._stuck_check.pending
             or self._execution.routing.pending
-            or self.capacity.has_given_way
+            or self.capacity.read_turns.has_waiting
         ):
             self._schedule_turn()
 

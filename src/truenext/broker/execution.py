@@ -205,7 +205,7 @@ class Execution:
             yield
             if not self._engine.commands.connecting.is_connected(session):
                 return
-        self._capacity.wait_for_others(session)
+        self._capacity.read_turns.wait(session)
 
     def _count_contents(self, session: ConnectionState, command: Command) -> None:
         """Tell the engine how many copies the store has of shared contents, if the command depends on that."""
