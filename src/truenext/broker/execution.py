@@ -49,8 +49,11 @@ from truenext.store.store import Store
 _WATCHED_COMMANDS = (Nack, Subscribe, Browse, Unsubscribe, Commit, Abort, Release, Disconnect, ControlRequest)
 """Commands of which one may take milliseconds."""
 
+FIRST_COMMANDS = 4
 COMMANDS_PER_LOOK = 20
-"""Commands of a read after which the clock is read; one with very many headers takes 0.7 ms."""
+"""Commands of a read after which the clock is read: the first, and as many again after that. One with very many headers
+takes 0.7 ms, so that the clock is read after each if the first ones have taken FIRST_COMMANDS_US."""
+FIRST_COMMANDS_US = 500
 
 
 class Execution:
@@ -150,9 +153,10 @@ class Execution:
             commands = control_only.check_commands(session, commands)
         refused = 0
         commands = iter(commands)
+        count = FIRST_COMMANDS
         first = next(commands, None)
         while first is not None:
-            for command in chain((first,), islice(commands, COMMANDS_PER_LOOK - 1)):
+            for command in chain((first,), islice(commands, count - 1)):
                 try:
                     if needs_login:
                         needs_login = False
@@ -178,9 +182,14 @@ class Execution:
                 # One read may hold very many refused frames, of four bytes each, or commands that take long.
                 return PendingCommand(None, WaitsFor.OTHERS)
             first = next(commands, None)
-            if first is not None and self._monotonic_ns() // 1000 >= until_us:
-                # One read may hold thousands of small frames.
-                return PendingCommand(first, WaitsFor.OTHERS)
+            if first is not None:
+                now_us = self._monotonic_ns() // 1000
+                if now_us >= until_us:
+                    # One read may hold thousands of small frames.
+                    return PendingCommand(first, WaitsFor.OTHERS)
+                if count == FIRST_COMMANDS:
+                    is_slow = now_us >= until_us - EXECUTE_SLICE_US + FIRST_COMMANDS_US
+                    count = 1 if is_slow else COMMANDS_PER_LOOK
         return None
 
     def _watched(self, action: Action) -> Action:
