@@ -102,6 +102,13 @@ def test_connections_that_take_little_time_are_resumed_after_one_turn(setup: Set
     assert setup.turn() == ["c-1", "d-1"]
 
 
+def test_long_command_of_a_connection_that_waited_leaves_others_no_time_in_its_pass(setup: Setup) -> None:
+    setup.read_ns = 2 * READ_NS_PER_PASS
+    setup.wait("a-1")
+    assert setup.turn() == ["a-1"]
+    assert not setup.turns.has_time()
+
+
 def test_removed_connection_is_not_resumed(setup: Setup) -> None:
     setup.wait("a-1", "a-2", "b-1")
     setup.remove("a-1")

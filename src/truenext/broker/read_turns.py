@@ -77,8 +77,9 @@ class ReadTurns:
         while self._waiting and self.has_time():
             session = self._next()
             self._resume(session)
-        # Connections that have not waited have their own time.
-        self._began_ns = 0
+        if self._monotonic_ns() - self._began_ns < 2 * READ_NS_PER_PASS:
+            # Connections that have not waited have their own time, unless a long command has used that up as well.
+            self._began_ns = 0
 
     def _next(self) -> ConnectionState:
         key, sessions = next(iter(self._waiting.items()))

@@ -74,8 +74,8 @@ def unescape(text: str) -> str:
 
     Raises: KeyError with the escape sequence, if it is not one of the four.
     """
-    # Replacing all escapes of one kind at a time takes a fiftieth of the time. No header has a NUL: here it stands for an
-    # escaped backslash.
+    # Replacing all escapes of one kind at a time takes a fiftieth of the time. No header has a NUL, so it stands for an
+    # escaped backslash here.
     plain = text.replace("\\\\", "\0").replace("\\c", ":").replace("\\r", "\r").replace("\\n", "\n")
     if "\\" in plain or "\0" in text:
         return _ESCAPED.sub(lambda match: _UNESCAPES[match.group()], text)
