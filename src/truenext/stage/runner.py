@@ -12,6 +12,7 @@ import msgspec
 
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.flow import UNSET, Flow, FlowSource
+from truenext.stage.dependencies.exit_stack import StageExitStack
 from truenext.stage.message_state import ABANDONED
 from truenext.stage.user_code import CURRENT, call_user_function
 
@@ -73,32 +74,26 @@ class StageRunner:
         arguments = (flow.message,) if stage.endpoint.state is None else (flow.message, flow.state)
         plan = context.plans.plan_of(stage)
         provided = context.provided_values(flow, work)
-        chain, execution = context.chain, self._life.execution
+        execution = self._life.execution
         if execution is not None and stage is not self._stage:
             # The stage was reached by `next_direct`.
             execution = msgspec.structs.replace(execution, stage=stage.name)
-        around = chain.around(execution) if execution is not None and chain.has_around else None
         function = stage.function
-        if not stage.signature.is_async:
+        if stage.signature.is_async:
+            async with StageExitStack() as stack:
+                if execution is not None:
+                    context.chain.enter_around(stack, execution)
+                result = await function(*arguments, **await plan.make_arguments_async(stack, provided))
+        else:
 
             def call() -> object:
                 CURRENT.set(stage)
-                if around is None:
-                    with plan.thread_scope(provided) as others:
-                        return function(*arguments, **others)
-                with around, plan.thread_scope(provided) as others:
-                    return function(*arguments, **others)
+                with StageExitStack() as stack:
+                    if execution is not None:
+                        context.chain.enter_around(stack, execution)
+                    return function(*arguments, **plan.make_arguments(stack, provided))
 
             result = await self.run_in_thread(partial(call_user_function, call), work)
-        elif around is None and not plan.has_factories:
-            result = await function(*arguments, **plan.arguments(provided))
-        elif around is None:
-            async with plan.scope(provided) as others:
-                result = await function(*arguments, **others)
-        else:
-            with around:
-                async with plan.scope(provided) as others:
-                    result = await function(*arguments, **others)
         if result is None:
             flow.check_replied()
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from truenext.stage.dependencies.exit_stack import StageExitStack
@@ -39,15 +38,12 @@ class FactoryStep:
 class DependencyPlan:
     """Dependencies of one stage, in the order in which they are made.
 
-    `async with plan.scope(provided) as arguments` is for an `async` stage, `with plan.thread_scope(provided)` for a
-    plain one, in the thread that runs it. Both yield the arguments by parameter. `provided` has the values by the names
-    given to `build_plan`. Without factories (`has_factories`), `plan.arguments(provided)` returns the same.
-
-    At the end of the block the entered resources are closed, the last one first, with the exception that ended the
-    block (`truenext.stage.dependencies.exit_stack`).
+    `make_arguments` is for a plain stage, in the thread that runs it, `make_arguments_async` for an `async` one. Both
+    return the arguments by parameter, and enter resources into a stack, which the caller closes after the stage.
+    `provided` has the values by the names given to `build_plan`.
     """
 
-    __slots__ = ("_direct", "_made", "has_factories", "overridden", "required_names", "steps")
+    __slots__ = ("_direct", "_made", "overridden", "required_names", "steps")
 
     def __init__(
         self,
@@ -59,7 +55,6 @@ class DependencyPlan:
         self.steps = tuple(steps)
         self._direct = direct
         self._made = made
-        self.has_factories: bool = bool(steps)
         self.required_names = frozenset(
             name for _, name in (*direct, *(each for step in steps for each in step.direct))
         )
@@ -67,75 +62,26 @@ class DependencyPlan:
         self.overridden = overridden
         """Factories that were replaced by others from `overrides`."""
 
-    def scope(self, provided: ProvidedValues) -> _DependencyScope:
-        return _DependencyScope(self, provided)
-
-    def thread_scope(self, provided: ProvidedValues) -> _ThreadDependencyScope:
-        return _ThreadDependencyScope(self, provided)
-
-    def arguments(self, provided: ProvidedValues, values: Sequence[Any] = ()) -> dict[str, Any]:
-        """Return the arguments of the stage; `values` are the results of the steps."""
+    def make_arguments(self, stack: StageExitStack, provided: ProvidedValues) -> dict[str, Any]:
+        values: list[Any] = []
+        for step in self.steps:
+            value = step.call(provided, values)
+            values.append(stack.enter(step.name, value) if step.kind is FactoryKind.ENTER else value)
         return _arguments(self._direct, self._made, provided, values)
 
-
-class _DependencyScope:
-    """Block with the dependencies of an `async` stage for one message. Plain factories run in the event loop."""
-
-    __slots__ = ("_exit_stack", "_plan", "_provided")
-
-    def __init__(self, plan: DependencyPlan, provided: ProvidedValues) -> None:
-        self._plan = plan
-        self._provided = provided
-        self._exit_stack = StageExitStack()
-
-    async def __aenter__(self) -> dict[str, Any]:
+    async def make_arguments_async(self, stack: StageExitStack, provided: ProvidedValues) -> dict[str, Any]:
+        """Make the values of an `async` stage. Plain factories run in the event loop."""
         values: list[Any] = []
-        try:
-            for step in self._plan.steps:
-                value = step.call(self._provided, values)
-                if step.kind is FactoryKind.AWAIT:
-                    value = await value
-                elif step.kind is FactoryKind.ENTER:
-                    value = self._exit_stack.enter(step.name, value)
-                elif step.kind is FactoryKind.ENTER_ASYNC:
-                    value = await self._exit_stack.enter_async(step.name, value)
-                values.append(value)
-        except BaseException as error:
-            await self._exit_stack.close_async(error)
-            raise
-        return self._plan.arguments(self._provided, values)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._exit_stack.close_async(error)
-
-
-class _ThreadDependencyScope:
-    """Block with the dependencies of a plain stage for one message, in the thread of the stage."""
-
-    __slots__ = ("_exit_stack", "_plan", "_provided")
-
-    def __init__(self, plan: DependencyPlan, provided: ProvidedValues) -> None:
-        self._plan = plan
-        self._provided = provided
-        self._exit_stack = StageExitStack()
-
-    def __enter__(self) -> dict[str, Any]:
-        values: list[Any] = []
-        try:
-            for step in self._plan.steps:
-                value = step.call(self._provided, values)
-                values.append(self._exit_stack.enter(step.name, value) if step.kind is FactoryKind.ENTER else value)
-        except BaseException as error:
-            self._exit_stack.close(error)
-            raise
-        return self._plan.arguments(self._provided, values)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._exit_stack.close(error)
+        for step in self.steps:
+            value = step.call(provided, values)
+            if step.kind is FactoryKind.AWAIT:
+                value = await value
+            elif step.kind is FactoryKind.ENTER:
+                value = stack.enter(step.name, value)
+            elif step.kind is FactoryKind.ENTER_ASYNC:
+                value = await stack.enter_async(step.name, value)
+            values.append(value)
+        return _arguments(self._direct, self._made, provided, values)
 
 
 def _arguments(
