@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import CursorResult, Row
+from sqlalchemy import CursorResult
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -120,9 +120,8 @@ class Outbox:
         if self._syntax.is_sqlite:
             # SQLite's connections are set up for that.
             return True
-        async with self._transaction(is_read_only=True) as connection:
-            found = await self._execute(connection, "SELECT current_setting('synchronous_commit')")
-            return bool(found.scalar() != "off")
+        rows = await self._read("SELECT current_setting('synchronous_commit')")
+        return bool(rows[0][0] != "off")
 
     async def create_tables(self) -> None:
         """Raises: DatabaseUnavailable"""
@@ -137,7 +136,7 @@ class Outbox:
                 f"""INSERT INTO truenext_owners (name, service, instance, alive_until_ms)
                 VALUES (:owner, :service, :instance, {self._now_ms} + :alive_ms)
                 ON CONFLICT (name) DO UPDATE SET alive_until_ms = excluded.alive_until_ms""",
-                {"owner": self.owner, "service": self._service, "instance": self._instance, "alive_ms": ALIVE_MS},
+                {"instance": self._instance, "alive_ms": ALIVE_MS},
             )
 
     async def deregister_owner(self, free: Collection[str]) -> None:
@@ -147,7 +146,7 @@ class Outbox:
         """
         async with self._transaction() as connection:
             await self._drop(connection, free)
-            await self._execute(connection, "DELETE FROM truenext_owners WHERE name = :owner", {"owner": self.owner})
+            await self._execute(connection, "DELETE FROM truenext_owners WHERE name = :owner")
 
     async def heartbeat(self) -> PendingWork:
         """Record that this process is alive, and return the pending work. Raises: DatabaseUnavailable"""
@@ -161,7 +160,7 @@ class Outbox:
                         WHERE producer IS NULL AND service = :service AND {self._is_readable} LIMIT 1) AS u),
                     (SELECT count(*) FROM truenext_producers AS p
                         WHERE p.service = :service AND p.owner = :owner)""",
-                {"owner": self.owner, "service": self._service, "alive_ms": ALIVE_MS},
+                {"alive_ms": ALIVE_MS},
             )
             row = found.first()
         if row is None:
@@ -171,17 +170,14 @@ class Outbox:
 
     async def count_unsent(self) -> UnsentCounts:
         """Count messages of all processes that are not known to be sent. Raises: DatabaseUnavailable"""
-        async with self._transaction(is_read_only=True) as connection:
-            found = await self._execute(
-                connection,
-                f"""SELECT
-                    coalesce(sum(CASE WHEN producer IS NULL THEN 0 ELSE messages END), 0),
-                    coalesce(sum(CASE WHEN producer IS NULL THEN messages ELSE 0 END), 0),
-                    coalesce({self._now_ms} - min(written_ms), 0)
-                FROM truenext_outbox WHERE service = :service""",
-                {"service": self._service},
-            )
-            numbered, unnumbered, oldest_ms = tuple(found.one())
+        rows = await self._read(
+            f"""SELECT
+                coalesce(sum(CASE WHEN producer IS NULL THEN 0 ELSE messages END), 0),
+                coalesce(sum(CASE WHEN producer IS NULL THEN messages ELSE 0 END), 0),
+                coalesce({self._now_ms} - min(written_ms), 0)
+            FROM truenext_outbox WHERE service = :service"""
+        )
+        numbered, unnumbered, oldest_ms = rows[0]
         return UnsentCounts(int(numbered), int(unnumbered), max(oldest_ms, 0) / 1000)
 
     # ---- Producers ----
@@ -197,24 +193,17 @@ class Outbox:
 
     async def owned_producers(self) -> list[str]:
         """Return the producers of this process in the database. Raises: DatabaseUnavailable"""
-        async with self._transaction(is_read_only=True) as connection:
-            found = await self._execute(
-                connection,
-                "SELECT p.name FROM truenext_producers AS p WHERE p.service = :service AND p.owner = :owner",
-                {"service": self._service, "owner": self.owner},
-            )
-            return list(found.scalars())
+        rows = await self._read("SELECT name FROM truenext_producers WHERE service = :service AND owner = :owner")
+        return [name for (name,) in rows]
 
     async def ownerless_producers(self, count: int) -> list[str]:
         """Return some producers of dead processes of this service, chosen at random, as some may not be claimable yet.
         Raises: DatabaseUnavailable"""
-        async with self._transaction(is_read_only=True) as connection:
-            found = await self._execute(
-                connection,
-                f"SELECT p.name FROM truenext_producers AS p WHERE {self._ownerless} ORDER BY random() LIMIT :count",
-                {"service": self._service, "count": count},
-            )
-            return list(found.scalars())
+        rows = await self._read(
+            f"SELECT p.name FROM truenext_producers AS p WHERE {self._ownerless} ORDER BY random() LIMIT :count",
+            {"count": count},
+        )
+        return [name for (name,) in rows]
 
     async def claim(self, name: str, *, owner_is_dead: bool) -> OutboxProducer | Literal["busy", "another's"]:
         """Claim a producer of this process, or of a dead one (`owner_is_dead`). Returns "busy" if an open transaction
@@ -229,30 +218,30 @@ class Outbox:
             locked = await self._execute(
                 connection,
                 f"SELECT p.number FROM truenext_producers AS p WHERE p.name = :name AND {condition}{lock}",
-                {"name": name, "owner": self.owner, "service": self._service},
+                {"name": name},
             )
             if locked.first() is None:
                 existing = await self._execute(
                     connection,
                     f"SELECT 1 FROM truenext_producers AS p WHERE p.name = :name AND {condition}",
-                    {"name": name, "owner": self.owner, "service": self._service},
+                    {"name": name},
                 )
                 return "another's" if existing.first() is None else "busy"
             # The row as it is now: a transaction that ended meanwhile may have changed it.
             claimed = await self._execute(
                 connection,
                 "UPDATE truenext_producers SET owner = :owner WHERE name = :name RETURNING number",
-                {"name": name, "owner": self.owner},
+                {"name": name},
             )
             return OutboxProducer(name, self.owner, claimed.scalar_one())
 
     async def units_of(self, producer: OutboxProducer) -> list[StoredUnit]:
         """Return the units of a producer, in the order of their numbers. Raises: DatabaseUnavailable"""
-        return await self._units("o.producer = :name ORDER BY o.number", {"name": producer.name})
+        return await self._units("producer = :name ORDER BY number", {"name": producer.name})
 
     async def find_unit(self, id: str) -> StoredUnit | None:
         """Return the unit of the message with this inbox id, if it is still there. Raises: DatabaseUnavailable"""
-        units = await self._units(f"o.id = {self._syntax.id_parameter} AND o.producer IS NOT NULL", {"id": id})
+        units = await self._units(f"id = {self._syntax.id_parameter} AND producer IS NOT NULL", {"id": id})
         return units[0] if units else None
 
     async def unused_producers(self) -> list[str]:
@@ -260,14 +249,12 @@ class Outbox:
 
         Raises: DatabaseUnavailable
         """
-        async with self._transaction(is_read_only=True) as connection:
-            found = await self._execute(
-                connection,
-                "SELECT name FROM truenext_producers WHERE owner = :owner AND service = :service "
-                f"AND used_ms <= {self._now_ms} - :forgotten_ms",
-                {"owner": self.owner, "service": self._service, "forgotten_ms": PRODUCER_UNUSED_MS},
-            )
-            return list(found.scalars())
+        rows = await self._read(
+            "SELECT name FROM truenext_producers WHERE owner = :owner AND service = :service "
+            f"AND used_ms <= {self._now_ms} - :forgotten_ms",
+            {"forgotten_ms": PRODUCER_UNUSED_MS},
+        )
+        return [name for (name,) in rows]
 
     async def drop_producers(self, free: Collection[str]) -> None:
         """Drop producers that are not used again; one that has units stays. Raises: DatabaseUnavailable"""
@@ -285,7 +272,7 @@ class Outbox:
             deleted = await self._execute(
                 connection,
                 "DELETE FROM truenext_producers WHERE name = :name AND owner = :owner AND number = :number",
-                {"name": old.name, "owner": self.owner, "number": old.last_number},
+                {"name": old.name, "number": old.last_number},
             )
             if deleted.rowcount != 1:
                 return None
@@ -320,7 +307,7 @@ class Outbox:
                 connection,
                 f"UPDATE truenext_producers SET number = :number, used_ms = {self._now_ms} "
                 f"WHERE name = :name AND owner = :owner AND number = :number - 1 RETURNING {self._now_ms}",
-                {"name": producer.name, "owner": self.owner, "number": number.number},
+                {"name": producer.name, "number": number.number},
             )
             now_ms = used.scalar()
             if now_ms is None:
@@ -353,7 +340,6 @@ class Outbox:
                     VALUES ({self._syntax.id_parameter}, :service, :interactive, :messages, :written_ms, :unit)""",
                     {
                         "id": id,
-                        "service": self._service,
                         "interactive": interactive,
                         "messages": len(decode_unit(part, 0)),
                         "written_ms": written_ms,
@@ -364,14 +350,11 @@ class Outbox:
 
     async def count_unreadable(self) -> int:
         """Count units without a number that only a newer process can read. Raises: DatabaseUnavailable"""
-        async with self._transaction(is_read_only=True) as connection:
-            found = await self._execute(
-                connection,
-                "SELECT count(*) FROM truenext_outbox WHERE producer IS NULL AND service = :service "
-                f"AND NOT {self._is_readable}",
-                {"service": self._service},
-            )
-            return int(found.scalar_one())
+        rows = await self._read(
+            "SELECT count(*) FROM truenext_outbox WHERE producer IS NULL AND service = :service "
+            f"AND NOT {self._is_readable}"
+        )
+        return int(rows[0][0])
 
     # ---- Sent units, processed messages ----
 
@@ -407,11 +390,9 @@ class Outbox:
 
     async def is_processed(self, id: str) -> bool:
         """Return whether the inbox has this id. Raises: DatabaseUnavailable"""
-        async with self._transaction(is_read_only=True) as connection:
-            found = await self._execute(
-                connection, f"SELECT 1 FROM truenext_inbox WHERE id = {self._syntax.id_parameter}", {"id": id}
-            )
-            return found.first() is not None
+        return bool(
+            await self._read(f"SELECT 1 FROM truenext_inbox WHERE id = {self._syntax.id_parameter}", {"id": id})
+        )
 
     async def delete_expired(self) -> bool:
         """Delete some rows whose retention has ended; return whether there may be more. Raises: DatabaseUnavailable"""
@@ -429,7 +410,7 @@ class Outbox:
             await self._execute(
                 connection,
                 f"DELETE FROM truenext_owners WHERE service = :service AND alive_until_ms < {self._now_ms} - :gone_ms",
-                {"service": self._service, "gone_ms": DEAD_OWNER_KEPT_MS},
+                {"gone_ms": DEAD_OWNER_KEPT_MS},
             )
             return max(inbox.rowcount, keys.rowcount) >= DELETED_ROWS_MAX
 
@@ -440,15 +421,12 @@ class Outbox:
         return f"""p.service = :service AND NOT EXISTS
             (SELECT 1 FROM truenext_owners AS w WHERE w.name = p.owner AND w.alive_until_ms > {self._now_ms})"""
 
-    async def _units(self, where: str, parameters: Mapping[str, Any]) -> list[StoredUnit]:
-        async with self._transaction(is_read_only=True) as connection:
-            found = await self._execute(
-                connection,
-                f"SELECT o.id, o.producer, o.number, o.unit, {self._now_ms} - o.written_ms "
-                f"FROM truenext_outbox AS o WHERE {where}",
-                parameters,
-            )
-            return list(map(_stored_unit, found.all()))
+    async def _units(self, where: str, parameters: Mapping[str, object]) -> list[StoredUnit]:
+        rows = await self._read(
+            f"SELECT id, producer, number, unit, {self._now_ms} - written_ms FROM truenext_outbox WHERE {where}",
+            parameters,
+        )
+        return [StoredUnit(plain_id(id), producer, number, unit, age_ms) for id, producer, number, unit, age_ms in rows]
 
     async def _drop(self, connection: AsyncConnection, free: Collection[str]) -> None:
         for name in free:
@@ -456,7 +434,7 @@ class Outbox:
                 connection,
                 "DELETE FROM truenext_producers WHERE name = :name AND owner = :owner "
                 "AND NOT EXISTS (SELECT 1 FROM truenext_outbox AS o WHERE o.producer = :name)",
-                {"name": name, "owner": self.owner},
+                {"name": name},
             )
 
     async def _insert_producer(self, connection: AsyncConnection, producer: OutboxProducer) -> None:
@@ -464,13 +442,20 @@ class Outbox:
             connection,
             "INSERT INTO truenext_producers (name, service, owner, number, used_ms) "
             f"VALUES (:name, :service, :owner, :number, {self._now_ms})",
-            {"name": producer.name, "service": self._service, "owner": self.owner, "number": producer.last_number},
+            {"name": producer.name, "number": producer.last_number},
         )
 
+    async def _read(self, statement: str, parameters: Mapping[str, object] | None = None) -> list[tuple[Any, ...]]:
+        """Return the rows of one statement. Raises: DatabaseUnavailable"""
+        async with self._transaction(is_read_only=True) as connection:
+            return list(map(tuple, await self._execute(connection, statement, parameters)))
+
     async def _execute(
-        self, connection: AsyncConnection, statement: str, parameters: Mapping[str, Any] | None = None
+        self, connection: AsyncConnection, statement: str, parameters: Mapping[str, object] | None = None
     ) -> CursorResult[Any]:
-        return await self._syntax.execute(connection, statement, parameters)
+        """Execute a statement, in which `:service` and `:owner` are those of this process."""
+        names = {"service": self._service, "owner": self.owner, **(parameters or {})}
+        return await self._syntax.execute(connection, statement, names)
 
     @asynccontextmanager
     async def _transaction(self, *, is_read_only: bool = False) -> AsyncIterator[AsyncConnection]:
@@ -490,11 +475,6 @@ class Outbox:
             if isinstance(error, DBAPIError) and is_unusable_table(error):
                 raise OutboxUnusable(unusable_table_text(error)) from error
             raise OutboxUnusable(f"the outbox cannot be used: {error}") from error
-
-
-def _stored_unit(row: Row[Any]) -> StoredUnit:
-    id, producer, number, unit, age_ms = tuple(row)
-    return StoredUnit(plain_id(id), producer, number, unit, age_ms)
 
 
 # ---- Numbers for units of programs' own transactions: many units are combined into one, in one row ----

@@ -37,12 +37,12 @@ class SqlSyntax:
         return json.dumps(list(ids)) if self.is_sqlite else list(ids)
 
     async def execute(
-        self, connection: AsyncConnection, statement: str, parameters: Mapping[str, Any] | None = None
+        self, connection: AsyncConnection, statement: str, parameters: Mapping[str, object]
     ) -> CursorResult[Any]:
         """Execute a statement whose parameters are named with a colon."""
         if not self.is_sqlite:
             statement = _NAME.sub(r"%(\1)s", statement)
-        return await connection.exec_driver_sql(statement, dict(parameters or {}))
+        return await connection.exec_driver_sql(statement, dict(parameters))
 
 
 def plain_id(id: object) -> str:
