@@ -17,7 +17,6 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, QueuePool
 from truenext.stage.sql import postgresql, sqlite
 from truenext.stage.sql.error_kind import classify_error
 from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable
-from truenext.stage.sql.exactly_once_writer import ExactlyOnceWriter
 from truenext.stage.sql.outbox_table import Outbox
 from truenext.stage.sql.sqlite import write_queue_of
 from truenext.stage.sql.transaction import watch_transactions
@@ -103,19 +102,13 @@ class Database:
     ) -> AsyncSqlWork:
         """Return the work of one message with an `async` function. `inbox_id` is the message's id in the inbox, if
         it is processed exactly once; `stage` is named in errors."""
-        pool = self._sql_engines[is_interactive].for_tasks
-        return AsyncSqlWork(
-            pool, lambda: self._is_closed, None if inbox_id is None else ExactlyOnceWriter(inbox_id), stage
-        )
+        return AsyncSqlWork(self._sql_engines[is_interactive].for_tasks, lambda: self._is_closed, inbox_id, stage)
 
     def new_thread_work(
         self, *, is_interactive: bool = False, inbox_id: str | None = None, stage: str = ""
     ) -> ThreadSqlWork:
         """Return the work of one message with a plain function; arguments as in `new_async_work`."""
-        pool = self._sql_engines[is_interactive].for_threads
-        return ThreadSqlWork(
-            pool, lambda: self._is_closed, None if inbox_id is None else ExactlyOnceWriter(inbox_id), stage
-        )
+        return ThreadSqlWork(self._sql_engines[is_interactive].for_threads, lambda: self._is_closed, inbox_id, stage)
 
     def outbox(self, service: str, owner: str, instance: str) -> Outbox:
         """Return the outbox, for calls outside of all works; arguments as in `Outbox`."""
