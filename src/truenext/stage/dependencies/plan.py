@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from truenext.stage.dependencies.exit_stack import StageExitStack
@@ -11,28 +12,19 @@ from truenext.stage.dependencies.factory import Factory, FactoryKind
 ProvidedValues = Mapping[str, Any]
 
 
+@dataclass(slots=True, eq=False)
 class FactoryStep:
     """Step of a DependencyPlan: the call of one factory, which makes one value."""
 
-    __slots__ = ("_made", "direct", "kind", "maker", "name")
-
-    def __init__(
-        self,
-        name: str,
-        maker: Factory,
-        kind: FactoryKind,
-        direct: Sequence[tuple[str, str]],
-        made: Sequence[tuple[str, int]],
-    ) -> None:
-        self.name = name
-        self.maker = maker
-        self.kind = kind
-        self.direct = direct
-        """Parameters that get provided values, with the names of these values."""
-        self._made = made
+    name: str
+    maker: Factory
+    kind: FactoryKind
+    direct: Sequence[tuple[str, str]]
+    """Parameters that get provided values, with the names of these values."""
+    made: Sequence[tuple[str, int]]
 
     def call(self, provided: ProvidedValues, values: list[Any]) -> Any:
-        return self.maker(**_arguments(self.direct, self._made, provided, values))
+        return self.maker(**_arguments(self.direct, self.made, provided, values))
 
 
 class DependencyPlan:
