@@ -95,10 +95,10 @@ class StageWorker:
         self, context: ServiceContext, stage: Stage, pool: PriorityPool, exactly_once: ExactlyOnceProcessing | None
     ) -> None:
         """`exactly_once` is None for a stage without exactly-once processing."""
-        self._context = context
-        self._stage = stage
-        self._pool = pool
-        self._exactly_once = exactly_once
+        self.context = context
+        self.stage = stage
+        self.pool = pool
+        self.exactly_once = exactly_once
         # A subscriber has only the interactive pool, which gives it published messages of all priorities.
         self._is_interactive = pool.is_interactive and stage.endpoint.subscribed_topic is None
         self.active_count = 0
@@ -115,8 +115,8 @@ class StageWorker:
         if not self.active_count:
             self.progress_at = monotonic()
         self.active_count += 1
-        handler = MessageHandler(self._context, self._stage, self._pool, self._exactly_once, message, session)
-        priority = self._context.interactive_priority
+        handler = MessageHandler(self, message, session)
+        priority = self.context.interactive_priority
         try:
             if self._is_interactive:
                 with priority.running_interactive():
@@ -132,19 +132,11 @@ class StageWorker:
 class MessageHandler:
     """Handler of one message in one stage: runs the stage, commits, and settles the message."""
 
-    def __init__(
-        self,
-        context: ServiceContext,
-        stage: Stage,
-        pool: PriorityPool,
-        exactly_once: ExactlyOnceProcessing | None,
-        message: Message,
-        session: Session,
-    ) -> None:
-        self._context = context
-        self._stage = stage
-        self._pool = pool
-        self._exactly_once = exactly_once
+    def __init__(self, worker: StageWorker, message: Message, session: Session) -> None:
+        self._context = context = worker.context
+        self._stage = stage = worker.stage
+        self._pool = pool = worker.pool
+        self._exactly_once = worker.exactly_once
         self._message = message
         self._session = session
         self._life = MessageLife(context, stage, message)
