@@ -39,9 +39,7 @@ _QUEUE = "/queue/"
 _SEQUENCE = "truenext-sequence"
 
 
-class FileOpened(msgspec.Struct, tag_field="kind", tag="opened"):
-    """A file begins. It is the first event of each file."""
-
+class StageEvent(msgspec.Struct):
     process: str
     """Id of the process: the time at which it began to write, and random digits."""
     number: int
@@ -49,6 +47,11 @@ class FileOpened(msgspec.Struct, tag_field="kind", tag="opened"):
     event."""
     at: int
     """Microseconds since the epoch, by the clock of the process."""
+
+
+class FileOpened(StageEvent, tag_field="kind", tag="opened"):
+    """A file begins. It is the first event of each file."""
+
     format: int
     """Version of the format."""
     service: str
@@ -57,12 +60,9 @@ class FileOpened(msgspec.Struct, tag_field="kind", tag="opened"):
     """Name of the service with its host and process."""
 
 
-class ExecutionStarted(msgspec.Struct, tag_field="kind", tag="started", omit_defaults=True):
+class ExecutionStarted(StageEvent, tag_field="kind", tag="started", omit_defaults=True):
     """A stage is about to run with a message."""
 
-    process: str
-    number: int
-    at: int
     stage: str
     """Queue of the stage, which is its name."""
     message: str
@@ -87,22 +87,16 @@ class ExecutionStarted(msgspec.Struct, tag_field="kind", tag="started", omit_def
     """True if the stage is an exactly-once stage, else missing."""
 
 
-class SqlCommitted(msgspec.Struct, tag_field="kind", tag="SQL committed"):
+class SqlCommitted(StageEvent, tag_field="kind", tag="SQL committed"):
     """The database has confirmed the commit, and the message is not acknowledged yet."""
 
-    process: str
-    number: int
-    at: int
     execution: int
     """Field `number` of the `started` that it belongs to."""
 
 
-class ExecutionEnded(msgspec.Struct, omit_defaults=True):
+class ExecutionEnded(StageEvent, omit_defaults=True):
     """An execution has an outcome."""
 
-    process: str
-    number: int
-    at: int
     kind: ExecutionOutcome
     execution: int
     total_us: int
@@ -115,12 +109,8 @@ class ExecutionEnded(msgspec.Struct, omit_defaults=True):
     """Class of the exception; missing with `completed` and `already processed`."""
 
 
-class ProcessClosed(msgspec.Struct, tag_field="kind", tag="closed"):
+class ProcessClosed(StageEvent, tag_field="kind", tag="closed"):
     """The process has ended in order, and writes nothing more."""
-
-    process: str
-    number: int
-    at: int
 
 
 class StageEvents:
@@ -215,7 +205,7 @@ class StageEvents:
             )
         )
 
-    def _append(self, event: ExecutionStarted | SqlCommitted | ExecutionEnded | ProcessClosed) -> None:
+    def _append(self, event: StageEvent) -> None:
         with self._lock:
             unwritten = self._unwritten
             if len(unwritten) >= UNWRITTEN_BYTES_MAX:
