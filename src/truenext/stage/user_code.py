@@ -5,22 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
+from truenext.stage.core.definitions import Endpoint, Stage
 from truenext.stage.core.errors import BaseExceptionRaised, FlowError
 from truenext.stage.core.failure import describe_error
+from truenext.stage.core.output import Output
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from truenext.stage.core.definitions import Endpoint, Stage
-    from truenext.stage.core.output import Output
-
-    RunInThread: TypeAlias = Callable[[Callable[[], object]], Awaitable[object]]
-
+RunInThread: TypeAlias = Callable[[Callable[[], object]], Awaitable[object]]
 
 T = TypeVar("T")
 

@@ -35,11 +35,11 @@ from truenext.stage.broker_transaction import (
     sender_error,
     transaction_size,
 )
-from truenext.stage.core.envelope import decode_envelope
+from truenext.stage.core.envelope import Envelope, decode_envelope
 from truenext.stage.core.errors import NoAttemptsLeft, Reject
 from truenext.stage.core.failure import cause_of, describe_error, is_text_too_long
 from truenext.stage.core.names import inbox_id
-from truenext.stage.core.outbox_unit import OutboxUnit
+from truenext.stage.core.outbox_unit import CommitNumber, EncodedMessage, OutboxUnit
 from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
 from truenext.stage.message_life import MessageLife
 from truenext.stage.message_state import (
@@ -69,8 +69,6 @@ if TYPE_CHECKING:
     from truenext.client.tasks.connection import Message, Session
     from truenext.stage.context import ServiceContext
     from truenext.stage.core.definitions import Stage
-    from truenext.stage.core.envelope import Envelope
-    from truenext.stage.core.outbox_unit import CommitNumber, EncodedMessage
     from truenext.stage.interceptors.interceptor import ExecutionOutcome
     from truenext.stage.outbox.exactly_once import BorrowedProducer, ExactlyOnceProcessing
     from truenext.stage.pool import PriorityPool

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from truenext.stage.broker_transaction import BrokerUnavailable
-from truenext.stage.core.outbox_unit import UnreadableUnit
+from truenext.stage.core.outbox_unit import CommitNumber, OutboxProducer, UnreadableUnit
 from truenext.stage.outbox.counters import ExactlyOnceCounters, format_metrics
 from truenext.stage.outbox.housekeeping import OutboxCleaner, OutboxConfirmer
 from truenext.stage.outbox.publishing import SendResult, send_unit
@@ -18,7 +18,6 @@ from truenext.stage.sql.errors import DatabaseUnavailable, ProducerLost
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from truenext.stage.core.outbox_unit import CommitNumber, OutboxProducer
     from truenext.stage.pool import PriorityPool
     from truenext.stage.sql.outbox_table import Outbox, UnsentCounts
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from truenext.errors import Code, RolledBack
+from truenext.errors import Code, Refused, RolledBack
 from truenext.stage.broker_transaction import (
     MapToBrokerUnavailable,
     is_disk_full,
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from truenext.client.tasks.connection import Session
-    from truenext.errors import Refused
     from truenext.stage.outbox.counters import ExactlyOnceCounters
     from truenext.stage.pool import PriorityPool
     from truenext.stage.sql.outbox_table import StoredUnit
