@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy.exc import DBAPIError
 
 from truenext.stage.sql.errors import AlreadyProcessed, InProgress, OutboxUnusable, ProducerLost
-from truenext.stage.sql.tables import is_unusable_table, unusable_table_text
+from truenext.stage.sql.tables import unusable_table_text
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -132,4 +132,5 @@ class ExactlyOnceWriter:
 
 def _translated(error: DBAPIError) -> Exception:
     """Return OutboxUnusable for an error that is not the message's fault; else the error itself."""
-    return OutboxUnusable(unusable_table_text(error)) if is_unusable_table(error) else error
+    text = unusable_table_text(error)
+    return OutboxUnusable(text) if text else error

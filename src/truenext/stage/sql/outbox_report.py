@@ -14,7 +14,6 @@ from truenext.stage.sql.exactly_once_writer import CLOCK
 from truenext.stage.sql.tables import (
     check_version,
     inbox,
-    is_unusable_table,
     outbox,
     owners,
     producers,
@@ -74,8 +73,8 @@ def outbox_report(url: str, service: str, *, with_inbox: bool) -> OutboxReport:
             check_version(connection.execute(select(func.max(schema.c.version))).scalar())
             return _report(connection, service, with_inbox)
     except (SQLAlchemyError, OSError) as error:
-        if isinstance(error, DBAPIError) and is_unusable_table(error):
-            raise ConfigurationError(f"{address}: {unusable_table_text(error)}") from error
+        if isinstance(error, DBAPIError) and (text := unusable_table_text(error)):
+            raise ConfigurationError(f"{address}: {text}") from error
         raise DatabaseUnavailable(f"{address} is not available: {first_line(error)}") from error
     finally:
         engine.dispose()

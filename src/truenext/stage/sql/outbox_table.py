@@ -34,7 +34,7 @@ from truenext.stage.sql.error_kind import classify_error
 from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable, OutboxBusy, OutboxUnusable, ProducerLost
 from truenext.stage.sql.sqlite import READ_ONLY
 from truenext.stage.sql.syntax import SqlSyntax, plain_id
-from truenext.stage.sql.tables import check_version, create_tables, is_unusable_table, metadata, unusable_table_text
+from truenext.stage.sql.tables import check_version, create_tables, metadata, unusable_table_text
 
 ALIVE_MS = 15_000
 """Milliseconds for which a process counts as alive after its heartbeat. If that is wrong, nothing happens twice."""
@@ -110,8 +110,8 @@ class Outbox:
                     await self._execute(connection, f"SELECT {columns} FROM {table.name} WHERE 1 = 0")
         except DatabaseUnavailable as error:
             cause = error.__cause__
-            if isinstance(cause, DBAPIError) and is_unusable_table(cause):
-                raise ConfigurationError(unusable_table_text(cause)) from error
+            if isinstance(cause, DBAPIError) and (text := unusable_table_text(cause)):
+                raise ConfigurationError(text) from error
             raise
         check_version(found)
 
@@ -472,8 +472,8 @@ class Outbox:
                 raise OutboxBusy(f"the outbox is busy: {error}") from error
             if kind in (DatabaseErrorKind.UNAVAILABLE, DatabaseErrorKind.LOST):
                 raise DatabaseUnavailable(f"the outbox cannot be reached: {error}") from error
-            if isinstance(error, DBAPIError) and is_unusable_table(error):
-                raise OutboxUnusable(unusable_table_text(error)) from error
+            if isinstance(error, DBAPIError) and (text := unusable_table_text(error)):
+                raise OutboxUnusable(text) from error
             raise OutboxUnusable(f"the outbox cannot be used: {error}") from error
 
 

@@ -20,7 +20,7 @@ from truenext.stage.core.errors import FlowError
 from truenext.stage.core.outbox_unit import InitiationKey, OutboxUnit
 from truenext.stage.sql.exactly_once_writer import CLOCK
 from truenext.stage.sql.shielded import run_to_completion
-from truenext.stage.sql.tables import is_missing_table, keys, missing_table_text, outbox
+from truenext.stage.sql.tables import keys, missing_table_text, outbox
 
 T = TypeVar("T")
 
@@ -165,8 +165,8 @@ def _execute(session: Session, call: Callable[..., T], *arguments: object) -> T:
     try:
         return call(connection, *arguments)
     except DBAPIError as error:
-        if is_missing_table(error):
-            raise ConfigurationError(missing_table_text(error)) from error
+        if text := missing_table_text(error):
+            raise ConfigurationError(text) from error
         raise
 
 

@@ -142,13 +142,10 @@ Index("truenext_keys_started", keys.c.started_ms)
 _NAME = re.compile(r"truenext_\w+")
 
 
-def is_missing_table(error: DBAPIError) -> bool:
-    """Return whether a table is missing. 42P01: undefined_table."""
-    return getattr(error.orig, "sqlstate", None) == "42P01" or "no such table" in str(error.orig)
-
-
-def missing_table_text(error: DBAPIError) -> str:
-    """Return what to do about an error for which `is_missing_table` is true."""
+def missing_table_text(error: DBAPIError) -> str | None:
+    """Return what to do if a table is missing; otherwise None. 42P01: undefined_table."""
+    if getattr(error.orig, "sqlstate", None) != "42P01" and "no such table" not in str(error.orig):
+        return None
     found = _NAME.search(str(error.orig))
     return (
         f"the database has no table {found[0] if found else 'of exactly-once processing'}: create the tables with "
@@ -156,22 +153,18 @@ def missing_table_text(error: DBAPIError) -> str:
     )
 
 
-def is_unusable_table(error: DBAPIError) -> bool:
-    """Return whether a table is missing, has other columns, or cannot be used for lack of a right. 42501:
-    insufficient_privilege, 42703: undefined_column."""
-    if is_missing_table(error) or getattr(error.orig, "sqlstate", None) in ("42501", "42703"):
-        return True
-    text = str(error.orig)
-    return "no such column" in text or "has no column named" in text
-
-
-def unusable_table_text(error: DBAPIError) -> str:
-    """Return what to do about an error for which `is_unusable_table` is true."""
-    if is_missing_table(error):
-        return missing_table_text(error)
-    reason = str(error.orig).partition("\n")[0]
-    if getattr(error.orig, "sqlstate", None) == "42501":
+def unusable_table_text(error: DBAPIError) -> str | None:
+    """Return what to do if a table is missing, has other columns, or cannot be used for lack of a right; otherwise
+    None. 42501: insufficient_privilege, 42703: undefined_column."""
+    missing = missing_table_text(error)
+    if missing is not None:
+        return missing
+    state, text = getattr(error.orig, "sqlstate", None), str(error.orig)
+    reason = text.partition("\n")[0]
+    if state == "42501":
         return f"a table of exactly-once processing cannot be used ({reason}): grant the right to the service's user"
+    if state != "42703" and "no such column" not in text and "has no column named" not in text:
+        return None
     found = _NAME.search(f"{error.orig} {error.statement}")
     return (
         f"the table {found[0] if found else 'of exactly-once processing'} is not as `truenext stages schema` makes it "
