@@ -20,7 +20,6 @@ from truenext.client.tasks.connection import Message
 from truenext.clock import monotonic, time_ns
 from truenext.errors import ConfigurationError
 from truenext.history.stage_files import FILE_BYTES_MAX, FILE_SECONDS_MAX, FORMAT, delete_old_files, stage_file
-from truenext.model.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
 from truenext.stage.core.definitions import Stage
 from truenext.stage.core.envelope import Envelope
 from truenext.stage.interceptors.interceptor import ExecutionOutcome, ExecutionResult
@@ -116,22 +115,11 @@ class ProcessClosed(StageEvent, tag_field="kind", tag="closed"):
 class StageEvents:
     """Recorder of events. Methods but `close` are for the event loop's thread, and neither wait nor raise."""
 
-    def __init__(
-        self,
-        folder: Path,
-        service: str,
-        instance: str,
-        *,
-        file_bytes: int = FILE_BYTES_MAX,
-        bytes_max: int = HISTORY_BYTES_MAX,
-        days_max: int = HISTORY_DAYS_MAX,
-    ) -> None:
+    def __init__(self, folder: Path, service: str, instance: str) -> None:
         """Raises: ConfigurationError if `folder` cannot be written to"""
         self._folder = folder
         self._service = service
         self._instance = instance
-        self._file_bytes = file_bytes
-        self._retention = {"bytes_max": bytes_max, "days_max": days_max}
         self.process = f"{time_ns() // 1_000_000:012x}{secrets.token_hex(4)}"
         """Unique id of the process, in all its events."""
         self._encoder = msgspec.json.Encoder()
@@ -266,7 +254,7 @@ class StageEvents:
     def _needs_new_file(self) -> bool:
         return (
             self._file < 0
-            or self._file_size >= self._file_bytes
+            or self._file_size >= FILE_BYTES_MAX
             or monotonic() - self._file_since >= FILE_SECONDS_MAX
             # Another process has deleted it, to keep within the limits.
             or not os.fstat(self._file).st_nlink
@@ -287,7 +275,7 @@ class StageEvents:
             # A full disk still takes empty files, any number of them.
             path.unlink()
             raise
-        delete_old_files(self._folder, **self._retention)
+        delete_old_files(self._folder)
 
     def _close_file(self) -> None:
         if self._file >= 0:
