@@ -109,8 +109,8 @@ FAULTS = [
         "a redelivered message is acknowledged and its unit deleted unsent",
         ExactlyOnceProcessing,
         "ensure_sent",
-        "result = await send_unit(pool, unit, self._service, self.counters)",
-        "result = SendResult.SENT",
+        "is_sent = await send_unit(pool, unit, self._service, self.counters)",
+        "is_sent = True",
         redelivery_without_a_relay,
     ),
     Fault(

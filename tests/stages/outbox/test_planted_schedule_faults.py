@@ -143,8 +143,8 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
             Change(
                 ExactlyOnceProcessing,
                 "ensure_sent",
-                "result = await send_unit(pool, unit, self._service, self.counters)",
-                "result = SendResult.SENT",
+                "is_sent = await send_unit(pool, unit, self._service, self.counters)",
+                "is_sent = True",
             )
         ],
         nothing,

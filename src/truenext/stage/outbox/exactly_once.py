@@ -11,7 +11,7 @@ from truenext.stage.broker_transaction import BrokerUnavailable
 from truenext.stage.core.outbox_unit import CommitNumber, OutboxProducer, UnreadableUnit
 from truenext.stage.outbox.counters import ExactlyOnceCounters, format_metrics
 from truenext.stage.outbox.housekeeping import OutboxCleaner, OutboxConfirmer
-from truenext.stage.outbox.publishing import SendResult, send_unit
+from truenext.stage.outbox.publishing import send_unit
 from truenext.stage.outbox.relay import OutboxRelay
 from truenext.stage.sql.errors import DatabaseUnavailable, ProducerLost
 
@@ -94,10 +94,10 @@ class ExactlyOnceProcessing:
         if unit is None:
             return
         try:
-            result = await send_unit(pool, unit, self._service, self.counters)
+            is_sent = await send_unit(pool, unit, self._service, self.counters)
         except UnreadableUnit as error:
             raise BrokerUnavailable(f"the messages of the outbox cannot be sent by this process: {error}") from error
-        if result is not SendResult.SENT:
+        if not is_sent:
             raise BrokerUnavailable("the broker does not know the numbers of the outbox unit: the relay will send it")
         self._confirmer.add(id, was_sent=True, is_acknowledged=False)
 

@@ -22,7 +22,7 @@ from truenext.stage.broker_transaction import BrokerUnavailable
 from truenext.stage.core.failure import describe_error
 from truenext.stage.core.outbox_unit import COMBINED_UNITS_MAX, OutboxProducer, UnreadableUnit, count_parts
 from truenext.stage.outbox.housekeeping import PeriodicTask
-from truenext.stage.outbox.publishing import SendResult, send_unit
+from truenext.stage.outbox.publishing import send_unit
 from truenext.stage.sql.errors import DatabaseUnavailable, ProducerLost
 
 if TYPE_CHECKING:
@@ -396,7 +396,7 @@ class OutboxRelay:
         Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS
         """
         try:
-            is_sent = await send_unit(self._pool, unit, self._service, self._counters) is SendResult.SENT
+            is_sent = await send_unit(self._pool, unit, self._service, self._counters)
         except UnreadableUnit as error:
             raise _unreadable_error(unit, error) from error
         except RolledBack as error:
