@@ -61,7 +61,7 @@ def build_plan(
     is_async = inspect.iscoroutinefunction(function)
     search = _PlanBuilder(provided, overrides or {}, forbidden, is_async, function)
     direct, made = search.parameter_sources(function, positional)
-    return DependencyPlan(search.steps, direct, made, frozenset(search.overridden))
+    return DependencyPlan(search.steps, direct, made, search.overridden)
 
 
 @dataclass(slots=True, eq=False)

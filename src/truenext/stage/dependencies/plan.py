@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from truenext.stage.dependencies.exit_stack import StageExitStack
@@ -27,6 +28,7 @@ class FactoryStep:
         return self.maker(**_arguments(self.direct, self.made, provided, values))
 
 
+@dataclass(slots=True, eq=False)
 class DependencyPlan:
     """Dependencies of one stage, in the order in which they are made.
 
@@ -35,31 +37,24 @@ class DependencyPlan:
     `provided` has the values by the names given to `build_plan`.
     """
 
-    __slots__ = ("_direct", "_made", "overridden", "required_names", "steps")
+    steps: Sequence[FactoryStep]
+    direct: Sequence[tuple[str, str]]
+    made: Sequence[tuple[str, int]]
+    overridden: Set[Factory]
+    """Factories that were replaced by others from `overrides`."""
+    required_names: frozenset[str] = field(init=False)
+    """Names of the provided values that the stage and its factories take."""
 
-    def __init__(
-        self,
-        steps: Sequence[FactoryStep],
-        direct: Sequence[tuple[str, str]],
-        made: Sequence[tuple[str, int]],
-        overridden: frozenset[Factory],
-    ) -> None:
-        self.steps = tuple(steps)
-        self._direct = direct
-        self._made = made
-        self.required_names = frozenset(
-            name for _, name in (*direct, *(each for step in steps for each in step.direct))
-        )
-        """Names of the provided values that the stage and its factories take."""
-        self.overridden = overridden
-        """Factories that were replaced by others from `overrides`."""
+    def __post_init__(self) -> None:
+        direct = chain(self.direct, *(step.direct for step in self.steps))
+        self.required_names = frozenset(name for _, name in direct)
 
     def make_arguments(self, stack: StageExitStack, provided: ProvidedValues) -> dict[str, Any]:
         values: list[Any] = []
         for step in self.steps:
             value = step.call(provided, values)
             values.append(stack.enter(step.name, value) if step.kind is FactoryKind.ENTER else value)
-        return _arguments(self._direct, self._made, provided, values)
+        return _arguments(self.direct, self.made, provided, values)
 
     async def make_arguments_async(self, stack: StageExitStack, provided: ProvidedValues) -> dict[str, Any]:
         """Make the values of an `async` stage. Plain factories run in the event loop."""
@@ -73,7 +68,7 @@ class DependencyPlan:
             elif step.kind is FactoryKind.ENTER_ASYNC:
                 value = await stack.enter_async(step.name, value)
             values.append(value)
-        return _arguments(self._direct, self._made, provided, values)
+        return _arguments(self.direct, self.made, provided, values)
 
 
 def _arguments(
