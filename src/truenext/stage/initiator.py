@@ -37,15 +37,12 @@ class Initiator:
     def __init__(self, context: ServiceContext, interactive: PriorityPool, others: PriorityPool) -> None:
         """`interactive` is the pool that sends interactive flows, `others` sends all others."""
         self._context = context
+        self.loop = context.loop
         self._pools = {True: interactive, False: others}
         self._sessions = {
             is_interactive: BrokerSessionPool(pool.connection) for is_interactive, pool in self._pools.items()
         }
         self._pending_replies = PendingReplies(context.service, interactive.connection)
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        return self._context.loop
 
     def check_loop(self) -> None:
         """Check that the caller is in the event loop of the service. Raises: ClosedError"""

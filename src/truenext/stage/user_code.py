@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from truenext.stage.core.definitions import Endpoint, Stage
 from truenext.stage.core.errors import BaseExceptionRaised, FlowError
@@ -53,11 +53,8 @@ async def run_user_coroutine(awaitable: Awaitable[T]) -> T:
     return result
 
 
-class _RaisedError:
-    __slots__ = ("error",)
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+class _RaisedError(NamedTuple):
+    error: BaseException
 
 
 async def _result_of(awaitable: Awaitable[T]) -> T | _RaisedError:
@@ -150,7 +147,7 @@ def check_can_await(call: str, advice: str) -> None:
     Raises: FlowError
     """
     stage = CURRENT.get()
-    if stage is None or stage.signature.is_async or _is_in_loop():
+    if stage is None or stage.signature.is_async or running_loop() is not None:
         return
     raise FlowError(
         f"{call} must be awaited, and stage {stage.name} of {stage.endpoint.name} is a plain function, which cannot: "
@@ -174,9 +171,8 @@ def check_not_own_endpoint(to: Endpoint[Any, Any], stages: Mapping[str, Stage]) 
     )
 
 
-def _is_in_loop() -> bool:
+def running_loop() -> asyncio.AbstractEventLoop | None:
     try:
-        asyncio.get_running_loop()
+        return asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return None
