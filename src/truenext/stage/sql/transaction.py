@@ -286,13 +286,8 @@ def watch_transactions(engine: Engine) -> None:
         if level is None:
             return
         if str(level).upper() == "AUTOCOMMIT" or connection.dialect.name == "sqlite":
-            forbidden = f"isolation_level={level!r}"
-            transaction = _transaction_of(connection)
-            raise (
-                SqlTransaction().forbid_statement(forbidden)
-                if transaction is None
-                else transaction.forbid_statement(forbidden)
-            )
+            transaction = _transaction_of(connection) or SqlTransaction()
+            raise transaction.forbid_statement(f"isolation_level={level!r}")
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
