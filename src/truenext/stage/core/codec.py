@@ -18,10 +18,10 @@ from truenext.stage.core.json_loss import (
     JsonLossChecks,
     fault_below_any,
     fault_of_floats,
+    field_names,
     fields_of_model,
     has_serializer,
 )
-from truenext.stage.core.schema import Schema, schema_of
 
 T = TypeVar("T")
 
@@ -73,12 +73,9 @@ class Codec(Generic[T]):
 
     def _where(self, value: object) -> str | None:
         """Return what JSON does not preserve below `Any`, with its path, in a value that could not be encoded."""
+        check = None if self._loss_checks is None else self._loss_checks.any_check
         try:
-            return (
-                None
-                if self._loss_checks is None or self._loss_checks.any_check is None
-                else self._loss_checks.any_check(value)
-            )
+            return None if check is None else check(value)
         except Exception:
             # The value may contain itself, or be of another type.
             return None
@@ -104,9 +101,6 @@ class Codec(Generic[T]):
                 f"{subject} is {type_name(self.type)}, and must be an object such as a Struct in which each field has "
                 f"a default: {error.__cause__}"
             ) from error
-
-    def schema(self) -> Schema:
-        return schema_of(self.type)
 
 
 EMPTY = msgspec.Raw(b"{}")
@@ -172,22 +166,13 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_encode_model)
 
 def _check_subclass(actual: type, declared: type) -> None:
     """Raises: FlowError if the subclass `actual` has fields that `declared` does not have"""
-    more = sorted(_fields(actual) - _fields(declared))
+    more = sorted(set(field_names(actual)).difference(field_names(declared)))
     if more:
         raise FlowError(
             f"{type_name(actual)} has fields that {type_name(declared)} does not have, and they would be lost: "
             f"{', '.join(more)}. Declare {type_name(actual)} as the type that is taken or replied, "
             f"or use a {type_name(declared)}"
         )
-
-
-def _fields(class_: type) -> set[str]:
-    """Return the field names of a Struct, a dataclass, a model or an attrs class; empty for another class."""
-    for attribute in ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields__"):
-        names = getattr(class_, attribute, None)
-        if names is not None:
-            return set(names)
-    return {each.name for each in getattr(class_, "__attrs_attrs__", ())}
 
 
 _NO_KEYS = (
@@ -236,11 +221,8 @@ def _fault_of_keys(info: msgspec.inspect.Type) -> str:
             # `_fault_of_model` rejects other classes; within a model of pydantic, the model knows how to encode them.
             continue
         if isinstance(each, _NO_KEYS):
-            name = (
-                type_name(getattr(each, "cls", None))
-                if hasattr(each, "cls")
-                else type(each).__name__.removesuffix("Type").lower()
-            )
+            class_ = getattr(each, "cls", None)
+            name = type_name(class_) if class_ else type(each).__name__.removesuffix("Type").lower()
             return f"a dict has keys that are {name}, and in JSON keys are texts: make it a list of pairs"
     if any(isinstance(each, msgspec.inspect.StrType) for each in kinds) and any(
         isinstance(each, _NUMBERS) for each in kinds

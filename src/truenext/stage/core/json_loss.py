@@ -12,7 +12,7 @@ Source: docs/stages.md, "Endpoints and stages"
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from types import NoneType
 from typing import Any, Final, TypeAlias
@@ -95,16 +95,21 @@ def fault_of_floats(value: Any) -> str | None:
         return _first((f"[{_short(key)}]", fault_of_floats(each)) for key, each in value.items())
     if isinstance(value, Enum):
         return None
-    names = getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", None)
-    if names is None:
-        names = getattr(kind, "__pydantic_fields__", None) or [
-            each.name for each in getattr(kind, "__attrs_attrs__", ())
-        ]
+    names = field_names(kind)
     if names:
         return _first((f".{name}", fault_of_floats(getattr(value, name, None))) for name in names)
     if isinstance(value, list | tuple | set | frozenset):
         return _first((f"[{index}]", fault_of_floats(each)) for index, each in enumerate(value))
     return None
+
+
+def field_names(class_: type) -> Collection[str]:
+    """Return the field names of a Struct, a dataclass, a model or an attrs class; empty for another class."""
+    for attribute in ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields__"):
+        names: Collection[str] | None = getattr(class_, attribute, None)
+        if names is not None:
+            return names
+    return [each.name for each in getattr(class_, "__attrs_attrs__", ())]
 
 
 def _float(value: Any) -> str | None:
