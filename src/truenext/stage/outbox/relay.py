@@ -177,7 +177,7 @@ class OutboxRelay:
         self._checked_at = asyncio.get_running_loop().time()
         if not pending.is_owner_registered:
             await outbox.register_owner()
-        if pending.owned_producer_count > self._known_count:
+        if pending.owned_producer_count > len(self._known_producers):
             await self._find_unknown()
         for name in list(self._producers_in_doubt):
             if name not in self._backoffs or self._backoffs[name].until <= self._checked_at:
@@ -210,9 +210,9 @@ class OutboxRelay:
         )
 
     @property
-    def _known_count(self) -> int:
-        """Number of own producers that this process knows of; some may belong to another process by now."""
-        return len(self._free_producers) + len(self._borrowed_producers) + len(self._producers_in_doubt)
+    def _known_producers(self) -> set[str]:
+        """Own producers that this process knows of; some may belong to another process by now."""
+        return {*self.free_producer_names, *self._borrowed_producers, *self._producers_in_doubt}
 
     async def _find_unknown(self) -> None:
         """Mark own producers in doubt that this process does not know of, as an answer was lost: else their units stay.
@@ -220,9 +220,7 @@ class OutboxRelay:
         Raises: DatabaseUnavailable
         """
         owned = await self._outbox.owned_producers()
-        known = (
-            {each.name for each in self._free_producers} | self._borrowed_producers | self._producers_in_doubt.keys()
-        )
+        known = self._known_producers
         for name in owned:
             if name not in known:
                 self._producers_in_doubt[name] = False
