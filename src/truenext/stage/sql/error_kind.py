@@ -113,15 +113,11 @@ def _classify_statement_error(error: DBAPIError) -> DatabaseErrorKind:
         return kind
     if error.connection_invalidated:
         return DatabaseErrorKind.LOST
-    if error.statement is None and _is_unanswered(error):
-        # Never connected: a connection that is lost later is invalidated.
+    if error.statement is None and error.orig is not None and type(error).__name__ == "OperationalError":
+        # Never connected: no server has answered, or it refused the connection, for which psycopg gives no SQLSTATE. A
+        # connection that is lost later is invalidated.
         return DatabaseErrorKind.UNAVAILABLE
     return DatabaseErrorKind.APPLICATION
-
-
-def _is_unanswered(error: DBAPIError) -> bool:
-    """Return whether no server has answered, or it refused the connection, for which psycopg gives no SQLSTATE."""
-    return type(error).__name__ == "OperationalError" and error.orig is not None and _sqlstate_of(error.orig) is None
 
 
 def _classify_server_error(error: BaseException) -> DatabaseErrorKind | None:
