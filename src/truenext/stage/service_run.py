@@ -255,7 +255,7 @@ class ServiceRun:
         await gate.open_database(waits=self._waits_until_available)
         self.context.gate = gate
 
-    async def _retry_until_reachable(self, step: Callable[[], Awaitable[None]]) -> None:
+    async def _retry_until_reachable(self, step: Callable[[], Awaitable[object]]) -> None:
         """Run `step` again while the database of the outbox is unreachable or busy, if this run waits for its database.
 
         Raises: as `prepare`
@@ -270,23 +270,21 @@ class ServiceRun:
                 _logger.warning("the outbox is not available yet", extra={"error": str(error), "next_s": OPEN_PAUSE_S})
             await asyncio.sleep(OPEN_PAUSE_S)
 
-    def _outbox(self) -> Outbox:
+    async def _check_outbox(self) -> Outbox:
+        """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseUnavailable"""
         context, gate = self.context, self.context.gate
         assert gate is not None, "its database was opened"
-        return gate.database.outbox(context.service, context.run_id, context.instance)
-
-    async def _check_outbox(self) -> None:
-        """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseUnavailable"""
-        outbox = self._outbox()
+        outbox = gate.database.outbox(context.service, context.run_id, context.instance)
         if self._creates_tables:
             await outbox.create_tables()
         await outbox.check_tables()
+        return outbox
 
     async def _open_outbox(self) -> None:
         """Raises: as `_check_outbox`"""
-        await self._check_outbox()
+        outbox = await self._check_outbox()
         # The relay does not use the interactive pool, since no caller waits for its messages.
-        exactly_once = ExactlyOnceProcessing(self._outbox(), self._pools[1], self.context.service)
+        exactly_once = ExactlyOnceProcessing(outbox, self._pools[1], self.context.service)
         await exactly_once.start()
         self.exactly_once = exactly_once
 
