@@ -38,8 +38,8 @@ class Codec(Generic[T]):
         try:
             info = msgspec.inspect.type_info(type_)
             fault = _fault_of_type(info)
-            plan = JsonLossChecks(info)
-            self._loss_checks = plan if plan.has_checks else None
+            checks = JsonLossChecks(info)
+            self._loss_checks = checks if checks.any_check or checks.float_check else None
             self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(type_, dec_hook=_decode_model)
         except Exception as error:
             # Annotations are evaluated here, which may raise any exception.

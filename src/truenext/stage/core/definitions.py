@@ -44,8 +44,7 @@ class Endpoint(Generic[M, R]):
         self.destination = f"/queue/{name}"
         self.takes = Codec(takes, f"the message of {name}")
         self.replies: Codec[R] | None = None
-        if replies not in (None, NoneType):
-            assert replies is not None, "it is not None"
+        if replies is not None and replies is not NoneType:
             self.replies = Codec(replies, f"the reply of {name}")
 
     def __repr__(self) -> str:

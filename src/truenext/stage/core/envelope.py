@@ -157,10 +157,6 @@ _STASH_DECODER = msgspec.json.Decoder(StashedFlow)
 _STASH_VERSION_DECODER = msgspec.json.Decoder(VersionedStashedFlow)
 
 
-def encode_stashed_flow(stashed: StashedFlow) -> bytes:
-    return msgspec.json.encode(stashed)
-
-
 def decode_stashed_flow(data: bytes) -> StashedFlow:
     """Raises: FlowError"""
     try:

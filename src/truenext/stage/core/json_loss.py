@@ -43,10 +43,6 @@ class JsonLossChecks:
         """Check of floats, needed only if the JSON of a value contains null, which replaces a float that is not
         finite; None if the type contains no float."""
 
-    @property
-    def has_checks(self) -> bool:
-        return self.any_check is not None or self.float_check is not None
-
     def fault(self, value: object, data: bytes) -> str | None:
         """Return the first fault, as a `JsonLossCheck` does; `data` is the JSON of the value."""
         if self.any_check is not None:

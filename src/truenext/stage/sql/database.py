@@ -32,13 +32,6 @@ PROBE_TIMEOUT_S = 10.0
 
 OUTBOX_LIMITS = "SET lock_timeout = '5s'; SET idle_in_transaction_session_timeout = '15s'"
 """Limits of the outbox's transactions: a process that stands still must not make all others wait for its locks."""
-_OUTBOX_ENGINE_OPTIONS: dict[bool, dict[str, Any]] = {
-    # The outbox relies on what two statements of a transaction see, whatever the database's own level is. LIFO takes
-    # the same connection each second, so that it needs no ping.
-    True: {"isolation_level": "READ COMMITTED", "pool_use_lifo": True},
-    False: {},
-}
-"""Options of the outbox's engine, by whether the database is PostgreSQL."""
 
 
 class Database:
@@ -114,13 +107,12 @@ class Database:
         """Return the outbox, for calls outside of all works; arguments as in `Outbox`."""
         if self._outbox_engines is None:
             # Transactions are few and short, and callers wait for some of them: with SQLite they go first, too.
-            self._outbox_engines = _SqlEngines(
-                self._address,
-                True,
-                OUTBOX_CONNECTIONS,
-                limits=OUTBOX_LIMITS,
-                **_OUTBOX_ENGINE_OPTIONS[self._address.file is None],
-            )
+            options: dict[str, Any] = {"limits": OUTBOX_LIMITS}
+            if self._address.file is None:
+                # The outbox relies on what two statements of a transaction see, whatever the database's own level is.
+                # LIFO takes the same connection each second, so that it needs no ping.
+                options |= {"isolation_level": "READ COMMITTED", "pool_use_lifo": True}
+            self._outbox_engines = _SqlEngines(self._address, True, OUTBOX_CONNECTIONS, **options)
         return Outbox(self._outbox_engines.for_tasks, service, owner, instance)
 
     async def _run_probe(self, probe: Callable[[AsyncConnection], Awaitable[T]]) -> T:

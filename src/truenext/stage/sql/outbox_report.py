@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, create_engine, func, literal_column, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, create_engine, func, literal_column, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from truenext.errors import ConfigurationError
@@ -108,19 +108,17 @@ def _report(connection: Connection, service: str, with_inbox: bool) -> OutboxRep
     ownerless = select(func.count()).where(producers.c.service == service, producers.c.owner.not_in(alive))
     return OutboxReport(
         service=service,
-        waiting=[_unsent_units(row) for row in waiting],
+        waiting=[
+            UnsentUnits(
+                producer=producer, owner=owner, units=units, messages=int(messages), oldest_s=max(int(age_ms), 0) / 1000
+            )
+            for producer, owner, units, messages, age_ms in map(tuple, waiting)
+        ],
         processes=[
             OutboxProcess(instance=name, alive=bool(is_alive), producers=count) for name, is_alive, count in processes
         ],
         ownerless=_count(connection, ownerless),
         inbox=_inbox(connection) if with_inbox else None,
-    )
-
-
-def _unsent_units(row: Row[Any]) -> UnsentUnits:
-    producer, owner, units, messages, oldest_ms = tuple(row)
-    return UnsentUnits(
-        producer=producer, owner=owner, units=units, messages=int(messages), oldest_s=max(int(oldest_ms), 0) / 1000
     )
 
 
