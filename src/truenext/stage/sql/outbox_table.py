@@ -24,7 +24,6 @@ from truenext.stage.core.outbox_unit import (
     COMBINED_UNITS_MAX,
     PART_PREFIX,
     UNIT_PREFIX,
-    CommitNumber,
     OutboxProducer,
     combine_units,
     decode_unit,
@@ -32,6 +31,7 @@ from truenext.stage.core.outbox_unit import (
 )
 from truenext.stage.sql.error_kind import classify_error
 from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable, OutboxBusy, OutboxUnusable, ProducerLost
+from truenext.stage.sql.exactly_once_writer import OUTBOX_COLUMNS
 from truenext.stage.sql.sqlite import READ_ONLY
 from truenext.stage.sql.syntax import SqlSyntax, plain_id
 from truenext.stage.sql.tables import check_version, create_tables, metadata, unusable_table_text
@@ -293,12 +293,11 @@ class Outbox:
 
         Raises: ProducerLost if the producer is another's by now; DatabaseUnavailable, and then it may have happened
         """
-        id, number = secrets.token_hex(16), producer.next_commit
+        id, number = secrets.token_hex(16), producer.last_number + 1
+        names = {"producer": producer.name, "number": number, "id": id, "most": rows_max}
         async with self._transaction() as connection:
             for is_interactive in (True, False):
-                combined = await combine_rows(
-                    self._syntax, connection, self._service, number, id, rows_max, is_interactive=is_interactive
-                )
+                combined = await self._combine_rows(connection, {**names, "interactive": is_interactive})
                 if combined is not None:
                     break
             else:
@@ -307,13 +306,13 @@ class Outbox:
                 connection,
                 f"UPDATE truenext_producers SET number = :number, used_ms = {self._now_ms} "
                 f"WHERE name = :name AND owner = :owner AND number = :number - 1 RETURNING {self._now_ms}",
-                {"name": producer.name, "number": number.number},
+                {"name": producer.name, "number": number},
             )
             now_ms = used.scalar()
             if now_ms is None:
                 raise ProducerLost(f"the producer {producer.name} was claimed by another process")
             written_ms, unit = combined
-            return StoredUnit(id, producer.name, number.number, unit, now_ms - written_ms)
+            return StoredUnit(id, producer.name, number, unit, now_ms - written_ms)
 
     async def split_into_unnumbered(self, unit: StoredUnit) -> bool:
         """Replace a unit by its parts, which have no number again: nothing can be sent under the unit's own any
@@ -416,6 +415,39 @@ class Outbox:
 
     # ---- Statements ----
 
+    async def _combine_rows(self, connection: AsyncConnection, names: Mapping[str, object]) -> tuple[int, bytes] | None:
+        """Combine the oldest rows without a number into one unit. Returns when its first part was written, and its
+        bytes; None if there are none."""
+        if self._syntax.is_sqlite:
+            return await self._combine_in_steps(connection, names)
+        combined = (await self._execute(connection, _COMBINE, names)).first()
+        if combined is None:
+            return None
+        written_ms, unit = tuple(combined)
+        return written_ms, unit
+
+    async def _combine_in_steps(
+        self, connection: AsyncConnection, names: Mapping[str, object]
+    ) -> tuple[int, bytes] | None:
+        rowids: list[int] = []
+        size = messages = 0
+        for rowid, length, count in map(tuple, (await self._execute(connection, _FIRST, names)).all()):
+            if rowids and (size + length > BYTES_MAX or messages + count > MESSAGES_MAX):
+                break
+            rowids.append(rowid)
+            size += length
+            messages += count
+        if not rowids:
+            return None
+        these = {"places": json.dumps(rowids)}
+        rows = await self._execute(connection, f"SELECT written_ms, rowid, unit {_THESE}", these)
+        written = [(written_ms, unit) for written_ms, _, unit in sorted(map(tuple, rows.all()))]
+        await self._execute(connection, f"DELETE {_THESE}", these)
+        first_ms, unit = written[0][0], combine_units(written)
+        more = {"messages": messages, "written_ms": first_ms, "unit": unit}
+        await self._execute(connection, _INSERT, {**names, **more})
+        return first_ms, unit
+
     @property
     def _ownerless(self) -> str:
         return f"""p.service = :service AND NOT EXISTS
@@ -497,8 +529,6 @@ IS_READABLE = {
 }
 """Condition for units that this process can read: those of other formats are left to newer processes."""
 
-_ROW = "id, service, producer, number, interactive, messages, written_ms, unit"
-
 _COMBINE = f"""
     WITH first_rows AS (
         SELECT ctid AS place, id, written_ms, length(unit) AS size, messages FROM truenext_outbox
@@ -512,7 +542,7 @@ _COMBINE = f"""
         DELETE FROM truenext_outbox WHERE ctid = ANY(ARRAY(
             SELECT place FROM counted WHERE nth = 1 OR (size <= {BYTES_MAX} AND messages <= {MESSAGES_MAX})))
         RETURNING id, written_ms, messages, unit)
-    INSERT INTO truenext_outbox ({_ROW})
+    INSERT INTO truenext_outbox ({OUTBOX_COLUMNS})
     SELECT CAST(:id AS uuid), :service, :producer, :number, :interactive, sum(messages), min(written_ms),
         '\\x{COMBINED_PREFIX.hex()}' || int4send(CAST(count(*) AS int)) || string_agg(
             '\\x{PART_PREFIX.hex()}' || int8send(written_ms) || unit, CAST('' AS bytea) ORDER BY written_ms, id)
@@ -525,56 +555,5 @@ _FIRST = f"""
     ORDER BY written_ms, rowid LIMIT :most"""
 _THESE = "FROM truenext_outbox WHERE rowid IN (SELECT value FROM json_each(:places))"
 _INSERT = f"""
-    INSERT INTO truenext_outbox ({_ROW})
+    INSERT INTO truenext_outbox ({OUTBOX_COLUMNS})
     VALUES (:id, :service, :producer, :number, :interactive, :messages, :written_ms, :unit)"""
-
-
-async def combine_rows(
-    syntax: SqlSyntax,
-    connection: AsyncConnection,
-    service: str,
-    number: CommitNumber,
-    id: str,
-    rows_max: int,
-    *,
-    is_interactive: bool,
-) -> tuple[int, bytes] | None:
-    """Combine the oldest rows without a number, `rows_max` at most, into one unit with this number and id. Returns
-    when its first part was written, and its bytes; None if there are none."""
-    names: dict[str, Any] = {
-        "service": service,
-        "interactive": is_interactive,
-        "producer": number.producer.name,
-        "number": number.number,
-        "id": id,
-        "most": rows_max,
-    }
-    if syntax.is_sqlite:
-        return await _combine_in_steps(syntax, connection, names)
-    combined = (await syntax.execute(connection, _COMBINE, names)).first()
-    if combined is None:
-        return None
-    written_ms, unit = tuple(combined)
-    return written_ms, unit
-
-
-async def _combine_in_steps(
-    syntax: SqlSyntax, connection: AsyncConnection, names: dict[str, Any]
-) -> tuple[int, bytes] | None:
-    rowids: list[int] = []
-    size = messages = 0
-    for rowid, length, count in map(tuple, (await syntax.execute(connection, _FIRST, names)).all()):
-        if rowids and (size + length > BYTES_MAX or messages + count > MESSAGES_MAX):
-            break
-        rowids.append(rowid)
-        size += length
-        messages += count
-    if not rowids:
-        return None
-    these = {"places": json.dumps(rowids)}
-    rows = await syntax.execute(connection, f"SELECT written_ms, rowid, unit {_THESE}", these)
-    written = [(written_ms, unit) for written_ms, _, unit in sorted(map(tuple, rows.all()))]
-    await syntax.execute(connection, f"DELETE {_THESE}", these)
-    first_ms, unit = written[0][0], combine_units(written)
-    await syntax.execute(connection, _INSERT, names | {"messages": messages, "written_ms": first_ms, "unit": unit})
-    return first_ms, unit
