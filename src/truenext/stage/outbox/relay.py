@@ -64,8 +64,9 @@ class BackoffState(NamedTuple):
     pause_s: float
 
 
-class OutboxRelay:
+class OutboxRelay(PeriodicTask):
     def __init__(self, outbox: Outbox, pool: PriorityPool, service: str, counters: ExactlyOnceCounters) -> None:
+        super().__init__("truenext relay", self._check_or_back_off)
         self._outbox = outbox
         self._counters = counters
         self._pool = pool
@@ -78,7 +79,6 @@ class OutboxRelay:
         """Units without a number that are combined into one; fewer after the broker refused as many."""
         self._free_producers: list[OutboxProducer] = []
         self._borrowed_producers: set[str] = set()
-        self._task = PeriodicTask("truenext relay", self._check_or_back_off)
         self._heartbeat = PeriodicTask("truenext alive", self._record_heartbeat)
         self._checked_at = 0.0
         self._retry_pause_s = CHECK_INTERVAL_S
@@ -86,13 +86,13 @@ class OutboxRelay:
 
     def start(self) -> None:
         self._checked_at = asyncio.get_running_loop().time()
-        self._task.start()
+        super().start()
         self._heartbeat.start()
 
     def mark_in_doubt(self, producer: OutboxProducer) -> None:
         """Mark a producer in doubt, as an answer is missing: it is not used before it was claimed again."""
         self._mark_in_doubt(producer)
-        self._task.wake()
+        self.wake()
 
     def _mark_in_doubt(self, producer: OutboxProducer) -> None:
         self._borrowed_producers.discard(producer.name)
@@ -103,7 +103,7 @@ class OutboxRelay:
         producers, self._free_producers = self._free_producers, []
         for producer in producers:
             self._mark_in_doubt(producer)
-        self._task.wake()
+        self.wake()
 
     async def borrow_producer(self) -> OutboxProducer:
         """Return a producer of this process, for one caller until it is returned or in doubt.
@@ -130,12 +130,8 @@ class OutboxRelay:
         self._borrowed_producers.discard(producer.name)
         self._free_producers.append(producer)
 
-    def wake(self) -> None:
-        """Check the outbox now. Called in the thread of the event loop."""
-        self._task.wake()
-
     async def stop(self) -> None:
-        await self._task.stop()
+        await super().stop()
         await self._heartbeat.stop()
 
     @property
@@ -291,7 +287,7 @@ class OutboxRelay:
         Raises: as `_send_unnumbered`
         """
         loop = asyncio.get_running_loop()
-        while not self._task.is_stopping and loop.time() < until and len(self._backoffs) < BACKOFFS_MAX:
+        while not self.is_stopping and loop.time() < until and len(self._backoffs) < BACKOFFS_MAX:
             numbered = await self._number_next()
             if numbered is None:
                 return False
@@ -464,7 +460,7 @@ class OutboxRelay:
         if new is not None:
             self._counters.renumbered += len(units)
             self._mark_in_doubt(new)
-            self._task.wake()
+            self.wake()
         return False
 
     async def _highest_number(self, name: str) -> int:
