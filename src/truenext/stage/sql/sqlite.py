@@ -175,13 +175,10 @@ def set_up(engine: Engine, write_queue: WriteQueue, *, is_interactive: bool) -> 
 
     @event.listens_for(engine, "connect")
     def prepare(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-        cursor = connection.cursor()
-        try:
+        with contextlib.closing(connection.cursor()) as cursor:
             cursor.execute("PRAGMA journal_mode=WAL")
             cursor.execute("PRAGMA synchronous=FULL")
             cursor.execute("PRAGMA foreign_keys=ON")
-        finally:
-            cursor.close()
 
     @event.listens_for(engine, "invalidate")
     def abort(connection: DBAPIConnection, _: ConnectionPoolEntry, __: BaseException | None) -> None:
