@@ -21,6 +21,7 @@ from truenext.stage.core.json_loss import (
     field_names,
     fields_of_model,
     has_serializer,
+    shortened,
 )
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ class Codec(Generic[T]):
         except Exception as error:
             # Types may validate themselves, and raise any exception.
             where = self._where(value)
-            text = f"{_short(value)} is not of type {type_name(self.type)}: {error or type(error).__name__}"
+            text = f"{shortened(value, 200)} is not of type {type_name(self.type)}: {error or type(error).__name__}"
             raise FlowError(text if where is None else f"{_root(self.type)}{where}") from error
         if loss is not None:
             raise FlowError(f"{_root(self.type)}{loss}")
@@ -112,7 +113,7 @@ def encode_any(value: object) -> msgspec.Raw:
     try:
         data = _ENCODER.encode(value)
     except (TypeError, ValueError) as error:
-        raise FlowError(f"{_short(value)} cannot be JSON: {error}") from error
+        raise FlowError(f"{shortened(value, 200)} cannot be JSON: {error}") from error
     loss = fault_of_floats(value) if b"null" in data else None
     if loss is not None:
         raise FlowError(f"{_root(type(value))}{loss}")
@@ -331,8 +332,3 @@ def _fault_of_field(model: Any, name: str) -> str:
             "use one alias for both"
         )
     return ""
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:200] + "..."

@@ -62,11 +62,11 @@ def fault_below_any(value: Any) -> str | None:
     if kind is dict:
         for key, each in value.items():
             if type(key) is not str:
-                return f" has the key {_short(key)} of the type {type(key).__name__}, and in JSON keys are texts"
+                return f" has the key {shortened(key)} of the type {type(key).__name__}, and in JSON keys are texts"
             if type(each) not in _PLAIN:
                 found = fault_below_any(each)
                 if found is not None:
-                    return f"[{_short(key)}]{found}"
+                    return f"[{shortened(key)}]{found}"
         return None
     if kind is list:
         for index, each in enumerate(value):
@@ -88,7 +88,7 @@ def fault_of_floats(value: Any) -> str | None:
     if kind is float:
         return _float(value)
     if isinstance(value, dict):
-        return _first((f"[{_short(key)}]", fault_of_floats(each)) for key, each in value.items())
+        return _first((f"[{shortened(key)}]", fault_of_floats(each)) for key, each in value.items())
     if isinstance(value, Enum):
         return None
     names = field_names(kind)
@@ -118,9 +118,9 @@ def _first(found: Iterable[tuple[str, str | None]]) -> str | None:
     return next((path + fault for path, fault in found if fault is not None), None)
 
 
-def _short(key: object) -> str:
-    text = repr(key)
-    return text if len(text) <= 40 else f"{text[:40]}..."
+def shortened(value: object, length: int = 40) -> str:
+    text = repr(value)
+    return text if len(text) <= length else f"{text[:length]}..."
 
 
 class _JsonLossCheckBuilder:
@@ -212,7 +212,7 @@ class _JsonLossCheckBuilder:
                     return fault_below_any({key: None})
                 found = None if check is None else check(each)
                 if found is not None:
-                    return f"[{_short(key)}]{found}"
+                    return f"[{shortened(key)}]{found}"
             return None
 
         return of_dict
