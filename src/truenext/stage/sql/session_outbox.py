@@ -83,8 +83,7 @@ class SessionOutbox:
 
         Raises: ConfigurationError; what SQLAlchemy raises
         """
-        assert isinstance(self._session, Session)
-        return _execute(self._session, _seed, key, new)
+        return _execute(self._sync_session, _seed, key, new)
 
     async def seed_of_key_async(self, key: str, new: str) -> str:
         """Return the seed as `seed_of_key` does, in an AsyncSession."""
@@ -95,8 +94,7 @@ class SessionOutbox:
 
         Raises: FlowError if other flows were started under the key; ConfigurationError; what SQLAlchemy raises
         """
-        assert isinstance(self._session, Session)
-        _execute(self._session, _write, service, id, key, unit)
+        _execute(self._sync_session, _write, service, id, key, unit)
 
     async def write_unit_async(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
         """Write a unit as `write_unit` does, in an AsyncSession."""
