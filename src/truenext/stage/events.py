@@ -116,7 +116,10 @@ class StageEvents:
     """Recorder of events. Methods but `close` are for the event loop's thread, and neither wait nor raise."""
 
     def __init__(self, folder: Path, service: str, instance: str) -> None:
-        """Raises: ConfigurationError if `folder` cannot be written to"""
+        """Create the folder and its first file, and start the thread that writes.
+
+        Raises: ConfigurationError if `folder` cannot be written to
+        """
         self._folder = folder
         self._service = service
         self._instance = instance
@@ -176,7 +179,6 @@ class StageEvents:
         self._append(SqlCommitted(process=self.process, number=number, at=time_ns() // 1000, execution=execution))
 
     def add_ended(self, execution: int, result: ExecutionResult) -> None:
-        """Record the end of an execution, whatever its outcome."""
         error = result.error
         self._last_event_number = number = self._last_event_number + 1
         self._append(
@@ -261,7 +263,7 @@ class StageEvents:
         )
 
     def _start_file(self) -> None:
-        """Raises: OSError"""
+        """Start the next file, and delete old ones. Raises: OSError"""
         self._close_file()
         self._file_number += 1
         path = stage_file(self._folder, self.process, self._file_number)
@@ -284,7 +286,7 @@ class StageEvents:
         self._file_size = 0
 
     def _write(self, content: bytes | bytearray) -> None:
-        """Raises: OSError"""
+        """Write all of `content`, with several calls if the system takes only a part. Raises: OSError"""
         view = memoryview(content)
         while view:
             written = os.write(self._file, view)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from truenext.stage.sql.session_outbox import SessionOutbox
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-"""Character that no encoding has."""
+"""Half of a surrogate pair, which no encoding can represent."""
 
 
 class InitiationContext:
@@ -48,7 +48,7 @@ class InitiationContext:
         self._output: Output | None = None
 
     async def __aenter__(self) -> Initiation:
-        """Raises: ClosedError in another event loop than the service's"""
+        """Begin the block. Raises: ClosedError in another event loop than the service's"""
         self._initiator.check_loop()
         return self._start()
 

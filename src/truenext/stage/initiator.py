@@ -67,18 +67,16 @@ class Initiator:
         await call_after_commit(output, {"service": self._context.service}, None)
 
     def send_output_in_thread(self, output: Output, deadline: float) -> None:
-        """Send an output, and call its hooks in this thread: all others may be waiting here. Raises: the same"""
+        """Send an output, and call its hooks in this thread, which may block. Raises: as `send_output`"""
         asyncio.run_coroutine_threadsafe(self._send_all(output, deadline), self.loop).result()
         call_after_commit_sync(output, {"service": self._context.service}, self.loop)
 
     async def _send_all(self, output: Output, deadline: float) -> None:
-        """Raises: as `send_output`"""
         if output.outgoing:
             is_interactive = any(each.envelope.flow.interactive for each in output.outgoing)
             await self._send(output, is_interactive, deadline)
 
     async def _send(self, output: Output, is_interactive: bool, deadline: float) -> None:
-        """Raises: as `send_output`"""
         messages = encode_messages(output.outgoing, self._context.chain, None)
         pause_s = PAUSE_S
         while True:
@@ -99,7 +97,7 @@ class Initiator:
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     async def _try_send(self, messages: Sequence[EncodedMessage], is_interactive: bool, deadline: float) -> None:
-        """Raises: as `send_output`; TimeoutError, ClosedError if nothing was committed"""
+        """Send and commit once. Raises: as `send_output`; TimeoutError, ClosedError if nothing was committed"""
         pool = self._pools[is_interactive]
         async with AsyncExitStack() as stack:
             async with asyncio.timeout_at(deadline):
@@ -139,7 +137,7 @@ class Initiator:
             self._pending_replies.forget_reply(number)
 
     async def outcome(self, doubt: InDoubt | str, timeout: float) -> str:
-        """Raises: as `Connection.outcome`"""
+        """Return the outcome of an initiation in doubt. Raises: as `Connection.outcome`"""
         self.check_loop()
         return await self._pools[True].connection.outcome(doubt, timeout=timeout)
 

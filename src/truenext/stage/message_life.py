@@ -37,7 +37,7 @@ class MessageLife:
         """Time at which the current run has returned; 0 before."""
 
     def enter(self, state: MessageState) -> None:
-        """Raises: AssertionError if the message cannot come to `state`"""
+        """Enter the next state. Raises: AssertionError if `state` cannot follow the current one"""
         if state not in TRANSITIONS[self.state]:
             raise AssertionError(f"a message cannot become {state.value} while it is {self.state.value}")
         self.state = state

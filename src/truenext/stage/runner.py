@@ -107,7 +107,8 @@ class StageRunner:
         flow.reply(result)
 
     async def run_sql_step(self, step: Callable[[], Any], work: AnySqlWork | None) -> None:
-        """Run an operation of the database where the stage has run. `work` is that of `run_in_thread`."""
+        """Run a step of SQL in the event loop for an `async` stage, otherwise in a thread. `work` is as in
+        `run_in_thread`."""
         if self.stage.signature.is_async:
             await step()
         else:

@@ -72,7 +72,6 @@ class RunResources(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, definition: Definition) -> RunResources:
-        """Return the resources that a service defines."""
         return cls(definition.broker, definition.database, definition.credentials, definition.events)
 
 
@@ -170,7 +169,8 @@ class ServiceRun:
         self._state = "running"
 
     async def _warn_of_missing_grants(self) -> None:
-        """Log once what the user may not do. Without credentials there are no users, or the login was refused."""
+        """Log the grants that the user lacks. Without credentials there is no user to check: the broker has none, or
+        has refused the login."""
         credentials = self._resources.credentials
         if credentials.user is None and credentials.certificate is None:
             return
@@ -271,7 +271,10 @@ class ServiceRun:
             await asyncio.sleep(OPEN_PAUSE_S)
 
     async def _check_outbox(self) -> Outbox:
-        """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseUnavailable"""
+        """Check the tables of the outbox, and return it.
+
+        Raises: ConfigurationError if the tables are missing, or of another version; DatabaseUnavailable
+        """
         context, gate = self.context, self.context.gate
         assert gate is not None, "its database was opened"
         outbox = gate.database.outbox(context.service, context.run_id, context.instance)
@@ -281,7 +284,7 @@ class ServiceRun:
         return outbox
 
     async def _open_outbox(self) -> None:
-        """Raises: as `_check_outbox`"""
+        """Start exactly-once processing with the outbox. Raises: as `_check_outbox`"""
         outbox = await self._check_outbox()
         # The relay does not use the interactive pool, since no caller waits for its messages.
         exactly_once = ExactlyOnceProcessing(outbox, self._pools[1], self.context.service)
@@ -292,7 +295,7 @@ class ServiceRun:
 
     @property
     def initiator(self) -> Initiator:
-        """Raises: LocalProtocolError if the service is not connected"""
+        """Initiator of flows, once the run is connected. Raises: LocalProtocolError before that"""
         if self._initiator is None:
             raise LocalProtocolError(f"{self._definition.name} is not connected yet")
         return self._initiator
@@ -304,7 +307,6 @@ class ServiceRun:
 
     @property
     def waits_for_database(self) -> bool:
-        """Whether stages wait for an unavailable database."""
         return self.context.gate is not None and not self.context.gate.is_open
 
     @property

@@ -69,7 +69,7 @@ async def _result_of(awaitable: Awaitable[T]) -> T | _RaisedError:
 
 
 def _base_exception_raised(error: BaseException) -> BaseExceptionRaised:
-    """Return an Exception in place of an error that would end this process, and the next one that gets the message."""
+    """Wrap an error that would end this process, and then each other process that gets the message."""
     return BaseExceptionRaised(f"{describe_error(error)} was raised, which is not an Exception")
 
 
@@ -120,7 +120,7 @@ def call_after_commit_sync(output: Output, fields: Mapping[str, object], loop: a
 
 
 async def _run_with_timeout(awaitable: Awaitable[object]) -> None:
-    """Raises: TimeoutError; errors of the hook"""
+    """Await the result of a hook for HOOK_TIMEOUT_S at most. Raises: TimeoutError; errors of the hook"""
     limit = asyncio.timeout(HOOK_TIMEOUT_S)
     try:
         async with limit:

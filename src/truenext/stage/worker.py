@@ -92,7 +92,6 @@ class StageWorker:
     def __init__(
         self, context: ServiceContext, stage: Stage, pool: PriorityPool, exactly_once: ExactlyOnceProcessing | None
     ) -> None:
-        """`exactly_once` is None for a stage without exactly-once processing."""
         self.context = context
         self.stage = stage
         self.pool = pool
@@ -100,7 +99,6 @@ class StageWorker:
         # A subscriber has only the interactive pool, which gives it published messages of all priorities.
         self._is_interactive = pool.is_interactive and stage.endpoint.subscribed_topic is None
         self.active_count = 0
-        """Number of messages that are being handled."""
         self.progress_at = monotonic()
         """Monotonic time at which the last message ended, or a message came to the idle worker."""
 
@@ -142,10 +140,9 @@ class MessageHandler:
         self._inbox_id = ""
         """Id of the message in the inbox; empty without exactly-once processing."""
         self._error_kind = DatabaseErrorKind.APPLICATION
-        """Kind of the last error of a run."""
 
     async def handle(self) -> None:
-        """Raises: as `StageWorker.handle`"""
+        """Handle the message and settle it, whatever its outcome. Raises: as `StageWorker.handle`"""
         try:
             envelope = decode_envelope(self._message.body)
             self._life.record_start(envelope)
@@ -201,7 +198,10 @@ class MessageHandler:
         await self._wait_if_disk_full(error)
 
     async def _on_commit_failed(self, error: InDoubt | RolledBack) -> None:
-        """Raises: `error`; RolledBack for InDoubt, with exactly-once processing"""
+        """Record the outcome after the COMMIT failed, and raise its error.
+
+        Raises: `error`; RolledBack for InDoubt, with exactly-once processing
+        """
         if isinstance(error, InDoubt):
             self._life.end("in doubt", error)
             if self._inbox_id:
@@ -339,7 +339,6 @@ class MessageHandler:
     async def _run_and_collect(
         self, envelope: Envelope, output: Output, work: AnySqlWork | None
     ) -> list[EncodedMessage]:
-        """Run the stage, and return its encoded output."""
         running = self._runner.run(envelope, output, work)
         await (run_user_coroutine(running) if self._stage.signature.is_async else running)
         output.is_closed = True

@@ -73,7 +73,8 @@ class Codec(Generic[T]):
         return msgspec.Raw(data)
 
     def _where(self, value: object) -> str | None:
-        """Return what JSON does not preserve below `Any`, with its path, in a value that could not be encoded."""
+        """Return the path and the fault of a value below `Any` that JSON does not preserve; None if that is not why
+        encoding failed."""
         check = None if self._loss_checks is None else self._loss_checks.any_check
         try:
             return None if check is None else check(value)
@@ -166,7 +167,10 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_encode_model)
 
 
 def _check_subclass(actual: type, declared: type) -> None:
-    """Raises: FlowError if the subclass `actual` has fields that `declared` does not have"""
+    """Check that a subclass has no fields of its own, which would be lost.
+
+    Raises: FlowError if `actual` has fields that `declared` does not have
+    """
     more = sorted(set(field_names(actual)).difference(field_names(declared)))
     if more:
         raise FlowError(
@@ -289,7 +293,6 @@ def _within_unless_serialized(type_: Any) -> list[Any]:
 
 
 def _fault_of_dicts(annotation: Any) -> str:
-    """Return the fault of a dict in a field of a model; "" if none."""
     for each in _walk(annotation, _within_unless_serialized):
         args, origin = get_args(each), get_origin(each)
         if args and isinstance(origin, type) and issubclass(origin, Mapping):

@@ -100,7 +100,10 @@ class StageSettings:
     __slots__ = ("attempts", "concurrency", "exactly_once", "retries")
 
     def __init__(self, subject: str, /, **options: Unpack[StageOptions]) -> None:
-        """Raises: DefinitionError, TypeError"""
+        """Check the options. `subject` names their owner in errors.
+
+        Raises: DefinitionError; TypeError for an unknown option
+        """
         unknown = options.keys() - StageOptions.__annotations__.keys()
         if unknown:
             raise TypeError(f"{subject} has no option {', '.join(sorted(unknown))}")
@@ -185,7 +188,7 @@ class LocalEndpoint(Endpoint[M, R]):
             self.state.check_default(subject)
         self.settings = settings
         self.subscribed_topic: Topic[M] | None = None
-        """Source of messages instead of a queue."""
+        """Topic from which the endpoint consumes; None if it consumes from queues."""
         self.stages_in_order: list[Stage] = []
         self._register = register
 

@@ -89,7 +89,7 @@ def encode_envelope(envelope: Envelope) -> bytes:
 
 
 def decode_envelope(body: bytes) -> Envelope:
-    """Raises: NotDecoded"""
+    """Decode the body of a message, and check its version, id and reply addresses. Raises: NotDecoded"""
     try:
         envelope = _DECODER.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -121,7 +121,6 @@ def describe_remedy(found: int, wrote: str) -> str:
 
 
 def _check_version(found: int) -> None:
-    """Raises: NotDecoded"""
     if found != VERSION:
         remedy = describe_remedy(found, "sent")
         raise NotDecoded(f"it has version {found} of messages of stages, and {remedy}")
@@ -158,7 +157,7 @@ _STASH_VERSION_DECODER = msgspec.json.Decoder(VersionedStashedFlow)
 
 
 def decode_stashed_flow(data: bytes) -> StashedFlow:
-    """Raises: FlowError"""
+    """Decode the bytes of `Flow.stash`. Raises: FlowError if they are no stash, or one of another version"""
     try:
         stashed = _STASH_DECODER.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -169,7 +168,6 @@ def decode_stashed_flow(data: bytes) -> StashedFlow:
 
 
 def _check_stash_version(found: int) -> None:
-    """Raises: FlowError"""
     if found != VERSION:
         remedy = describe_remedy(found, "stashed")
         raise FlowError(f"the stash has version {found}, and {remedy}")

@@ -152,7 +152,6 @@ class _JsonLossCheckBuilder:
         return False
 
     def _check_for(self, info: inspect.Type) -> JsonLossCheck:
-        """Build the check of a type that contains the target."""
         match info:
             case inspect.Metadata():
                 return self._check_for(info.type)

@@ -77,7 +77,6 @@ class RetryDecision:
 
     delay_s: float | None
     is_rejected: bool = False
-    """The message is not retried."""
 
 
 REJECTED = RetryDecision(None, is_rejected=True)

@@ -114,7 +114,6 @@ class _PlanBuilder:
         return [each for each in every if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
 
     def _annotation(self, function: Callable[..., Any], parameter: inspect.Parameter) -> tuple[Any, Factory | None]:
-        """Return the type of a parameter, and its factory."""
         if isinstance(parameter.default, Depends):
             raise self._fault(function, parameter.name, "Depends belongs in Annotated[T, Depends(...)], not after =")
         kind, depends = _parse_annotation(parameter.annotation)

@@ -26,7 +26,7 @@ class _OpenResource(NamedTuple):
 
 
 class StageExitStack:
-    """`with` if nothing is entered with `enter_async`, otherwise `async with`."""
+    """Stack of entered context managers, for `async with`, or for `with` if none is entered with `enter_async`."""
 
     __slots__ = ("_open",)
 
@@ -66,7 +66,6 @@ class StageExitStack:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close all resources, as `__exit__` does."""
         first = error
         while self._open:
             one = self._open.pop()

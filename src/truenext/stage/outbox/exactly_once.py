@@ -1,4 +1,4 @@
-"""Exactly-once processing of one process: calls for workers, except on the two transactions; background tasks."""
+"""Exactly-once processing of one process: calls of workers outside of their two transactions, and background tasks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ExactlyOnceProcessing:
     # ---- One message ----
 
     async def is_processed(self, id: str) -> bool:
-        """Raises: DatabaseUnavailable"""
+        """Return whether the inbox has this id. Raises: DatabaseUnavailable"""
         return await self._outbox.is_processed(id)
 
     async def ensure_sent(self, id: str, pool: PriorityPool) -> None:
@@ -123,7 +123,7 @@ class BorrowedProducer:
         self._was_used = False
 
     async def __aenter__(self) -> BorrowedProducer:
-        """Raises: DatabaseUnavailable"""
+        """Borrow the producer. Raises: DatabaseUnavailable"""
         self._producer = await self._relay.borrow_producer()
         return self
 

@@ -154,7 +154,7 @@ class OutboxConfirmer(PeriodicTask):
         return 0.0 if max(len(self._sent), len(self._acknowledged)) >= ROWS_MAX else GATHER_S
 
     async def _write(self) -> None:
-        """Raises: DatabaseUnavailable"""
+        """Write ROWS_MAX rows of each kind at most, the oldest first. Raises: DatabaseUnavailable"""
         sent, acknowledged = self._sent[:ROWS_MAX], self._acknowledged[:ROWS_MAX]
         if sent or acknowledged:
             await self._outbox.confirm_rows(sent, acknowledged)

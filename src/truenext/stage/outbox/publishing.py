@@ -78,7 +78,10 @@ async def _send(session: Session, messages: Sequence[EncodedMessage], unit: Stor
 
 
 async def _send_and_flush(session: Session, messages: Sequence[EncodedMessage], deadline: float) -> None:
-    """Raises: RolledBack with the refusal of the broker; BrokerUnavailable"""
+    """Send messages, and wait until the broker has taken all.
+
+    Raises: RolledBack with the refusal of the broker; BrokerUnavailable
+    """
     with MapToBrokerUnavailable():
         await send_messages(session, messages, deadline)
         await session.flush(timeout=remaining_s(deadline))

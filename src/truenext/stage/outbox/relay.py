@@ -136,7 +136,6 @@ class OutboxRelay(PeriodicTask):
 
     @property
     def free_producer_names(self) -> list[str]:
-        """Names of the producers that have no unit under way."""
         return [each.name for each in self._free_producers]
 
     # ---- Checks ----
@@ -222,7 +221,10 @@ class OutboxRelay(PeriodicTask):
                 self._producers_in_doubt[name] = False
 
     async def _deep_check(self) -> None:
-        """Raises: DatabaseUnavailable"""
+        """Look once a minute for unknown and unused producers, and for units that only newer processes can read.
+
+        Raises: DatabaseUnavailable
+        """
         now = asyncio.get_running_loop().time()
         if now < self._deep_check_at:
             return

@@ -48,11 +48,8 @@ _BY_SQLITE_CODE = {
 
 
 def classify_error(error: BaseException) -> DatabaseErrorKind:
-    """Return the kind of an error. An error in it, if it is a group, or the error that caused it, or during whose
-    handling it was raised, counts as well.
-
-    The nearest error decides whose kind is not APPLICATION.
-    """
+    """Return the kind of an error. If it is APPLICATION, the errors in its group and those that caused it are
+    classified, too: the nearest one of another kind decides."""
     seen: set[int] = set()
     rest: list[BaseException | None] = [error]
     while rest:

@@ -70,7 +70,6 @@ class PendingWork(NamedTuple):
     has_unnumbered_units: bool
     """Units exist that have no number yet, and that this process can read."""
     owned_producer_count: int
-    """Number of producers of this process in the database."""
 
 
 class UnsentCounts(NamedTuple):
@@ -98,7 +97,10 @@ class Outbox:
     # ---- Start, heartbeat, counts ----
 
     async def check_tables(self) -> None:
-        """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseUnavailable"""
+        """Check that all tables exist, with all columns.
+
+        Raises: ConfigurationError if the tables are missing, or of another version; DatabaseUnavailable
+        """
         try:
             async with self._transaction(is_read_only=True) as connection:
                 found = (await self._execute(connection, "SELECT max(version) FROM truenext_schema")).scalar()
@@ -124,7 +126,7 @@ class Outbox:
         return bool(rows[0][0] != "off")
 
     async def create_tables(self) -> None:
-        """Raises: DatabaseUnavailable"""
+        """Create missing tables. Raises: DatabaseUnavailable"""
         async with self._transaction() as connection:
             await connection.run_sync(create_tables)
 

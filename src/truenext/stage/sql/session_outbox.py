@@ -34,7 +34,7 @@ class SessionOutbox:
     """Writer of outbox rows in the transaction of a program's own session."""
 
     def __init__(self, session: object) -> None:
-        """Raises: ConfigurationError if `session` is no session"""
+        """Wrap a session of the program. Raises: ConfigurationError if `session` is no session"""
         if not isinstance(session, Session | AsyncSession):
             raise ConfigurationError(f"initiate takes a Session or an AsyncSession, not {session!r}")
         self.is_async = isinstance(session, AsyncSession)
@@ -61,12 +61,14 @@ class SessionOutbox:
         blocks.append(self)
 
     def close_block(self) -> None:
-        """End the block."""
         self._sync_session.info[_BLOCKS].remove(self)
         self._transactions = []
 
     def check_transaction_not_lost(self) -> None:
-        """Raises: FlowError if the transaction was rolled back or has ended inside the block"""
+        """Check that the transaction is still that of the block's beginning.
+
+        Raises: FlowError if it was rolled back or has ended inside the block
+        """
         if self._has_lost_transaction:
             raise FlowError(
                 "the transaction was rolled back or closed inside the block of initiate, so no flow begins: commit, "
@@ -124,7 +126,7 @@ class SessionOutbox:
 
 
 def _forbid_commit(session: Session) -> None:
-    """Raises: FlowError if a block is open"""
+    """Refuse a commit while a block is open. Raises: FlowError"""
     if session.info[_BLOCKS] and not session.in_nested_transaction():
         raise FlowError(
             "the session commits inside a block of initiate, so flows of the block would not be in that "

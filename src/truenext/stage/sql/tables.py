@@ -159,7 +159,10 @@ _REPLACE_TABLES = (
 
 
 def check_version(found: int | None) -> None:
-    """Raises: ConfigurationError if the tables in the database are of another version, or do not say of which"""
+    """Check the version of the tables; `found` is None if they do not say it.
+
+    Raises: ConfigurationError for any other version than VERSION
+    """
     if found is None:
         raise ConfigurationError(
             "the table truenext_schema has no row with the version of the tables: write it with "

@@ -107,7 +107,10 @@ class SqlTransaction:
         return not self.has_returned or _stage_transaction.get() is self
 
     def check_usable(self) -> None:
-        """Raises: LocalProtocolError if the transaction is over or is being committed, or the function has returned"""
+        """Check that a statement may be executed now.
+
+        Raises: LocalProtocolError if the transaction is over or is being committed, or the function has returned
+        """
         if self._is_closed or self.is_commit_sent or not self._is_usable:
             raise self._late_error()
 
@@ -121,7 +124,7 @@ class SqlTransaction:
             self._connection.exec_driver_sql("SELECT 1")
 
     def check_unbroken(self) -> None:
-        """Raises: Swallowed if the transaction can no longer be committed, as far as is known here"""
+        """Check that the transaction can still be committed, as far as is known here. Raises: Swallowed"""
         fault = self.commit_fault()
         if fault is not None:
             raise fault
