@@ -61,7 +61,9 @@ class InitiationContext:
 
     def __enter__(self) -> Initiation:
         if running_loop() is self._initiator.loop:
-            raise LocalProtocolError("this waits for the broker: use `async with` in async functions")
+            raise LocalProtocolError(
+                "`with` would block the event loop until the broker answers: use `async with` in async functions"
+            )
         return self._start()
 
     def __exit__(

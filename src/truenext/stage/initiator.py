@@ -84,9 +84,12 @@ class Initiator:
                 await self._try_send(messages, is_interactive, deadline)
                 return
             except TimeoutError as error:
-                raise RolledBack("nothing was sent: the broker was not available in time") from error
+                raise RolledBack(
+                    f"nothing was sent: the broker of service {self._context.service} was not available in time: "
+                    "check whether it runs, or raise the timeout"
+                ) from error
             except ClosedError as error:
-                raise RolledBack("nothing was sent: the service was stopped") from error
+                raise RolledBack(f"nothing was sent: service {self._context.service} was stopped") from error
             except RolledBack as error:
                 # Nothing was sent, so the transaction is repeated unless the broker refuses its content. Enough time
                 # must be left for the broker's answer: without one, the transaction would be in doubt.

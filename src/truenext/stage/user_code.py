@@ -26,7 +26,7 @@ def call_user_function(function: Callable[[], T]) -> T:
     try:
         return function()
     except StopIteration as error:
-        raise RuntimeError("StopIteration was raised") from error
+        raise RuntimeError("the function raised StopIteration: raise another exception") from error
     except Exception:
         raise
     except BaseException as error:
@@ -128,7 +128,9 @@ async def _run_with_timeout(awaitable: Awaitable[object]) -> None:
     except TimeoutError as error:
         if not limit.expired():
             raise
-        raise TimeoutError(f"it was cancelled, as it had not ended within {HOOK_TIMEOUT_S:g} seconds") from error
+        raise TimeoutError(
+            f"the function of after_commit was cancelled, as it had not ended within {HOOK_TIMEOUT_S:g} seconds"
+        ) from error
 
 
 def _log(error: BaseException, fields: Mapping[str, object]) -> None:

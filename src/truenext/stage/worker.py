@@ -206,7 +206,10 @@ class MessageHandler:
             self._life.end("in doubt", error)
             if self._inbox_id:
                 # Exactly-once processing resolves the doubt at the redelivery, so this counts no attempt.
-                raise RolledBack("it is not known whether its message was acknowledged") from error
+                raise RolledBack(
+                    f"the broker has not answered the COMMIT of message {self._message.message_id}: its redelivery "
+                    "shows whether it was acknowledged"
+                ) from error
             raise error
         # A refused COMMIT has requeued the message already. Its redelivery is flushed before the COMMIT.
         self._life.end("released", error)

@@ -94,15 +94,15 @@ def decode_envelope(body: bytes) -> Envelope:
         envelope = _DECODER.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         _check_version(find_version(lambda: _VERSION_DECODER.decode(body)))
-        raise NotDecoded(f"it is not a message of stages: {error}") from error
+        raise NotDecoded(f"the body is not a message of stages: {error}") from error
     _check_version(envelope.version)
     if not envelope.id:
         # The inbox would take all messages without an id for the same one.
-        raise NotDecoded("it is not a message of stages: the field id of its envelope is empty")
+        raise NotDecoded("the body is not a message of stages: the field id of its envelope is empty")
     for each in envelope.waiting:
         if not _is_single_destination(each.to):
             # A sender may name one queue or topic for the reply, not any destination to which this service may send.
-            raise NotDecoded(f"its reply address {each.to[:100]!r} is not a single queue or topic")
+            raise NotDecoded(f"the reply address {each.to[:100]!r} is not a single queue or topic")
     return envelope
 
 
@@ -123,7 +123,7 @@ def describe_remedy(found: int, wrote: str) -> str:
 def _check_version(found: int) -> None:
     if found != VERSION:
         remedy = describe_remedy(found, "sent")
-        raise NotDecoded(f"it has version {found} of messages of stages, and {remedy}")
+        raise NotDecoded(f"the body has version {found} of messages of stages, and {remedy}")
 
 
 def _is_single_destination(address: str) -> bool:

@@ -69,7 +69,10 @@ class Output:
     def new_id(self) -> str:
         """Return the id of the next message. Raises: FlowError if the output is closed"""
         if self.is_closed:
-            raise FlowError("it is too late to send: the messages of this stage have been sent already")
+            raise FlowError(
+                f"it is too late to send: the messages of {self.sender} have been sent already. Send before the stage "
+                "returns, or before the block of initiate ends"
+            )
         self._ids += 1
         return child_id(self._seed, self._ids)
 

@@ -96,9 +96,12 @@ class ExactlyOnceProcessing:
         try:
             is_sent = await send_unit(pool, unit, self._service, self.counters)
         except UnreadableUnit as error:
-            raise BrokerUnavailable(f"the messages of the outbox cannot be sent by this process: {error}") from error
+            raise BrokerUnavailable(f"unit {unit.id} of the outbox cannot be sent by this process: {error}") from error
         if not is_sent:
-            raise BrokerUnavailable("the broker does not know the numbers of the outbox unit: the relay will send it")
+            raise BrokerUnavailable(
+                f"the broker lacks numbers before {unit.number} of producer {unit.producer}: the relay will send unit "
+                f"{unit.id}"
+            )
         self._confirmer.add(id, was_sent=True, is_acknowledged=False)
 
     def borrow_producer(self) -> BorrowedProducer:

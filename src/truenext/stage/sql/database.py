@@ -80,7 +80,9 @@ class Database:
         Raises: DatabaseUnavailable, also if it can no longer be written to
         """
         if not await self._run_probe(_can_write) and self._was_writable:
-            raise DatabaseUnavailable(f"{self} is read-only")
+            raise DatabaseUnavailable(
+                f"{self} is read-only, and could be written to before: check whether it is a standby now"
+            )
 
     async def close(self) -> None:
         """Close all connections; those of works that still run are closed when these end."""

@@ -65,7 +65,7 @@ def outbox_report(url: str, service: str, *, with_inbox: bool) -> OutboxReport:
     """
     address = address_of(url)
     if address.file is not None and not address.file.exists():
-        raise DatabaseUnavailable(f"there is no file {address.file}")
+        raise DatabaseUnavailable(f"there is no file {address.file}: check the path in the URL of the database")
     with address.loading_driver():
         engine = create_engine(address.for_threads)
     try:

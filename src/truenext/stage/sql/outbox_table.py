@@ -503,12 +503,12 @@ class Outbox:
         except (SQLAlchemyError, OSError) as error:
             kind = classify_error(error)
             if kind is DatabaseErrorKind.RETRYABLE:
-                raise OutboxBusy(f"the outbox is busy: {error}") from error
+                raise OutboxBusy(f"the outbox of {self._service} is busy: {error}") from error
             if kind in (DatabaseErrorKind.UNAVAILABLE, DatabaseErrorKind.LOST):
-                raise DatabaseUnavailable(f"the outbox cannot be reached: {error}") from error
+                raise DatabaseUnavailable(f"the outbox of {self._service} cannot be reached: {error}") from error
             if isinstance(error, DBAPIError) and (text := unusable_table_text(error)):
                 raise OutboxUnusable(text) from error
-            raise OutboxUnusable(f"the outbox cannot be used: {error}") from error
+            raise OutboxUnusable(f"the outbox of {self._service} cannot be used: {error}") from error
 
 
 # ---- Numbers for units of programs' own transactions: many units are combined into one, in one row ----

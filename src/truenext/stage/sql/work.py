@@ -55,7 +55,9 @@ class _SqlWork(Generic[S]):
         """Session of the function, made at the first use. Raises: LocalProtocolError after the end"""
         if self._session is None:
             if self._has_ended:
-                raise LocalProtocolError("the session has ended with the processing of its message")
+                raise LocalProtocolError(
+                    "the session has ended with the processing of its message: use it before the function returns"
+                )
             options = {"bind": self._engine, "stage_transaction": self._transaction, **_OPTIONS}
             self._session = self._session_type(**options)
         return self._session
