@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -58,7 +59,7 @@ class Metrics(Interceptor):
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._stages: dict[tuple[str, str], _StageCounters] = {}
+        self._stages: defaultdict[tuple[str, str], _StageCounters] = defaultdict(_StageCounters)
         self._sent_outside_stages = 0
 
     @contextmanager
@@ -87,11 +88,7 @@ class Metrics(Interceptor):
             counts.total.add(result.total)
 
     def _counts(self, execution: Execution) -> _StageCounters:
-        key = (execution.endpoint, execution.stage)
-        counts = self._stages.get(key)
-        if counts is None:
-            counts = self._stages[key] = _StageCounters()
-        return counts
+        return self._stages[execution.endpoint, execution.stage]
 
     def snapshot(self) -> dict[tuple[str, str], StageMetrics]:
         """Return the metrics of one moment, by endpoint and stage."""
