@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Select, and_, create_engine, func, literal_column, select
+from sqlalchemy import ColumnElement, Connection, and_, create_engine, func, literal_column, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from truenext.errors import ConfigurationError
@@ -117,17 +115,12 @@ def _report(connection: Connection, service: str, with_inbox: bool) -> OutboxRep
         processes=[
             OutboxProcess(instance=name, alive=bool(is_alive), producers=count) for name, is_alive, count in processes
         ],
-        ownerless=_count(connection, ownerless),
+        ownerless=connection.execute(ownerless).scalar_one(),
         inbox=_inbox(connection) if with_inbox else None,
     )
 
 
 def _inbox(connection: Connection) -> InboxCounts:
-    rows = select(func.count()).select_from(inbox)
-    return InboxCounts(
-        rows=_count(connection, rows), unacknowledged=_count(connection, rows.where(inbox.c.acknowledged_ms.is_(None)))
-    )
-
-
-def _count(connection: Connection, query: Select[Any]) -> int:
-    return int(connection.execute(query).scalar_one())
+    counts = select(func.count(), func.count(inbox.c.acknowledged_ms)).select_from(inbox)
+    rows, acknowledged = connection.execute(counts).one()
+    return InboxCounts(rows=rows, unacknowledged=rows - acknowledged)
