@@ -58,11 +58,9 @@ class PeriodicTask:
                 wait_s = RETRY_S
             if not self._woken.is_set():
                 self._idle.set()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._woken.wait()
-            except TimeoutError:
-                pass
 
     async def stop(self) -> None:
         """Finish the work for which the task was woken, if that does not take long, and stop."""
