@@ -100,7 +100,6 @@ class ServiceRun:
         self._creates_tables = creates_tables
         self.exactly_once: ExactlyOnceProcessing | None = None
         """Exactly-once processing, once the outbox is open; otherwise None."""
-        self._is_prepared = False
         self._runs_no_stages = False
         self._relay_opening: asyncio.Task[None] | None = None
         """Task that opens the outbox for flows that programs start in this process."""
@@ -117,8 +116,6 @@ class ServiceRun:
 
         Raises: ConfigurationError; DatabaseUnavailable
         """
-        if self._is_prepared:
-            return
         stages = self._definition.stages.values()
         if any(map(self._plans.uses_database, stages)) or self._definition.has_outbox:
             self._state = "waiting for the database"
@@ -129,7 +126,6 @@ class ServiceRun:
         if folder is not None:
             self.context.events = StageEvents(folder, self.context.service, self.context.instance)
         self._state = "waiting for the broker"
-        self._is_prepared = True
 
     async def connect(self) -> None:
         """Connect both pools. Raises: ConfigurationError; ConnectionLost if no broker is available; Refused"""
@@ -146,11 +142,10 @@ class ServiceRun:
         self._initiator = Initiator(self.context, *self._pools)
 
     async def start(self) -> None:
-        """Run the stages, and send the units of the outbox.
+        """Run the stages, and send the units of the outbox, after `prepare` and `connect`.
 
-        Raises: as `prepare` and `connect`; what the lifespan raises
+        Raises: as both; what the lifespan raises
         """
-        await self.prepare()
         stages, plans = self._definition.stages.values(), self._plans
         if self._definition.has_outbox:
             self._state = "waiting for the database"
