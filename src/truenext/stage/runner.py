@@ -73,12 +73,15 @@ class StageRunner:
         arguments = (flow.message,) if stage.endpoint.state is None else (flow.message, flow.state)
         plan = context.plans.plan_of(stage)
         provided = context.provided_values(flow, work)
-        execution = self.life.execution
+        execution = self.life.execution if context.chain.has_around else None
         if execution is not None and stage is not self.stage:
             # The stage was reached by `next_direct`.
             execution = msgspec.structs.replace(execution, stage=stage.name)
         function = stage.function
-        if stage.signature.is_async:
+        if stage.signature.is_async and execution is None and not plan.steps:
+            # Most stages enter nothing, and need no stack.
+            result = await function(*arguments, **plan.arguments(provided))
+        elif stage.signature.is_async:
             async with StageExitStack() as stack:
                 if execution is not None:
                     context.chain.enter_around(stack, execution)

@@ -49,12 +49,16 @@ class DependencyPlan:
         direct = chain(self.direct, *(step.direct for step in self.steps))
         self.required_names = frozenset(name for _, name in direct)
 
+    def arguments(self, provided: ProvidedValues, values: Sequence[Any] = ()) -> dict[str, Any]:
+        """Return the arguments of the stage; `values` are the results of the steps."""
+        return _arguments(self.direct, self.made, provided, values)
+
     def make_arguments(self, stack: StageExitStack, provided: ProvidedValues) -> dict[str, Any]:
         values: list[Any] = []
         for step in self.steps:
             value = step.call(provided, values)
             values.append(stack.enter(step.name, value) if step.kind is FactoryKind.ENTER else value)
-        return _arguments(self.direct, self.made, provided, values)
+        return self.arguments(provided, values)
 
     async def make_arguments_async(self, stack: StageExitStack, provided: ProvidedValues) -> dict[str, Any]:
         """Make the values of an `async` stage. Plain factories run in the event loop."""
@@ -68,7 +72,7 @@ class DependencyPlan:
             elif step.kind is FactoryKind.ENTER_ASYNC:
                 value = await stack.enter_async(step.name, value)
             values.append(value)
-        return _arguments(self.direct, self.made, provided, values)
+        return self.arguments(provided, values)
 
 
 def _arguments(
