@@ -38,6 +38,7 @@ from truenext.model.limits import (
     SELECTOR_PARTS_MAX,
     SUBSCRIPTIONS_MAX,
     TOPIC_SUBSCRIPTIONS_MAX,
+    TRANSACTION_CRON_SENDS_MAX,
     TRANSACTION_MESSAGES_MAX,
     TRANSACTION_QUEUES_MAX,
     TRANSACTIONS_MAX,
@@ -546,6 +547,25 @@ def delayed(trial: Trial) -> None:
         client.call("UNSUBSCRIBE", {"id": number})
     with trial.measures("60,000 retries that are due at once", STEP_MS // 2):
         time.sleep(max(0, until - time.monotonic()) + 0.5)
+
+
+@scenario
+def cron(trial: Trial) -> None:
+    """Cron expressions that take long to read and to compute."""
+    terms = ",".join(f"*/{number}" for number in range(1, 19))
+    headers = {"destination": "/queue/c", "persistent": "false"}
+    client = trial.client()
+    with trial.measures(f"COMMIT of {TRANSACTION_CRON_SENDS_MAX} costly cron expressions"):
+        client.write("BEGIN", {"transaction": "t"})
+        for number in range(TRANSACTION_CRON_SENDS_MAX):
+            rare = f"{terms} {number % 24} 29 2 */7"
+            client.write("SEND", {**headers, "transaction": "t", "AMQ_SCHEDULED_CRON": rare}, b"x")
+        client.call("COMMIT", {"transaction": "t"})
+    never = frame("SEND", {**headers, "AMQ_SCHEDULED_CRON": "0 0 */31 * 0#2"}, b"x")
+    refused = trial.client(is_truenext=True)
+    with trial.measures("1,000 SENDs with a cron expression that has no next time"):
+        refused.write_frames(never * 1000)
+        refused.confirm()
 
 
 def _send_to_each(client: Client, prefix: str, count: int, **headers: Any) -> None:

@@ -170,7 +170,7 @@ class Execution:
                         raise
                     self._refuse_command(session, command, error)
                     refused += 1
-                    if refused < REFUSALS_PER_PASS_MAX:
+                    if refused < REFUSALS_PER_PASS_MAX and self._monotonic_ns() // 1000 < until_us:
                         continue
                 else:
                     if not commit_state.is_read_long or self._monotonic_ns() // 1000 < until_us:
