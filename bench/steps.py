@@ -393,6 +393,28 @@ def topic(trial: Trial) -> None:
 
 
 @scenario
+def unread(trial: Trial) -> None:
+    """Topic subscriptions that do not read, with more messages than memory holds."""
+    clients = [trial.client() for _ in range(TOPIC_SUBSCRIPTIONS_MAX // SUBSCRIPTIONS_MAX)]
+    for client in clients:
+        for number in range(SUBSCRIPTIONS_MAX):
+            options = {"ack": "client", "activemq.prefetchSize": 1}
+            client.write("SUBSCRIBE", {"id": number, "destination": "/topic/t", **options})
+        client.confirm()
+    with trial.measures(f"50 SENDs to {TOPIC_SUBSCRIPTIONS_MAX:,} subscriptions that do not read", LISTED_MS):
+        trial.fill("/topic/t", 50)
+    with trial.measures(f"UNSUBSCRIBE of {SUBSCRIPTIONS_MAX:,} of them"):
+        for number in range(SUBSCRIPTIONS_MAX):
+            clients[-1].write("UNSUBSCRIBE", {"id": number})
+        clients[-1].confirm()
+    with trial.measures(f"end of a connection with {SUBSCRIPTIONS_MAX:,} of them", LISTED_MS):
+        clients[0].close()
+    with trial.measures("ends of the other connections at once", LISTED_MS):
+        for client in clients[1:]:
+            client.close()
+
+
+@scenario
 def durable(trial: Trial) -> None:
     client, sender = trial.client(client_id="c"), trial.client()
     with trial.measures(f"{SUBSCRIPTIONS_MAX:,} SUBSCRIBEs to durable subscriptions"):

@@ -622,3 +622,19 @@ def test_search_of_a_rare_cron_time_looks_at_few_days(cron: str, monkeypatch: py
     start_schedule(Schedule(cron=cron), NOON_MS)
     # There are 28 kinds of months.
     assert 0 < looks <= 28 * 31
+
+
+# ---- Memory ----
+
+
+def test_due_sends_wait_until_eviction_has_caught_up() -> None:
+    run = Run()
+    run.send("x", Schedule(delay_ms=MINUTE_MS))
+    run.settle()
+    run.engine.state.commit_state.is_eviction_behind = True
+    # With work that it cannot do, this would go on for ever.
+    run.at(NOON_MS + MINUTE_MS)
+    assert not run.engine.queues.by_name["q"].waiting_count()
+    run.engine.state.commit_state.is_eviction_behind = False
+    run.settle()
+    assert run.engine.queues.by_name["q"].waiting_count() == 1

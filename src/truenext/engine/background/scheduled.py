@@ -162,7 +162,7 @@ class Scheduler(BackgroundTask):
         if first is None or self._current_read is not None or self._frozen_since_batch is not None:
             return False
         commit_state = self._commit_state
-        if commit_state.is_full or commit_state.disk_level >= DiskLevel.NONE:
+        if not commit_state.has_capacity or commit_state.disk_level >= DiskLevel.NONE:
             return False
         if self._page is not None:
             return True
@@ -219,7 +219,7 @@ class Scheduler(BackgroundTask):
         """Send the due messages of a page, or some of them and keep the page for the next step."""
         self._page = page
         copies = 0
-        while (first := self.timers.first) is not None and not self._commit_state.is_full:
+        while (first := self.timers.first) is not None and self._commit_state.has_capacity:
             due_ms, number, _ = split_scheduled_timer(first)
             lane, found = page.lanes.get(number), page.found_by_number.get(number)
             # Meanwhile the clock may have been set, or sends that are due earlier may have been accepted.
