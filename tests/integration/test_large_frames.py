@@ -20,7 +20,7 @@ from truenext.server import connection
 
 MIB = 1024 * 1024
 BODY = bytes(15 * MIB)
-PRIVATE_BYTES_MAX = MEMORY_LIMIT_MIN
+PRIVATE_BYTES_MAX = MEMORY_LIMIT_MIN + 16 * MIB
 LEAST_MEMORY = pytest.mark.parametrize("options", [("--memory-limit", "128MiB")], ids=["128 MiB"])
 
 

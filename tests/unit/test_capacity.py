@@ -12,7 +12,7 @@ from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.event_log import EventLog
 from truenext.model.disk_level import DiskLevel
-from truenext.model.limits import GATHERING_BYTES_MAX, INCOMPLETE_FRAME_BYTES, SEQUENCE_BLOCK
+from truenext.model.limits import GATHERING_BYTES_MAX, INCOMPLETE_FRAME_BYTES, READ_NS_PER_PASS, SEQUENCE_BLOCK
 
 
 class Loop:
@@ -55,8 +55,15 @@ class Setup:
             state=SimpleNamespace(commit_state=self.state, memory=MemoryBudget(1 << 28)),
             commands=SimpleNamespace(sending=SimpleNamespace(waits_with_send=lambda _: self.waits_for_disk)),
         )
+        self.now_ns = 1
         self.capacity = Capacity(
-            cast(Any, engine), cast(Any, self.store), cast(Any, self.loop), resume=self.resumed.append
+            cast(Any, engine),
+            cast(Any, self.store),
+            cast(Any, self.loop),
+            lambda: self.now_ns,
+            user_name_of=lambda _: "",
+            resume=self.resumed.append,
+            schedule_turn=lambda: None,
         )
         self.connections = [connection() for _ in range(2)]
 
@@ -141,41 +148,39 @@ def test_connection_that_waits_for_the_disk_is_resumed_once_it_has_space(setup: 
 
 def test_removed_connection_is_not_resumed(setup: Setup) -> None:
     first, second = setup.connections
-    setup.capacity.wait_for_others(first)
+    setup.capacity.read_turns.wait(first)
     setup.capacity.wait(second)
     setup.capacity.remove(first)
     setup.capacity.remove(second)
-    setup.capacity.on_turn_done()
+    setup.capacity.read_turns.on_turn_done()
     setup.capacity.resume_waiting()
     setup.loop.run_soon()
     assert not setup.resumed
-
-
-def test_connections_that_give_way_are_resumed_one_after_each_turn(setup: Setup) -> None:
-    first, second = setup.connections
-    setup.capacity.wait_for_others(first)
-    setup.capacity.wait_for_others(second)
-    setup.loop.run_soon()
-    assert not setup.resumed
-    for resumed in ([first], [first, second]):
-        assert setup.capacity.has_given_way
-        setup.capacity.on_turn_done()
-        setup.capacity.resume_waiting()
-        setup.loop.run_soon()
-        assert setup.resumed == resumed
-    assert not setup.capacity.has_given_way
 
 
 def test_connection_that_gave_way_waits_for_capacity_if_there_is_none(setup: Setup) -> None:
     first, second = setup.connections
     setup.state.sequence_limit = setup.state.next_sequence
-    setup.capacity.wait_for_others(first)
-    setup.capacity.wait_for_others(second)
-    setup.capacity.on_turn_done()
+    setup.capacity.read_turns.wait(first)
+    setup.capacity.read_turns.wait(second)
+    setup.capacity.read_turns.on_turn_done()
     setup.loop.run_soon()
-    assert not setup.resumed and not setup.capacity.has_given_way
+    assert not setup.resumed and not setup.capacity.read_turns.has_waiting
     setup.state.sequence_limit = SEQUENCE_BLOCK
     setup.capacity.resume_waiting()
+    assert setup.resumed == [first, second]
+
+
+def test_connection_that_has_capacity_again_waits_for_its_turn_if_the_pass_has_no_time(setup: Setup) -> None:
+    first, second = setup.connections
+    setup.capacity.wait(first)
+    setup.capacity.wait(second)
+    assert setup.capacity.read_turns.has_time()
+    setup.now_ns += READ_NS_PER_PASS
+    setup.capacity.resume_waiting()
+    assert not setup.resumed
+    setup.capacity.read_turns.on_turn_done()
+    setup.loop.run_soon()
     assert setup.resumed == [first, second]
 
 

@@ -358,7 +358,7 @@ def test_commands_that_wait_are_forgotten_when_input_ends(rig: Rig) -> None:
     rig.broker.execute.return_value = PendingCommand(None, WaitsFor.OTHERS)
     rig.here.sendall(b"frame")
     made.on_readable()
-    rig.broker.capacity.wait_for_others.assert_called_once_with(SESSION)
+    rig.broker.capacity.read_turns.wait.assert_called_once_with(SESSION)
     rig.wire.pending += b"half"
     ending.life.enter_after(LifeEvent.DISCARD)
     made.discard()
@@ -379,7 +379,7 @@ def test_commands_of_a_connection_that_one_of_them_has_closed_do_not_wait(rig: R
     rig.here.sendall(b"frame")
     made.on_readable()
     assert not made.has_waiting_commands
-    assert not rig.broker.capacity.wait_for_others.called and not rig.broker.capacity.note_incomplete_frame.called
+    assert not rig.broker.capacity.read_turns.wait.called and not rig.broker.capacity.note_incomplete_frame.called
 
 
 def test_input_reports_how_the_client_has_ended(rig: Rig) -> None:

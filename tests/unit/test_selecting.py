@@ -13,6 +13,7 @@ from tests.unit.inspection import evict_all, run_stuck_audit
 from truenext.broker.pager import read_page
 from truenext.engine.engine import Engine
 from truenext.engine.selecting import selections
+from truenext.engine.selecting.scan import ComparisonBudget
 from truenext.engine.selecting.selections import ScanRead
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageResult, StoreRead
@@ -399,6 +400,29 @@ def test_message_requeued_repeatedly_before_comparison_is_noted_once() -> None:
         driver.engine.commands.on_all_sent(driver.session)
         driver.engine.commands.unsubscribe(driver.session, Unsubscribe("all"))
     assert 0 < len(cursor.pending) < noted
+
+
+def test_message_that_leaves_memory_between_two_comparisons_is_compared_with_all_selectors() -> None:
+    """Fixed: in memory it is compared with some selectors, later with all, and the number of those that had been
+    compared was taken for the number of the first of all: a consumer never got the message."""
+    driver = SelectingDriver()
+    driver.send("red", colour="red", persistent=True)
+    driver.subscribe("all")
+    assert driver.settle() == {"all": ["red"]}
+    driver.subscribe("red", RED)
+    driver.subscribe("others", "colour LIKE 'b%'")
+    driver.settle()
+    with pytest.MonkeyPatch.context() as patch:
+        # No comparison when a message is requeued, and one in each turn.
+        selections = driver.engine.queues.selections
+        patch.setattr(selections, "_arrival_budget", ComparisonBudget(0))
+        patch.setattr(selections.by_queue[targets.queues(driver.engine)["a"]], "_arrival_budget", ComparisonBudget(0))
+        patch.setattr(selections, "_scan_ns", 2)
+        driver.engine.commands.unsubscribe(driver.session, Unsubscribe("all"))
+        # The first of them begins with the second turn.
+        assert driver.turn() == driver.turn() == {}
+        driver.evict()
+        assert driver.settle() == {"red": ["red"]}
 
 
 def test_express_dispatch_obeys_the_selector() -> None:

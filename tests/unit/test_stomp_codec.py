@@ -171,6 +171,19 @@ def test_frames_are_returned_one_at_a_time_before_the_version_is_agreed() -> Non
     assert receiver.receive(b"") == []
 
 
+def test_many_escaped_headers_are_decoded_in_several_calls_and_each_frame_once() -> None:
+    """Fixed: one read of them was a step of 0.1 s."""
+    headers = b"".join(b"h%d:\\c\n" % number for number in range(100))
+    sent = [b"SEND\nn:%d\n%s\nbody\0" % (number, headers) for number in range(300)]
+    reader = decoder(Version.V1_2)
+    calls = [reader.receive(b"".join(sent)[:-1])]
+    while reader.has_more:
+        calls.append(reader.receive(b""))
+    calls.append(reader.receive(b"\0"))
+    assert [frame.headers["n"] for frames in calls for frame in frames] == [str(number) for number in range(300)]
+    assert max(map(len, calls)) < 20 and calls[-2] and len(calls[-1]) == 1
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("beat", [b"\n", b"\r\n", b"\0"])
 def test_heart_beats_are_no_frames_and_are_not_kept(version: Version, beat: bytes) -> None:

@@ -11,15 +11,16 @@ right:
 
     execution --> control_commands --> user_sessions --> reply_rights, logins
         |-------> connection_ends --> takeovers
-        |-------> capacity --> incomplete_frames        broker --> slow_clients, stuck_check, disk_level_log,
-        |                                                         unread_answers
+        |-------> capacity --> incomplete_frames, read_turns
+    broker -----> slow_clients, stuck_check, disk_level_log, unread_answers
 """
 
 import logging
 import secrets
 import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -28,12 +29,12 @@ from truenext.broker.client_warnings import ClientWarnings, warn_of_forgotten_pr
 from truenext.broker.committer import Committer
 from truenext.broker.connection_ends import ConnectionEnds
 from truenext.broker.control import QueryContext
-from truenext.broker.control_commands import ControlCommands, MaySee
+from truenext.broker.control_commands import ControlCommands
 from truenext.broker.disk_level_log import DiskLevelLog
 from truenext.broker.event_loop import Alarm, SlicedWork
 from truenext.broker.execution import Execution
 from truenext.broker.pager import Pager
-from truenext.broker.peer import Peer, PendingCommand
+from truenext.broker.peer import Peer
 from truenext.broker.reload import NO_FILE, ReloadResult
 from truenext.broker.slow_clients import SlowClients
 from truenext.broker.stuck_check import StuckCheck
@@ -42,14 +43,11 @@ from truenext.broker.user_sessions import UserSessions
 from truenext.broker.users import Users
 from truenext.broker.write_time import WriteTimeEstimate
 from truenext.engine.engine import Engine
-from truenext.engine.memory.timers import TimerRead, TimersResult
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.pages import PageResult, StoreRead
 from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import HistoryWriter
 from truenext.model.answers import Answer
 from truenext.model.batch import Batch
-from truenext.model.commands import Command
 from truenext.model.limits import LAZY_COMMIT_SECONDS
 from truenext.model.policy import Policies
 from truenext.model.selector import prepare_compiler
@@ -108,7 +106,7 @@ class Broker:
             on_failed=self._on_failed,
         )
         self.pager = Pager(
-            store, loop, on_page=self._on_page_read, on_timers=self._on_timers_read, on_failed=self._on_failed
+            engine, store, loop, tick=self._tick, schedule_turn=self._schedule_turn, on_failed=self._on_failed
         )
         self._alarm = Alarm(loop, self._schedule_turn)
         self._sliced_work = SlicedWork(monotonic_ns)
@@ -116,7 +114,15 @@ class Broker:
         self._disk_level_log = DiskLevelLog(store)
 
         self.warnings = ClientWarnings(loop.time)
-        self.capacity = Capacity(engine, store, loop, resume=lambda session: self._peers[session].resume_reading())
+        self.capacity = Capacity(
+            engine,
+            store,
+            loop,
+            monotonic_ns,
+            user_name_of=lambda session: self.users.name_of(session),
+            resume=lambda session: self._peers[session].resume_reading(),
+            schedule_turn=self._schedule_turn,
+        )
         self.unread_answers = UnreadAnswers(engine.state.memory, loop)
         self.ends = ConnectionEnds(
             engine,
@@ -138,7 +144,15 @@ class Broker:
             self._sliced_work,
             self.users,
             loop.time,
-            query_context=self._query_context,
+            query_context=partial(
+                QueryContext,
+                engine,
+                self._stuck_check.detector,
+                self.pager,
+                lambda: self.reload(),
+                lambda session: self._peers[session].client_info,
+                store.disk_level_bytes,
+            ),
             schedule_turn=self._schedule_turn,
         )
         self._slow_clients = SlowClients(engine, self._peers, self.control.requests, self.capacity, loop.time)
@@ -155,6 +169,7 @@ class Broker:
             on_failed=self._on_failed,
             monotonic_ns=monotonic_ns,
         )
+        self.execute = self._execution.execute
 
     # ---- Connections ----
 
@@ -164,10 +179,6 @@ class Broker:
         self._peers[session] = peer
         self._execution.connect(session)
         return session
-
-    def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
-        """Execute the commands of a client, see `Execution.execute`."""
-        return self._execution.execute(session, commands)
 
     def answer(self, session: ConnectionState, answer: Answer) -> None:
         """Answer a connection, after the answers to all its earlier commands."""
@@ -203,17 +214,6 @@ class Broker:
         self._tick()
         self._has_ticked = True
         self._schedule_turn()
-
-    def _query_context(self, may_see: MaySee) -> QueryContext:
-        return QueryContext(
-            self._engine,
-            self._stuck_check.detector,
-            self.pager,
-            self.reload,
-            lambda session: self._peers[session].client_info,
-            self._store.disk_level_bytes,
-            may_see,
-        )
 
     # ---- Start and stop ----
 
@@ -289,13 +289,13 @@ class Broker:
         self._is_turn_due = False
         if self._has_failed:
             return
-        self.capacity.on_turn_done()
+        self.capacity.read_turns.on_turn_done()
         if (
             self._engine.has_work
             or self._sliced_work.pending
             or self._stuck_check.pending
             or self._execution.routing.pending
-            or self.capacity.has_given_way
+            or self.capacity.read_turns.has_waiting
         ):
             self._schedule_turn()
 
@@ -435,19 +435,6 @@ class Broker:
         self.capacity.resume_waiting()
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
-
-    def _on_page_read(self, read: StoreRead, page: PageResult) -> None:
-        self._tick()
-        try:
-            self._engine.store_results.on_page_read(read, page)
-        except StoreError as error:
-            self._on_failed(error)
-            return
-        self._schedule_turn()
-
-    def _on_timers_read(self, read: TimerRead, page: TimersResult) -> None:
-        self._engine.store_results.on_timers_read(read, page)
-        self._schedule_turn()
 
     def _on_failed(self, error: TruenextError) -> None:
         # No retry: after a failed sync the disk may hold less than we believe.

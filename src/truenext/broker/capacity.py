@@ -4,6 +4,7 @@
     it is full, or eviction waits for a batch  each may still add a share to it, all together SHARES_BYTES
     disk space is short                        producers wait before their next SEND
     memory for incomplete frames is full       one large frame is read on at a time (incomplete_frames.py)
+    a pass has no time left to read            the others wait for a turn (read_turns.py)
 
 The shares keep a client that sends little going while others have filled the batch: without them it would wait for
 several writes of the disk. They are fewer bytes than one batch takes, so that eviction gets ahead of them.
@@ -13,6 +14,7 @@ from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable
 
 from truenext.broker.incomplete_frames import IncompleteFrames
+from truenext.broker.read_turns import ReadTurns
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.model.disk_level import DiskLevel
@@ -34,8 +36,11 @@ class Capacity:
         engine: Engine,
         store: Store,
         loop: AbstractEventLoop,
+        monotonic_ns: Callable[[], int],
         *,
+        user_name_of: Callable[[ConnectionState], str],
         resume: Callable[[ConnectionState], None],
+        schedule_turn: Callable[[], object],
     ) -> None:
         """`resume` reads a connection again."""
         self._engine = engine
@@ -46,10 +51,15 @@ class Capacity:
         self._resume = resume
         self.incomplete_frames = IncompleteFrames(engine.state.memory)
         """Large frames that have arrived in part; updated by `note_incomplete_frame`."""
+        self.read_turns = ReadTurns(
+            loop,
+            monotonic_ns,
+            user_name_of=user_name_of,
+            resume=self._resume_in_turn,
+            schedule_turn=schedule_turn,
+        )
         self._waiting: dict[ConnectionState, bool] = {}
         """Connections that are not read, in order; True if they wait for disk space."""
-        self._gave_way: dict[ConnectionState, None] = {}
-        """Connections of which one read has taken long, in order; a turn resumes one of them."""
         self._timer: TimerHandle | None = None
         self._full_batch = 0
         """Number of the batch that the shares belong to."""
@@ -91,24 +101,10 @@ class Capacity:
         if self._timer is None:
             self._timer = self._loop.call_later(CAPACITY_CHECK_INTERVAL_S, self._check)
 
-    def wait_for_others(self, session: ConnectionState) -> None:
-        """Resume the connection once a turn has served the others."""
-        self._gave_way[session] = None
-
-    @property
-    def has_given_way(self) -> bool:
-        """Whether a connection waits for `on_turn_done`."""
-        return bool(self._gave_way)
-
-    def on_turn_done(self) -> None:
-        """Resume the connection soon that gave way first: only one, so that there is a turn between any two."""
-        if self._gave_way:
-            self._loop.call_soon(self._resume_first)
-
     def remove(self, session: ConnectionState) -> None:
         """Forget a connection that is not read any more."""
         self._waiting.pop(session, None)
-        self._gave_way.pop(session, None)
+        self.read_turns.remove(session)
         self._shares.pop(session, None)
         self._without_share.pop(session, None)
 
@@ -150,15 +146,15 @@ class Capacity:
         if session in self._waiting and self.incomplete_frames.may_resume(session) and self.may_read(session):
             del self._waiting[session]
             self.incomplete_frames.resume(session)
-            self._resume(session)
-
-    def _resume_first(self) -> None:
-        while self._gave_way:
-            session = next(iter(self._gave_way))
-            del self._gave_way[session]
-            if self.may_read(session):
+            if self.read_turns.has_time():
                 self._resume(session)
-                return
+            else:
+                self.read_turns.wait(session)
+
+    def _resume_in_turn(self, session: ConnectionState) -> None:
+        if self.may_read(session):
+            self._resume(session)
+        else:
             self.wait(session)
 
     # ---- Frames that are not complete ----

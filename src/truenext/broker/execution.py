@@ -49,8 +49,11 @@ from truenext.store.store import Store
 _WATCHED_COMMANDS = (Nack, Subscribe, Browse, Unsubscribe, Commit, Abort, Release, Disconnect, ControlRequest)
 """Commands of which one may take milliseconds."""
 
+FIRST_COMMANDS = 4
 COMMANDS_PER_LOOK = 20
-"""Commands of a read after which the clock is read; one with very many headers takes 0.7 ms."""
+"""Commands of a read after which the clock is read: the first, and as many again after that. One with very many headers
+takes 0.7 ms, so that the clock is read after each if the first ones have taken FIRST_COMMANDS_US."""
+FIRST_COMMANDS_US = 500
 
 
 class Execution:
@@ -150,9 +153,10 @@ class Execution:
             commands = control_only.check_commands(session, commands)
         refused = 0
         commands = iter(commands)
+        count = FIRST_COMMANDS
         first = next(commands, None)
         while first is not None:
-            for command in chain((first,), islice(commands, COMMANDS_PER_LOOK - 1)):
+            for command in chain((first,), islice(commands, count - 1)):
                 try:
                     if needs_login:
                         needs_login = False
@@ -170,7 +174,7 @@ class Execution:
                         raise
                     self._refuse_command(session, command, error)
                     refused += 1
-                    if refused < REFUSALS_PER_PASS_MAX and self._monotonic_ns() // 1000 < until_us:
+                    if refused < REFUSALS_PER_PASS_MAX:
                         continue
                 else:
                     if not commit_state.is_read_long or self._monotonic_ns() // 1000 < until_us:
@@ -178,9 +182,14 @@ class Execution:
                 # One read may hold very many refused frames, of four bytes each, or commands that take long.
                 return PendingCommand(None, WaitsFor.OTHERS)
             first = next(commands, None)
-            if first is not None and self._monotonic_ns() // 1000 >= until_us:
-                # One read may hold thousands of small frames.
-                return PendingCommand(first, WaitsFor.OTHERS)
+            if first is not None:
+                now_us = self._monotonic_ns() // 1000
+                if now_us >= until_us:
+                    # One read may hold thousands of small frames.
+                    return PendingCommand(first, WaitsFor.OTHERS)
+                if count == FIRST_COMMANDS:
+                    is_slow = now_us >= until_us - EXECUTE_SLICE_US + FIRST_COMMANDS_US
+                    count = 1 if is_slow else COMMANDS_PER_LOOK
         return None
 
     def _watched(self, action: Action) -> Action:
@@ -205,7 +214,7 @@ class Execution:
             yield
             if not self._engine.commands.connecting.is_connected(session):
                 return
-        self._capacity.wait_for_others(session)
+        self._capacity.read_turns.wait(session)
 
     def _count_contents(self, session: ConnectionState, command: Command) -> None:
         """Tell the engine how many copies the store has of shared contents, if the command depends on that."""

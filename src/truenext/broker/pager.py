@@ -1,4 +1,5 @@
-"""Pager: a thread that reads pages of the store, one after the other, so that the event loop does not wait."""
+"""Pager: a thread that reads pages of the store, one after the other, so that the event loop does not wait. The engine
+gets them on the loop."""
 
 import logging
 import threading
@@ -7,6 +8,7 @@ from collections.abc import Callable, Collection
 from queue import SimpleQueue
 
 from truenext.engine.background.scheduled import DueSendsRead
+from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimerRead, TimersResult
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.errors import StoreError, TruenextError
@@ -19,18 +21,20 @@ logger = logging.getLogger(__name__)
 class Pager:
     def __init__(
         self,
+        engine: Engine,
         store: Store,
         loop: AbstractEventLoop,
         *,
-        on_page: Callable[[StoreRead, PageResult], None],
-        on_timers: Callable[[TimerRead, TimersResult], None],
+        tick: Callable[[], object],
+        schedule_turn: Callable[[], object],
         on_failed: Callable[[TruenextError], None],
     ) -> None:
-        """`on_page`, `on_timers` and `on_failed` are called on the loop; after `on_failed` nothing is read any more."""
+        """`tick` sets the time. `on_failed` is called on the loop; nothing is read any more after that."""
+        self._results = engine.store_results
         self._store = store
         self._loop = loop
-        self._on_page = on_page
-        self._on_timers = on_timers
+        self._tick = tick
+        self._schedule_turn = schedule_turn
         self._on_failed = on_failed
         self._queue: SimpleQueue[StoreRead | TimerRead | None] = SimpleQueue()
         self._pending: set[StoreRead] = set()
@@ -81,11 +85,18 @@ class Pager:
 
     def _done(self, read: StoreRead, page: PageResult) -> None:
         self._pending.discard(read)
-        self._on_page(read, page)
+        self._tick()
+        try:
+            self._results.on_page_read(read, page)
+        except StoreError as error:
+            self._on_failed(error)
+            return
+        self._schedule_turn()
 
     def _timers_done(self, read: TimerRead, timers_read: TimersResult) -> None:
         self._pending_timer_reads -= 1
-        self._on_timers(read, timers_read)
+        self._results.on_timers_read(read, timers_read)
+        self._schedule_turn()
 
 
 def read_page(store: Store, read: StoreRead) -> Page:

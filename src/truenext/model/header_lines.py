@@ -50,10 +50,8 @@ HOP_BY_HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
 )
 """Headers between one client and the broker, not forwarded with a message: no stored message has them."""
 
-_ESCAPES = {"\\": "\\\\", "\r": "\\r", "\n": "\\n", ":": "\\c"}
-_UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}
-_NEEDS_ESCAPE = re.compile(r"[\\\r\n:]")
-must_escape = _NEEDS_ESCAPE.search
+_UNESCAPES = {"\\\\": "\\", "\\r": "\r", "\\n": "\n", "\\c": ":"}
+must_escape = re.compile(r"[\\\r\n:]").search
 """Return a match if a name or value has a character that must be escaped."""
 _ESCAPED = re.compile(r"\\.?", re.DOTALL)
 
@@ -64,7 +62,8 @@ def escape(text: str) -> str:
     >>> escape("a:b\n")
     'a\\cb\\n'
     """
-    return _NEEDS_ESCAPE.sub(lambda match: _ESCAPES[match.group()], text)
+    # Not by one regular expression: that takes 30 times as long for a text that is full of them.
+    return text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n").replace(":", "\\c")
 
 
 def unescape(text: str) -> str:
@@ -75,12 +74,12 @@ def unescape(text: str) -> str:
 
     Raises: KeyError with the escape sequence, if it is not one of the four.
     """
-    # Replacing all escapes of one kind at a time takes a fiftieth of the time. No header line has a line feed: here it
-    # stands for an escaped backslash.
-    lines = text.replace("\\\\", "\n").replace("\\c", ":").replace("\\r", "\r").split("\\n")
-    if "\n" in text or any("\\" in line for line in lines):
+    # Replacing all escapes of one kind at a time takes a fiftieth of the time. No header has a NUL, so it stands for an
+    # escaped backslash here.
+    plain = text.replace("\\\\", "\0").replace("\\c", ":").replace("\\r", "\r").replace("\\n", "\n")
+    if "\\" in plain or "\0" in text:
         return _ESCAPED.sub(lambda match: _UNESCAPES[match.group()], text)
-    return "\n".join([line.replace("\n", "\\") for line in lines])
+    return plain.replace("\0", "\\")
 
 
 def encode_header_lines(headers: dict[str, str]) -> bytes:

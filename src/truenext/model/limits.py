@@ -597,6 +597,10 @@ INLINE_SMALL_WRITE_SECONDS_MAX = 0.0005
 EXECUTE_SLICE_US = 5_000
 """Microseconds after which the commands of one read that may take long are executed a moment later."""
 
+READ_NS_PER_PASS = 5_000_000
+"""Nanoseconds after which one pass of the event loop begins no further read. As much again is for connections that
+have waited for that, so that these cannot keep out all others."""
+
 REFUSALS_PER_PASS_MAX = 200
 """Frames of one connection that are refused in one pass; the frames after them are executed a moment later."""
 

@@ -62,6 +62,7 @@ class Input:
         self._broker = broker
         self._capacity = broker.capacity
         self._incomplete_frames = broker.capacity.incomplete_frames
+        self._read_turns = broker.capacity.read_turns
         self._socket = client_socket
         self._has_tls = client_socket.tls is not None
         self._loop = loop
@@ -105,10 +106,15 @@ class Input:
         """Read the socket once, and execute what was read. After OPEN, input is discarded: closing a socket with unread
         input resets the connection."""
         is_open = self._life.state is OPEN
-        if is_open and not self._capacity.may_read(self._session):
-            self._pause()
-            self._capacity.wait(self._session, needs_disk=False)
-            return
+        if is_open:
+            if not self._capacity.may_read(self._session):
+                self._pause()
+                self._capacity.wait(self._session, needs_disk=False)
+                return
+            if not self._read_turns.has_time():
+                self._pause()
+                self._read_turns.wait(self._session)
+                return
         size = READ_BYTES if self._wire.is_connected else LOGIN_BYTES_MAX
         if (self._has_large_frame or self._incomplete_frames.is_full) and is_open:
             size = min(size, self._capacity.bytes_to_read(self._session, len(self._pending)))
@@ -156,6 +162,9 @@ class Input:
                 self._note_incomplete_frame(0)
         if not (self.is_paused or self._life.state in WITHOUT_SOCKET):
             self.watch()
+            if commands is None:
+                # It has waited for its turn to be read: in the next pass others might be read before.
+                self.on_readable()
 
     def discard(self) -> None:
         """Discard commands that wait, and the incomplete frame, as input ends."""
@@ -194,7 +203,7 @@ class Input:
             if waiting.waits_for is WaitsFor.DISK:
                 self._capacity.wait(self._session, needs_disk=True)
             elif waiting.waits_for is WaitsFor.OTHERS:
-                self._capacity.wait_for_others(self._session)
+                self._read_turns.wait(self._session)
         elif self._wire.is_closed:
             self._ending.on_disconnect()
 
