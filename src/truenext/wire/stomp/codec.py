@@ -61,7 +61,7 @@ class Decoder(Generic[Read]):
             "_misses",
             "_missing_bytes",
         ),
-        *("_shapes", "_known_shapes", "has_more", "pending", "version"),
+        *("_shapes", "_skipped_bytes", "_known_shapes", "has_more", "pending", "version"),
     )
 
     def __init__(
@@ -86,6 +86,8 @@ class Decoder(Generic[Read]):
         """Bytes one of which must come before `pending` is decoded again, if `_missing_bytes` is unknown."""
         self._fault: RemoteProtocolError | None = None
         """Error in the bytes after the frames that were returned last."""
+        self._skipped_bytes = 0
+        """Bytes between frames that came before a version was agreed."""
         self._has_rest = False
         """The last call has left complete frames in `pending`."""
 
@@ -136,6 +138,9 @@ class Decoder(Generic[Read]):
                 start = self._read_by_shapes(data, start, frames)
             while start < size and data[start] in _BETWEEN_FRAMES:
                 start += 1
+            if version is None:
+                self._skipped_bytes += start
+                self._check_login(0)
             if start == size:
                 return
 
@@ -336,7 +341,8 @@ class Decoder(Generic[Read]):
         return "" if self.version is None else f" {text[:100]!r}"
 
     def _check_login(self, size: int) -> None:
-        if self.version is None and size > LOGIN_BYTES_MAX:
+        """Check that a peer without an agreed version has not sent too much; `size` is that of its frame so far."""
+        if self.version is None and self._skipped_bytes + size > LOGIN_BYTES_MAX:
             raise RemoteProtocolError(
                 f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete", Code.MALFORMED_FRAME
             )
