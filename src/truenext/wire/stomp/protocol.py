@@ -51,11 +51,7 @@ TRANSITIONS: dict[Side, Transitions] = {
             "ERROR": ProtocolState.CLOSED,
         },
         # The RECEIPT of a DISCONNECT, for example.
-        ProtocolState.CLOSED: {
-            "RECEIPT": ProtocolState.CLOSED,
-            "ERROR": ProtocolState.CLOSED,
-            "MESSAGE": ProtocolState.CLOSED,
-        },
+        ProtocolState.CLOSED: dict.fromkeys((*SERVER_COMMANDS, "ERROR"), ProtocolState.CLOSED),
     },
 }
 _HEART_BEAT_DIGITS = 9

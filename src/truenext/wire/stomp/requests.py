@@ -31,6 +31,7 @@ from truenext.model.destination import (
     TEMPORARY_TOPIC_PREFIX,
     Destination,
     DestinationKind,
+    destination_error,
     durable_key,
     parse_address,
     split_options,
@@ -114,11 +115,11 @@ class FrameInterpreter:
             if kind is DestinationKind.CONTROL:
                 return self._parse_control(frame, destination)
             if kind is DestinationKind.TOPIC_PATTERN or kind is DestinationKind.QUEUE_PATTERN:
-                raise RemoteProtocolError(
-                    f"{address} is a pattern, which is for SUBSCRIBE only: send to a queue or topic", Code.DESTINATION
+                raise destination_error(
+                    f"{address} is a pattern, which is for SUBSCRIBE only: send to a queue or topic"
                 )
             if kind is DestinationKind.DURABLE:
-                raise RemoteProtocolError(f"{address} is a durable subscription: send to its topic", Code.DESTINATION)
+                raise destination_error(f"{address} is a durable subscription: send to its topic")
         priority_text = headers.get("priority")
         priority = PRIORITY_DEFAULT
         if priority_text is not None:
@@ -461,7 +462,7 @@ def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) ->
     """
     for part in destination.parts or (destination,):
         if part.session:
-            raise RemoteProtocolError(f"{part.address} may be gone when a scheduled send is due", Code.DESTINATION)
+            raise destination_error(f"{part.address} may be gone when a scheduled send is due")
     if headers.get("AMQ_SCHEDULED_CRON") == "":
         raise RemoteProtocolError("AMQ_SCHEDULED_CRON is empty: leave it out, or set five fields, such as 0 8 * * 1-5")
     repeat = headers.get("AMQ_SCHEDULED_REPEAT", "0")
@@ -502,9 +503,7 @@ def _priority(text: str) -> int:
 def _check_subscribe_destination(address: str, destination: Destination, *, is_browse: bool) -> None:
     """Raises: RemoteProtocolError if SUBSCRIBE does not take the destination."""
     if destination.kind is DestinationKind.CONTROL:
-        raise RemoteProtocolError(
-            f"{address} is for control requests; subscribe to the queue in your reply-to", Code.DESTINATION
-        )
+        raise destination_error(f"{address} is for control requests; subscribe to the queue in your reply-to")
     if destination.kind is DestinationKind.COMPOSITE:
         raise RemoteProtocolError(
             f"SUBSCRIBE to {address!r}: composite destinations are for SEND; send a SUBSCRIBE for each part, each "
@@ -512,23 +511,18 @@ def _check_subscribe_destination(address: str, destination: Destination, *, is_b
             Code.NOT_SUPPORTED,
         )
     if not is_browse and "#" in destination.address.rpartition("/")[2].split("."):
-        raise RemoteProtocolError(
+        raise destination_error(
             f"SUBSCRIBE to {address!r}: # is not a wildcard here; use > as the last word, for one word or more, or "
-            "* for one word",
-            Code.DESTINATION,
+            "* for one word"
         )
     if is_browse and destination.kind in (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN):
-        raise RemoteProtocolError(
+        raise destination_error(
             "browser:true is for queues, and for a durable subscription as /subscription/CLIENT,NAME: "
-            "no message waits in a topic",
-            Code.DESTINATION,
+            "no message waits in a topic"
         )
     if is_browse and destination.kind is DestinationKind.QUEUE_PATTERN:
-        raise RemoteProtocolError(
-            f"browser:true with {address}: one queue is browsed at a time, name it", Code.DESTINATION
-        )
+        raise destination_error(f"browser:true with {address}: one queue is browsed at a time, name it")
     if destination.kind is DestinationKind.DURABLE and not is_browse:
-        raise RemoteProtocolError(
-            f"{address} is for browser:true only; to consume, subscribe to its topic with durable:true",
-            Code.DESTINATION,
+        raise destination_error(
+            f"{address} is for browser:true only; to consume, subscribe to its topic with durable:true"
         )
