@@ -160,9 +160,7 @@ class BrokerConnection:
         headers = {"destination": f"/control/{verb}", "reply-to": _REPLIES, "correlation-id": number}
         self.post("SEND", headers, json.dumps(question).encode() if question else b"")
         while True:
-            frame = self.next_message("answers", ANSWER_SECONDS)
-            if frame is None:
-                raise ConnectionLost(f"the broker does not answer {verb} within {ANSWER_SECONDS:g} seconds")
+            frame = self.answer("answers", f"answer {verb}")
             if frame.headers.get("correlation-id") == number:
                 return json.loads(frame.body)
 
@@ -171,23 +169,18 @@ class BrokerConnection:
 
         Raises: Refused, ConnectionLost
         """
-        headers = {"id": "browse", "destination": destination, "browser": "true", "ack": "auto"}
-        if selector is not None:
-            headers["selector"] = selector
-        self.post("SUBSCRIBE", headers)
-        while (frame := self.next_message("browse", ANSWER_SECONDS)) is not None:
-            if frame.headers.get("browser") == "end":
-                self.post("UNSUBSCRIBE", {"id": "browse"})
-                return
+        self._subscribe("browse", destination, selector, {"browser": "true", "ack": "auto"})
+        while (frame := self.answer("browse", f"show {destination}")).headers.get("browser") != "end":
             yield frame
-        raise ConnectionLost(f"the broker does not show {destination} within {ANSWER_SECONDS:g} seconds")
+        self.post("UNSUBSCRIBE", {"id": "browse"})
 
     def subscribe_to_pull(self, name: str, destination: str, ack: str, selector: str | None = None) -> None:
         """Subscribe under this name, for `pull`."""
-        headers = {"id": name, "destination": destination, "ack": ack, "truenext-pull": "true"}
-        if selector is not None:
-            headers["selector"] = selector
-        self.post("SUBSCRIBE", headers)
+        self._subscribe(name, destination, selector, {"ack": ack, "truenext-pull": "true"})
+
+    def _subscribe(self, name: str, destination: str, selector: str | None, options: Mapping[str, str]) -> None:
+        optional = {} if selector is None else {"selector": selector}
+        self.post("SUBSCRIBE", {"id": name, "destination": destination, **options, **optional})
 
     def pull(self, name: str, count: int, *, waits: bool = False, correlation: str = "") -> None:
         """Request `count` more messages; 0 withdraws earlier requests. The notice of unused requests carries this
@@ -260,14 +253,15 @@ class BrokerConnection:
             if is_over:
                 return None
 
-    def answer(self, subscription: str) -> Frame:
-        """Return the answer to a pull that does not wait: a message, or the notice that none is ready.
+    def answer(self, subscription: str, what: str = "answer") -> Frame:
+        """Return the next MESSAGE of a subscription, which must come: for a pull that does not wait it is a message, or
+        the notice that none is ready. `what` says in an error what the broker does not do.
 
         Raises: Refused, ConnectionLost
         """
         frame = self.next_message(subscription, ANSWER_SECONDS)
         if frame is None:
-            raise ConnectionLost(f"the broker does not answer within {ANSWER_SECONDS:g} seconds")
+            raise ConnectionLost(f"the broker does not {what} within {ANSWER_SECONDS:g} seconds")
         return frame
 
     def put_back(self, message: Frame) -> None:

@@ -216,15 +216,6 @@ class _Task:
         )
 
 
-@dataclass
-class _PulledQueue:
-    """Subscription of a task to one queue or pattern."""
-
-    name: str
-    last_request: str = ""
-    """Correlation id of the last request."""
-
-
 class _Pull:
     """Messages of a task, pulled about one bundle ahead by requests that do not wait. Each request is for the next
     queue in turn that is not empty."""
@@ -238,17 +229,14 @@ class _Pull:
         """Number of messages requested and not received."""
         self._request_count = 0
         self._ahead = _AHEAD_FIRST
-        self._queues: dict[str, _PulledQueue] = {}
-        """Subscriptions to queues that are read, by their ids."""
-        for number, destination in enumerate(options.destinations):
-            queue = _PulledQueue(f"rows{number}")
-            self._queues[queue.name] = queue
-            broker.subscribe_to_pull(queue.name, destination, "client", options.selector)
-        self._subscriptions = tuple(self._queues)
-        in_turn = list(self._queues.values())
-        first %= len(in_turn)
-        self._in_turn = deque(in_turn[first:] + in_turn[:first])
-        """Queues that are not empty."""
+        self._last_requests = {f"rows{number}": "" for number in range(len(options.destinations))}
+        """Correlation id of the last request of each subscription, one to each queue or pattern."""
+        self._subscriptions = tuple(self._last_requests)
+        for subscription, destination in zip(self._subscriptions, options.destinations, strict=True):
+            broker.subscribe_to_pull(subscription, destination, "client", options.selector)
+        self._in_turn = deque(self._subscriptions)
+        """Subscriptions whose queues are not empty."""
+        self._in_turn.rotate(-first)
 
     @property
     def is_exhausted(self) -> bool:
@@ -282,10 +270,10 @@ class _Pull:
         self._request_count += 1
         self._requested += count
         self._unrequested -= count
-        queue = self._in_turn[0]
+        subscription = self._in_turn[0]
         self._in_turn.rotate(-1)
-        queue.last_request = str(self._request_count)
-        self._broker.pull(queue.name, count, correlation=queue.last_request)
+        self._last_requests[subscription] = str(self._request_count)
+        self._broker.pull(subscription, count, correlation=str(self._request_count))
         self._broker.flush()
 
     def _on_unused(self, headers: dict[str, str]) -> None:
@@ -293,6 +281,6 @@ class _Pull:
         unused = int(headers["truenext-unused"])
         self._requested -= unused
         self._unrequested += unused
-        queue = self._queues[headers["subscription"]]
-        if headers.get("correlation-id") == queue.last_request:
-            self._in_turn.remove(queue)
+        subscription = headers["subscription"]
+        if headers.get("correlation-id") == self._last_requests[subscription]:
+            self._in_turn.remove(subscription)
