@@ -91,7 +91,7 @@ def send(
     if body is not None and (lines or files):
         raise click.UsageError("BODY excludes --file and --lines: use one of them")
     bodies = [body] if body is not None else _bodies(files or (Path("-"),), lines=lines)
-    progress = ProgressCounter("sent")
+    progress = ProgressReporter("sent")
     is_whole = False
     try:
         with connected(broker) as connection:
@@ -272,18 +272,3 @@ def _print(message: Content, *, as_json: bool) -> None:
     except UnicodeDecodeError:
         output["body_base64"] = base64.b64encode(message.body).decode()
     terminal.write_json(output)
-
-
-class ProgressCounter:
-    """Counter of items that pass, with a report every few seconds."""
-
-    def __init__(self, done: str) -> None:
-        self.count = 0
-        self._totals = ProgressReporter(done)
-
-    def count_each(self, bodies: Iterable[bytes]) -> Iterator[bytes]:
-        for body in bodies:
-            yield body
-            self.count += 1
-            if self.count % 1000 == 0:
-                self._totals.report_if_due(self.count)

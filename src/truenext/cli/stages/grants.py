@@ -10,10 +10,10 @@ import tomlkit
 
 from truenext.broker.users import read_users, suggest_name
 from truenext.cli import terminal
-from truenext.cli.exit_status import CommandFailure, NoAnswerFailure
+from truenext.cli.exit_status import NoAnswerFailure
 from truenext.cli.stages.service_loader import load_service, service_argument
-from truenext.cli.values import PathParam, TextParam
-from truenext.errors import ConfigurationError, TruenextError
+from truenext.cli.values import TEXT, PathParam
+from truenext.errors import TruenextError
 from truenext.model.grants import QUEUE_PREFIX, Pattern, Right, User
 from truenext.stage.introspection.grants import missing_grants, needed_grants
 from truenext.stage.service import Service
@@ -25,7 +25,7 @@ from truenext.stage.service import Service
     "--users", "file", type=PathParam(dir_okay=False), help="Users file: print only what the user --user lacks there."
 )
 @click.option(
-    "--user", "name", type=TextParam(), help="User of --users, which must be given, too (TRUENEXT_USERS is not read)."
+    "--user", "name", type=TEXT, help="User of --users, which must be given, too (TRUENEXT_USERS is not read)."
 )
 def grants(target: str, file: Path | None, name: str | None) -> None:
     """Print the grants that a service needs, as TOML for a users file.
@@ -38,12 +38,9 @@ def grants(target: str, file: Path | None, name: str | None) -> None:
     """
     if (file is None) is not (name is None):
         raise click.UsageError("--users and --user need one another")
-    try:
-        service = load_service(target)
-        needed = needed_grants(service.endpoints.values(), service.remotes.values(), service.topics.values())
-        user = None if file is None or name is None else _read_user(file, name)
-    except ConfigurationError as error:
-        raise CommandFailure(error) from error
+    service = load_service(target)
+    needed = needed_grants(service.endpoints.values(), service.remotes.values(), service.topics.values())
+    user = None if file is None or name is None else _read_user(file, name)
     missing = needed if user is None else missing_grants(needed, user)
     if user is not None and missing:
         terminal.echo(f"# User {user.name} lacks these grants, which {service.name} needs:")
