@@ -74,12 +74,15 @@ NAME = CheckedTextParam("name", _check_named(fault_of_name))
 CLIENT_ID = CheckedTextParam("text", _check_named(fault_of_client_id))
 PATTERN = CheckedTextParam("pattern", _fault_of_pattern)
 
+USERS_VARIABLE = "TRUENEXT_USERS"
+"""Environment variable with the path of a users file."""
+
 users_option = click.option(
     "--users",
     "file",
     type=PathParam(dir_okay=False),
     required=True,
-    envvar="TRUENEXT_USERS",
+    envvar=USERS_VARIABLE,
     show_envvar=True,
     help="The users file.",
 )

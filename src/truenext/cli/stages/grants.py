@@ -7,12 +7,14 @@ from pathlib import Path
 
 import click
 import tomlkit
+from click.core import ParameterSource
 
 from truenext.broker.users import read_users, suggest_name
 from truenext.cli import terminal
 from truenext.cli.exit_status import NoAnswerFailure
 from truenext.cli.stages.service_loader import load_service, service_argument
-from truenext.cli.values import TEXT, PathParam
+from truenext.cli.user import USERS_VARIABLE
+from truenext.cli.values import TEXT, PathParam, VariableOption
 from truenext.errors import TruenextError
 from truenext.model.grants import QUEUE_PREFIX, Pattern, Right, User
 from truenext.stage.introspection.grants import missing_grants, needed_grants
@@ -22,11 +24,15 @@ from truenext.stage.service import Service
 @click.command()
 @service_argument
 @click.option(
-    "--users", "file", type=PathParam(dir_okay=False), help="Users file: print only what the user --user lacks there."
+    "--users",
+    "file",
+    cls=VariableOption,
+    type=PathParam(dir_okay=False),
+    envvar=USERS_VARIABLE,
+    show_envvar=True,
+    help="Users file: print only what the user --user lacks there.",
 )
-@click.option(
-    "--user", "name", type=TEXT, help="User of --users, which must be given, too (TRUENEXT_USERS is not read)."
-)
+@click.option("--user", "name", type=TEXT, help="User of --users.")
 def grants(target: str, file: Path | None, name: str | None) -> None:
     """Print the grants that a service needs, as TOML for a users file.
 
@@ -36,6 +42,10 @@ def grants(target: str, file: Path | None, name: str | None) -> None:
 
     With --users and --user, exits 0 if the user has all of these grants, 1 if some are missing, 2 if the check failed.
     """
+    context = click.get_current_context()
+    if name is None and context.get_parameter_source("file") is ParameterSource.ENVIRONMENT:
+        # The variable is there for other commands, too.
+        file = None
     if (file is None) is not (name is None):
         raise click.UsageError("--users and --user need one another")
     service = load_service(target)
