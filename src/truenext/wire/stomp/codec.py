@@ -13,6 +13,7 @@ Deviations of real clients are accepted: NULs where line ends may come between f
 has no body.
 """
 
+from collections.abc import Callable
 from sys import maxsize
 from typing import Generic
 
@@ -56,6 +57,7 @@ class Decoder(Generic[Read]):
             "_headers_max",
             "_misses",
             "_missing_bytes",
+            "_on_names",
         ),
         *("_shapes", "_known_shapes", "has_more", "pending", "version"),
     )
@@ -66,7 +68,12 @@ class Decoder(Generic[Read]):
         body_bytes_max: int = BODY_BYTES_MAX,
         header_bytes_max: int = HEADER_BYTES_MAX,
         headers_max: int = HEADERS_MAX,
+        *,
+        on_names: Callable[[str, dict[str, str]], None] | None = None,
     ) -> None:
+        """`on_names` is called with command and headers of the first plain frame, and of others of which a shape is
+        searched: names that no shape has are among them."""
+        self._on_names = on_names
         self._body_bytes_max = body_bytes_max
         self._header_bytes_max = header_bytes_max
         self._headers_max = headers_max
@@ -257,6 +264,8 @@ class Decoder(Generic[Read]):
 
     def _find_shape(self, version: Version, command: str, headers: dict[str, str], data: bytes, start: int) -> None:
         """Find the shape of a plain frame that begins at `start`, for later frames."""
+        if self._on_names is not None:
+            self._on_names(command, headers)
         shape = self._known_shapes.get(version, command, tuple(headers))
         if shape is not None and shape.read(data, start, [], self._body_bytes_max) > start:
             others = [each for each in self._shapes if each is not shape]
