@@ -69,7 +69,10 @@ def run_in_pieces(
 
 
 def queue_exists(connection: Connection, queue: str) -> bool:
-    """Raises: TruenextError"""
+    """Return whether the broker has a queue of this name.
+
+    Raises: TruenextError
+    """
     try:
         send_control_request(connection, "purge", {"queue": queue, "dry_run": True, "limit": 1})
     except Refused as error:

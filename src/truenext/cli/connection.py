@@ -104,7 +104,10 @@ class BrokerOptions(NamedTuple):
     """Seconds until the broker must have accepted the login."""
 
     def connect(self, *, reconnect: bool) -> Connection:
-        """Raises: ConfigurationError for an unusable file; as `truenext.blocking.connect`"""
+        """Connect to the broker.
+
+        Raises: ConfigurationError if a file of the credentials cannot be used; else as `truenext.blocking.connect`
+        """
         return connect(self.url, **self.credentials.arguments(), reconnect=reconnect, timeout=self.timeout_s)
 
 
@@ -140,7 +143,6 @@ def credentials_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _credentials(user: str | None, files: Mapping[str, Path | None]) -> Credentials:
-    """Raises: click.UsageError"""
     if files["key"] is not None and files["certificate"] is None:
         raise click.UsageError("--key needs --certificate")
     context = click.get_current_context()
@@ -157,8 +159,8 @@ def _credentials(user: str | None, files: Mapping[str, Path | None]) -> Credenti
 
 
 def split_by_source(merged: Credentials) -> tuple[Credentials, Credentials]:
-    """Return of a command's credentials those of its command line, and the login of its environment. This login has the
-    user of the environment also if the command line names another one.
+    """Split a command's credentials into those of its command line and the login of its environment. This login has the
+    user of the environment even if the command line names another one.
 
     Raises: click.UsageError
     """
@@ -190,7 +192,7 @@ def with_login_hint(error: TruenextError, credentials: Credentials) -> TruenextE
 def connected(
     broker: BrokerOptions, *, reconnect: bool = False, failure: type[CommandFailure] = CommandFailure
 ) -> Iterator[Connection]:
-    """Connect to a broker, which must answer at once. Only with `reconnect` does the connection outlive a loss.
+    """Connect to a broker, which must answer at once. With `reconnect` a lost connection is made again.
 
     Raises: `failure` for each error of the connection
     """

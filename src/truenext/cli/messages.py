@@ -113,7 +113,10 @@ def send(
 
 
 def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
-    """Raises: TruenextError if a file cannot be read"""
+    """Yield the content of each file, or each of its lines.
+
+    Raises: TruenextError if a file cannot be read
+    """
     for file in files:
         is_input = str(file) == "-"
         name = "standard input" if is_input else str(file)
@@ -251,7 +254,10 @@ def _browse_repeatedly(
 
 
 def _reconnect(broker: BrokerOptions) -> Connection:
-    """Raises: Refused, which ends the wait for the broker"""
+    """Connect again, and try until the broker is back or refuses the login.
+
+    Raises: Refused
+    """
     while True:
         try:
             return broker.connect(reconnect=False)

@@ -397,7 +397,10 @@ class _UsersFile:
             terminal.echo(f"warning: {warning}", err=True)
 
     def entry(self, name: str) -> UserEntry:
-        """Raises: TruenextError"""
+        """Return the entry of a user.
+
+        Raises: TruenextError if there is none
+        """
         if name not in self.users:
             raise TruenextError(f"{self._file} has no user {name!r}{suggest_name(name, self.users)}")
         return self.users[name]
@@ -414,7 +417,6 @@ class _UsersFile:
         self._replace(text + tomlkit.dumps({USER: {name: entry}}), edit)
 
     def set_passwords(self, name: str, hashes: list[str]) -> None:
-        """Raises: TruenextError"""
 
         def edit(document: Any) -> None:
             document[USER][name][PASSWORDS] = hashes
@@ -570,14 +572,14 @@ def _with_keys_before_comments(before: str, after: str) -> str:
 
 
 def _first_changed_line(longer: str, shorter: str) -> int:
-    """Return where the first line begins in which the texts differ."""
+    """Return the position of the first line in which the texts differ."""
     pairs = enumerate(zip(longer, shorter, strict=False))
     equal = next((at for at, (one, other) in pairs if one != other), len(shorter))
     return longer.rfind("\n", 0, equal) + 1
 
 
 def _split_comments(text: str) -> tuple[str, str]:
-    """Split off the comments and blank lines at the end of a text."""
+    """Split a text before the comments and blank lines at its end."""
     lines = text.splitlines(keepends=True)
     count = len(lines)
     while count and (not lines[count - 1].strip() or lines[count - 1].lstrip().startswith("#")):
@@ -586,7 +588,10 @@ def _split_comments(text: str) -> tuple[str, str]:
 
 
 def _copy_owner_and_mode(old: Path, new: Path) -> None:
-    """Raises: OSError, TruenextError if the owner cannot be kept: the broker could not read the file any more"""
+    """Give the new file the owner and mode of the old one.
+
+    Raises: OSError; TruenextError if the owner cannot be kept, as the broker could not read the file any more
+    """
     expected = old.stat()
     if sys.platform != "win32":
         made = new.stat()

@@ -31,7 +31,7 @@ SECONDS_MIN, SECONDS_MAX = 0.001, 7 * 24 * 3600.0
 """Limits of a time in seconds: no socket timeout takes ten thousand years, and a week is enough for any wait."""
 
 NUMBER_MAX = 2**63 - 1
-"""Highest sequence and highest number of messages, in the broker and elsewhere."""
+"""Highest sequence, and highest number of messages."""
 
 REPR_LENGTH_MAX = 100
 
@@ -146,8 +146,8 @@ class VariableOption(click.Option):
 
 
 class UrlOption(VariableOption):
-    """Option `--url` with its environment variable. It rejects several addresses, lest a broker is used that was not
-    meant; a command that `takes_several` uses the first broker that answers."""
+    """Option `--url` with its environment variable. It rejects several addresses, so that no unintended broker is used;
+    a command that `takes_several` uses the first broker that answers."""
 
     _BETWEEN = re.compile(r"[\s,]")
 
@@ -157,7 +157,10 @@ class UrlOption(VariableOption):
         self._takes_several = takes_several
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> tuple[str, ...]:
-        """Raises: BadParameter"""
+        """Convert the addresses, and refuse several unless the command `takes_several`.
+
+        Raises: BadParameter
+        """
         has_several_in_one = any(self._BETWEEN.search(each.strip()) for each in value)
         if not self._takes_several and (has_several_in_one or len(value) > 1):
             raise click.BadParameter("only one address is allowed", ctx, self)

@@ -234,7 +234,6 @@ def _tables(runs: Sequence[AuditedHistory]) -> Iterator[str]:
 
 
 def _legend(runs: Sequence[AuditedHistory]) -> str:
-    """Return the colours of the priorities that occur."""
     found: set[int] = set()
     for run in runs:
         if "positions" in run.tables:

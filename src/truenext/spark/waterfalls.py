@@ -119,7 +119,6 @@ def _lines(runs: list[ExecutionRow], started: pandas.Timestamp, seconds: float) 
 
 
 def _describe_outcome(runs: list[ExecutionRow]) -> str:
-    """Describe the outcomes of a message's executions in order, and the end of the message."""
     descriptions = (_outcome(run) if run["error"] is None else f"{_outcome(run)}: {run['error']}" for run in runs)
     times = ((description, len(list(same))) for description, same in groupby(descriptions))
     text = ", then ".join(description if count == 1 else f"{description} {count} times" for description, count in times)

@@ -65,7 +65,6 @@ def grants(target: str, file: Path | None, name: str | None) -> None:
 
 
 def _read_user(file: Path, name: str) -> User:
-    """Raises: ConfigurationError, NoAnswerFailure"""
     users = read_users(file)
     if name not in users:
         raise NoAnswerFailure(TruenextError(f"{file} has no user {name!r}{suggest_name(name, users)}"))

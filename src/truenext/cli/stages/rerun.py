@@ -87,7 +87,10 @@ class Rerun:
         return f"{count_noun(self.count, 'message')} sent, and the rest is still in {self._queue}"
 
     def run(self, selector: str | None, limit: int | None) -> None:
-        """Raises: TruenextError; messages that are not sent yet are still in their queue"""
+        """Send the messages again, in transactions, until the queue is empty or `limit` messages were sent.
+
+        Raises: TruenextError; messages that are not sent yet are still in their queue
+        """
         totals = ProgressReporter("sent")
         batch_max = BATCH_MAX
         options: ConsumerOptions = {"prefetch": BATCH_MAX}
@@ -119,7 +122,10 @@ def _receive_batch(consumer: Consumer, count: int) -> list[Message]:
 
 
 def _resend(session: Session, message: Message, to: str) -> None:
-    """Raises: NotDecoded if it is no message of stages"""
+    """Send a message under a new id.
+
+    Raises: NotDecoded if it is not a message of stages
+    """
     try:
         envelope = decode_envelope(message.body)
     except NotDecoded as error:

@@ -299,7 +299,10 @@ class _ServiceProcess:
         return 0 if len(self._signals) < 2 else 128 + self._signals[-1]
 
     def _check_signal(self) -> None:
-        """Raises: CancelledError, unless a signal has cancelled the main task: this cancellation is cleared"""
+        """Clear the cancellation of the main task, which a signal has caused.
+
+        Raises: CancelledError if no signal has come
+        """
         assert self._main is not None, "it listens"
         if not self._signals:
             raise asyncio.CancelledError
@@ -308,7 +311,6 @@ class _ServiceProcess:
 
 
 def _echo(text: str) -> None:
-    """Raises: _OutputError"""
     try:
         terminal.echo(text)
     except OSError as error:

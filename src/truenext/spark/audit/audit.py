@@ -106,7 +106,10 @@ def audit(
 
 
 def _check_runs(run_rows: list[Row], since: datetime | None) -> None:
-    """Raises: ConfigurationError if there are no events; HistoryError if they are of another history version."""
+    """Check that there are events, and that all are of the history version that this truenext reads.
+
+    Raises: ConfigurationError, HistoryError
+    """
     if not run_rows:
         raise ConfigurationError("the history has no events" + (f" since {since}" if since is not None else ""))
     unknown = [row["unknown_event"] for row in run_rows if row["unknown_event"] is not None]

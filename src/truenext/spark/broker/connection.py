@@ -78,7 +78,6 @@ class BrokerConnection:
         """
         check_files(credentials, addresses)
         self._messages: deque[Frame] = deque()
-        """MESSAGE frames that were received and not returned by `next_message` yet."""
         self._first_refusal: Refused | None = None
         self._write_lock = Lock()
         self._has_ended = Event()
@@ -192,7 +191,10 @@ class BrokerConnection:
         self.post("SEND", headers)
 
     def flush(self) -> None:
-        """Raises: ConnectionLost"""
+        """Write the frames that `post` has gathered.
+
+        Raises: ConnectionLost
+        """
         chunks, self._link.out_chunks = self._link.out_chunks, []
         if chunks:
             self._write(b"".join(chunks))

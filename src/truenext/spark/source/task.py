@@ -64,7 +64,10 @@ class Superseded(TruenextError):
 
 
 def check_store(broker: BrokerConnection, offset: Offset) -> None:
-    """Raises: Superseded if the offset belongs to another broker"""
+    """Check that the offset belongs to this broker.
+
+    Raises: Superseded if it does not
+    """
     if broker.store_id != offset.store:
         raise Superseded(
             f"the checkpoint was made with a broker whose data has the name {offset.store}, and the broker at this url "
@@ -124,7 +127,10 @@ class _Task:
             self._check_only_source(broker)
 
     def _check_only_source(self, broker: BrokerConnection) -> None:
-        """Raises: ConfigurationError if another source of the same query reads the same queue with the same selector"""
+        """Check that no other source of the same query reads the same queue with the same selector.
+
+        Raises: ConfigurationError
+        """
         own, origin = self._end.bundle_queue(0), self._plan.origin
         for queue in broker.ask("queues"):
             name = queue["name"]

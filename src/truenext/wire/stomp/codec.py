@@ -311,7 +311,10 @@ class Decoder(Generic[Read]):
             raise _malformed(f"undefined escape {error.args[0]!r} in a header") from error
 
     def _refuse_body(self, command: str) -> None:
-        """Raises: RemoteProtocolError unless a body is ignored: STOMP 1.0 states that for SUBSCRIBE alone."""
+        """Refuse the body of a command without one. STOMP 1.0 says of SUBSCRIBE alone that its body is ignored.
+
+        Raises: RemoteProtocolError
+        """
         if command not in COMMANDS_WITHOUT_BODY:
             raise _malformed(unknown_command(command, self.version))
         if not (command == "SUBSCRIBE" and self.version is Version.V1_0):

@@ -17,6 +17,7 @@ _HEXADECIMAL = frozenset("0123456789abcdef")
 
 def read_login(headers: Mapping[str, str], version: Version) -> Login:
     """Read a login.
+
     Raises: RemoteProtocolError, without text of the login, if a header of truenext is invalid.
     """
     login = Login()

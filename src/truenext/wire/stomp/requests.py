@@ -88,7 +88,6 @@ class FrameInterpreter:
         self._replies = replies
         self._on_ineffective_header = on_ineffective_header
         self._reported: frozenset[str] = frozenset()
-        """Ineffective headers that were reported."""
         self._unusual_send = _UNUSUAL_SEND
         """Headers of a SEND that need more than a copy, without the reported ones."""
         self._version = Version.V1_0
@@ -424,7 +423,6 @@ def _numbered(headers: dict[str, str]) -> tuple[str | None, int, bool]:
 
 
 def _producers_to_forget(headers: dict[str, str]) -> list[str]:
-    """Return the producers that a DISCONNECT names."""
     text = headers.get("truenext-forget")
     if text is None:
         return []
@@ -446,8 +444,10 @@ def _ttl(headers: dict[str, str]) -> int:
 
 
 def _check_schedule_names(headers: dict[str, str]) -> None:
-    """Raises: RemoteProtocolError at an unknown header with the prefix of a schedule: ignoring it would dispatch the
-    message at once."""
+    """Refuse unknown headers with the prefix of a schedule: ignoring them would dispatch the message at once.
+
+    Raises: RemoteProtocolError
+    """
     for name in headers:
         if name.startswith(SCHEDULE_PREFIX) and name not in SCHEDULE_HEADERS:
             raise RemoteProtocolError(
@@ -501,7 +501,10 @@ def _priority(text: str) -> int:
 
 
 def _check_subscribe_destination(address: str, destination: Destination, *, is_browse: bool) -> None:
-    """Raises: RemoteProtocolError if SUBSCRIBE does not take the destination."""
+    """Check that a SUBSCRIBE may name the destination.
+
+    Raises: RemoteProtocolError
+    """
     if destination.kind is DestinationKind.CONTROL:
         raise destination_error(f"{address} is for control requests; subscribe to the queue in your reply-to")
     if destination.kind is DestinationKind.COMPOSITE:

@@ -59,7 +59,6 @@ class StompSession:
         """Agreed heart-beat interval from client to broker, in milliseconds; 0 is none."""
         self._is_truenext_client = False
         self._frame_count = 0
-        """Number of decoded frames."""
         self._remaining: Iterator[Frame | ShapedCommand] = iter(())
         """Decoded frames that were not executed yet."""
         self._refused_frame = 0
@@ -179,7 +178,10 @@ class StompSession:
         return self._refused_frame
 
     def _check(self, command: Send | Ack | Started) -> None:
-        """Raises: RemoteProtocolError if the frame of this command may not come now."""
+        """Check that the frame of this command may come now.
+
+        Raises: RemoteProtocolError
+        """
         self._protocol.check(Frame("ACK" if isinstance(command, Ack) else "SEND", {}))
 
     def _connect(self, frame: Frame) -> Login:
