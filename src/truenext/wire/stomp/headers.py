@@ -23,6 +23,7 @@ from enum import Enum
 from typing import TypeVar
 
 from truenext.errors import Code, RemoteProtocolError
+from truenext.model.commands import AckMode, Subscribe
 from truenext.model.destination import Destination, DestinationKind
 from truenext.model.header_lines import DEAD_LETTER_HEADERS, HOP_BY_HOP_HEADERS
 from truenext.model.limits import CAUSE_BYTES_MAX, CONSUMER_PRIORITY_MAX, DELAY_MS_MAX, WINDOW_MAX
@@ -243,26 +244,13 @@ INEFFECTIVE_HEADERS: Mapping[str, Mapping[str, str]] = {
 as the header may be the user's own; the broker logs a warning."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubscribeOptions:
-    """Options that a SUBSCRIBE requests."""
-
-    window: int | None
-    """Number of messages that the consumer may hold; None lets the broker choose."""
-    is_pulling: bool
-    """True if the subscription requests each message; then its window is 0 or not stated."""
-    priority: int
-    is_exclusive: bool
-    selector: str
-    """Selector that messages must match; "" is none."""
-    durable: str | None
-    """Name of the durable subscription; None is none."""
-
-
 def parse_subscribe_options(
     headers: Mapping[str, str], options: Mapping[str, str], destination: Destination, subscription: str
-) -> SubscribeOptions:
+) -> tuple[Subscribe, str, str | None]:
     """Parse the headers of a SUBSCRIBE, and the options after its destination.
+
+    Returns the command in mode `auto`, without what only FrameInterpreter can add: the selector and the durable
+    subscription. Their text and name follow; "" is no selector, None is no durable subscription.
 
     Raises: RemoteProtocolError if one of them is not supported, or two conflict.
     """
@@ -302,17 +290,11 @@ def parse_subscribe_options(
         raise RemoteProtocolError(
             f"truenext-pull and {_first_of(values, WINDOW)} of {window} disagree; use one of them"
         )
-    return SubscribeOptions(
-        window=window,
-        is_pulling=is_pulling,
-        priority=_read_any(values, PRIORITY, _consumer_priority) or 0,
-        is_exclusive=_read_any(
-            values, EXCLUSIVE_ON_QUEUE if target is SubscribeTarget.QUEUE else EXCLUSIVE, read_boolean
-        )
-        or False,
-        selector=_read_any(values, SELECTOR, lambda _, text: text or None) or "",
-        durable=durable,
-    )
+    subscribe = Subscribe(subscription, destination, AckMode.AUTO, window, is_pulling=is_pulling)
+    subscribe.priority = _read_any(values, PRIORITY, _consumer_priority) or 0
+    exclusive = EXCLUSIVE_ON_QUEUE if target is SubscribeTarget.QUEUE else EXCLUSIVE
+    subscribe.is_exclusive = _read_any(values, exclusive, read_boolean) or False
+    return subscribe, _read_any(values, SELECTOR, lambda _, text: text or None) or "", durable
 
 
 def check_own_headers(command: str, headers: Mapping[str, str]) -> None:

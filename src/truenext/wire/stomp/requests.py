@@ -233,9 +233,9 @@ class FrameInterpreter:
         destination = parse_address(address, self._session_id)
         _check_subscribe_destination(address, destination, is_browse=is_browse)
         subscription = self._subscription_id(frame)
-        subscribe_options = parse_subscribe_options(headers, options, destination, subscription)
-        durable = self._durable_key(subscribe_options.durable)
-        if durable and is_browse:
+        subscribe, selector, durable_as = parse_subscribe_options(headers, options, destination, subscription)
+        subscribe.durable_key = self._durable_key(durable_as)
+        if subscribe.durable_key and is_browse:
             raise RemoteProtocolError("browser:true with a durable subscription: a browser keeps nothing")
         ack = headers.get("ack", "auto")
         try:
@@ -254,31 +254,21 @@ class FrameInterpreter:
             raise RemoteProtocolError(
                 "truenext-express is for ack:client-individual, as express messages come out of turn"
             )
-        if subscribe_options.is_pulling and (is_browse or mode is AckMode.AUTO or has_express):
+        if subscribe.is_pulling and (is_browse or mode is AckMode.AUTO or has_express):
             raise RemoteProtocolError(
                 "truenext-pull is for ack:client and client-individual, without truenext-express and browser",
                 Code.NOT_SUPPORTED,
             )
-        if subscribe_options.is_exclusive and is_browse:
+        if subscribe.is_exclusive and is_browse:
             raise RemoteProtocolError(
                 "an exclusive consumer with browser:true: a browser consumes no messages; leave out one of them"
             )
-        compiled = compile_selector(subscribe_options.selector) if subscribe_options.selector else None
+        subscribe.selector = compile_selector(selector) if selector else None
         self._report_ineffective_headers(frame)
         if is_browse:
-            return Browse(subscription, destination, compiled)
-        return Subscribe(
-            subscription,
-            destination,
-            mode,
-            subscribe_options.window,
-            priority=subscribe_options.priority,
-            is_exclusive=subscribe_options.is_exclusive,
-            has_express=has_express,
-            is_pulling=subscribe_options.is_pulling,
-            selector=compiled,
-            durable_key=durable,
-        )
+            return Browse(subscription, destination, subscribe.selector)
+        subscribe.mode, subscribe.has_express = mode, has_express
+        return subscribe
 
     def _parse_unsubscribe(self, frame: Frame) -> Unsubscribe:
         subscription = self._subscription_id(frame)
