@@ -221,7 +221,7 @@ def test_a_file_in_place_of_a_module_is_answered_with_the_module(folder: Path) -
 def test_schema_says_that_printing_and_making_exclude_each_other(folder: Path) -> None:
     result = stages("schema", "shop:app", "--sql", "--apply")
     assert result.exit_code == 2
-    assert result.stderr.startswith("truenext: --sql and --apply exclude each other; see ")
+    assert result.stderr.startswith("truenext: --sql and --apply exclude each other: use one of them; see ")
 
 
 # ---- check ----

@@ -144,7 +144,7 @@ def credentials_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _credentials(user: str | None, files: Mapping[str, Path | None]) -> Credentials:
     if files["key"] is not None and files["certificate"] is None:
-        raise click.UsageError("--key needs --certificate")
+        raise click.UsageError("--key needs --certificate: set both, or neither")
     context = click.get_current_context()
     password = os.environ.get(PASSWORD_VARIABLE, "")
     if not password.strip() or context.get_parameter_source("password_file") is ParameterSource.COMMANDLINE:

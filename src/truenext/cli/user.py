@@ -46,7 +46,7 @@ from truenext.broker.users import (
 )
 from truenext.cli import terminal
 from truenext.cli.exit_status import CommandFailure
-from truenext.cli.values import CheckedTextParam, EnumParam, PathParam
+from truenext.cli.values import USERS_VARIABLE, CheckedTextParam, EnumParam, PathParam
 from truenext.errors import TruenextError
 from truenext.model.grants import QUEUE_PREFIX, Pattern, Right, User, parse_pattern
 from truenext.store.folder import sync_folder
@@ -73,9 +73,6 @@ def _fault_of_pattern(value: str) -> str | None:
 NAME = CheckedTextParam("name", _check_named(fault_of_name))
 CLIENT_ID = CheckedTextParam("text", _check_named(fault_of_client_id))
 PATTERN = CheckedTextParam("pattern", _fault_of_pattern)
-
-USERS_VARIABLE = "TRUENEXT_USERS"
-"""Environment variable with the path of a users file."""
 
 users_option = click.option(
     "--users",

@@ -27,6 +27,9 @@ from truenext.model.numerals import format_size, parse_size
 from truenext.model.selector import compile_selector
 from truenext.model.url import parse_url
 
+USERS_VARIABLE = "TRUENEXT_USERS"
+"""Environment variable with the path of a users file."""
+
 SECONDS_MIN, SECONDS_MAX = 0.001, 7 * 24 * 3600.0
 """Limits of a time in seconds: no socket timeout takes ten thousand years, and a week is enough for any wait."""
 

@@ -75,7 +75,7 @@ def describe(
     to. These endpoints are read from the code of the stage: those that its function itself names in a call.
     """
     if as_mermaid + as_dot + as_json > 1:
-        raise click.UsageError("--mermaid, --dot and --json exclude each other")
+        raise click.UsageError("--mermaid, --dot and --json exclude each other: use one of them")
     service = load_service(target)
     graph = graph_of(service.name, service.endpoints.values(), service.remotes.values(), service.topics.values())
     counts = {} if url is None else _counts(graph, BrokerOptions(url, credentials, connect_timeout_s))

@@ -13,8 +13,7 @@ from truenext.broker.users import read_users, suggest_name
 from truenext.cli import terminal
 from truenext.cli.exit_status import NoAnswerFailure
 from truenext.cli.stages.service_loader import load_service, service_argument
-from truenext.cli.user import USERS_VARIABLE
-from truenext.cli.values import TEXT, PathParam, VariableOption
+from truenext.cli.values import TEXT, USERS_VARIABLE, PathParam, VariableOption
 from truenext.errors import TruenextError
 from truenext.model.grants import QUEUE_PREFIX, Pattern, Right, User
 from truenext.stage.introspection.grants import missing_grants, needed_grants
@@ -47,7 +46,7 @@ def grants(target: str, file: Path | None, name: str | None) -> None:
         # The variable is there for other commands, too.
         file = None
     if (file is None) is not (name is None):
-        raise click.UsageError("--users and --user need one another")
+        raise click.UsageError("--users and --user need one another: set both, or neither")
     service = load_service(target)
     needed = needed_grants(service.endpoints.values(), service.remotes.values(), service.topics.values())
     user = None if file is None or name is None else _read_user(file, name)

@@ -57,7 +57,7 @@ def rerun(
         raise click.UsageError(f"name the queue of their stage with --to: {queue} is not a dead-letter queue")
     with connected(broker) as connection:
         if not queue_exists(connection, queue):
-            raise TruenextError(f"there is no queue {queue!r}")
+            raise TruenextError(f"there is no queue {queue!r}: `truenext queues` lists them")
         is_new = not queue_exists(connection, to)
         if force:
             rerunning = Rerun(connection, f"/queue/{queue}", f"/queue/{to}")

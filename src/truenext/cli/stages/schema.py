@@ -20,7 +20,7 @@ def schema(target: str, database: str | None, prints_sql: bool, applies: bool) -
     `truenext.stage.sql.tables.metadata`.
     """
     if prints_sql and applies:
-        raise click.UsageError("--sql and --apply exclude each other")
+        raise click.UsageError("--sql and --apply exclude each other: use one of them")
     if not (prints_sql or applies):
         raise click.UsageError("use --sql to print the statements, or --apply to create the tables")
     _, url = load_with_database(target, database)

@@ -62,7 +62,7 @@ class Answer:
         self._connection.note_refusal(error)
 
     def on_connection_lost(self) -> None:
-        self.error = ConnectionLost("the connection was lost")
+        self.error = ConnectionLost(f"the connection to {self._connection.url} was lost")
 
 
 class BrokerConnection:
@@ -87,7 +87,7 @@ class BrokerConnection:
         while True:
             self._link = Link(1, HEART_BEAT_SECONDS, monotonic(), on_frame=self._on_frame)
             headers = credentials.headers(current_password(credentials))
-            self._socket, self._url = _connect(addresses, credentials, timeout_s)
+            self._socket, self.url = _connect(addresses, credentials, timeout_s)
             try:
                 self._log_in(headers, timeout_s)
                 break
@@ -226,7 +226,7 @@ class BrokerConnection:
         deadline = monotonic() + ANSWER_SECONDS
         while not answer.is_there:
             if not self._read(deadline):
-                raise ConnectionLost(f"the broker does not answer within {ANSWER_SECONDS:g} seconds")
+                raise ConnectionLost(f"the broker {self.url} does not answer within {ANSWER_SECONDS:g} seconds")
         self._raise_refusal()
         if answer.error is not None:
             raise answer.error
@@ -263,7 +263,7 @@ class BrokerConnection:
         """
         frame = self.next_message(subscription, ANSWER_SECONDS)
         if frame is None:
-            raise ConnectionLost(f"the broker does not {what} within {ANSWER_SECONDS:g} seconds")
+            raise ConnectionLost(f"the broker {self.url} does not {what} within {ANSWER_SECONDS:g} seconds")
         return frame
 
     def put_back(self, message: Frame) -> None:
@@ -294,21 +294,21 @@ class BrokerConnection:
         except (TimeoutError, BlockingIOError):
             if deadline <= silence_ends:
                 return False
-            raise ConnectionLost("the broker has sent nothing, not even a heart-beat") from None
+            raise ConnectionLost(f"the broker {self.url} has sent nothing, not even a heart-beat") from None
         except OSError as error:
             raise self._lost(error) from error
         if not data:
-            raise ConnectionLost("the broker has closed the connection")
+            raise ConnectionLost(f"the broker {self.url} has closed the connection")
         link.receive_data(data, now)
         return True
 
     def _lost(self, error: OSError) -> ConnectionLost:
         if not isinstance(error, ssl.SSLError):
-            return ConnectionLost(f"the connection was lost: {error}")
+            return ConnectionLost(f"the connection to {self.url} was lost: {error}")
         if self._link.is_up:
-            return ConnectionLost(f"the connection was lost: {reason_of(error)}")
+            return ConnectionLost(f"the connection to {self.url} was lost: {reason_of(error)}")
         # With TLS 1.3 the broker refuses a client's certificate after the client's part of the handshake.
-        return _no_broker(f"no broker: {self._url}: {reason_of(error)}", is_listening=True)
+        return _no_broker(f"no broker: {self.url}: {reason_of(error)}", is_listening=True)
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.command == "MESSAGE":

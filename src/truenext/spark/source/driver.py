@@ -175,7 +175,7 @@ class SourceDriver:
                 if len(answers) == len(self._probes):
                     break
         if len(answers) < len(self._probes):
-            raise ConnectionLost(f"the broker does not answer within {ANSWER_SECONDS:g} seconds")
+            raise ConnectionLost(f"the broker {broker.url} does not answer within {ANSWER_SECONDS:g} seconds")
         # Suspended, so that the driver owns no group.
         body = json.dumps({"subscriptions": self._probes, "suspend": True}).encode()
         broker.call("SEND", {"destination": "/control/release"}, body)
