@@ -350,10 +350,7 @@ class Broker:
         self._commit()
         if self._sliced_work.pending:
             self._sliced_work.run_slice()
-        if self._execution.routing.pending:
-            self._execution.routing.run_slice()
-            # Each connection has its turn, however long its messages take.
-            self._execution.routing.pending.rotate(-1)
+        self._execution.find_some_queues()
 
     def _tick(self) -> None:
         self._commit_state.disk_level = self._store.disk_level

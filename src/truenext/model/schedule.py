@@ -52,7 +52,8 @@ class Schedule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 def check_schedule(schedule: Schedule) -> Schedule:
-    """Return a schedule that a client requests.
+    """Check a schedule that a client requests, and return it.
+
     Raises: RemoteProtocolError if it is invalid.
     """
     if max(schedule.delay_ms, schedule.period_ms) > SCHEDULE_MS_MAX:
@@ -78,7 +79,10 @@ def check_schedule(schedule: Schedule) -> Schedule:
 
 
 def _check_cron(cron: str) -> None:
-    """Raises: RemoteProtocolError if a cron expression of five fields is invalid, or has no hit."""
+    """Check that a cron expression of five fields is valid, and has a hit.
+
+    Raises: RemoteProtocolError with the faulty field
+    """
     # From any time, as each cron expression comes round within a few years.
     if _next_hit(cron, 0) is not None:
         return
