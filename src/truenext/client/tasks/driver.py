@@ -15,7 +15,6 @@ import contextlib
 import os
 import selectors
 import socket
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar, TypeVarTuple
@@ -85,8 +84,7 @@ class Driver(BaseDriver):
         self.isolation = _isolations.setdefault(self.loop, HandlerIsolation())
         """Isolation of all handlers in this loop."""
         self._heartbeat_thread: HeartbeatThread | None = None
-        self._write_lock = threading.Lock()
-        """Lock for writing to the socket and changing `_unwritten`."""
+        self._is_flush_scheduled = False
         self._is_reading = True
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
@@ -332,15 +330,10 @@ class Driver(BaseDriver):
         super()._on_socket_lost(error)
         self._after_step()
 
-    def _write(self, sock: socket.socket | TlsSocket, data: bytes) -> None:
-        with self._write_lock:
-            if self._unwritten is not None:
-                # A heart-beat that the other thread has begun since `flush` began.
-                data = b"".join([self._unwritten, data])
-            self._send(sock, data)
+    def _on_not_written(self, sock: socket.socket | TlsSocket) -> None:
         if self._write_error is not None:
             self.loop.call_soon(self._on_write_error, sock)
-        elif self._unwritten is not None:
+        else:
             self.loop.add_writer(sock, self._on_writable)
 
     def send_heart_beat_if_idle(self, last_written_at: float) -> float:
@@ -394,12 +387,12 @@ class Driver(BaseDriver):
             self._fail_internally(error)
 
     def _flush_soon(self) -> None:
-        if not self._is_flush_due:
-            self._is_flush_due = True
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
             self.loop.call_soon(self._flush_now)
 
     def _flush_now(self) -> None:
-        self._is_flush_due = False
+        self._is_flush_scheduled = False
         if self._is_forked:
             return
         try:

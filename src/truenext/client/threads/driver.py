@@ -410,13 +410,7 @@ class Driver(BaseDriver):
 
     # ---- Writing ----
 
-    def flush(self) -> bool:
-        """Write pending bytes; return whether the socket has accepted all of them."""
-        self._is_flush_due = False
-        return super().flush()
-
-    def _write(self, sock: socket.socket | TlsSocket, data: bytes) -> None:
-        self._send(sock, data)
+    def _on_not_written(self, sock: socket.socket | TlsSocket) -> None:
         if self._write_error is not None:
             self._wake_thread()
 
