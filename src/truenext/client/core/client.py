@@ -18,7 +18,7 @@ from truenext.client.core import frames
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription, SubscriptionOptions
 from truenext.client.core.context import CONNECTED_TEXT, NO_SPACE_TEXT, NOT_CONFIRMED_TEXT, ClientContext
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials, check_login_text
-from truenext.client.core.link import ConnectBackoff, Link
+from truenext.client.core.link import AnswerHandler, ConnectBackoff, Link
 from truenext.client.core.pending_requests import PendingRequests, ProducerStatus
 from truenext.client.core.reconciler import Reconciler
 from truenext.client.core.send_buffer import SendBuffer
@@ -704,7 +704,7 @@ class Client:
         return waiter.answered
 
 
-class AnswerWaiter:
+class AnswerWaiter(AnswerHandler):
     """Answer handler of a frame whose sender waits for the answer."""
 
     __slots__ = ("answered", "error")

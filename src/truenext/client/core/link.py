@@ -10,7 +10,6 @@ Source: docs/protocol.md, "Refused frames"
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from truenext.client.core import frames
 from truenext.client.core.waiting import Signal
@@ -39,8 +38,10 @@ connection is frozen, and takes it over before the broker counts it as lost and 
 _EMPTY_TRANSACTION_NAME = "nothing"
 
 
-class AnswerHandler(Protocol):
-    """Object that is told what became of one frame: confirmed, refused, or unknown after a lost connection."""
+class AnswerHandler:
+    """Base of objects that are told what became of one frame; this one ignores all answers."""
+
+    __slots__ = ()
 
     def on_confirmed(self, frame: Frame) -> None:
         """Handle a RECEIPT of this or a later frame: this frame was carried out, and is durable if persistent."""
@@ -52,22 +53,7 @@ class AnswerHandler(Protocol):
         """Handle the loss of the connection before an answer: the effect of this frame is not known."""
 
 
-class NullAnswerHandler:
-    """Answer handler that ignores all answers."""
-
-    __slots__ = ()
-
-    def on_confirmed(self, frame: Frame) -> None:
-        pass
-
-    def on_refused(self, error: Refused) -> None:
-        pass
-
-    def on_connection_lost(self) -> None:
-        pass
-
-
-class SignalingAnswerHandler:
+class SignalingAnswerHandler(AnswerHandler):
     """Answer handler that passes each answer on to another handler, and then sets a signal."""
 
     __slots__ = ("_handler", "answered")
@@ -152,7 +138,7 @@ class Link:
 
     def request_receipt(self, handler: AnswerHandler) -> None:
         """Request a receipt of all frames written so far, by an empty transaction."""
-        self.write_tracked(frames.encode_frame("BEGIN", {"transaction": _EMPTY_TRANSACTION_NAME}), NullAnswerHandler())
+        self.write_tracked(frames.encode_frame("BEGIN", {"transaction": _EMPTY_TRANSACTION_NAME}), AnswerHandler())
         self.write_tracked(
             frames.encode_frame("ABORT", {"transaction": _EMPTY_TRANSACTION_NAME, "receipt": self.next_receipt_id}),
             handler,
@@ -168,7 +154,7 @@ class Link:
             waiter = self.unanswered[number] = SignalingAnswerHandler(handler)
             self.out_chunks[-1] = frames.add_receipt_header(self.out_chunks[-1], str(number))
         else:
-            waiter = SignalingAnswerHandler(NullAnswerHandler())
+            waiter = SignalingAnswerHandler(AnswerHandler())
             self.request_receipt(waiter)
         return waiter.answered
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from truenext.client.core.link import Link
+from truenext.client.core.link import AnswerHandler, Link
 from truenext.client.core.send_options import ttl_line
 from truenext.client.core.transaction_state import ProducerNumbers
 from truenext.client.core.waiting import DelayedCalls, Signal
@@ -36,7 +36,7 @@ HEAD_BYTES_ESTIMATE = 200
 """Bytes that are counted for the head of a message."""
 
 
-class PendingSend:
+class PendingSend(AnswerHandler):
     """Message sent outside a transaction, from the call until its outcome is known."""
 
     __slots__ = (
@@ -85,8 +85,6 @@ class PendingSend:
             self.batch.on_settled(error)
         if self.completed is not None:
             self.completed.set()
-
-    # Methods of link.AnswerHandler.
 
     def on_confirmed(self, frame: Frame) -> None:
         assert self.send_buffer is not None, "it is under way"
@@ -431,7 +429,7 @@ class SendBuffer:
                 signal.set()
 
 
-class _ReceiptRequestHandler:
+class _ReceiptRequestHandler(AnswerHandler):
     """Answer handler of a request for a receipt of all sends written so far."""
 
     __slots__ = ("_link", "_send_buffer")
@@ -440,14 +438,8 @@ class _ReceiptRequestHandler:
         self._send_buffer = send_buffer
         self._link = link
 
-    def on_confirmed(self, frame: Frame) -> None:
-        pass
-
     def on_refused(self, error: Refused) -> None:
         self._send_buffer.on_receipt_refused(self._link)
-
-    def on_connection_lost(self) -> None:
-        pass
 
 
 def _unsupported_error(link: Link, feature: str) -> LocalProtocolError | None:

@@ -21,7 +21,7 @@ from truenext.client.core.buffer import (
 )
 from truenext.client.core.context import ClientContext
 from truenext.client.core.disposition import Disposition
-from truenext.client.core.link import UNANSWERED_FRAMES_MAX, Link, NullAnswerHandler
+from truenext.client.core.link import UNANSWERED_FRAMES_MAX, AnswerHandler, Link
 from truenext.client.core.transaction_state import TransactionState
 from truenext.errors import ClosedError, ConnectionLost, Refused
 from truenext.model.limits import CONSUMER_PRIORITY_MAX, WINDOW_MAX
@@ -105,7 +105,7 @@ class Subscriptions:
                 link.write(frame)
             else:
                 # SUBSCRIBE may yet be refused: then there is nothing to end.
-                link.write_tracked(frame, NullAnswerHandler())
+                link.write_tracked(frame, AnswerHandler())
             for received in subscription.held_by_ack_id.values():
                 received.state = ReceivedMessageState.SETTLED
                 if isinstance(received.transaction, TransactionState):
@@ -443,7 +443,7 @@ class Subscriptions:
                 self.send_subscribe(subscription)
 
 
-class PendingSettlement:
+class PendingSettlement(AnswerHandler):
     """Answer handler of an ACK or NACK, which keeps the disposition if the connection is lost."""
 
     __slots__ = ("_disposition", "_received", "_subscriptions")
@@ -452,9 +452,6 @@ class PendingSettlement:
         self._subscriptions = subscriptions
         self._received = received
         self._disposition = disposition
-
-    def on_confirmed(self, frame: Frame) -> None:
-        pass
 
     def on_refused(self, error: Refused) -> None:
         raise ConnectionLost(f"the broker refused an acknowledgement: {error}") from error
@@ -465,7 +462,7 @@ class PendingSettlement:
             self._subscriptions.remember_disposition(self._received, self._disposition)
 
 
-class _PendingSubscribe:
+class _PendingSubscribe(AnswerHandler):
     __slots__ = ("_subscription", "_subscriptions")
 
     def __init__(self, subscriptions: Subscriptions, subscription: Subscription) -> None:
@@ -485,9 +482,6 @@ class _PendingSubscribe:
         self._subscription.is_subscribe_sent = False
         self._subscription.end(error)
         self._subscription.buffer.wake_all()
-
-    def on_connection_lost(self) -> None:
-        pass
 
 
 def _nack_headers(received: ReceivedMessage, disposition: Disposition, link: Link) -> dict[str, str]:

@@ -19,6 +19,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from truenext.client.core.buffer import ReceivedMessage
+from truenext.client.core.link import AnswerHandler
 from truenext.client.core.waiting import Signal
 from truenext.errors import Code, ConnectionLost, Refused, RolledBack, TruenextError
 from truenext.wire.stomp.frame import Frame
@@ -167,16 +168,13 @@ class TransactionState:
         return error
 
 
-class TransactionAnswerHandler:
+class TransactionAnswerHandler(AnswerHandler):
     """Answer handler of a frame in a transaction, which a refusal or lost connection makes rollback-only while open."""
 
     __slots__ = ("_transaction",)
 
     def __init__(self, transaction: TransactionState) -> None:
         self._transaction = transaction
-
-    def on_confirmed(self, frame: Frame) -> None:
-        pass
 
     def on_refused(self, error: Refused) -> None:
         transaction = self._transaction
@@ -199,13 +197,10 @@ class BeginAnswerHandler(TransactionAnswerHandler):
         super().on_refused(error)
 
 
-class CommitAnswerHandler:
+class CommitAnswerHandler(TransactionAnswerHandler):
     """Answer handler of COMMIT, which sets the outcome of the transaction."""
 
-    __slots__ = ("_transaction",)
-
-    def __init__(self, transaction: TransactionState) -> None:
-        self._transaction = transaction
+    __slots__ = ()
 
     def on_confirmed(self, frame: Frame) -> None:
         transaction = self._transaction

@@ -11,7 +11,7 @@ from truenext.client.core import frames
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, ReceivedMessageState
 from truenext.client.core.client import Client
 from truenext.client.core.disposition import CountedAttempts, Disposition
-from truenext.client.core.link import UNANSWERED_FRAMES_MAX, Link, NullAnswerHandler
+from truenext.client.core.link import UNANSWERED_FRAMES_MAX, AnswerHandler, Link
 from truenext.client.core.pending_requests import ProducerStatus, encode_control_request
 from truenext.client.core.send_buffer import NO_SPACE_RETRY_S
 from truenext.client.core.send_options import ttl_line
@@ -400,7 +400,7 @@ class SessionTransactions:
         begun = transaction if transaction.has_begun and not transaction.is_begin_refused else None
         if begun is not None and not transaction.has_settled_messages:
             # The BEGIN may yet be refused for lack of space: then there is nothing to abort.
-            link.write_tracked(frames.encode_frame("ABORT", {"transaction": transaction.name}), NullAnswerHandler())
+            link.write_tracked(frames.encode_frame("ABORT", {"transaction": transaction.name}), AnswerHandler())
             begun = None
         if releases and (subscriptions or transaction.delivered_messages):
             client.subscriptions.release(
