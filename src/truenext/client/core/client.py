@@ -73,37 +73,28 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
 def connect_options(
     urls: Sequence[str],
     *,
-    user: str | None,
-    password: str | None,
-    password_file: str | None,
-    ca: str | None,
-    certificate: str | None,
-    key: str | None,
     client_id: str | None,
     heart_beat_s: float,
     reconnects: bool,
     timeout_s: float = ATTEMPT_TIMEOUT_S,
     heartbeat_thread: bool = False,
+    **credentials: str | None,
 ) -> ConnectOptions:
-    """Check the arguments of `connect`; without a URL use the STOMP port of this machine.
+    """Check the arguments of `connect`, of which `credentials` are those of `Credentials`; without a URL use the STOMP port of this machine.
 
     Raises: ConfigurationError for an invalid URL; ValueError, TypeError
     """
     for url in urls:
         if not isinstance(url, str):
             raise TypeError(f"a URL is text, such as {DEFAULT_URL}, not {url!r}")
-    texts = {"user": user, "password": password, "password_file": password_file, "client_id": client_id}
-    texts |= {"ca": ca, "certificate": certificate, "key": key}
-    for name, value in texts.items():
+    for name, value in {**credentials, "client_id": client_id}.items():
         if value is not None and not isinstance(value, str):
             raise TypeError(f"{name} is text, not {type(value).__name__}")
     if not isinstance(heart_beat_s, int | float) or not 0 <= heart_beat_s <= HEART_BEAT_S_MAX:
         raise ValueError(f"heart_beat is 0 to {HEART_BEAT_S_MAX} seconds, not {heart_beat_s!r}")
     return ConnectOptions(
         addresses=[parse_url(url) for url in urls or (DEFAULT_URL,)],
-        credentials=Credentials(
-            user=user, password=password, password_file=password_file, ca=ca, certificate=certificate, key=key
-        ),
+        credentials=Credentials(**credentials),
         client_id=client_id,
         heart_beat_s=heart_beat_s,
         reconnects=bool(reconnects),

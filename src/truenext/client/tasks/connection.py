@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack, cast
 
-from truenext.client.core import flows
+from truenext.client.core import flows, send_flows
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription
 from truenext.client.core.client import ConnectOptions, connect_options
 from truenext.client.core.disposition import ACKED, CountedAttempts, Disposition
@@ -31,15 +31,6 @@ from truenext.client.core.health import Health
 from truenext.client.core.message import Content
 from truenext.client.core.queue_browser import QueueBrowser
 from truenext.client.core.send_buffer import PendingSend, SendBatch
-from truenext.client.core.send_flows import (
-    await_capacity,
-    await_confirmed,
-    check_confirmed,
-    prepare_message,
-    prepare_send,
-    send,
-    try_enqueue,
-)
 from truenext.client.core.send_options import Outgoing, SendOptions, encode_body
 from truenext.client.core.session import SessionCore as CoreSession
 from truenext.client.core.subscriptions import ConsumerOptions, parse_consumer_options
@@ -209,12 +200,9 @@ class _SessionWithDriver:
 
     async def receive(self, subscription: Subscription | None, count: int, timeout: float | None) -> list[Message]:
         core, driver = self.core, self.driver
-
-        def on_interrupted(messages: list[ReceivedMessage]) -> None:
-            core.on_receive_interrupted(subscription, messages)
-
         flow = flows.receive(core, subscription, count, timeout, asyncio.current_task(driver.loop))
-        messages = cast("list[Message]", await driver.run_flow(flow, on_interrupted))
+        release = partial(core.on_receive_interrupted, subscription)
+        messages = cast("list[Message]", await driver.run_flow(flow, release))
         for message in messages:
             message._session = self
         return messages
@@ -501,8 +489,8 @@ class Connection:
         may have arrived; ValueError, TypeError for invalid options; ConnectionLost, ClosedError
         """
         driver = self._driver
-        prepared = prepare_send(driver.client, destination, body, options)
-        await driver.run_flow(send(driver.client, prepared, driver.loop.time() + timeout))
+        prepared = send_flows.prepare_send(driver.client, destination, body, options)
+        await driver.run_flow(send_flows.send(driver.client, prepared, driver.loop.time() + timeout))
 
     async def send_many(
         self,
@@ -522,17 +510,17 @@ class Connection:
             raise TypeError("messages must be several messages: use send for one")
         driver = self._driver
         client = driver.client
-        enqueue = driver.step_of_many(try_enqueue)
+        enqueue = driver.step_of_many(send_flows.try_enqueue)
         batch = SendBatch()
         count = 0
         async for message in each(messages):
-            prepared = prepare_message(client, destination, message, options)
+            prepared = send_flows.prepare_message(client, destination, message, options)
             while not enqueue(client, batch, prepared):
-                await driver.run_flow(await_capacity(client, batch, driver.loop.time() + timeout))
+                await driver.run_flow(send_flows.await_capacity(client, batch, driver.loop.time() + timeout))
             count += 1
             if batch.error is not None:
                 raise batch.error
-        await driver.run_flow(await_confirmed(client, batch, driver.loop.time() + timeout))
+        await driver.run_flow(send_flows.await_confirmed(client, batch, driver.loop.time() + timeout))
         return count
 
     def send_nowait(self, destination: str, body: bytes | str, **options: Unpack[SendOptions]) -> Sent:
@@ -541,8 +529,8 @@ class Connection:
         Raises: BlockingIOError if too many are not confirmed yet: flush first; ValueError, TypeError, ClosedError
         """
         driver = self._driver
-        prepared = prepare_send(driver.client, destination, body, options)
-        if not driver.run_step_of_many(try_enqueue, driver.client, self._nowait_batch, prepared):
+        prepared = send_flows.prepare_send(driver.client, destination, body, options)
+        if not driver.run_step_of_many(send_flows.try_enqueue, driver.client, self._nowait_batch, prepared):
             raise BlockingIOError("too many messages are not confirmed yet: flush first")
         return Sent(self, prepared)
 
@@ -552,7 +540,7 @@ class Connection:
         Raises: the first error of these messages; TimeoutError
         """
         driver = self._driver
-        await driver.run_flow(await_confirmed(driver.client, self._nowait_batch, driver.loop.time() + timeout))
+        await driver.run_flow(send_flows.await_confirmed(driver.client, self._nowait_batch, driver.loop.time() + timeout))
 
     async def request(
         self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]
@@ -700,7 +688,7 @@ class Connection:
         Raises: the first error of messages sent with `send_nowait` that was not raised yet; TimeoutError
         """
         await self._close(timeout)
-        check_confirmed(self._nowait_batch)
+        send_flows.check_confirmed(self._nowait_batch)
 
     async def _close(self, timeout: float) -> None:
         if sys.is_finalizing():
