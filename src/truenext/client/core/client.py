@@ -124,12 +124,8 @@ class Client:
         self.options = options
         self.name = name
         self.context = context
-        self.clock, self.flush, self.flush_soon, self.delayed_calls = (
-            context.clock,
-            context.flush,
-            context.flush_soon,
-            context.delayed_calls,
-        )
+        self.clock, self.delayed_calls = context.clock, context.delayed_calls
+        self.flush, self.flush_soon = context.flush, context.flush_soon
         self.connect_backoff = ConnectBackoff(options.addresses, context.random)
         self.send_buffer = SendBuffer(
             name, context.delayed_calls, context.clock, pump_soon=self.pump_soon, on_no_space=self._on_no_space
@@ -383,10 +379,8 @@ class Client:
         now = self.clock()
         downtime_s, self.connection_state_since = now - self.connection_state_since, now
         self._takeover_secret = frame.headers.get("truenext-secret", "")
-        is_other_store, self._last_store_id = (
-            bool(self._last_store_id) and self._last_store_id != link.store_id,
-            link.store_id,
-        )
+        is_other_store = self._last_store_id not in ("", link.store_id)
+        self._last_store_id = link.store_id
         fields: dict[str, object] = {
             "url": self.connect_backoff.current_address.url,
             "session": link.session_id,
@@ -548,11 +542,22 @@ class Client:
         return subscription
 
     def end_durable_subscription(self, name: str, deadline: float | None) -> Flow[None]:
-        """End a durable subscription, and delete its messages."""
+        """End a durable subscription, and delete its messages.
+
+        Raises: Refused, ConnectionLost, TimeoutError
+        """
         frames.check_headers({"id": name})
-        yield from self._send_confirmed(
-            "UNSUBSCRIBE", {"id": name, "activemq.subscriptionName": name, "durable": "true"}, deadline
-        )
+        self.check_open()
+        link = yield from self.wait_until_up(deadline, "send UNSUBSCRIBE")
+        headers = {"id": name, "activemq.subscriptionName": name, "durable": "true", "receipt": link.next_receipt_id}
+        waiter = AnswerWaiter()
+        link.write_tracked(frames.encode_frame("UNSUBSCRIBE", headers), waiter)
+        self.flush_soon()
+        in_time = yield Wait(waiter.answered, deadline)
+        if not in_time:
+            raise TimeoutError("the broker has not confirmed UNSUBSCRIBE in time")
+        if waiter.error is not None:
+            raise waiter.error
 
     def wait_until_up(self, deadline: float | None, purpose: str) -> Flow[Link]:
         """Wait for a connection. Raises: TimeoutError; the error that ended the connection for good"""
@@ -617,22 +622,6 @@ class Client:
         waiters, self._drain_waiters = self._drain_waiters, []
         for signal in waiters:
             signal.set()
-
-    def _send_confirmed(self, command: str, headers: dict[str, str], deadline: float | None) -> Flow[None]:
-        """Send a frame, and wait for its receipt.
-
-        Raises: Refused, ConnectionLost, TimeoutError
-        """
-        self.check_open()
-        link = yield from self.wait_until_up(deadline, f"send {command}")
-        waiter = AnswerWaiter()
-        link.write_tracked(frames.encode_frame(command, headers | {"receipt": link.next_receipt_id}), waiter)
-        self.flush_soon()
-        in_time = yield Wait(waiter.answered, deadline)
-        if not in_time:
-            raise TimeoutError(f"the broker has not confirmed {command} in time")
-        if waiter.error is not None:
-            raise waiter.error
 
     # ---- The end ----
 

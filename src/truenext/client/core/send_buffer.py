@@ -169,7 +169,8 @@ class SendBuffer:
         """Refusal for lack of space, until the broker confirms a repeated send."""
         self._is_backing_off = False
         """Sends that were refused for lack of space wait before they are repeated."""
-        self._message_count = 0
+        self.unconfirmed_count = 0
+        """Number of sends that are not confirmed."""
         self._byte_count = 0
         self._capacity_waiters: list[Signal] = []
         """Signals of senders that wait for space in this buffer."""
@@ -185,8 +186,8 @@ class SendBuffer:
 
     @property
     def has_capacity(self) -> bool:
-        return self._message_count < UNCONFIRMED_MESSAGES_MAX and (
-            self._byte_count < UNCONFIRMED_BYTES_MAX or not self._message_count
+        return self.unconfirmed_count < UNCONFIRMED_MESSAGES_MAX and (
+            self._byte_count < UNCONFIRMED_BYTES_MAX or not self.unconfirmed_count
         )
 
     def capacity_signal(self) -> Signal:
@@ -203,7 +204,7 @@ class SendBuffer:
 
     def add(self, send: PendingSend) -> None:
         send.send_buffer = self
-        self._message_count += 1
+        self.unconfirmed_count += 1
         self._byte_count += send.size
         self._bytes_since_write += send.size
         self._to_write.append(send)
@@ -218,7 +219,8 @@ class SendBuffer:
 
         Returns why the broker has not accepted it; None if it may have.
         """
-        reason = self._not_accepted_reason(send)
+        # A send that waits although there is a connection was never written, or was refused.
+        reason = None if send.frame_number or send.is_done else self.no_space_error
         if not send.is_done:
             send.is_abandoned = True
             if not send.frame_number:
@@ -240,20 +242,10 @@ class SendBuffer:
                 reasons.append(self.abandon(send))
         return reasons[0] if reasons and all(reasons) else None
 
-    def _not_accepted_reason(self, send: PendingSend) -> Refused | None:
-        """Return why the broker has not accepted a send that waits for disk space; None if it may have accepted it."""
-        # A send that waits although there is a connection was never written, or was refused.
-        return None if send.frame_number or send.is_done else self.no_space_error
-
     @property
     def no_space_error(self) -> Refused | None:
         """Refusal for lack of space by the current broker, which has confirmed no repeated send since."""
         return None if self._link is None else self._no_space_error
-
-    @property
-    def unconfirmed_count(self) -> int:
-        """Number of sends that are not confirmed."""
-        return self._message_count
 
     # ---- Writing ----
 
@@ -288,18 +280,16 @@ class SendBuffer:
             if send.is_done:
                 # The send was abandoned.
                 continue
-            if not self.uses_producer_numbers and (send.producer_lines or send.expires_at is not None):
-                self._complete(
-                    send, _unsupported_error(link, "a ttl" if not send.producer_lines else "a producer of your own")
-                )
-                continue
-            ttl = ""
-            if send.expires_at is not None:
-                try:
+            try:
+                if send.producer_lines:
+                    link.require_truenext("a producer of your own")
+                ttl = ""
+                if send.expires_at is not None:
+                    link.require_truenext("a ttl")
                     ttl = ttl_line(send.expires_at - self._clock())
-                except TimeoutError as error:
-                    self._complete(send, error)
-                    continue
+            except (LocalProtocolError, TimeoutError) as error:
+                self._complete(send, error)
+                continue
             self._bytes_since_receipt += send.size
             receipt = ""
             send.requests_receipt = not waiting or self._bytes_since_receipt >= RECEIPT_INTERVAL_BYTES
@@ -405,8 +395,7 @@ class SendBuffer:
                 self._complete(send, error)
         self._interrupted.clear()
         self._to_write.clear()
-        for signal in self._capacity_waiters:
-            signal.set()
+        _set_all(self._capacity_waiters)
 
     def fail_interrupted(self, error: Exception) -> None:
         """Fail sends that were in flight when the connection was lost: the new broker is another one."""
@@ -416,17 +405,13 @@ class SendBuffer:
         self._interrupted.clear()
 
     def _complete(self, send: PendingSend, error: Exception | None) -> None:
-        self._message_count -= 1
+        self.unconfirmed_count -= 1
         self._byte_count -= send.size
         send.complete(error)
-        if not self._message_count and self._empty_waiters:
-            waiters, self._empty_waiters = self._empty_waiters, []
-            for signal in waiters:
-                signal.set()
+        if not self.unconfirmed_count and self._empty_waiters:
+            _set_all(self._empty_waiters)
         if self._capacity_waiters and self.has_capacity:
-            capacity_waiters, self._capacity_waiters = self._capacity_waiters, []
-            for signal in capacity_waiters:
-                signal.set()
+            _set_all(self._capacity_waiters)
 
 
 class _ReceiptRequestHandler(AnswerHandler):
@@ -442,12 +427,11 @@ class _ReceiptRequestHandler(AnswerHandler):
         self._send_buffer.on_receipt_refused(self._link)
 
 
-def _unsupported_error(link: Link, feature: str) -> LocalProtocolError | None:
-    try:
-        link.require_truenext(feature)
-    except LocalProtocolError as error:
-        return error
-    return None
+def _set_all(signals: list[Signal]) -> None:
+    waiting = signals[:]
+    signals.clear()
+    for signal in waiting:
+        signal.set()
 
 
 _MAY_HAVE_ARRIVED = "the connection was lost before the message was confirmed; it may have arrived"

@@ -166,11 +166,9 @@ class SessionTransactions:
     def undecided_transaction(self) -> TransactionState | None:
         """Transaction whose COMMIT was sent, and whose outcome is not known; None if there is none."""
         transaction = self.transaction
-        return (
-            transaction
-            if transaction is not None and transaction.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT)
-            else None
-        )
+        if transaction is not None and transaction.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
+            return transaction
+        return None
 
     # ---- Contents ----
 
