@@ -30,6 +30,7 @@ from truenext.store.checkpoint_format import (
     MessageTableNames,
     decode_position,
     decode_recovered,
+    initial_meta,
 )
 from truenext.store.checksummed import DamagedValue, remove_checksum
 from truenext.store.lmdb_file import TREE_BYTES, LmdbEntry, LmdbTree, RawLmdbReader, is_uninitialized, read_metas
@@ -45,13 +46,7 @@ UNREACHED_TIMERS_MAX = 1_000_000
 CHECKPOINT = f"lmdb/{DATA_FILE}"
 
 _VALUE_DATABASES = (b"meta", b"queues", b"producers", b"counts", b"transient counts")
-_META_DEFAULTS = {
-    b"identity": b"",
-    b"clean stop": UNCLEAN,
-    b"sequence limit": NUMBER.pack(1),
-    b"redelivered below": NUMBER.pack(0),
-    b"paused": b"",
-}
+_META_DEFAULTS = initial_meta(b"", b"", 0) | {b"clean stop": UNCLEAN}
 """Values used for keys that are missing in meta."""
 
 
