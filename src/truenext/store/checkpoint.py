@@ -383,4 +383,3 @@ def _open(path: Path, map_size: int, *, subdir: bool = True, lock: bool = True) 
         metasync=True,
         lib_version=_LMDB_MAJOR,
     )
-

@@ -55,18 +55,18 @@ def export(
         raise StoreError(f"{new} is not empty: name a folder that does not exist yet")
     if data.resolve() in (new.resolve(), *new.resolve().parents):
         raise StoreError(f"{new} is inside of {data}, which is not changed: name a folder elsewhere")
-    with open_salvage(data, on_damage, on_progress, last_history_chunk) as salvage:
-        with translated_errors(f"write to the store in {new}", new):
-            folder.make(new)
-            lock = folder.lock(new)
-            try:
-                return _export(salvage, new)
-            except BaseException:
-                shutil.rmtree(new / UNFINISHED, ignore_errors=True)
-                (new / "lock").unlink()
-                raise
-            finally:
-                os.close(lock)
+    salvaging = open_salvage(data, on_damage, on_progress, last_history_chunk)
+    with salvaging as salvage, translated_errors(f"write to the store in {new}", new):
+        folder.make(new)
+        lock = folder.lock(new)
+        try:
+            return _export(salvage, new)
+        except BaseException:
+            shutil.rmtree(new / UNFINISHED, ignore_errors=True)
+            (new / "lock").unlink()
+            raise
+        finally:
+            os.close(lock)
 
 
 def _export(salvage: Salvage, new: Path) -> SalvageSummary:

@@ -80,7 +80,8 @@ def connect_options(
     heartbeat_thread: bool = False,
     **credentials: str | None,
 ) -> ConnectOptions:
-    """Check the arguments of `connect`, of which `credentials` are those of `Credentials`; without a URL use the STOMP port of this machine.
+    """Check the arguments of `connect`; `credentials` are the fields of `Credentials`. Without a URL use the STOMP port
+    of this machine.
 
     Raises: ConfigurationError for an invalid URL; ValueError, TypeError
     """

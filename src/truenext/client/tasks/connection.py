@@ -540,7 +540,9 @@ class Connection:
         Raises: the first error of these messages; TimeoutError
         """
         driver = self._driver
-        await driver.run_flow(send_flows.await_confirmed(driver.client, self._nowait_batch, driver.loop.time() + timeout))
+        await driver.run_flow(
+            send_flows.await_confirmed(driver.client, self._nowait_batch, driver.loop.time() + timeout)
+        )
 
     async def request(
         self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]

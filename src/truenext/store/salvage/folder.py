@@ -176,9 +176,7 @@ class Salvage:
             yield self._checked(SalvagedMessage(key, record, span.is_transient, mark, file, causes))
         limit = self.recovered.sequence_limit
         if self.highest_sequence >= limit:
-            self.damage_report.add_damage(
-                CHECKPOINT, f"message {self.highest_sequence} is not below the limit {limit}"
-            )
+            self.damage_report.add_damage(CHECKPOINT, f"message {self.highest_sequence} is not below the limit {limit}")
 
     def _checkpointed(self, entries: Iterable[CheckpointEntry]) -> Iterator[SalvagedMessage]:
         """Yield messages of the checkpoint, except those that the journal has or has removed."""
