@@ -34,9 +34,6 @@ class ConsumeCall:
 
     # ---- Workers ----
 
-    def make_worker(self) -> HandlerWorker:
-        return HandlerWorker(self)
-
     def make_session(self) -> SessionCore:
         """Make a session for a worker."""
         return SessionCore(self.client, self._mode, self._buffer)

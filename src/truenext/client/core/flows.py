@@ -295,12 +295,12 @@ def encode_send_in_transaction(destination: str, options: SendOptions) -> Encode
 # ---- Sends and requests ----
 
 
-def wait_until_send_confirmed(client: Client, send: PendingSend, deadline: float | None) -> Flow[None]:
+def wait_until_send_confirmed(send: PendingSend) -> Flow[None]:
     """Wait until a send is confirmed. Raises: the error of the send"""
     if not send.is_done:
         if send.completed is None:
             send.completed = Signal()
-        yield Wait(send.completed, deadline)
+        yield Wait(send.completed)
     if send.error is not None:
         batch = send.batch
         if batch is not None and batch.error is send.error:

@@ -443,7 +443,7 @@ class Sent:
         Raises: as `Connection.send`
         """
         driver = self._connection._driver
-        return driver.run_flow(flows.wait_until_send_confirmed(driver.client, self._send, None)).__await__()
+        return driver.run_flow(flows.wait_until_send_confirmed(self._send)).__await__()
 
 
 class Connection:

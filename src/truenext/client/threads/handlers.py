@@ -42,7 +42,7 @@ class Handlers:
         try:
             driver.run_flow(call.subscribe(options))
             for number in range(concurrency):
-                worker = driver.run_step(call.make_worker)
+                worker = driver.run_step(HandlerWorker, call)
                 name = f"truenext handler {number}"
                 # A running handler does not keep the program from ending.
                 Thread(target=self._run_worker, args=(worker, handler, make_session), name=name, daemon=True).start()
