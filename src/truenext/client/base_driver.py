@@ -72,8 +72,8 @@ class BaseDriver(ABC):
     def flush(self) -> bool:
         """Write pending bytes; return whether the socket has accepted all of them."""
         self._is_flush_due = False
-        sock = self._sock
-        if sock is None or self._unwritten is not None:
+        sock, unwritten = self._sock, self._unwritten
+        if sock is None or unwritten is not None:
             return False
         out = self.client.data_to_send()
         if not out:

@@ -19,7 +19,6 @@ import sys
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self, Unpack, cast
 
 from truenext.client.core import flows, send_flows
@@ -161,9 +160,7 @@ class Processing:
     async def __aenter__(self) -> Message:
         return self._message
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         source = self._message._session
         if os.getpid() == source.driver.process_id:
             await source.driver.exit_block(flows.end_message_block(source.core, self._message, error), error)
@@ -177,9 +174,7 @@ class _Block:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         driver = self._driver
         if os.getpid() == driver.process_id:
             await driver.exit_block(self._end(error, asyncio.current_task(driver.loop)), error)
@@ -714,9 +709,7 @@ class Connection:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if os.getpid() != self._driver.process_id:
             return
         if error is None:

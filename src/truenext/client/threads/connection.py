@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from threading import current_thread
-from types import TracebackType
 from typing import Self, Unpack, cast
 
 from truenext.client.core import flows, send_flows
@@ -148,9 +147,7 @@ class Processing:
     def __enter__(self) -> Message:
         return self._message
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         source = self._message._session
         if os.getpid() == source.driver.process_id:
             source.driver.exit_block(flows.end_message_block(source.core, self._message, error), error)
@@ -164,9 +161,7 @@ class _Block:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         driver = self._driver
         if os.getpid() == driver.process_id:
             driver.exit_block(self._end(error, current_thread()), error)
@@ -682,9 +677,7 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if os.getpid() != self._driver.process_id:
             return
         if error is None:

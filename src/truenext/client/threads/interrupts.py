@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from collections.abc import Callable
     from threading import Lock
-    from types import FrameType, TracebackType
+    from types import FrameType
 
     Handler = Callable[[int, FrameType | None], object]
 
@@ -55,9 +55,7 @@ class SignalSafeLock:
             raise
         self._lock.acquire()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._lock.release()
         try:
             self._restore_handlers()
