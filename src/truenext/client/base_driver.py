@@ -50,8 +50,8 @@ class BaseDriver(ABC):
         self._unwritten: memoryview | None = None
         """Bytes that the socket has not accepted yet."""
         self._write_error: OSError | None = None
-        self._write_lock = threading.Lock()
-        """Lock for writing to the socket and changing `_unwritten`."""
+        self._write_lock = threading.Lock() if options.heartbeat_thread else None
+        """Lock for writing to the socket and changing `_unwritten`, if another thread sends heart-beats."""
         self._is_flush_due = False
         """`flush` is to be called after the step."""
 
@@ -79,7 +79,10 @@ class BaseDriver(ABC):
         if not out:
             return True
         data = out[0] if len(out) == 1 else b"".join(out)
-        with self._write_lock:
+        lock = self._write_lock
+        if lock is not None:
+            lock.acquire()
+        try:
             if self._unwritten is not None:
                 # A heart-beat that another thread has begun meanwhile.
                 data = b"".join([self._unwritten, data])
@@ -96,6 +99,9 @@ class BaseDriver(ABC):
                     return True
             if self._write_error is None:
                 self._unwritten = memoryview(data)[written:]
+        finally:
+            if lock is not None:
+                lock.release()
         self._on_not_written(sock)
         return False
 

@@ -257,7 +257,7 @@ class Driver(BaseDriver):
 
     def _close_socket(self) -> None:
         # In a forked child the lock may be held by a thread that does not exist there.
-        with contextlib.nullcontext() if self._is_forked else self._write_lock:
+        with contextlib.nullcontext() if self._is_forked else self._locked():
             sock, self._sock = self._sock, None
         if sock is None:
             return
@@ -330,6 +330,9 @@ class Driver(BaseDriver):
         super()._on_socket_lost(error)
         self._after_step()
 
+    def _locked(self) -> contextlib.AbstractContextManager[object]:
+        return self._write_lock or contextlib.nullcontext()
+
     def _on_not_written(self, sock: socket.socket | TlsSocket) -> None:
         if self._write_error is not None:
             self.loop.call_soon(self._on_write_error, sock)
@@ -339,7 +342,7 @@ class Driver(BaseDriver):
     def send_heart_beat_if_idle(self, last_written_at: float) -> float:
         """Write, from another thread, pending bytes or a heart-beat if nothing was written since `last_written_at`.
         Returns the argument for the next call."""
-        with self._write_lock:
+        with self._locked():
             link, sock = self._link, self._sock
             if link is None or sock is None or not (link.is_up and link.heartbeat_interval_s):
                 return last_written_at
@@ -371,7 +374,7 @@ class Driver(BaseDriver):
             return
         sock = self._sock
         assert sock is not None, "it is waited for"
-        with self._write_lock:
+        with self._locked():
             if self._unwritten is not None:
                 self._send(sock, self._unwritten)
         if self._write_error is not None:
