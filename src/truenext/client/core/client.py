@@ -685,14 +685,11 @@ class Client:
         return waiter.answered
 
 
-class AnswerWaiter(AnswerHandler):
+class AnswerWaiter(AnswerHandler, msgspec.Struct, eq=False):
     """Answer handler of a frame whose sender waits for the answer."""
 
-    __slots__ = ("answered", "error")
-
-    def __init__(self) -> None:
-        self.answered = Signal()
-        self.error: TruenextError | None = None
+    answered: Signal = msgspec.field(default_factory=Signal)
+    error: TruenextError | None = None
 
     def on_confirmed(self, frame: Frame) -> None:
         self.answered.set()

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from truenext.client.core import frames
 from truenext.client.core.waiting import Signal
 from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError
@@ -53,14 +55,11 @@ class AnswerHandler:
         """Handle the loss of the connection before an answer: the effect of this frame is not known."""
 
 
-class SignalingAnswerHandler(AnswerHandler):
+class SignalingAnswerHandler(AnswerHandler, msgspec.Struct, eq=False):
     """Answer handler that passes each answer on to another handler, and then sets a signal."""
 
-    __slots__ = ("_handler", "answered")
-
-    def __init__(self, handler: AnswerHandler) -> None:
-        self._handler = handler
-        self.answered = Signal()
+    _handler: AnswerHandler
+    answered: Signal = msgspec.field(default_factory=Signal)
 
     def on_confirmed(self, frame: Frame) -> None:
         self._handler.on_confirmed(frame)

@@ -54,12 +54,9 @@ def encode_control_request(verb: str, arguments: object) -> tuple[bytes, bytes]:
     return frames.encode_head("SEND", headers), b"" if arguments is None else msgspec.json.encode(arguments)
 
 
-class _PendingRequest(AnswerHandler):
-    __slots__ = ("on_failure", "on_reply")
-
-    def __init__(self, on_reply: Callable[[Frame], None], on_failure: Callable[[Exception], None]) -> None:
-        self.on_reply = on_reply
-        self.on_failure = on_failure
+class _PendingRequest(AnswerHandler, msgspec.Struct, eq=False):
+    on_reply: Callable[[Frame], None]
+    on_failure: Callable[[Exception], None]
 
     def on_refused(self, error: Refused) -> None:
         self.on_failure(error)

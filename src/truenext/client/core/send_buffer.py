@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from truenext.client.core.link import AnswerHandler, Link
 from truenext.client.core.send_options import ttl_line
 from truenext.client.core.transaction_state import ProducerNumbers
@@ -36,47 +38,33 @@ HEAD_BYTES_ESTIMATE = 200
 """Bytes that are counted for the head of a message."""
 
 
-class PendingSend(AnswerHandler):
+class PendingSend(AnswerHandler, msgspec.Struct, eq=False):
     """Message sent outside a transaction, from the call until its outcome is known."""
 
-    __slots__ = (
-        *(
-            "batch",
-            "body",
-            "error",
-            "expires_at",
-            "frame_number",
-            "head",
-            "is_abandoned",
-            "is_done",
-            "producer_number",
-            "send_buffer",
-        ),
-        *("requests_receipt", "producer_lines", "completed", "size"),
-    )
+    head: bytes
+    """Frame from its command on, without the headers for number, receipt and time to live."""
+    body: bytes
+    expires_at: float | None
+    """Time at which the message expires, by the core's clock; None is never."""
+    producer_lines: str = ""
+    """Header lines of the caller's own producer."""
+    size: int = 0
+    producer_number: int = 0
+    frame_number: int = 0
+    """Number of the SEND on its link; 0 while the send waits to be written."""
+    requests_receipt: bool = False
+    """The frame requests a receipt, which confirms all frames before it, too."""
+    is_done: bool = False
+    error: Exception | None = None
+    is_abandoned: bool = False
+    """The caller was told that the send was not confirmed in time: it is not repeated."""
+    completed: Signal | None = None
+    """Set when the send is done; made only if a caller waits."""
+    send_buffer: SendBuffer | None = None
+    batch: SendBatch | None = None
 
-    def __init__(self, head: bytes, body: bytes, expires_at: float | None, producer_lines: str = "") -> None:
-        """`head` is the frame from its command on, without the headers for number, receipt and time to live;
-        `producer_lines` are the header lines of the caller's own producer."""
-        self.head = head
-        self.producer_lines = producer_lines
-        self.body = body
-        self.size = len(body) + HEAD_BYTES_ESTIMATE
-        self.expires_at = expires_at
-        """Time at which the message expires, by the core's clock; None is never."""
-        self.producer_number = 0
-        self.frame_number = 0
-        """Number of the SEND on its link; 0 while the send waits to be written."""
-        self.requests_receipt = False
-        """The frame requests a receipt, which confirms all frames before it, too."""
-        self.is_done = False
-        self.error: Exception | None = None
-        self.is_abandoned = False
-        """The caller was told that the send was not confirmed in time: it is not repeated."""
-        self.completed: Signal | None = None
-        """Set when the send is done; made only if a caller waits."""
-        self.send_buffer: SendBuffer | None = None
-        self.batch: SendBatch | None = None
+    def __post_init__(self) -> None:
+        self.size = len(self.body) + HEAD_BYTES_ESTIMATE
 
     def complete(self, error: Exception | None) -> None:
         self.is_done = True
@@ -99,18 +87,15 @@ class PendingSend(AnswerHandler):
         self.send_buffer.on_send_lost(self)
 
 
-class SendBatch:
+class SendBatch(msgspec.Struct, eq=False):
     """Sends of one `send_many`, or by `send_nowait`, whose caller waits until all are settled."""
 
-    __slots__ = ("confirmed_count", "error", "unsettled_count", "waiters")
-
-    def __init__(self) -> None:
-        self.unsettled_count = 0
-        self.confirmed_count = 0
-        """Number of confirmed sends: the first of the batch, unless one of those was refused."""
-        self.error: Exception | None = None
-        """First error of a send that was not raised to a caller."""
-        self.waiters: list[BatchWaiter] = []
+    unsettled_count: int = 0
+    confirmed_count: int = 0
+    """Number of confirmed sends: the first of the batch, unless one of those was refused."""
+    error: Exception | None = None
+    """First error of a send that was not raised to a caller."""
+    waiters: list[BatchWaiter] = []
 
     def add(self, send: PendingSend) -> None:
         send.batch = self
@@ -130,14 +115,11 @@ class SendBatch:
             self.error = None
 
 
-class BatchWaiter:
+class BatchWaiter(msgspec.Struct, eq=False):
     """Signal and first error for a caller that waits until all sends of a batch are settled."""
 
-    __slots__ = ("completed", "error")
-
-    def __init__(self) -> None:
-        self.completed = Signal()
-        self.error: Exception | None = None
+    completed: Signal = msgspec.field(default_factory=Signal)
+    error: Exception | None = None
 
 
 class SendBuffer:
@@ -414,14 +396,11 @@ class SendBuffer:
             _set_all(self._capacity_waiters)
 
 
-class _ReceiptRequestHandler(AnswerHandler):
+class _ReceiptRequestHandler(AnswerHandler, msgspec.Struct, eq=False):
     """Answer handler of a request for a receipt of all sends written so far."""
 
-    __slots__ = ("_link", "_send_buffer")
-
-    def __init__(self, send_buffer: SendBuffer, link: Link) -> None:
-        self._send_buffer = send_buffer
-        self._link = link
+    _send_buffer: SendBuffer
+    _link: Link
 
     def on_refused(self, error: Refused) -> None:
         self._send_buffer.on_receipt_refused(self._link)

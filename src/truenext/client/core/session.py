@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
+import msgspec
+
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, ReceivedMessageState, Subscription, key_of
 from truenext.client.core.client import Client
 from truenext.client.core.disposition import ACKED, FAILED, CountedAttempts, Disposition, counted_attempts_for
@@ -40,40 +42,25 @@ class SessionMode(Enum):
     AT_COMMIT = "at commit"
 
 
-TRANSACTED_MODES = frozenset({SessionMode.TRANSACTED, SessionMode.AT_COMMIT})
+class SessionCore(msgspec.Struct, eq=False):
+    # A struct, because `consume` makes a session for each message that it handles in a transaction.
+    client: Client
+    mode: SessionMode
+    buffer: ReceiveBuffer
+    is_closed: bool = False
+    is_expired: bool = False
+    """The handler that the session was made for has returned: later calls are refused."""
+    _has_ended: bool = False
+    transactions: SessionTransactions | None = None
+    _awaiting_auto_ack: dict[object, list[ReceivedMessage]] = {}
+    """Messages that each task or thread received last in auto mode, and that are not acknowledged."""
+    _pending_by_owner: dict[object, ReceivedMessage] = {}
+    """Message that `try_receive` took for a task or thread, until the frames for the broker are written."""
 
-
-class SessionCore:
-    # `consume` makes a session for each message that it handles in a transaction.
-    __slots__ = (
-        "_awaiting_auto_ack",
-        "_has_ended",
-        "_pending_by_owner",
-        "buffer",
-        "client",
-        "is_closed",
-        "is_expired",
-        "mode",
-        "transactions",
-    )
-
-    def __init__(self, client: Client, mode: SessionMode, buffer: ReceiveBuffer) -> None:
-        self.client = client
-        self.mode = mode
-        self.buffer = buffer
-        self.is_closed = False
-        self.is_expired = False
-        """The handler that the session was made for has returned: later calls are refused."""
-        self._has_ended = False
-        self.transactions: SessionTransactions | None = None
-        if mode in TRANSACTED_MODES:
-            self.transactions = SessionTransactions(
-                client, buffer, acknowledges_at_commit=mode is SessionMode.AT_COMMIT
-            )
-        self._awaiting_auto_ack: dict[object, list[ReceivedMessage]] = {}
-        """Messages that each task or thread received last in auto mode, and that are not acknowledged."""
-        self._pending_by_owner: dict[object, ReceivedMessage] = {}
-        """Message that `try_receive` took for a task or thread, until the frames for the broker are written."""
+    def __post_init__(self) -> None:
+        at_commit = self.mode is SessionMode.AT_COMMIT
+        if at_commit or self.mode is SessionMode.TRANSACTED:
+            self.transactions = SessionTransactions(self.client, self.buffer, acknowledges_at_commit=at_commit)
 
     @property
     def transaction(self) -> TransactionState | None:

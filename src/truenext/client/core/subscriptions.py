@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import TypedDict
 
+import msgspec
+
 from truenext.client.core import frames
 from truenext.client.core.buffer import (
     ReceiveBuffer,
@@ -443,15 +445,12 @@ class Subscriptions:
                 self.send_subscribe(subscription)
 
 
-class PendingSettlement(AnswerHandler):
+class PendingSettlement(AnswerHandler, msgspec.Struct, eq=False):
     """Answer handler of an ACK or NACK, which keeps the disposition if the connection is lost."""
 
-    __slots__ = ("_disposition", "_received", "_subscriptions")
-
-    def __init__(self, subscriptions: Subscriptions, received: ReceivedMessage, disposition: Disposition) -> None:
-        self._subscriptions = subscriptions
-        self._received = received
-        self._disposition = disposition
+    _subscriptions: Subscriptions
+    _received: ReceivedMessage
+    _disposition: Disposition
 
     def on_refused(self, error: Refused) -> None:
         raise ConnectionLost(f"the broker refused an acknowledgement: {error}") from error
@@ -462,12 +461,9 @@ class PendingSettlement(AnswerHandler):
             self._subscriptions.remember_disposition(self._received, self._disposition)
 
 
-class _PendingSubscribe(AnswerHandler):
-    __slots__ = ("_subscription", "_subscriptions")
-
-    def __init__(self, subscriptions: Subscriptions, subscription: Subscription) -> None:
-        self._subscriptions = subscriptions
-        self._subscription = subscription
+class _PendingSubscribe(AnswerHandler, msgspec.Struct, eq=False):
+    _subscriptions: Subscriptions
+    _subscription: Subscription
 
     def on_confirmed(self, frame: Frame) -> None:
         self._subscription.is_open = True

@@ -189,9 +189,7 @@ class SessionTransactions:
 
     def _acknowledge(self, received: ReceivedMessage, transaction: TransactionState, link: Link) -> None:
         transaction.has_settled_messages = True
-        link.write_tracked(
-            frames.encode_ack_in_transaction(transaction.name, received.ack_id), transaction.answer_handler
-        )
+        link.write_tracked(frames.encode_ack_in_transaction(transaction.name, received.ack_id), transaction)
 
     def _nack(self, messages: Iterable[ReceivedMessage], transaction: TransactionState, link: Link) -> None:
         """Nack failed messages within the transaction."""
@@ -200,7 +198,7 @@ class SessionTransactions:
             transaction.has_settled_messages = True
             link.write_tracked(
                 frames.encode_frame("NACK", {"id": received.ack_id, "transaction": transaction.name}),
-                transaction.answer_handler,
+                transaction,
             )
 
     def send(self, link: Link, head: bytes, body: bytes, ttl_s: float | None, called_at: float, owner: object) -> None:
@@ -214,9 +212,7 @@ class SessionTransactions:
         if not transaction.is_durable:
             transaction.is_durable = _PERSISTENT_LINE in head and head.startswith(_QUEUE_SEND_PREFIX)
         lines = f"{ttl}transaction:{transaction.name}\ncontent-length:{len(body)}\n\n".encode()
-        transaction.last_send_frame = link.write_tracked(
-            b"".join((head, lines, body, b"\0")), transaction.answer_handler
-        )
+        transaction.last_send_frame = link.write_tracked(b"".join((head, lines, body, b"\0")), transaction)
 
     def flush(self, deadline: float | None) -> Flow[None]:
         """Wait until the broker has processed all sends of the transaction.
