@@ -63,7 +63,9 @@ class Faults:
     def check_all_reached(self) -> None:
         """Raises: NeverReached if a required fault was not reached"""
         missed = [
-            f"{each.call_text}, ordered at {each.location}" for each in self.ordered_faults if not _is_satisfied(each)
+            f"{each.call_text}, ordered at {each.location}"
+            for each in self.ordered_faults
+            if each.is_required and not each.was_reached
         ]
         if missed:
             raise NeverReached(
@@ -79,7 +81,3 @@ def caller_location() -> str:
     while f"{frame.f_globals.get('__name__')}.".startswith(f"{_PACKAGE}.") and frame.f_back is not None:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _is_satisfied(fault: OrderedFault) -> bool:
-    return fault.was_reached or not fault.is_required

@@ -106,8 +106,6 @@ class HandlerWorker:
     has left running can add nothing to the transaction of another message, and cannot commit it.
     """
 
-    __slots__ = ("_consume_call", "session")
-
     def __init__(self, call: ConsumeCall) -> None:
         self._consume_call = call
         self.session = call.make_session()

@@ -352,16 +352,23 @@ class Subscriptions:
             self._send_settlement(link, received, disposition, started)
             return
         self.forget_orphaned(received)
-        redelivery = received.redelivery
-        if redelivery is not None and self.is_current(redelivery) and redelivery.state is ReceivedMessageState.HELD:
-            redelivery.state = ReceivedMessageState.SETTLED
-            redelivery.subscription.held_by_ack_id.pop(redelivery.ack_id, None)
+        redelivery = self._take_redelivery(received)
+        if redelivery is not None:
             assert link is not None, "it is current"
             self._send_settlement(link, redelivery, disposition)
         elif not received.subscription.is_closed:
             self.remember_disposition(received, disposition)
         if started is not None:
             self.report_started(started)
+
+    def _take_redelivery(self, received: ReceivedMessage) -> ReceivedMessage | None:
+        """Return the redelivery of a message, which is settled with it; None if it has none on this connection."""
+        redelivery = received.redelivery
+        if redelivery is None or redelivery.state is not ReceivedMessageState.HELD or not self.is_current(redelivery):
+            return None
+        redelivery.state = ReceivedMessageState.SETTLED
+        redelivery.subscription.held_by_ack_id.pop(redelivery.ack_id, None)
+        return redelivery
 
     def _send_settlement(
         self, link: Link, received: ReceivedMessage, disposition: Disposition, started: ReceivedMessage | None = None
@@ -413,10 +420,9 @@ class Subscriptions:
         for received in messages:
             received.state = ReceivedMessageState.SETTLED
             self.forget_orphaned(received)
-            redelivery, received.redelivery = received.redelivery, None
-            if redelivery is not None and self.is_current(redelivery) and redelivery.state is ReceivedMessageState.HELD:
-                redelivery.state = ReceivedMessageState.SETTLED
-                redelivery.subscription.held_by_ack_id.pop(redelivery.ack_id, None)
+            redelivery = self._take_redelivery(received)
+            received.redelivery = None
+            if redelivery is not None:
                 returning[redelivery.subscription] = None
         if returning:
             self.release(list(returning))
