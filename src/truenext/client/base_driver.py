@@ -31,7 +31,10 @@ class BaseDriver(ABC):
         report: Callable[[str, dict[str, object]], None],
         has_owner_ended: Callable[[object], bool],
     ) -> None:
-        """Raises: ConfigurationError if a file of the credentials cannot be used"""
+        """Check the files of the credentials, and make the client.
+
+        Raises: ConfigurationError if a file cannot be used
+        """
         current_password(options.credentials)
         check_files(options.credentials, options.addresses)
         self.process_id = os.getpid()
@@ -48,7 +51,6 @@ class BaseDriver(ABC):
         self._link: Link | None = None
         """Link that uses the socket."""
         self._unwritten: memoryview | None = None
-        """Bytes that the socket has not accepted yet."""
         self._write_error: OSError | None = None
         self._write_lock = threading.Lock() if options.heartbeat_thread else None
         """Lock for writing to the socket and changing `_unwritten`, if another thread sends heart-beats."""

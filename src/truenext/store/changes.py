@@ -32,7 +32,6 @@ _HEAD = struct.Struct("<IIIIII")
 _PUT = struct.Struct(f"<{MESSAGE_KEY_SIZE}sI")
 
 PUTS_OFFSET = _HEAD.size
-"""Offset of the first put."""
 
 PUT_HEADER_BYTES = _PUT.size
 """Bytes of a put before its record."""
@@ -76,7 +75,6 @@ class Changes(msgspec.Struct, gc=False):
     history: bytes = b""
 
     count: int = 0
-    """Number of changes in the batch."""
 
     def __post_init__(self) -> None:
         self.count = len(self.puts) + len(self.transient_puts) + len(self.removes) + len(self.transient_removes)

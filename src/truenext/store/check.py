@@ -38,7 +38,7 @@ class SalvageSummary(msgspec.Struct):
     """Bytes of the contents' records."""
     damage_count: int = 0
     notes_besides_damage: list[str] = []
-    """Notes on things that are not damage but may raise questions."""
+    """Notes on what an operator may wonder about, such as dropped transients that still take space."""
 
     def count(self, message: SalvagedMessage) -> None:
         if message.key.startswith(CONTENTS_LANE_KEY):

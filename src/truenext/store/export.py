@@ -100,7 +100,6 @@ class _CheckpointWriter:
         self._size = 0
         self.timers = 0
         self._references = ReferenceCounts()
-        """Counts the references that were written."""
         self._highest_keys = {False: b"", True: b""}
         """Highest key written of each kind. Higher keys were not written yet."""
 

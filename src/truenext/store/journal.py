@@ -69,7 +69,6 @@ class Journal:
         self._files: dict[int, int] = {}
         """Open file descriptor of each segment, oldest first."""
         self._sizes: dict[int, int] = {}
-        """Bytes of each segment's file."""
         self._end = 0
         """Offset of the next frame in the newest segment."""
         self._last_start = 0

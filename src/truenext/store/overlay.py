@@ -34,7 +34,6 @@ _PUT_BYTES = 20
 _CHUNK_BYTES = 1000
 """Memory for the first message of a lane in a segment."""
 _KEY_BYTES = 200
-"""Memory for a key in a dictionary."""
 _MARK_BYTES = 400
 _TIMER_BYTES = 200
 _NAME_BYTES = 400

@@ -20,7 +20,6 @@ class FaultyStore:
         self._faults = faults
         self._is_killed = False
         self._batch_delay_over: threading.Event | None = None
-        """Event of the batch that is being delayed."""
         self._timer: DelayedCall | None = None
         self.may_be_slow = False
         """False while the broker starts or stops: no batch is delayed then."""

@@ -42,13 +42,16 @@ class Faults:
     """Seconds of the broker's clock until a batch is durable."""
 
     def order_fault(self, call: str, required: bool, location: str = "") -> OrderedFault:
-        """Raises: ValueError if `required` is neither True nor False"""
+        """Add and return a fault that the test has ordered by `call`.
+
+        Raises: ValueError if `required` is neither True nor False
+        """
         fault = OrderedFault(call, location or caller_location(), checked_flag(required, "required"))
         self.ordered_faults.append(fault)
         return fault
 
     def order_commit_loss(self, when: CommitMoment, required: bool, location: str = "") -> None:
-        """Raises: ValueError if `when` or `required` is invalid"""
+        """Order that the next COMMIT loses its connection. Raises: ValueError if `when` or `required` is invalid"""
         if when not in get_args(CommitMoment):
             raise ValueError(f"a COMMIT is not lost {when!r}: {known_names_hint(when, get_args(CommitMoment))}")
         self.commit_losses.append((when, self.order_fault(f'lose_commit("{when}")', required, location)))
@@ -61,7 +64,7 @@ class Faults:
         return True
 
     def check_all_reached(self) -> None:
-        """Raises: NeverReached if a required fault was not reached"""
+        """Check that each required fault was reached. Raises: NeverReached"""
         missed = [
             f"{each.call_text}, ordered at {each.location}"
             for each in self.ordered_faults

@@ -148,7 +148,7 @@ class BrokerRun:
         self._broker.close()
 
     def check_not_failed(self) -> None:
-        """Raises: TruenextError if the broker has failed, which is a bug of truenext"""
+        """Check that the broker has not failed. Raises: TruenextError if it has, which is a bug of truenext"""
         if self._broker.failure.done():
             self._broker.failure.result()
 

@@ -27,7 +27,7 @@ class ReceivedMessageState(IntEnum):
 
 
 class ReceivedMessage(Content):
-    """Message as dispatched to this client once, with its state until it is settled."""
+    """One dispatch of a message to this client, with its state until it is settled."""
 
     __slots__ = (
         "ack_id",
@@ -52,7 +52,6 @@ class ReceivedMessage(Content):
         self.is_started = False
         """The broker was told that the program has the message."""
         self.transaction: object | None = None
-        """Transaction to which the message belongs."""
         self.redelivery: ReceivedMessage | None = None
         """Later dispatch of the same message, which arrived while the program still holds this one."""
         self.may_have_missed: bool = False
@@ -95,7 +94,6 @@ class Subscription:
     is_exhausted: bool = False
     """The broker had fewer messages than the last pull request asked for."""
     pull_id: str = ""
-    """Name of the last pull request."""
     is_suspended: bool = False
     """The broker was told to send nothing until the subscription is woken."""
     is_paused: bool = False

@@ -66,7 +66,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds until a broker must have accepted a connection, and again until CONNECTED."""
 
     def __post_init__(self) -> None:
-        """Raises: ValueError"""
+        """Check the client id. Raises: ValueError"""
         check_login_text("client_id", self.client_id)
 
 
@@ -146,7 +146,6 @@ class Client:
         self.is_closing = False
         """The program has closed the connection; new requests are refused."""
         self._is_disconnect_sent = False
-        """DISCONNECT was sent."""
         self.connection_state_since = context.clock()
         """Time at which the connection came up, or was lost."""
         self._failed_connect_count = 0
@@ -514,7 +513,7 @@ class Client:
         return self.is_closing or isinstance(self.error, ClosedError)
 
     def check_open(self) -> None:
-        """Raises: ClosedError; the error that ended the connection for good"""
+        """Check that the connection is not closed. Raises: ClosedError; the error that ended the connection for good"""
         if self.error is not None:
             raise copy_error(self.error)
         if self.is_closing:
@@ -523,7 +522,10 @@ class Client:
     def subscribe(
         self, options: SubscriptionOptions, buffer: ReceiveBuffer, deadline: float | None
     ) -> Flow[Subscription]:
-        """Raises: Refused, ClosedError, TimeoutError; TruenextError that ended the connection"""
+        """Subscribe, and wait until the broker has confirmed it.
+
+        Raises: Refused, ClosedError, TimeoutError; TruenextError that ended the connection
+        """
         self.check_open()
         subscription = self.subscriptions.add(options, buffer)
         try:
@@ -629,7 +631,7 @@ class Client:
     def close(self, deadline: float | None) -> Flow[None]:
         """Release held messages without an attempt, wait for confirmations, over reconnects too, and disconnect.
 
-        Raises: no error of the broker; sends that are not confirmed fail with TimeoutError or ClosedError
+        Sends that are not confirmed fail with TimeoutError or ClosedError. Errors of the broker are not raised.
         """
         self.is_closing = True
         error = ClosedError("the connection is closed")

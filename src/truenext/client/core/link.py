@@ -85,7 +85,6 @@ class Link:
         self.session_id = ""
         self.server_name = ""
         self.release_count = 0
-        """Number of release requests sent."""
         self.out_chunks: list[bytes] = []
         """Bytes that are still to be written."""
         self.frame_count = 0
@@ -103,7 +102,7 @@ class Link:
         self.started_at = self.read_at = self.written_at = now
 
     def require_truenext(self, feature: str) -> None:
-        """Raises: LocalProtocolError, which names `feature`, if the broker is not truenext"""
+        """Check that the broker is truenext. Raises: LocalProtocolError that names `feature`"""
         if not self.is_truenext:
             raise LocalProtocolError(
                 f"{feature} needs a truenext broker; this broker is {self.server_name or 'another one'}"
@@ -159,7 +158,6 @@ class Link:
 
     @property
     def next_receipt_id(self) -> str:
-        """Receipt id for the next frame."""
         return str(self.frame_count + 1)
 
     def write_heart_beat(self) -> None:

@@ -71,7 +71,6 @@ class PendingRequests:
 
     @property
     def is_empty(self) -> bool:
-        """No request is pending."""
         return not self._pending
 
     def send_control_request(

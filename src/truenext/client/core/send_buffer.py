@@ -152,15 +152,11 @@ class SendBuffer:
         self._is_backing_off = False
         """Sends that were refused for lack of space wait before they are repeated."""
         self.unconfirmed_count = 0
-        """Number of sends that are not confirmed."""
         self._byte_count = 0
         self._capacity_waiters: list[Signal] = []
-        """Signals of senders that wait for space in this buffer."""
         self._empty_waiters: list[Signal] = []
         self._bytes_since_receipt = 0
-        """Bytes written since a receipt was requested."""
         self._bytes_since_write = 0
-        """Bytes added since the last write."""
         self.uses_producer_numbers = True
         """The broker knows producers."""
 
@@ -397,8 +393,6 @@ class SendBuffer:
 
 
 class _ReceiptRequestHandler(AnswerHandler, msgspec.Struct, eq=False):
-    """Answer handler of a request for a receipt of all sends written so far."""
-
     _send_buffer: SendBuffer
     _link: Link
 

@@ -68,7 +68,7 @@ class SessionCore(msgspec.Struct, eq=False):
         return None if self.transactions is None else self.transactions.transaction
 
     def check_open(self) -> None:
-        """Raises: ClosedError, or the error that ended the connection"""
+        """Check that session and connection are open. Raises: ClosedError, or the error that ended the connection"""
         if self.is_closed:
             raise ClosedError(_EXPIRED_TEXT if self.is_expired else "the session is closed")
         self.client.check_open()
@@ -175,7 +175,10 @@ class SessionCore(msgspec.Struct, eq=False):
             yield from transactions.wait_until_ready()
 
     def _check_consumers(self, subscription: Subscription | None) -> None:
-        """Raises: ClosedError; LocalProtocolError if there is no consumer; the error that ended a consumer"""
+        """Check that there is a consumer to receive from.
+
+        Raises: ClosedError; LocalProtocolError if there is no consumer; the error that ended a consumer
+        """
         self.check_open()
         if not self.buffer.subscriptions and not self.buffer.is_closed:
             if subscription is not None:
@@ -499,7 +502,10 @@ class SessionCore(msgspec.Struct, eq=False):
     # ---- In a transaction ----
 
     def require_transactions(self) -> SessionTransactions:
-        """Raises: LocalProtocolError if the session is not transacted; ClosedError if its handler has returned"""
+        """Return the transactions of the session.
+
+        Raises: LocalProtocolError if the session is not transacted; ClosedError if its handler has returned
+        """
         if self.transactions is None:
             raise LocalProtocolError("the session is not transacted: connection.session(transacted=True)")
         if self.is_expired:

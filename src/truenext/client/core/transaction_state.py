@@ -108,7 +108,6 @@ class TransactionState(AnswerHandler, msgspec.Struct, eq=False):
     rollback_cause: Exception | None = None
     """Reason of a rollback that the transaction's own code did not request."""
     delivered_messages: list[ReceivedMessage] = []
-    """Messages that were delivered in the transaction."""
     is_durable: bool = False
     """The transaction has persistent content of a queue, so its number is on the broker's disk after the commit."""
     last_send_frame: int = 0

@@ -44,7 +44,6 @@ class SessionTransactions:
         self.transaction: TransactionState | None = None
         """Transaction that is open, or whose outcome is not known, or whose code has not ended."""
         self.last_ended: TransactionState | None = None
-        """Transaction that ended last."""
         self._block: ref[object] | None = None
         """Block of the program at whose end the transaction ends, as a weak reference; None outside of blocks."""
         self._client = client
@@ -64,13 +63,13 @@ class SessionTransactions:
         return transaction.outcome is Outcome.OPEN
 
     def check_not_rolled_back(self) -> None:
-        """Raises: RolledBack if the transaction was ended from elsewhere"""
+        """Check that the transaction was not ended from elsewhere. Raises: RolledBack"""
         transaction = self.transaction
         if transaction is not None and transaction.outcome is Outcome.ROLLBACK_ONLY:
             raise transaction.rolled_back_error()
 
     def wait_until_ready(self) -> Flow[None]:
-        """Raises: RolledBack; InDoubt of the previous transaction"""
+        """Wait until a transaction is open or may begin. Raises: RolledBack; InDoubt of the previous transaction"""
         transaction = self.transaction
         if transaction is not None and transaction.outcome not in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):
             # Another task commits, or a commit was cancelled or timed out: its outcome is needed first. A caller that
@@ -141,7 +140,10 @@ class SessionTransactions:
     # ---- Blocks ----
 
     def enter_block(self, block: object) -> None:
-        """Raises: LocalProtocolError if the session is in a block already, which would end the wrong transaction"""
+        """Note that the code of a block starts.
+
+        Raises: LocalProtocolError if the session is in a block already, which would end the wrong transaction
+        """
         if self._block is not None:
             if self._block() is not None:
                 raise LocalProtocolError(
@@ -192,7 +194,6 @@ class SessionTransactions:
         link.write_tracked(frames.encode_ack_in_transaction(transaction.name, received.ack_id), transaction)
 
     def _nack(self, messages: Iterable[ReceivedMessage], transaction: TransactionState, link: Link) -> None:
-        """Nack failed messages within the transaction."""
         for received in messages:
             self._begin(transaction, link)
             transaction.has_settled_messages = True
@@ -336,7 +337,10 @@ class SessionTransactions:
         self._check_resolved(transaction)
 
     def _check_resolved(self, transaction: TransactionState) -> None:
-        """Raises: InDoubt if the connection has ended for good before the outcome was known"""
+        """Check that the outcome of a commit is known.
+
+        Raises: InDoubt if the connection has ended for good before that
+        """
         if transaction.outcome is Outcome.IN_DOUBT:
             self._finish_when_resolved(transaction)
             raise _in_doubt_error(transaction, _OUTCOME_TIMEOUT_TEXT)
@@ -407,8 +411,10 @@ class SessionTransactions:
     # ---- Settling messages that are not acknowledged yet ----
 
     def check_may_settle(self, received: ReceivedMessage, disposition: Disposition) -> None:
-        """Raises: LocalProtocolError if the message cannot be settled in this way; RolledBack if another task has ended
-        the transaction"""
+        """Check that a message of a transaction may be settled in this way.
+
+        Raises: LocalProtocolError if not; RolledBack if another task has ended the transaction
+        """
         transaction = received.transaction
         assert isinstance(transaction, TransactionState), "a transaction has it"
         if disposition.is_acked or not self._acknowledges_at_commit:

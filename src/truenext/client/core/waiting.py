@@ -80,7 +80,6 @@ class DelayedCalls:
         return heap[0][0] if heap else None
 
     def run_due(self, now: float) -> None:
-        """Run the calls that are due."""
         while (due := self.next_due_at) is not None and due <= now:
             timer = heappop(self._heap)[2]
             action, timer.action = timer.action, None

@@ -364,7 +364,7 @@ class Session(_Block):
 
     async def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
         """Reply to a request, as `Connection.reply`, but with `send` of this session."""
-        await self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
+        await self.send(flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
     def transaction(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> Transaction:
         """Return a block for one transaction: `async with session.transaction():` commits at its end, and rolls back
@@ -449,7 +449,6 @@ class Connection:
         self._options = options
         self._driver = Driver(options, secrets.token_urlsafe(9), Message)
         self._nowait_batch = SendBatch()
-        """Messages sent with `send_nowait`."""
         self._handlers = Handlers(self._driver)
         self._browse_connections: set[Connection] = set()
 
@@ -557,7 +556,7 @@ class Connection:
 
         Raises: ValueError if the message has no `reply_to`; otherwise as `send`
         """
-        await self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
+        await self.send(flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
     async def control_request(
         self, verb: str, arguments: object = None, *, timeout: float = DEFAULT_TIMEOUT_S

@@ -90,7 +90,6 @@ class Driver(BaseDriver):
         self._timer_at = 0.0
         """Time at which the timer is due. uvloop does not report that of a timer that was due when it was made."""
         self._socket_closed: asyncio.Future[None] | None = None
-        """Done when the socket is closed."""
         self._connect_task: asyncio.Task[None] | None = None
         self._is_confirmation_checked = False
         _drivers.add(self)
@@ -116,7 +115,7 @@ class Driver(BaseDriver):
     # ---- Callers ----
 
     def check_caller(self) -> None:
-        """Raises: ClosedError in another process or loop than that of the connection"""
+        """Check that the caller is in the process and event loop of the connection. Raises: ClosedError"""
         # In spite of its underscore the name is one of those that asyncio exports.
         if asyncio._get_running_loop() is not self.loop:
             # A forked child has no running loop.

@@ -29,7 +29,7 @@ class Handlers:
         concurrency: int,
         make_session: Callable[[SessionCore], Any],
     ) -> None:
-        """Raises: as `Connection.consume`"""
+        """Run handlers until the call is stopped. Raises: as `Connection.consume`"""
         if not asyncio.iscoroutinefunction(handler) and not asyncio.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004
         ):

@@ -348,7 +348,7 @@ class Session(_Block):
 
     def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
         """Reply to a request, as `Connection.reply`, but with `send` of this session."""
-        self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
+        self.send(flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
     def transaction(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> Transaction:
         """Return a block for one transaction: `with session.transaction():` commits at its end, and rolls back
@@ -433,7 +433,6 @@ class Connection:
         self._options = options
         self._driver = Driver(options, secrets.token_urlsafe(9), Message)
         self._nowait_batch = SendBatch()
-        """Messages sent with `send_nowait`."""
         self._handlers = Handlers(self._driver)
         self._browse_connections: set[Connection] = set()
 
@@ -537,7 +536,7 @@ class Connection:
 
         Raises: ValueError if the message has no `reply_to`; otherwise as `send`
         """
-        self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
+        self.send(flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
     def control_request(self, verb: str, arguments: object = None, *, timeout: float = DEFAULT_TIMEOUT_S) -> bytes:
         """Send a control request to the broker, and return the answer: JSON (docs/reference/control.md).

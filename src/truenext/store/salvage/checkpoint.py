@@ -47,7 +47,6 @@ CHECKPOINT = f"lmdb/{DATA_FILE}"
 
 _VALUE_DATABASES = (b"meta", b"queues", b"producers", b"counts", b"transient counts")
 _META_DEFAULTS = initial_meta(b"", b"", 0) | {b"clean stop": UNCLEAN}
-"""Values used for keys that are missing in meta."""
 
 
 TABLE_NAMES = (PERSISTENT_TABLES, TRANSIENT_TABLES)
@@ -74,7 +73,6 @@ class SalvagedCheckpoint:
         self._progress = progress
         self._trees: dict[bytes, LmdbTree] = {}
         self._unmatched_marks: dict[bytes, bytes] = {}
-        """Marks whose messages were not found."""
         self.unreached_timers: set[bytes] = set()
         """Timers on pages that a damaged page led to; `unreached` adds them."""
         self.undeleted_transients = 0

@@ -113,7 +113,6 @@ class Salvage:
         self._files.close()
 
     def _read_journal(self, last_history_chunk: tuple[int, int] | None) -> Overlay:
-        """Return the overlay of all readable batches."""
         overlay = Overlay()
         checkpoint = self.checkpoint
         position = checkpoint.position

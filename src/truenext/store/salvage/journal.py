@@ -65,7 +65,6 @@ class SalvagedJournal:
         self._seen = 0
         """Bytes that were read, or are not needed."""
         self._size = sum(path.stat().st_size for path in self._paths.values())
-        """Bytes of all segments."""
         progress.update("journal", 0, self._size)
 
     def close(self) -> None:
