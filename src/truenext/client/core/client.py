@@ -208,9 +208,8 @@ class Client:
         own."""
         if isinstance(self.last_error, Refused) and self.last_error.code == Code.BUSY:
             return Refused(str(self.last_error), self.last_error.code)
-        urls = ", ".join(each.url for each in self.options.addresses)
         reason = self._no_answer(waited_s) if self.last_error is None else _error_text(self.last_error)
-        error = NoBroker(f"no broker at {urls}: {reason}")
+        error = NoBroker(f"no broker at {self._urls}: {reason}")
         error.is_listening = self.is_listening
         return error
 
@@ -219,8 +218,14 @@ class Client:
         return TimeoutError(self._no_answer(self.options.attempt_timeout_s))
 
     def _no_answer(self, waited_s: float) -> str:
-        answer = f"no answer within {waited_s:g} seconds"
-        return f"a program listens there, but has given {answer}" if self.is_listening else answer
+        if self.is_listening:
+            answer = f"has not answered as a STOMP broker within {waited_s:g} seconds: check the port"
+            return f"a program listens there, but {answer}"
+        return f"the host has not answered within {waited_s:g} seconds: check that the broker runs, and host and port"
+
+    @property
+    def _urls(self) -> str:
+        return ", ".join(each.url for each in self.options.addresses)
 
     def on_socket_connected(self, address: Address, password: str | None = None) -> None:
         """Send CONNECT on a new socket, with a `password` that the driver may have read from a file."""
@@ -338,7 +343,7 @@ class Client:
             final_error: TruenextError = cause
             if self.is_closing:
                 # The broker closes it, too, after it has confirmed DISCONNECT.
-                final_error = ClosedError("the connection is closed")
+                final_error = ClosedError(_CLOSED_TEXT)
                 final_error.__cause__ = cause
             self.fail_permanently(final_error)
 
@@ -517,7 +522,7 @@ class Client:
         if self.error is not None:
             raise copy_error(self.error)
         if self.is_closing:
-            raise ClosedError("the connection is closed")
+            raise ClosedError(_CLOSED_TEXT)
 
     def subscribe(
         self, options: SubscriptionOptions, buffer: ReceiveBuffer, deadline: float | None
@@ -558,7 +563,7 @@ class Client:
         self.flush_soon()
         in_time = yield Wait(waiter.answered, deadline)
         if not in_time:
-            raise TimeoutError("the broker has not confirmed UNSUBSCRIBE in time")
+            raise TimeoutError(f"the broker has not confirmed in time that durable subscription {name!r} has ended")
         if waiter.error is not None:
             raise waiter.error
 
@@ -572,10 +577,14 @@ class Client:
                 return link
             in_time = yield Wait(self.up_or_failed, deadline)
             if not in_time:
-                raise TimeoutError(f"there was no connection to the broker in time to {purpose}")
+                raise TimeoutError(
+                    f"there was no connection to {self._urls} in time to {purpose}: check that the broker runs, or "
+                    "wait longer"
+                )
 
-    def send_request(self, head: bytes, body: bytes, deadline: float | None) -> Flow[Frame]:
-        """Send a message, whose `head` begins with the command, and return the reply.
+    def send_request(self, head: bytes, body: bytes, deadline: float | None, timeout_text: str = "") -> Flow[Frame]:
+        """Send a message, whose `head` begins with the command, and return the reply; without one until the deadline
+        raise TimeoutError with `timeout_text`.
 
         Raises: Refused, ConnectionLost, TimeoutError
         """
@@ -607,7 +616,7 @@ class Client:
         if errors:
             raise errors[0]
         if not in_time:
-            raise TimeoutError("no reply in time")
+            raise TimeoutError(timeout_text)
         return replies[0]
 
     def wait_until_written(self, deadline: float | None = None) -> Flow[bool]:
@@ -634,7 +643,7 @@ class Client:
         Sends that are not confirmed fail with TimeoutError or ClosedError. Errors of the broker are not raised.
         """
         self.is_closing = True
-        error = ClosedError("the connection is closed")
+        error = ClosedError(_CLOSED_TEXT)
         if self.error is not None:
             self.fail_permanently(error)
             return
@@ -709,6 +718,7 @@ def _error_text(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
+_CLOSED_TEXT = "the connection is closed: make a new one"
 _FINAL_REFUSAL_CODES = frozenset({Code.LOGIN, Code.NOT_SUPPORTED, Code.IN_USE})
 """Codes with which every later login would be refused too."""
 

@@ -332,7 +332,8 @@ def send_request(
         link = yield from client.wait_until_up(deadline, "send a request")
         link.require_truenext("a ttl")
         head += ttl_line(encoded.ttl_s - (client.clock() - called_at)).encode()
-    frame = yield from client.send_request(head, encode_body(body), deadline)
+    timeout_text = f"there was no reply from {destination} in time: check that a consumer replies, or wait longer"
+    frame = yield from client.send_request(head, encode_body(body), deadline, timeout_text)
     return make_content(frame)
 
 
@@ -342,7 +343,8 @@ def send_control_request(client: Client, verb: str, arguments: object, deadline:
     client.check_open()
     link = yield from client.wait_until_up(deadline, "send a control request")
     link.require_truenext("a control request")
-    frame = yield from client.send_request(head, body, deadline)
+    timeout_text = f"the broker has not answered the control request {verb!r} in time: wait longer"
+    frame = yield from client.send_request(head, body, deadline, timeout_text)
     return frame.body
 
 

@@ -94,7 +94,11 @@ def _await_capacity(client: Client, deadline: float | None) -> Flow[None]:
     while not client.send_buffer.has_capacity:
         in_time = yield Wait(client.send_buffer.capacity_signal(), deadline)
         if not in_time:
-            raise TimeoutError("too many messages are not confirmed yet, and none was confirmed in time")
+            count = client.send_buffer.unconfirmed_count
+            raise TimeoutError(
+                f"{count:,} messages are not confirmed yet, and the broker has confirmed none in time: send fewer at "
+                "once, or wait longer"
+            )
         client.check_open()
 
 

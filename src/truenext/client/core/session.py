@@ -70,7 +70,9 @@ class SessionCore(msgspec.Struct, eq=False):
     def check_open(self) -> None:
         """Check that session and connection are open. Raises: ClosedError, or the error that ended the connection"""
         if self.is_closed:
-            raise ClosedError(_EXPIRED_TEXT if self.is_expired else "the session is closed")
+            raise ClosedError(
+                _EXPIRED_TEXT if self.is_expired else "the session or its consumer is closed: make another one"
+            )
         self.client.check_open()
 
     def has_program_closed(self, subscription: Subscription) -> bool:
@@ -182,13 +184,13 @@ class SessionCore(msgspec.Struct, eq=False):
         self.check_open()
         if not self.buffer.subscriptions and not self.buffer.is_closed:
             if subscription is not None:
-                raise ClosedError("the consumer is closed")
+                raise ClosedError(_consumer_closed_text(subscription))
             raise LocalProtocolError("the session has no consumer to receive from: subscribe first")
         for each in self.buffer.subscriptions if subscription is None else (subscription,):
             if each.error is not None:
                 raise copy_error(each.error)
             if each.is_closed:
-                raise ClosedError("the consumer is closed")
+                raise ClosedError(_consumer_closed_text(each))
 
     def _deliver_buffered(
         self, subscription: Subscription | None, max_count: int, owner: object
@@ -567,7 +569,9 @@ class SessionCore(msgspec.Struct, eq=False):
         if transaction is None:
             self.check_open()
             if caller_number is not None:
-                raise LocalProtocolError("the transaction is empty, and cannot be committed under a number")
+                raise LocalProtocolError(
+                    "the transaction is empty, and cannot be committed under a number: send or receive a message first"
+                )
             return True
         return (yield from self._commit(transactions, transaction, deadline, caller_number))
 
@@ -652,6 +656,10 @@ class SessionCore(msgspec.Struct, eq=False):
         for subscription in list(self.buffer.subscriptions):
             self.client.subscriptions.unsubscribe(subscription)
         self.client.flush()
+
+
+def _consumer_closed_text(subscription: Subscription) -> str:
+    return f"the consumer of {subscription.options.destination} is closed: make another one"
 
 
 PULLED_MAX = 1000

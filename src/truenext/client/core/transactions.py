@@ -359,7 +359,9 @@ class SessionTransactions:
             self._on_aborted(transaction, owner, "another task has rolled back or closed the session")
             return
         if transaction.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
-            raise LocalProtocolError("the transaction is being committed")
+            raise LocalProtocolError(
+                "the transaction is being committed, and cannot be rolled back: wait for the commit"
+            )
         if transaction.owner is owner or self._client.context.has_owner_ended(transaction.owner):
             self._finish_and_clear(transaction)
 
