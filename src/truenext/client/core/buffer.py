@@ -5,7 +5,7 @@ One file, because messages, subscriptions and buffers refer to one another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
@@ -70,7 +70,7 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
     exclusive: bool = False
     durable: str | None = None
     """Name of a durable subscription to a topic."""
-    headers: dict[str, str] = {}
+    headers: Mapping[str, str] = {}
 
     @property
     def is_lossy(self) -> bool:
@@ -195,9 +195,6 @@ class ReceiveBuffer:
 
     def on_cleared(self) -> None:
         """Note that subscriptions have lost their buffered messages."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self.subscriptions))
 
     withheld_count = 0
     """Number of messages that have arrived and may not be delivered yet."""

@@ -551,12 +551,5 @@ def parse_consumer_options(destination: str, options: ConsumerOptions) -> Subscr
     durable = options.get("durable")
     if durable is not None:
         frames.check_headers({"durable": durable})
-    return SubscriptionOptions(
-        destination=destination,
-        prefetch=prefetch,
-        selector=options.get("selector"),
-        priority=priority,
-        exclusive=options.get("exclusive", False),
-        durable=durable,
-        headers=headers,
-    )
+    checked: ConsumerOptions = {**options, "headers": headers}
+    return SubscriptionOptions(destination=destination, **checked)

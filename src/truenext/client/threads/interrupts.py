@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import importlib
 import signal
+from threading import Lock
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from threading import Lock
     from types import FrameType
 
     Handler = Callable[[int, FrameType | None], object]
@@ -84,13 +84,8 @@ class SignalSafeLock:
     def run_due_handlers(self) -> None:
         """Run signal handlers that are due, without the lock. They may raise."""
         if self._deferred_signals:
-            self._lock.release()
-            try:
-                self._is_waiting = True
-                self._run_deferred_handlers()
-            finally:
-                self._is_waiting = False
-                self._lock.acquire()
+            # A lock that is free is not waited for.
+            self.wait(Lock(), 0.0)
 
     def _run_deferred_handlers(self) -> None:
         while self._deferred_signals:
