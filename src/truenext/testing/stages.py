@@ -129,7 +129,6 @@ class Stages:
         self._service = service
         self._service_run = running
         self._control_connection = control
-        self._stack = AsyncExitStack()
         self._mocks: dict[str, _Mock] = {}
         self._point_actions: list[_PointAction] = []
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 import msgspec
 
@@ -135,11 +135,6 @@ class Subscription:
     def pop(self) -> ReceivedMessage:
         """Remove and return the first message."""
         return heappop(self._heap)[2]
-
-    def discard(self, received: ReceivedMessage) -> None:
-        """Remove a message from any position."""
-        self._heap = [each for each in self._heap if each[2] is not received]
-        heapify(self._heap)
 
     def clear(self) -> list[ReceivedMessage]:
         heap, self._heap = self._heap, []
