@@ -60,7 +60,7 @@ class SessionCore(msgspec.Struct, eq=False):
     def __post_init__(self) -> None:
         at_commit = self.mode is SessionMode.AT_COMMIT
         if at_commit or self.mode is SessionMode.TRANSACTED:
-            self.transactions = SessionTransactions(self.client, self.buffer, acknowledges_at_commit=at_commit)
+            self.transactions = SessionTransactions(self.client, self.buffer, self.client.acquire_producer(), at_commit)
 
     @property
     def transaction(self) -> TransactionState | None:

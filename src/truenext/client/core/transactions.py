@@ -21,6 +21,7 @@ from truenext.client.core.transaction_state import (
     CallerNumber,
     CommitAnswerHandler,
     Outcome,
+    ProducerNumbers,
     TransactionState,
 )
 from truenext.client.core.waiting import Flow, Signal, Wait
@@ -32,26 +33,20 @@ CANCELLED_COMMIT_S = 5.0
 """Seconds that a cancelled commit waits for its outcome."""
 
 
-class SessionTransactions:
-    __slots__ = (
-        *("_acknowledges_at_commit", "_block", "_buffer", "_client", "_begin_retry_at", "_producer"),
-        *("last_ended", "transaction"),
-    )
-
-    def __init__(self, client: Client, buffer: ReceiveBuffer, *, acknowledges_at_commit: bool) -> None:
-        """`buffer` is that of the session, and is released by a rollback. Messages are acknowledged when they are
-        delivered to the program, or with `acknowledges_at_commit` at the commit."""
-        self.transaction: TransactionState | None = None
-        """Transaction that is open, or whose outcome is not known, or whose code has not ended."""
-        self.last_ended: TransactionState | None = None
-        self._block: ref[object] | None = None
-        """Block of the program at whose end the transaction ends, as a weak reference; None outside of blocks."""
-        self._client = client
-        self._buffer = buffer
-        self._acknowledges_at_commit = acknowledges_at_commit
-        self._producer = client.acquire_producer()
-        self._begin_retry_at = 0.0
-        """Time before which no transaction begins, because the broker had no space for the last one; 0 if it had."""
+class SessionTransactions(msgspec.Struct, eq=False):
+    _client: Client
+    _buffer: ReceiveBuffer
+    """Buffer of the session, which a rollback releases."""
+    _producer: ProducerNumbers
+    _acknowledges_at_commit: bool
+    """Messages are acknowledged at the commit, otherwise when they are delivered to the program."""
+    transaction: TransactionState | None = None
+    """Transaction that is open, or whose outcome is not known, or whose code has not ended."""
+    last_ended: TransactionState | None = None
+    _block: ref[object] | None = None
+    """Block of the program at whose end the transaction ends, as a weak reference; None outside of blocks."""
+    _begin_retry_at: float = 0.0
+    """Time before which no transaction begins, because the broker had no space for the last one; 0 if it had."""
 
     # ---- Begin ----
 
