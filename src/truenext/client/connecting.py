@@ -29,8 +29,8 @@ _IN_PROGRESS = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, er
 
 
 def connect_steps(client: Client, address: Address, infos: Iterable[AddressInfo]) -> Steps[socket.socket | TlsSocket]:
-    """Connect a socket to the first of the host's addresses that answers. An error that the driver throws into the
-    steps is one of the address that is tried; the end of the steps closes a socket that is not connected.
+    """Connect a socket to the first of the host's addresses that answers. The driver may throw an error into the steps,
+    such as a timeout: it counts as a failure of the address that is tried. Closing the steps early closes the socket.
 
     Raises: OSError, ConfigurationError
     """

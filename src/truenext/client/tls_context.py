@@ -18,7 +18,6 @@ _REASONS = {
     "NO_CERTIFICATE_OR_CRL_FOUND": "it has no certificate in PEM",
     "KEY_VALUES_MISMATCH": "the private key is not that of the certificate",
 }
-"""Reasons of OpenSSL, and their texts."""
 _PEM_FAULT = "[SSL] PEM lib"
 """Text of OpenSSL, without a reason, for files of a certificate and its key."""
 _UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})

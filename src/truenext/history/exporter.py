@@ -72,9 +72,8 @@ class HistoryExporter:
     def close(self) -> None:
         """Stop process and thread. Unfinished work of the process is done by the next run."""
         with self._start_lock:
-            if self._process is not None and self._process.poll() is None:
-                self._process.terminate()
             if self._process is not None:
+                self._process.terminate()
                 self._process.wait()
             if self._thread is not None:
                 self._thread.join()

@@ -24,18 +24,8 @@ _OF_MESSAGES = (
 )
 _OF_QUEUES = (
     *("recovered", "accepted", "subscribed", "unsubscribed", "dispatched", "window", "requested", "started"),
-    *(
-        "acknowledged",
-        "returned",
-        "expired",
-        "ended",
-        "dead-lettered",
-        "moved",
-        "removed",
-        "paused",
-        "resumed",
-        "drained",
-    ),
+    *("acknowledged", "returned", "expired", "ended", "dead-lettered", "moved"),
+    *("removed", "paused", "resumed", "drained"),
 )
 
 COLUMNS: tuple[HistoryColumn, ...] = (

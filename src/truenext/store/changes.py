@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 
 import msgspec
@@ -32,7 +32,6 @@ _HEAD = struct.Struct("<IIIIII")
 _PUT = struct.Struct(f"<{MESSAGE_KEY_SIZE}sI")
 
 PUTS_OFFSET = _HEAD.size
-"""Offset of the first put."""
 
 PUT_HEADER_BYTES = _PUT.size
 """Bytes of a put before its record."""
@@ -76,7 +75,6 @@ class Changes(msgspec.Struct, gc=False):
     history: bytes = b""
 
     count: int = 0
-    """Number of changes in the batch."""
 
     def __post_init__(self) -> None:
         self.count = len(self.puts) + len(self.transient_puts) + len(self.removes) + len(self.transient_removes)
@@ -152,7 +150,7 @@ def _decode(payload: memoryview) -> Changes:
     history_at = rare_at + rare_size
     if history_at + history_size != len(payload):
         raise ValueError(f"the batch has {history_at + history_size} bytes, its payload {len(payload)}")
-    keys = list(_keys(payload[keys_at:rare_at]))
+    keys = [bytes(payload[at : at + MESSAGE_KEY_SIZE]) for at in range(keys_at, rare_at, MESSAGE_KEY_SIZE)]
     rare = _decode_rare(payload[rare_at:history_at]) if rare_size else None
     if rare is not None and any(not 0 <= at < len(rare.texts) for pair in rare.causes.values() for at in pair):
         raise ValueError("the index of a cause is out of range")
@@ -164,10 +162,6 @@ def _decode(payload: memoryview) -> Changes:
         rare=rare,
         history=bytes(payload[history_at:]),
     )
-
-
-def _keys(joined: memoryview) -> Iterator[bytes]:
-    return (bytes(joined[at : at + MESSAGE_KEY_SIZE]) for at in range(0, len(joined), MESSAGE_KEY_SIZE))
 
 
 def _rare_changes_of(batch: Batch) -> RareChanges | None:

@@ -38,7 +38,7 @@ class SalvageSummary(msgspec.Struct):
     """Bytes of the contents' records."""
     damage_count: int = 0
     notes_besides_damage: list[str] = []
-    """Notes on things that are not damage but may raise questions."""
+    """Notes on what an operator may wonder about, such as dropped transients that still take space."""
 
     def count(self, message: SalvagedMessage) -> None:
         if message.key.startswith(CONTENTS_LANE_KEY):
@@ -61,12 +61,11 @@ class SalvageSummary(msgspec.Struct):
 
     def finish(self, salvage: Salvage) -> None:
         """Copy the values that are known once all messages were read."""
-        self.damage_count = salvage.damage_count
-        self.notes_besides_damage = salvage.notes_besides_damage
-        if salvage.undeleted_transients:
-            self.notes_besides_damage.append(
-                f"{salvage.undeleted_transients} transients that unclean stops dropped are not deleted yet"
-            )
+        self.damage_count = salvage.damage_report.damage_count
+        self.notes_besides_damage = salvage.damage_report.notes_besides_damage
+        undeleted = salvage.checkpoint.undeleted_transients
+        if undeleted:
+            self.notes_besides_damage.append(f"{undeleted} transients that unclean stops dropped are not deleted yet")
 
 
 def check(

@@ -13,6 +13,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from heapq import merge
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 
@@ -43,6 +44,7 @@ from truenext.store.checkpoint_format import (
     decode_recovered,
     encode_paused,
     encode_producer,
+    initial_meta,
     producer_key,
 )
 from truenext.store.checksummed import ChecksummedDatabase
@@ -207,7 +209,7 @@ class Checkpoint:
         first = next(transients, None)
         if first is None:
             return messages
-        return merge(messages, _chained(first, transients), key=_key)
+        return merge(messages, chain((first,), transients), key=attrgetter("key"))
 
     def find(self, snapshot: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> Iterator[UndecodedMessage]:
         """Yield the messages of `keys` that exist here, in this order, without contents."""
@@ -362,20 +364,8 @@ def _make(folder: Path, map_size: int, segment_bytes: int) -> None:
     with _open(new, map_size, subdir=False, lock=False) as env, env.begin(write=True) as txn:
         databases = {name: env.open_db(name, txn=txn) for name in DATABASES}
         meta = ChecksummedDatabase(databases[b"meta"], b"meta", folder.parent)
-        for name, value in (
-            (b"format", FORMAT.pack(FORMAT_VERSION)),
-            (b"identity", secrets.token_hex(4).encode()),
-            (b"salt", secrets.token_bytes(SALT.size)),
-            (b"segment", NUMBER.pack(0)),
-            (b"frame", NUMBER.pack(0)),
-            (b"durable frame", NUMBER.pack(0)),
-            (b"segment bytes", NUMBER.pack(segment_bytes)),
-            (b"generation", GENERATION.pack(0)),
-            (b"sequence limit", NUMBER.pack(1)),
-            (b"redelivered below", NUMBER.pack(0)),
-            (b"clean stop", CLEAN),
-            (b"paused", b""),
-        ):
+        identity, salt = secrets.token_hex(4).encode(), secrets.token_bytes(SALT.size)
+        for name, value in initial_meta(identity, salt, segment_bytes).items():
             meta.put(txn, name, value)
     new.rename(folder / DATA_FILE)
     sync_folder(folder)
@@ -393,11 +383,3 @@ def _open(path: Path, map_size: int, *, subdir: bool = True, lock: bool = True) 
         metasync=True,
         lib_version=_LMDB_MAJOR,
     )
-
-
-_key = attrgetter("key")
-
-
-def _chained(first: UndecodedMessage, rest: Iterator[UndecodedMessage]) -> Iterator[UndecodedMessage]:
-    yield first
-    yield from rest

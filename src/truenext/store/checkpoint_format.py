@@ -67,22 +67,6 @@ DATABASES = (
     b"producers",
     b"timers",
 )
-META_KEYS = (
-    b"format",
-    b"identity",
-    b"salt",
-    b"segment",
-    b"frame",
-    b"durable frame",
-    b"segment bytes",
-    b"generation",
-    b"sequence limit",
-    b"redelivered below",
-    b"clean stop",
-    b"paused",
-)
-"""Keys that the database `meta` has from the start."""
-
 DATABASES_MAX = len(DATABASES)
 
 
@@ -107,6 +91,28 @@ _MARK = struct.Struct(">IIQ")
 _LOST_FLAG = 1 << 31
 _CAUSE_SIZE = struct.Struct(">I")
 CLEAN, UNCLEAN = b"\1", b"\0"
+
+
+def initial_meta(identity: bytes, salt: bytes, segment_bytes: int) -> dict[bytes, bytes]:
+    """Return the content of the database `meta` in a new checkpoint."""
+    return {
+        b"format": FORMAT.pack(FORMAT_VERSION),
+        b"identity": identity,
+        b"salt": salt,
+        b"segment": NUMBER.pack(0),
+        b"frame": NUMBER.pack(0),
+        b"durable frame": NUMBER.pack(0),
+        b"segment bytes": NUMBER.pack(segment_bytes),
+        b"generation": GENERATION.pack(0),
+        b"sequence limit": NUMBER.pack(1),
+        b"redelivered below": NUMBER.pack(0),
+        b"clean stop": CLEAN,
+        b"paused": b"",
+    }
+
+
+META_KEYS = tuple(initial_meta(b"", b"", 0))
+"""Keys that the database `meta` has from the start."""
 
 _decode_producer = msgspec.msgpack.Decoder(tuple[str, ProducerState]).decode
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice, tee
 from threading import Condition, Thread
+from typing import TypeVar
 
 from truenext.errors import StoreError
 from truenext.model.batch import NO_CAUSES
@@ -23,10 +24,11 @@ from truenext.store.checkpoint import TRANSACTION_BYTES_MAX, Checkpoint
 from truenext.store.checkpoint_format import CheckpointPosition
 from truenext.store.disk_space import DiskSpace
 from truenext.store.journal import Journal
-from truenext.store.message_tables import Marks
 from truenext.store.overlay import Overlay, OverlayView, SegmentIndex, iter_spans, merge_causes
 from truenext.store.spans import Span
 from truenext.store.store_errors import STORAGE_ERRORS, store_error
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +201,8 @@ class Checkpointer:
             while piece := list(islice(timers, TRANSACTION_KEYS_MAX)):
                 self._write(partial(self._checkpoint.set_timers, piece))
         for are_transient in (False, True):
-            for messages in self._records(iter_spans(segment, copied), are_transient=are_transient):
+            spans = ((key, span) for key, span in iter_spans(segment, copied) if span.is_transient is are_transient)
+            for messages in _pieces(self._read(spans), lambda message: len(message[1])):
                 self._write(partial(self._checkpoint.put_messages, messages, are_transient=are_transient))
         with self._changed:
             # Copied, because removing a message takes its mark out of every index.
@@ -207,8 +210,8 @@ class Checkpointer:
             keys_with_causes = {key for index in indexes for key in index.causes}
             of_indexes = [index.causes for index in reversed(indexes)]
             with_causes = {key: (marks.pop(key)[0], merge_causes(key, of_indexes)) for key in keys_with_causes}
-        for some in _transaction_pieces(with_causes):
-            self._write(partial(self._checkpoint.put_marks, some))
+        for some in _pieces(with_causes.items(), lambda each: sum(len(cause.encode()) for cause in each[1][1])):
+            self._write(partial(self._checkpoint.put_marks, dict(some)))
         self._sync_history()
         position = CheckpointPosition(segment, self._journal.last_frame(segment), self._journal.last_frame_number)
         self._write(partial(self._checkpoint.finish_checkpoint, indexes, marks, position))
@@ -238,21 +241,6 @@ class Checkpointer:
         with self._changed:
             return list(islice(index.removed.items(), index.deleted_count, index.deleted_count + TRANSACTION_KEYS_MAX))
 
-    def _records(
-        self, spans_by_key: Iterable[tuple[bytes, Span]], *, are_transient: bool
-    ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Yield keys and records of one kind, in pieces for one transaction each."""
-        piece: list[tuple[bytes, bytes]] = []
-        size = 0
-        for key, record in self._read((key, span) for key, span in spans_by_key if span.is_transient is are_transient):
-            if piece and (size + len(record) > TRANSACTION_BYTES_MAX or len(piece) >= TRANSACTION_KEYS_MAX):
-                yield piece
-                piece, size = [], 0
-            piece.append((key, record))
-            size += len(record)
-        if piece:
-            yield piece
-
     def _read(self, spans: Iterable[tuple[bytes, Span]]) -> Iterator[tuple[bytes, bytes]]:
         keys, located = tee(spans)
         records = self._journal.read_extents((span.segment, span.offset, span.length) for _, span in located)
@@ -280,16 +268,17 @@ class Checkpointer:
                     raise _Closing
 
 
-def _transaction_pieces(marks: Marks) -> Iterator[Marks]:
-    """Yield the marks in pieces for one transaction each."""
-    piece: Marks = {}
-    size = 0
-    for key, (mark, causes) in marks.items():
-        piece[key] = (mark, causes)
-        size += sum(len(cause.encode()) for cause in causes)
-        if size >= TRANSACTION_BYTES_MAX or len(piece) >= TRANSACTION_KEYS_MAX:
+def _pieces(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield the items in pieces for one transaction each; `size_of` returns the bytes of an item."""
+    piece: list[T] = []
+    piece_size = 0
+    for item in items:
+        size = size_of(item)
+        if piece and (piece_size + size > TRANSACTION_BYTES_MAX or len(piece) >= TRANSACTION_KEYS_MAX):
             yield piece
-            piece, size = {}, 0
+            piece, piece_size = [], 0
+        piece.append(item)
+        piece_size += size
     if piece:
         yield piece
 

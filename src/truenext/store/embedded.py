@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from heapq import merge
@@ -48,7 +48,13 @@ from truenext.store.disk_space import DiskSpace
 from truenext.store.journal import SEGMENT_BYTES, Journal, describe_lost_tail
 from truenext.store.overlay import Overlay, OverlayView, apply_journal, find_mark, is_removed
 from truenext.store.store import Page, Recovered, TimerPage, UndecodedMessage
-from truenext.store.store_errors import STORAGE_ERRORS, damage_error, disagreement_error, store_error
+from truenext.store.store_errors import (
+    STORAGE_ERRORS,
+    damage_error,
+    disagreement_error,
+    store_error,
+    translated_errors,
+)
 
 
 class EmbeddedStore:
@@ -85,7 +91,7 @@ class EmbeddedStore:
         self._changed = Condition(self._lock)
         """Held for the overlay. Notified of each checkpointed or new segment, and of pages that a checkpoint awaits."""
         with ExitStack() as resources:
-            try:
+            with translated_errors(f"open the store in {path}", path):
                 folder.check_no_foreign_files(path)
                 folder.make(path)
                 resources.callback(os.close, folder.lock(path))
@@ -101,8 +107,6 @@ class EmbeddedStore:
                 resources.callback(self._journal.close)
                 for one in (path / "lmdb", path / "journal", path):
                     folder.sync_folder(one)
-            except STORAGE_ERRORS as error:
-                raise store_error(f"open the store in {path}", error, path) from error
             self._disk_space = DiskSpace(path, self._journal, self._checkpoint, self._changed, limit=disk_limit)
             self._checkpointer = Checkpointer(
                 self._journal,
@@ -127,11 +131,9 @@ class EmbeddedStore:
         return self._disk_space.bytes
 
     def recover(self) -> Recovered:
-        try:
+        with self._reading():
             recovered = self._recover()
             self._disk_space.update_level()
-        except STORAGE_ERRORS as error:
-            raise store_error(f"read the store in {self._path}", error, self._path) from error
         self._unwritable_reason = ""
         self._checkpointer.start()
         return recovered
@@ -186,17 +188,15 @@ class EmbeddedStore:
         return self._page(lambda: self._overlay.view_keys(sorted_keys), checkpoint_messages, len(sorted_keys), size_max)
 
     def content_references(self, numbers: Collection[int]) -> dict[int, int]:
-        try:
+        with self._reading():
             with self._lock:
                 indexes, mark_of = self._overlay.indexes, self._mark_lookup()
             # A batch that is written meanwhile can only lower the number.
             keys = {number: content_key(number) for number in numbers}
             return {number: 0 if is_removed(key, indexes) else mark_of(key).attempts for number, key in keys.items()}
-        except STORAGE_ERRORS as error:
-            raise store_error(f"read the store in {self._path}", error, self._path) from error
 
     def read_timers(self, after: bytes, limit: int) -> TimerPage:
-        try:
+        with self._reading():
             with self._lock:
                 snapshot = self._checkpoint.snapshot()
                 view = self._overlay.timer_view()
@@ -204,8 +204,6 @@ class EmbeddedStore:
             with snapshot:
                 following = view.iter_after(after, self._checkpoint.timers(snapshot, after))
                 return TimerPage.of(following, limit, as_of=as_of)
-        except STORAGE_ERRORS as error:
-            raise store_error(f"read the store in {self._path}", error, self._path) from error
 
     def delete_ballast(self, error: OSError) -> None:
         """Delete the ballast, because a write to the history found the disk full, as `error` says.
@@ -293,15 +291,13 @@ class EmbeddedStore:
 
         Raises: StoreError
         """
-        try:
+        with translated_errors(f"write to the store in {self._path}", self._path):
             try:
                 self._retry_without_ballast(
                     partial(self._checkpoint.save_journal_end, self._journal.last_frame_number, sequence_limit)
                 )
             except STORAGE_ERRORS as error:
                 self._disk_space.note_disk_full(error)
-        except STORAGE_ERRORS as error:
-            raise store_error(f"write to the store in {self._path}", error, self._path) from error
 
     # ---- Reading ----
 
@@ -313,7 +309,7 @@ class EmbeddedStore:
         size_max: int,
     ) -> Page:
         """Return a page of journal and checkpoint as of the same moment."""
-        try:
+        with self._reading():
             with self._lock:
                 snapshot = self._checkpoint.snapshot()
                 view = make_view()
@@ -324,8 +320,9 @@ class EmbeddedStore:
                     return Page.of(self._with_contents(merged, view, snapshot), limit, size_max, as_of=as_of)
             finally:
                 self._checkpointer.close_view(view)
-        except STORAGE_ERRORS as error:
-            raise store_error(f"read the store in {self._path}", error, self._path) from error
+
+    def _reading(self) -> AbstractContextManager[None]:
+        return translated_errors(f"read the store in {self._path}", self._path)
 
     def _merge(self, view: OverlayView, checkpoint_messages: Iterator[UndecodedMessage]) -> Iterator[UndecodedMessage]:
         checkpointed = self._checkpoint_messages(view, checkpoint_messages)

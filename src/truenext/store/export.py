@@ -25,7 +25,7 @@ from truenext.store.overlay import SegmentIndex
 from truenext.store.salvage.damage import Damage, SalvagedMessage
 from truenext.store.salvage.folder import Salvage, open_salvage
 from truenext.store.salvage.references import ReferenceCounts
-from truenext.store.store_errors import STORAGE_ERRORS, store_error
+from truenext.store.store_errors import translated_errors
 
 PIECE_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of records in one transaction, unless one message is larger."""
@@ -55,21 +55,18 @@ def export(
         raise StoreError(f"{new} is not empty: name a folder that does not exist yet")
     if data.resolve() in (new.resolve(), *new.resolve().parents):
         raise StoreError(f"{new} is inside of {data}, which is not changed: name a folder elsewhere")
-    with open_salvage(data, on_damage, on_progress, last_history_chunk) as salvage:
+    salvaging = open_salvage(data, on_damage, on_progress, last_history_chunk)
+    with salvaging as salvage, translated_errors(f"write to the store in {new}", new):
+        folder.make(new)
+        lock = folder.lock(new)
         try:
-            folder.make(new)
-            lock = folder.lock(new)
-            try:
-                summary = _export(salvage, new)
-            except BaseException:
-                shutil.rmtree(new / UNFINISHED, ignore_errors=True)
-                (new / "lock").unlink()
-                raise
-            finally:
-                os.close(lock)
-        except STORAGE_ERRORS as error:
-            raise store_error(f"write to the store in {new}", error, new) from error
-    return summary
+            return _export(salvage, new)
+        except BaseException:
+            shutil.rmtree(new / UNFINISHED, ignore_errors=True)
+            (new / "lock").unlink()
+            raise
+        finally:
+            os.close(lock)
 
 
 def _export(salvage: Salvage, new: Path) -> SalvageSummary:
@@ -84,7 +81,7 @@ def _export(salvage: Salvage, new: Path) -> SalvageSummary:
                 writer.add(message)
         writer.flush()
         writer.correct_references()
-        writer.set_timers(salvage.unreached_timers)
+        writer.set_timers(salvage.checkpoint.unreached_timers)
         summary.timers = writer.timers
         summary.finish(salvage)
         summary.names.update(_replacement_names(salvage))
@@ -103,7 +100,6 @@ class _CheckpointWriter:
         self._size = 0
         self.timers = 0
         self._references = ReferenceCounts()
-        """Counts the references that were written."""
         self._highest_keys = {False: b"", True: b""}
         """Highest key written of each kind. Higher keys were not written yet."""
 
@@ -179,10 +175,10 @@ def _segment_index(salvage: Salvage, names: dict[int, str]) -> SegmentIndex:
     index.producers = dict(recovered.producers)
     index.sequence_limit = max(recovered.sequence_limit, salvage.highest_sequence + 1)
     index.redelivered_below = recovered.redelivered_below
-    if salvage.damage_count:
+    if salvage.damage_report.damage_count:
         # Lost messages may have had higher sequences.
         index.sequence_limit += SEQUENCE_BLOCK
-    if salvage.damage_count or not recovered.clean_stop:
+    if salvage.damage_report.damage_count or not recovered.clean_stop:
         index.redelivered_below = index.sequence_limit
     # So that the next start keeps the exported transients.
     index.clean_stop = True

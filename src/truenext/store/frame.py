@@ -16,6 +16,7 @@ checkpoint_format.py.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 from truenext.model.checksum import crc32
 
@@ -46,6 +47,18 @@ def payload_at(content: memoryview, offset: int, segment: int, number: int, salt
     if crc32(content[offset + CHECKSUM.size : end], salt) != checksum:
         return None
     return content[offset + FRAME.size : end]
+
+
+def iter_starts(content: bytearray, segment: int, after: int) -> Iterator[tuple[int, int, int]]:
+    """Yield offset, size of the payload, and number of each place after `after` that may be the start of a frame."""
+    needle = struct.pack("<Q", segment)
+    at = content.find(needle, after + SEGMENT_OFFSET)
+    while at >= 0:
+        start = at - SEGMENT_OFFSET
+        if start + FRAME.size <= len(content):
+            _, size, _, number = FRAME.unpack_from(content, start)
+            yield start, size, number
+        at = content.find(needle, at + 1)
 
 
 def may_follow(number: int, last: int, between: int) -> bool:

@@ -14,8 +14,8 @@ unconfirmed frame, or data of an earlier use of the file.
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 
@@ -27,9 +27,9 @@ from truenext.store.frame import (
     CHECKSUM,
     FRAME,
     REST,
-    SEGMENT_OFFSET,
     describe_cut,
     has_flipped_bit,
+    iter_starts,
     may_follow,
     payload_at,
     size_for_first_frame,
@@ -69,18 +69,18 @@ class Journal:
         self._files: dict[int, int] = {}
         """Open file descriptor of each segment, oldest first."""
         self._sizes: dict[int, int] = {}
-        """Bytes of each segment's file."""
         self._end = 0
         """Offset of the next frame in the newest segment."""
         self._last_start = 0
         """Offset of the last replayed frame in the newest segment; 0 if none was replayed."""
         self._size = 0
         """Bytes of the newest segment."""
-        self._number = 0
-        """Number of the last frame."""
+        self.last_frame_number = 0
+        """Number of the last frame; 0 if there is none yet."""
         self._last_frames: dict[int, int] = {}
         """Number of the last frame in or before each segment."""
-        self._newest = 0
+        self.newest_segment = 0
+        """Number of the segment that frames are appended to; 0 if there is none yet."""
         self._spare_count = 0
         self._spares_lock = Lock()
         for spare in folder.glob("spare-*"):
@@ -98,8 +98,8 @@ class Journal:
 
         Raises: StoreError if a frame is damaged or a segment is missing, OSError
         """
-        self._number = after_number
-        self._newest = after_segment
+        self.last_frame_number = after_number
+        self.newest_segment = after_segment
         paths = {int(path.stem, 16): path for path in sorted(self._folder.glob("*.journal"))}
         # The newest segment is never freed.
         if after_segment and max(paths, default=0) <= after_segment:
@@ -107,13 +107,13 @@ class Journal:
         for segment in [segment for segment in paths if segment <= after_segment]:
             self._make_spare(paths.pop(segment))
         for segment, path in paths.items():
-            if segment != self._newest + 1:
-                raise self._damage(f"segment {self._newest + 1:016x} is missing")
+            if segment != self.newest_segment + 1:
+                raise self._damage(f"segment {self.newest_segment + 1:016x} is missing")
             self._files[segment] = os.open(path, os.O_RDWR | os.O_DSYNC | os.O_CLOEXEC)
             self._sizes[segment] = os.fstat(self._files[segment]).st_size
-            self._newest = segment
+            self.newest_segment = segment
             yield from self._replay_segment(segment)
-            self._last_frames[segment] = self._number
+            self._last_frames[segment] = self.last_frame_number
 
     def finish_replay(self) -> None:
         """Accept the replayed frames: make them durable, and clear the bytes after them. Nothing is appended before.
@@ -131,19 +131,19 @@ class Journal:
         content = memoryview(buffer)
         offset = 0
         self._last_start = 0
-        while (payload := payload_at(content, offset, segment, self._number + 1, self._salt)) is not None:
-            self._number += 1
+        while (payload := payload_at(content, offset, segment, self.last_frame_number + 1, self._salt)) is not None:
+            self.last_frame_number += 1
             self._last_start = offset
             yield segment, offset + FRAME.size, payload
             offset += FRAME.size + len(payload)
         self._end = offset
         self._size = size
         self._check_nothing_after(buffer, segment, offset)
-        if has_flipped_bit(content, offset, segment, self._number + 1, self._salt):
+        if has_flipped_bit(content, offset, segment, self.last_frame_number + 1, self._salt):
             raise self._damage(
-                f"one bit of frame {self._number + 1} at byte {offset} of segment {segment:016x} is wrong"
+                f"one bit of frame {self.last_frame_number + 1} at byte {offset} of segment {segment:016x} is wrong"
             )
-        self._check_size(segment, size_for_first_frame(content, segment, self._number + 1))
+        self._check_size(segment, size_for_first_frame(content, segment, self.last_frame_number + 1))
 
     def _check_size(self, segment: int, expected: int) -> None:
         size = self._sizes[segment]
@@ -152,34 +152,28 @@ class Journal:
 
     def _check_nothing_after(self, content: bytearray, segment: int, end: int) -> None:
         """Check that no good frame follows `end`. One would prove lost data: a crash tears only the last frame."""
-        whole = memoryview(content)
-        needle = struct.pack("<Q", segment)
-        at = content.find(needle, end + SEGMENT_OFFSET)
-        suspects = 0
-        while at >= 0 and suspects < SUSPECTS_MAX:
-            start = at - SEGMENT_OFFSET
-            if start + FRAME.size <= len(content):
-                number = FRAME.unpack_from(content, start)[3]
-                if may_follow(number, self._number, start - end):
-                    suspects += 1
-                    if payload_at(whole, start, segment, number, self._salt) is not None:
-                        raise self._damage(
-                            f"frame {self._number + 1} at byte {end} of segment {segment:016x} is unreadable, "
-                            f"and frame {number} after it is readable"
-                        )
-            at = content.find(needle, at + 1)
+        whole, last = memoryview(content), self.last_frame_number
+        starts = (
+            (at, number) for at, _, number in iter_starts(content, segment, end) if may_follow(number, last, at - end)
+        )
+        for at, number in islice(starts, SUSPECTS_MAX):
+            if payload_at(whole, at, segment, number, self._salt) is not None:
+                raise self._damage(
+                    f"frame {last + 1} at byte {end} of segment {segment:016x} is unreadable, "
+                    f"and frame {number} after it is readable"
+                )
 
     def _rewrite_last(self) -> None:
         """Write the last frame again. It may be in the system's memory only: its first write failed, or the broker
         was killed during it. Once accepted it must not be lost. A sync would not do: the system reports a failed
         write only once."""
-        file = self._files[self._newest]
+        file = self._files[self.newest_segment]
         for offset in range(self._last_start, self._end, WRITE_BYTES_MAX):
             write(file, os.pread(file, min(WRITE_BYTES_MAX, self._end - offset), offset), offset)
 
     def _clear_tail(self) -> None:
         """Write zeros over what a crash left of an unconfirmed frame, so that it does not follow later frames."""
-        file = self._files[self._newest]
+        file = self._files[self.newest_segment]
         for offset in range(self._end, self._size, WRITE_BYTES_MAX):
             end = min(offset + WRITE_BYTES_MAX, self._size)
             if os.pread(file, end - offset, offset).strip(b"\0"):
@@ -189,16 +183,6 @@ class Journal:
         return damage_error("journal", problem, self._folder.parent)
 
     # ---- Work ----
-
-    @property
-    def last_frame_number(self) -> int:
-        """Number of the last frame; 0 if there is none yet."""
-        return self._number
-
-    @property
-    def newest_segment(self) -> int:
-        """Number of the segment that frames are appended to; 0 if there is none yet."""
-        return self._newest
 
     @property
     def segments(self) -> list[int]:
@@ -233,9 +217,9 @@ class Journal:
 
         Raises: OSError; nothing may be appended after that.
         """
-        segment, offset = self._newest, self._end
+        segment, offset = self.newest_segment, self._end
         file = self._files[segment]
-        number = self._number + 1
+        number = self.last_frame_number + 1
         rest = REST.pack(size, segment, number)
         checksum = crc32(rest, self._salt)
         if size <= WRITE_BYTES_MAX:
@@ -248,7 +232,7 @@ class Journal:
             for block in _blocks([CHECKSUM.pack(checksum), rest, *parts]):
                 write(file, block, at)
                 at += len(block)
-        self._number = self._last_frames[segment] = number
+        self.last_frame_number = self._last_frames[segment] = number
         self._end = offset + FRAME.size + size
         return segment, offset + FRAME.size
 
@@ -257,7 +241,7 @@ class Journal:
 
         Raises: OSError
         """
-        segment = self._newest + 1
+        segment = self.newest_segment + 1
         path = self._path(segment)
         needed = FRAME.size + size
         with self._spares_lock:
@@ -270,8 +254,8 @@ class Journal:
         sync_folder(self._folder)
         file = os.open(path, os.O_RDWR | os.O_DSYNC | os.O_CLOEXEC)
         self._files[segment] = file
-        self._last_frames[segment] = self._number
-        self._newest = segment
+        self._last_frames[segment] = self.last_frame_number
+        self.newest_segment = segment
         self._end = 0
         self._size = self._sizes[segment] = os.fstat(file).st_size
 

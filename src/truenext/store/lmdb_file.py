@@ -45,7 +45,6 @@ _FIRST_PAGE = 2
 """First page that is not a meta page."""
 
 _FREE, _USED = 1, 2
-"""Known states of a page."""
 
 _INTEGER_KEYS = 8
 _NO_SUBDIR = 0x4000

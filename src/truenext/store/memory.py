@@ -11,6 +11,7 @@ import secrets
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection
+from functools import partial
 from itertools import islice
 from threading import Lock
 
@@ -129,13 +130,10 @@ class MemoryStore:
         """Reject further batches. Nothing is released: `recover` opens the store again."""
         self._unwritable_reason = "the store is closed"
 
-    def _record(self, key: bytes) -> bytes:
-        return self._messages[key] if key in self._messages else self._transients[key]
-
     def _stored(self, key: bytes) -> UndecodedMessage:
-        record = self._record(key)
-        number = referenced_content_number(record)
         same_kind = self._messages if key in self._messages else self._transients
+        record = same_kind[key]
+        number = referenced_content_number(record)
         content = same_kind.get(content_key(number), b"") if number else b""
         return UndecodedMessage(key, record, self._marks.get(key, NO_MARK), content, self._causes.get(key, NO_CAUSES))
 
@@ -160,10 +158,7 @@ class MemoryStore:
 
     def _check_batch(self, batch: Batch) -> None:
         """Check everything else in a batch, before any of it is applied."""
-
-        def require(fact: bool, problem: str) -> None:
-            _require(batch, fact, problem)
-
+        require = partial(_require, batch)
         removes = [*batch.removes, *batch.transient_removes]
         puts = [*batch.puts, *batch.transient_puts]
         removed, put = set(removes), set(puts)

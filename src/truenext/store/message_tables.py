@@ -44,6 +44,12 @@ class MessageTables:
         self.generation = generation
         self._data = data
 
+    def _damage(self, problem: str) -> StoreError:
+        return damage_error("checkpoint", problem, self._data)
+
+    def _missing(self, key: bytes) -> StoreError:
+        return self._damage(f"message {key.hex()} is missing, but its mark is there")
+
     # ---- Reading ----
 
     def read_counts(self, txn: lmdb.Transaction[bytes]) -> Counter[bytes]:
@@ -55,7 +61,7 @@ class MessageTables:
         total, stored = counts.total(), txn.stat(self.messages)["entries"]
         # Messages that are not counted would never be read. Only those of earlier generations have no count.
         if total > stored or (total < stored and not self.generation):
-            raise damage_error("checkpoint", f"{total} messages are counted and {stored} exist", self._data)
+            raise self._damage(f"{total} messages are counted and {stored} exist")
         return counts
 
     def has(self, cursor: lmdb.Cursor[bytes], key: bytes) -> bool:
@@ -73,7 +79,7 @@ class MessageTables:
         if is_ordered and (cursor.prev() if is_positioned else cursor.last()):
             is_ordered = cursor.key() < key
         if not is_ordered:
-            raise damage_error("checkpoint", f"the keys around {key.hex()} are out of order", self._data)
+            raise self._damage(f"the keys around {key.hex()} are out of order")
         return False
 
     def find(self, txn: lmdb.Transaction[bytes], key: bytes) -> UndecodedMessage | None:
@@ -84,7 +90,7 @@ class MessageTables:
         if record is not None:
             return stored_message(key, record, value)
         if value is not None:
-            raise damage_error("checkpoint", f"message {key.hex()} is missing, but its mark is there", self._data)
+            raise self._missing(key)
         return None
 
     def record(self, txn: lmdb.Transaction[bytes], key: bytes) -> bytes | None:
@@ -110,14 +116,10 @@ class MessageTables:
         for key, record in cursor.iternext():
             # Before the key is taken for the end of the lane: more of the lane may follow it.
             if key <= last or len(key) != len(last):
-                raise damage_error(
-                    "checkpoint", f"message {key.hex()} is out of order: it follows {last.hex()}", self._data
-                )
+                raise self._damage(f"message {key.hex()} is out of order: it follows {last.hex()}")
             # A mark belongs to a message: damage to one of the two shows in the other.
             if mark is not None and mark[0] < key:
-                raise damage_error(
-                    "checkpoint", f"message {mark[0].hex()} is missing, but its mark is there", self._data
-                )
+                raise self._missing(mark[0])
             if not key.startswith(lane):
                 return
             last = key
@@ -127,7 +129,7 @@ class MessageTables:
                 mark = next(marks, None)
             yield stored_message(key[size:] if size else key, record, own)
         if mark is not None:
-            raise damage_error("checkpoint", f"message {mark[0].hex()} is missing, but its mark is there", self._data)
+            raise self._missing(mark[0])
 
     def check_order_around(self, txn: lmdb.Transaction[bytes], key: bytes) -> None:
         """Detect a message that is here but was not found because a key is damaged: the keys where the search ended
@@ -145,9 +147,7 @@ class MessageTables:
         around = islice(cursor.iternext(values=False), 2 * _KEYS_AROUND)
         for before, after in pairwise(around):
             if before >= after:
-                raise damage_error(
-                    "checkpoint", f"message {after.hex()} is out of order: it follows {before.hex()}", self._data
-                )
+                raise self._damage(f"message {after.hex()} is out of order: it follows {before.hex()}")
 
     # ---- Writing ----
 
@@ -184,7 +184,7 @@ class MessageTables:
         for key in keys:
             stored = self.generation + key
             if not txn.delete(stored, db=self.messages):
-                raise damage_error("checkpoint", f"message {key.hex()} is gone, and cannot be deleted", self._data)
+                raise self._damage(f"message {key.hex()} is gone, and cannot be deleted")
             self.marks.delete(txn, stored)
             change[key[:LANE_KEY_SIZE]] -= 1
         self._count(txn, change)

@@ -34,7 +34,6 @@ _PUT_BYTES = 20
 _CHUNK_BYTES = 1000
 """Memory for the first message of a lane in a segment."""
 _KEY_BYTES = 200
-"""Memory for a key in a dictionary."""
 _MARK_BYTES = 400
 _TIMER_BYTES = 200
 _NAME_BYTES = 400
@@ -238,11 +237,7 @@ class Overlay:
         for index in self.indexes:
             if up_to_segment is not None and index.segment > up_to_segment:
                 return
-            for lane_key in sorted(index.chunks):
-                chunk = index.chunks[lane_key]
-                for sequence, packed in zip(chunk.sequences[:], chunk.packed[:], strict=True):
-                    if packed:
-                        yield message_key(lane_key, sequence), unpack_span(index.segment, packed)
+            yield from iter_spans(index.segment, self.copy_segment(index.segment))
 
     def copy_segment(self, segment: int) -> list[tuple[bytes, array[int], array[int]]]:
         """Copy the messages of a segment for `iter_spans`, 16 bytes for each."""

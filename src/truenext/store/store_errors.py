@@ -6,6 +6,8 @@ import errno
 import os
 import pwd
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import lmdb
@@ -68,6 +70,15 @@ def store_error(action: str, error: Exception, data: Path) -> StoreError:
     return StoreError(
         f"cannot {action}: a value is damaged or does not fit its field ({error}). {repair_advice(str(data))}"
     )
+
+
+@contextmanager
+def translated_errors(action: str, data: Path) -> Iterator[None]:
+    """Raise STORAGE_ERRORS of a block as `store_error` returns them."""
+    try:
+        yield
+    except STORAGE_ERRORS as error:
+        raise store_error(action, error, data) from error
 
 
 def _permission_advice(path: Path) -> str:

@@ -12,7 +12,7 @@ _DESTINATION_PREFIXES = ("/queue/", "/topic/", "queue://", "topic://", "queue/",
 
 
 def checked_seconds(seconds: float, name: str, *, may_be_zero: bool = True) -> float:
-    """Raises: ValueError if `seconds` is no finite number, negative, or 0 and not `may_be_zero`"""
+    """Return `seconds`. Raises: ValueError if it is no finite number, negative, or 0 and not `may_be_zero`"""
     # bool is a subclass of int.
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and isfinite(seconds)
     if not is_number or seconds < 0 or (seconds == 0 and not may_be_zero):
@@ -21,21 +21,21 @@ def checked_seconds(seconds: float, name: str, *, may_be_zero: bool = True) -> f
 
 
 def checked_count(count: int, name: str, minimum: int) -> int:
-    """Raises: ValueError if `count` is no whole number of at least `minimum`"""
+    """Return `count`. Raises: ValueError if it is no whole number of at least `minimum`"""
     if type(count) is not int or count < minimum:
         raise ValueError(f"{name} is a whole number, {minimum} or more, not {count!r}")
     return count
 
 
 def checked_flag(flag: bool, name: str) -> bool:
-    """Raises: ValueError if `flag` is neither True nor False"""
+    """Return `flag`. Raises: ValueError if it is neither True nor False"""
     if not isinstance(flag, bool):
         raise ValueError(f"{name} is True or False, not {flag!r}")
     return flag
 
 
 def checked_queue(name: str) -> str:
-    """Raises: ValueError if no queue can have this name"""
+    """Return `name`. Raises: ValueError if no queue can have this name"""
     if not isinstance(name, str):
         raise ValueError(f"the name of a queue must be a text, not {name!r}")
     for prefix in _DESTINATION_PREFIXES:

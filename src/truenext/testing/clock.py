@@ -2,12 +2,12 @@
 
 from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections.abc import Callable
-from heapq import heappop, heappush
-from itertools import count
+from functools import partial
 from math import ceil
 from socket import socket
 from typing import Any
 
+from truenext.client.core.waiting import DelayedCall, DelayedCalls
 from truenext.clock import monotonic_ns, time_ns
 
 ADVANCE_MARGIN_NS = 1000
@@ -36,19 +36,6 @@ class OffsetClock:
         self._advanced_ns += max(0, ceil(seconds * 1e9) + ADVANCE_MARGIN_NS - self.steady_ns())
 
 
-class LoopTimer:
-    """Timer that `AdvanceableLoop.call_later` returns."""
-
-    __slots__ = ("action", "is_cancelled")
-
-    def __init__(self, action: Callable[[], object]) -> None:
-        self.action = action
-        self.is_cancelled = False
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-
-
 class AdvanceableLoop:
     """Wrapper of the real event loop, with the methods that a broker uses.
 
@@ -61,9 +48,7 @@ class AdvanceableLoop:
         self._loop = loop
         self._clock = clock
         self._on_failed = on_failed
-        self._timers: list[tuple[float, int, LoopTimer]] = []
-        """Heap of (due time in seconds of the clock, number that breaks ties, timer)."""
-        self._tie_breakers = count()
+        self._timers = DelayedCalls()
         self._first_timer_handle: TimerHandle | None = None
         """Timer of the real loop for the first timer of this one."""
         self._readers: dict[socket, Callable[[], object]] = {}
@@ -79,26 +64,21 @@ class AdvanceableLoop:
     def time(self) -> float:
         return self._clock.steady_seconds
 
-    def call_later(self, seconds: float, action: Callable[[], object]) -> LoopTimer:
-        timer = LoopTimer(action)
-        heappush(self._timers, (self.time() + seconds, next(self._tie_breakers), timer))
-        if self._timers[0][2] is timer:
+    def call_later(self, seconds: float, action: Callable[[], object]) -> DelayedCall:
+        due_before = self.next_due_at
+        timer = self._timers.call_at(self.time() + seconds, partial(self._run, action))
+        if self.next_due_at != due_before:
             self._set_alarm()
         return timer
 
     @property
     def next_due_at(self) -> float | None:
         """Time at which the first timer is due, in seconds of the clock; None if there is no timer."""
-        timers = self._timers
-        while timers and timers[0][2].is_cancelled:
-            heappop(timers)
-        return timers[0][0] if timers else None
+        return self._timers.next_due_at
 
     def run_due(self) -> None:
         """Run the timers that are due. The caller of `OffsetClock.advance_to` calls this afterwards."""
-        now = self.time()
-        while (due := self.next_due_at) is not None and due <= now:
-            self._run(heappop(self._timers)[2].action)
+        self._timers.run_due(self.time())
         self._set_alarm()
 
     def _set_alarm(self) -> None:
@@ -172,6 +152,6 @@ class AdvanceableLoop:
 
     def end(self) -> None:
         """Run nothing any more. The caller has removed all readers and writers before."""
-        self._timers.clear()
+        self._timers = DelayedCalls()
         self._set_alarm()
         self._has_ended = True

@@ -1,15 +1,13 @@
 """A disk that is slow or full when a test orders it: a store that wraps the one in memory."""
 
 import threading
-from collections.abc import Collection
 
 from truenext.broker.write_time import WriteTimeEstimate
+from truenext.client.core.waiting import DelayedCall
 from truenext.model.batch import Batch
 from truenext.model.disk_level import DiskLevel
-from truenext.model.limits import PAGE_BYTES
 from truenext.store.memory import MemoryStore
-from truenext.store.store import Page, Recovered, TimerPage
-from truenext.testing.clock import AdvanceableLoop, LoopTimer
+from truenext.testing.clock import AdvanceableLoop
 from truenext.testing.faults import Faults
 
 
@@ -22,10 +20,15 @@ class FaultyStore:
         self._faults = faults
         self._is_killed = False
         self._batch_delay_over: threading.Event | None = None
-        """Event of the batch that is being delayed."""
-        self._timer: LoopTimer | None = None
+        self._timer: DelayedCall | None = None
         self.may_be_slow = False
         """False while the broker starts or stops: no batch is delayed then."""
+        self.recover = store.recover
+        self.read_page = store.read_page
+        self.read_messages = store.read_messages
+        self.content_references = store.content_references
+        self.read_timers = store.read_timers
+        self.close = store.close
 
     # ---- Faults ----
 
@@ -68,9 +71,6 @@ class FaultyStore:
     def disk_level_bytes(self) -> dict[str, int]:
         return self._memory_store.disk_level_bytes
 
-    def recover(self) -> Recovered:
-        return self._memory_store.recover()
-
     def apply(self, batch: Batch) -> None:
         if self.is_slow:
             # This runs on the store's thread, see `FaultyWriteTimeEstimate`.
@@ -80,21 +80,6 @@ class FaultyStore:
                 pass
         if not self._is_killed:
             self._memory_store.apply(batch)
-
-    def read_page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
-        return self._memory_store.read_page(lane, after_sequence, limit, size_max)
-
-    def read_messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
-        return self._memory_store.read_messages(keys, size_max)
-
-    def content_references(self, numbers: Collection[int]) -> dict[int, int]:
-        return self._memory_store.content_references(numbers)
-
-    def read_timers(self, after: bytes, limit: int) -> TimerPage:
-        return self._memory_store.read_timers(after, limit)
-
-    def close(self) -> None:
-        self._memory_store.close()
 
 
 class FaultyWriteTimeEstimate(WriteTimeEstimate):

@@ -42,13 +42,16 @@ class Faults:
     """Seconds of the broker's clock until a batch is durable."""
 
     def order_fault(self, call: str, required: bool, location: str = "") -> OrderedFault:
-        """Raises: ValueError if `required` is neither True nor False"""
+        """Add and return a fault that the test has ordered by `call`.
+
+        Raises: ValueError if `required` is neither True nor False
+        """
         fault = OrderedFault(call, location or caller_location(), checked_flag(required, "required"))
         self.ordered_faults.append(fault)
         return fault
 
     def order_commit_loss(self, when: CommitMoment, required: bool, location: str = "") -> None:
-        """Raises: ValueError if `when` or `required` is invalid"""
+        """Order that the next COMMIT loses its connection. Raises: ValueError if `when` or `required` is invalid"""
         if when not in get_args(CommitMoment):
             raise ValueError(f"a COMMIT is not lost {when!r}: {known_names_hint(when, get_args(CommitMoment))}")
         self.commit_losses.append((when, self.order_fault(f'lose_commit("{when}")', required, location)))
@@ -61,9 +64,11 @@ class Faults:
         return True
 
     def check_all_reached(self) -> None:
-        """Raises: NeverReached if a required fault was not reached"""
+        """Check that each required fault was reached. Raises: NeverReached"""
         missed = [
-            f"{each.call_text}, ordered at {each.location}" for each in self.ordered_faults if not _is_satisfied(each)
+            f"{each.call_text}, ordered at {each.location}"
+            for each in self.ordered_faults
+            if each.is_required and not each.was_reached
         ]
         if missed:
             raise NeverReached(
@@ -79,7 +84,3 @@ def caller_location() -> str:
     while f"{frame.f_globals.get('__name__')}.".startswith(f"{_PACKAGE}.") and frame.f_back is not None:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _is_satisfied(fault: OrderedFault) -> bool:
-    return fault.was_reached or not fault.is_required

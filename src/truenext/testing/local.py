@@ -53,7 +53,10 @@ class LocalBroker:
         self._broker_run.kill()
 
     def check(self) -> None:
-        """Raises: TruenextError if the broker has failed, which is a bug of truenext; NeverReached"""
+        """Check that the broker has not failed, and that each required fault was reached.
+
+        Raises: TruenextError if the broker has failed, which is a bug of truenext; NeverReached
+        """
         self._broker_run.check_not_failed()
         self.faults.check_all_reached()
 

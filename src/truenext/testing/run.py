@@ -34,14 +34,12 @@ class BrokerRun:
         self.store = FaultyStore(store, self._loop, faults)
         engine, recovered = recover(self.store, Policies())
         self._identity, self._after_clean_stop = recovered.identity, recovered.clean_stop
+        # It has the methods of an event loop that a broker uses.
+        self._event_loop = cast(AbstractEventLoop, self._loop)
         self._broker = FaultyBroker(engine, self.store, self._event_loop, clock, faults)
         self._listener: Listener | None = None
         self.connections: dict[str, CuttableConnection] = {}
         """Connections by session, without those that the client has seen end."""
-
-    @property
-    def _event_loop(self) -> AbstractEventLoop:
-        return cast(AbstractEventLoop, self._loop)
 
     async def start(self, port: int) -> str:
         """Start the broker and return the URL at which it listens; port 0 picks a free port.
@@ -150,7 +148,7 @@ class BrokerRun:
         self._broker.close()
 
     def check_not_failed(self) -> None:
-        """Raises: TruenextError if the broker has failed, which is a bug of truenext"""
+        """Check that the broker has not failed. Raises: TruenextError if it has, which is a bug of truenext"""
         if self._broker.failure.done():
             self._broker.failure.result()
 

@@ -129,7 +129,6 @@ class Stages:
         self._service = service
         self._service_run = running
         self._control_connection = control
-        self._stack = AsyncExitStack()
         self._mocks: dict[str, _Mock] = {}
         self._point_actions: list[_PointAction] = []
 
@@ -459,7 +458,7 @@ async def stages(
 
 
 def _check_plain_function(function: object, name: str) -> None:
-    """Raises: ValueError if `function` cannot be called, or is a coroutine function"""
+    """Check that `function` can be called, and is no coroutine function. Raises: ValueError"""
     if not callable(function) or iscoroutinefunction(function):
         raise ValueError(f"{name} must be a plain function, not async, not {function!r}")
 

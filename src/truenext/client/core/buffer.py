@@ -5,10 +5,10 @@ One file, because messages, subscriptions and buffers refer to one another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 import msgspec
 
@@ -27,7 +27,7 @@ class ReceivedMessageState(IntEnum):
 
 
 class ReceivedMessage(Content):
-    """Message as dispatched to this client once, with its state until it is settled."""
+    """One dispatch of a message to this client, with its state until it is settled."""
 
     __slots__ = (
         "ack_id",
@@ -52,7 +52,6 @@ class ReceivedMessage(Content):
         self.is_started = False
         """The broker was told that the program has the message."""
         self.transaction: object | None = None
-        """Transaction to which the message belongs."""
         self.redelivery: ReceivedMessage | None = None
         """Later dispatch of the same message, which arrived while the program still holds this one."""
         self.may_have_missed: bool = False
@@ -71,7 +70,7 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
     exclusive: bool = False
     durable: str | None = None
     """Name of a durable subscription to a topic."""
-    headers: dict[str, str] = {}
+    headers: Mapping[str, str] = {}
 
     @property
     def is_lossy(self) -> bool:
@@ -95,7 +94,6 @@ class Subscription:
     is_exhausted: bool = False
     """The broker had fewer messages than the last pull request asked for."""
     pull_id: str = ""
-    """Name of the last pull request."""
     is_suspended: bool = False
     """The broker was told to send nothing until the subscription is woken."""
     is_paused: bool = False
@@ -137,11 +135,6 @@ class Subscription:
     def pop(self) -> ReceivedMessage:
         """Remove and return the first message."""
         return heappop(self._heap)[2]
-
-    def discard(self, received: ReceivedMessage) -> None:
-        """Remove a message from any position."""
-        self._heap = [each for each in self._heap if each[2] is not received]
-        heapify(self._heap)
 
     def clear(self) -> list[ReceivedMessage]:
         heap, self._heap = self._heap, []
@@ -197,9 +190,6 @@ class ReceiveBuffer:
 
     def on_cleared(self) -> None:
         """Note that subscriptions have lost their buffered messages."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self.subscriptions))
 
     withheld_count = 0
     """Number of messages that have arrived and may not be delivered yet."""

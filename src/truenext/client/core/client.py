@@ -18,7 +18,7 @@ from truenext.client.core import frames
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription, SubscriptionOptions
 from truenext.client.core.context import CONNECTED_TEXT, NO_SPACE_TEXT, NOT_CONFIRMED_TEXT, ClientContext
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials, check_login_text
-from truenext.client.core.link import ConnectBackoff, Link
+from truenext.client.core.link import AnswerHandler, ConnectBackoff, Link
 from truenext.client.core.pending_requests import PendingRequests, ProducerStatus
 from truenext.client.core.reconciler import Reconciler
 from truenext.client.core.send_buffer import SendBuffer
@@ -66,44 +66,36 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds until a broker must have accepted a connection, and again until CONNECTED."""
 
     def __post_init__(self) -> None:
-        """Raises: ValueError"""
+        """Check the client id. Raises: ValueError"""
         check_login_text("client_id", self.client_id)
 
 
 def connect_options(
     urls: Sequence[str],
     *,
-    user: str | None,
-    password: str | None,
-    password_file: str | None,
-    ca: str | None,
-    certificate: str | None,
-    key: str | None,
     client_id: str | None,
     heart_beat_s: float,
     reconnects: bool,
     timeout_s: float = ATTEMPT_TIMEOUT_S,
     heartbeat_thread: bool = False,
+    **credentials: str | None,
 ) -> ConnectOptions:
-    """Check the arguments of `connect`; without a URL use the STOMP port of this machine.
+    """Check the arguments of `connect`; `credentials` are the fields of `Credentials`. Without a URL use the STOMP port
+    of this machine.
 
     Raises: ConfigurationError for an invalid URL; ValueError, TypeError
     """
     for url in urls:
         if not isinstance(url, str):
             raise TypeError(f"a URL is text, such as {DEFAULT_URL}, not {url!r}")
-    texts = {"user": user, "password": password, "password_file": password_file, "client_id": client_id}
-    texts |= {"ca": ca, "certificate": certificate, "key": key}
-    for name, value in texts.items():
+    for name, value in {**credentials, "client_id": client_id}.items():
         if value is not None and not isinstance(value, str):
             raise TypeError(f"{name} is text, not {type(value).__name__}")
     if not isinstance(heart_beat_s, int | float) or not 0 <= heart_beat_s <= HEART_BEAT_S_MAX:
         raise ValueError(f"heart_beat is 0 to {HEART_BEAT_S_MAX} seconds, not {heart_beat_s!r}")
     return ConnectOptions(
         addresses=[parse_url(url) for url in urls or (DEFAULT_URL,)],
-        credentials=Credentials(
-            user=user, password=password, password_file=password_file, ca=ca, certificate=certificate, key=key
-        ),
+        credentials=Credentials(**credentials),
         client_id=client_id,
         heart_beat_s=heart_beat_s,
         reconnects=bool(reconnects),
@@ -133,12 +125,8 @@ class Client:
         self.options = options
         self.name = name
         self.context = context
-        self.clock, self.flush, self.flush_soon, self.delayed_calls = (
-            context.clock,
-            context.flush,
-            context.flush_soon,
-            context.delayed_calls,
-        )
+        self.clock, self.delayed_calls = context.clock, context.delayed_calls
+        self.flush, self.flush_soon = context.flush, context.flush_soon
         self.connect_backoff = ConnectBackoff(options.addresses, context.random)
         self.send_buffer = SendBuffer(
             name, context.delayed_calls, context.clock, pump_soon=self.pump_soon, on_no_space=self._on_no_space
@@ -158,7 +146,6 @@ class Client:
         self.is_closing = False
         """The program has closed the connection; new requests are refused."""
         self._is_disconnect_sent = False
-        """DISCONNECT was sent."""
         self.connection_state_since = context.clock()
         """Time at which the connection came up, or was lost."""
         self._failed_connect_count = 0
@@ -221,9 +208,8 @@ class Client:
         own."""
         if isinstance(self.last_error, Refused) and self.last_error.code == Code.BUSY:
             return Refused(str(self.last_error), self.last_error.code)
-        urls = ", ".join(each.url for each in self.options.addresses)
         reason = self._no_answer(waited_s) if self.last_error is None else _error_text(self.last_error)
-        error = NoBroker(f"no broker at {urls}: {reason}")
+        error = NoBroker(f"no broker at {self._urls}: {reason}")
         error.is_listening = self.is_listening
         return error
 
@@ -232,8 +218,14 @@ class Client:
         return TimeoutError(self._no_answer(self.options.attempt_timeout_s))
 
     def _no_answer(self, waited_s: float) -> str:
-        answer = f"no answer within {waited_s:g} seconds"
-        return f"a program listens there, but has given {answer}" if self.is_listening else answer
+        if self.is_listening:
+            answer = f"has not answered as a STOMP broker within {waited_s:g} seconds: check the port"
+            return f"a program listens there, but {answer}"
+        return f"the host has not answered within {waited_s:g} seconds: check that the broker runs, and host and port"
+
+    @property
+    def _urls(self) -> str:
+        return ", ".join(each.url for each in self.options.addresses)
 
     def on_socket_connected(self, address: Address, password: str | None = None) -> None:
         """Send CONNECT on a new socket, with a `password` that the driver may have read from a file."""
@@ -351,7 +343,7 @@ class Client:
             final_error: TruenextError = cause
             if self.is_closing:
                 # The broker closes it, too, after it has confirmed DISCONNECT.
-                final_error = ClosedError("the connection is closed")
+                final_error = ClosedError(_CLOSED_TEXT)
                 final_error.__cause__ = cause
             self.fail_permanently(final_error)
 
@@ -392,10 +384,8 @@ class Client:
         now = self.clock()
         downtime_s, self.connection_state_since = now - self.connection_state_since, now
         self._takeover_secret = frame.headers.get("truenext-secret", "")
-        is_other_store, self._last_store_id = (
-            bool(self._last_store_id) and self._last_store_id != link.store_id,
-            link.store_id,
-        )
+        is_other_store = self._last_store_id not in ("", link.store_id)
+        self._last_store_id = link.store_id
         fields: dict[str, object] = {
             "url": self.connect_backoff.current_address.url,
             "session": link.session_id,
@@ -528,16 +518,19 @@ class Client:
         return self.is_closing or isinstance(self.error, ClosedError)
 
     def check_open(self) -> None:
-        """Raises: ClosedError; the error that ended the connection for good"""
+        """Check that the connection is not closed. Raises: ClosedError; the error that ended the connection for good"""
         if self.error is not None:
             raise copy_error(self.error)
         if self.is_closing:
-            raise ClosedError("the connection is closed")
+            raise ClosedError(_CLOSED_TEXT)
 
     def subscribe(
         self, options: SubscriptionOptions, buffer: ReceiveBuffer, deadline: float | None
     ) -> Flow[Subscription]:
-        """Raises: Refused, ClosedError, TimeoutError; TruenextError that ended the connection"""
+        """Subscribe, and wait until the broker has confirmed it.
+
+        Raises: Refused, ClosedError, TimeoutError; TruenextError that ended the connection
+        """
         self.check_open()
         subscription = self.subscriptions.add(options, buffer)
         try:
@@ -557,11 +550,22 @@ class Client:
         return subscription
 
     def end_durable_subscription(self, name: str, deadline: float | None) -> Flow[None]:
-        """End a durable subscription, and delete its messages."""
+        """End a durable subscription, and delete its messages.
+
+        Raises: Refused, ConnectionLost, TimeoutError
+        """
         frames.check_headers({"id": name})
-        yield from self._send_confirmed(
-            "UNSUBSCRIBE", {"id": name, "activemq.subscriptionName": name, "durable": "true"}, deadline
-        )
+        self.check_open()
+        link = yield from self.wait_until_up(deadline, "send UNSUBSCRIBE")
+        headers = {"id": name, "activemq.subscriptionName": name, "durable": "true", "receipt": link.next_receipt_id}
+        waiter = AnswerWaiter()
+        link.write_tracked(frames.encode_frame("UNSUBSCRIBE", headers), waiter)
+        self.flush_soon()
+        in_time = yield Wait(waiter.answered, deadline)
+        if not in_time:
+            raise TimeoutError(f"the broker has not confirmed in time that durable subscription {name!r} has ended")
+        if waiter.error is not None:
+            raise waiter.error
 
     def wait_until_up(self, deadline: float | None, purpose: str) -> Flow[Link]:
         """Wait for a connection. Raises: TimeoutError; the error that ended the connection for good"""
@@ -573,10 +577,14 @@ class Client:
                 return link
             in_time = yield Wait(self.up_or_failed, deadline)
             if not in_time:
-                raise TimeoutError(f"there was no connection to the broker in time to {purpose}")
+                raise TimeoutError(
+                    f"there was no connection to {self._urls} in time to {purpose}: check that the broker runs, or "
+                    "wait longer"
+                )
 
-    def send_request(self, head: bytes, body: bytes, deadline: float | None) -> Flow[Frame]:
-        """Send a message, whose `head` begins with the command, and return the reply.
+    def send_request(self, head: bytes, body: bytes, deadline: float | None, timeout_text: str = "") -> Flow[Frame]:
+        """Send a message, whose `head` begins with the command, and return the reply; without one until the deadline
+        raise TimeoutError with `timeout_text`.
 
         Raises: Refused, ConnectionLost, TimeoutError
         """
@@ -608,7 +616,7 @@ class Client:
         if errors:
             raise errors[0]
         if not in_time:
-            raise TimeoutError("no reply in time")
+            raise TimeoutError(timeout_text)
         return replies[0]
 
     def wait_until_written(self, deadline: float | None = None) -> Flow[bool]:
@@ -627,31 +635,15 @@ class Client:
         for signal in waiters:
             signal.set()
 
-    def _send_confirmed(self, command: str, headers: dict[str, str], deadline: float | None) -> Flow[None]:
-        """Send a frame, and wait for its receipt.
-
-        Raises: Refused, ConnectionLost, TimeoutError
-        """
-        self.check_open()
-        link = yield from self.wait_until_up(deadline, f"send {command}")
-        waiter = AnswerWaiter()
-        link.write_tracked(frames.encode_frame(command, headers | {"receipt": link.next_receipt_id}), waiter)
-        self.flush_soon()
-        in_time = yield Wait(waiter.answered, deadline)
-        if not in_time:
-            raise TimeoutError(f"the broker has not confirmed {command} in time")
-        if waiter.error is not None:
-            raise waiter.error
-
     # ---- The end ----
 
     def close(self, deadline: float | None) -> Flow[None]:
         """Release held messages without an attempt, wait for confirmations, over reconnects too, and disconnect.
 
-        Raises: no error of the broker; sends that are not confirmed fail with TimeoutError or ClosedError
+        Sends that are not confirmed fail with TimeoutError or ClosedError. Errors of the broker are not raised.
         """
         self.is_closing = True
-        error = ClosedError("the connection is closed")
+        error = ClosedError(_CLOSED_TEXT)
         if self.error is not None:
             self.fail_permanently(error)
             return
@@ -704,14 +696,11 @@ class Client:
         return waiter.answered
 
 
-class AnswerWaiter:
+class AnswerWaiter(AnswerHandler, msgspec.Struct, eq=False):
     """Answer handler of a frame whose sender waits for the answer."""
 
-    __slots__ = ("answered", "error")
-
-    def __init__(self) -> None:
-        self.answered = Signal()
-        self.error: TruenextError | None = None
+    answered: Signal = msgspec.field(default_factory=Signal)
+    error: TruenextError | None = None
 
     def on_confirmed(self, frame: Frame) -> None:
         self.answered.set()
@@ -729,6 +718,7 @@ def _error_text(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
+_CLOSED_TEXT = "the connection is closed: make a new one"
 _FINAL_REFUSAL_CODES = frozenset({Code.LOGIN, Code.NOT_SUPPORTED, Code.IN_USE})
 """Codes with which every later login would be refused too."""
 

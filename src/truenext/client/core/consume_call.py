@@ -19,7 +19,6 @@ class ConsumeCall:
     def __init__(self, client: Client, mode: SessionMode, isolation: HandlerIsolation) -> None:
         self.client = client
         self.first_error: BaseException | None = None
-        """First error that has ended a worker."""
         self._mode = mode
         self._buffer = SharedReceiveBuffer(isolation)
         self._subscription: Subscription | None = None
@@ -28,17 +27,13 @@ class ConsumeCall:
         self._changed = Signal()
 
     def subscribe(self, options: SubscriptionOptions) -> Flow[None]:
-        """Raises: Refused, ClosedError, TimeoutError"""
+        """Subscribe, and wait until the broker has confirmed it. Raises: Refused, ClosedError, TimeoutError"""
         client = self.client
         self._subscription = yield from client.subscribe(options, self._buffer, client.clock() + DEFAULT_TIMEOUT_S)
 
     # ---- Workers ----
 
-    def make_worker(self) -> HandlerWorker:
-        return HandlerWorker(self)
-
     def make_session(self) -> SessionCore:
-        """Make a session for a worker."""
         return SessionCore(self.client, self._mode, self._buffer)
 
     def add_working(self, worker: HandlerWorker, owner: object) -> None:
@@ -109,8 +104,6 @@ class HandlerWorker:
     has left running can add nothing to the transaction of another message, and cannot commit it.
     """
 
-    __slots__ = ("_consume_call", "session")
-
     def __init__(self, call: ConsumeCall) -> None:
         self._consume_call = call
         self.session = call.make_session()
@@ -134,7 +127,10 @@ class HandlerWorker:
         return None
 
     def _renew_session(self) -> Flow[None]:
-        """Raises: InDoubt if the connection ends for good"""
+        """Make the session for the next message, once no commit is in doubt.
+
+        Raises: InDoubt if the connection ends for good
+        """
         call = self._consume_call
         transactions = self.session.transactions
         assert transactions is not None, "no other session expires"

@@ -29,7 +29,6 @@ class ClientContext:
     flush: Callable[[], bool]
     """Writes pending bytes; returns whether all were written."""
     flush_soon: Callable[[], None]
-    """Writes pending bytes soon."""
     report: Callable[[str, dict[str, object]], None]
     """Logs an event: a constant text, and fields by name, some of which the text contains (`%(url)s`)."""
     has_owner_ended: Callable[[object], bool]

@@ -21,14 +21,17 @@ class Credentials:
     password_file: str | None = None
     """Path of a file with the password in its first line, which is read for each login."""
     ca: str | None = None
-    """Path of a PEM file with certificates that sign those of brokers; None are those that the system trusts."""
+    """Path of a PEM file with certificates that sign those of brokers. None: those that the system trusts."""
     certificate: str | None = None
-    """Path of a PEM file with the client's own certificate; None shows none."""
+    """Path of a PEM file with the client's own certificate. None: the client shows no certificate."""
     key: str | None = None
-    """Path of a PEM file with the private key of `certificate`; None is in the file of the certificate."""
+    """Path of a PEM file with the private key of `certificate`. None: the key is in the file of the certificate."""
 
     def __post_init__(self) -> None:
-        """Raises: ValueError without the password"""
+        """Check the texts of CONNECT, and options that exclude one another.
+
+        Raises: ValueError, whose text does not contain the password
+        """
         check_login_text("user", self.user)
         check_login_text("password", self.password)
         if self.password is not None and self.password_file is not None:

@@ -36,7 +36,7 @@ def add_exit_failure_note(error: BaseException, exit_error: Exception) -> None:
 
 
 def wait_for_first_connection(client: Client, timeout_s: float) -> Flow[None]:
-    """Raises: ConnectionLost if no broker answers in time; Refused"""
+    """Wait until the first connection is up. Raises: ConnectionLost if no broker answers in time; Refused"""
     try:
         yield from client.wait_until_up(client.clock() + timeout_s, "begin")
     except TimeoutError:
@@ -47,13 +47,13 @@ def wait_for_first_connection(client: Client, timeout_s: float) -> Flow[None]:
 
 
 def open_session(client: Client, mode: SessionMode) -> SessionCore:
-    """Raises: ClosedError, or the error that ended the connection"""
+    """Make a session with a buffer of its own. Raises: ClosedError, or the error that ended the connection"""
     client.check_open()
     return SessionCore(client, mode, ReceiveBuffer())
 
 
 def parse_session_mode(ack: str, *, transacted: bool) -> SessionMode:
-    """Raises: ValueError"""
+    """Return the mode of a session; `ack` is "receive" or "commit". Raises: ValueError"""
     modes = {"receive": SessionMode.TRANSACTED, "commit": SessionMode.AT_COMMIT}
     if ack not in modes:
         raise ValueError(f'ack in a transaction is "receive" or "commit", not {ack!r}')
@@ -65,7 +65,7 @@ def parse_session_mode(ack: str, *, transacted: bool) -> SessionMode:
 
 
 def parse_consumer_mode(ack: str) -> SessionMode:
-    """Raises: ValueError"""
+    """Return the mode of a consumer's own session; `ack` is "auto" or "individual". Raises: ValueError"""
     modes = {"auto": SessionMode.AUTO, "individual": SessionMode.INDIVIDUAL}
     if ack not in modes:
         raise ValueError(f'ack is "auto" or "individual", not {ack!r}')
@@ -73,7 +73,7 @@ def parse_consumer_mode(ack: str) -> SessionMode:
 
 
 def subscribe(session: SessionCore, options: SubscriptionOptions) -> Flow[Subscription]:
-    """Raises: Refused, ClosedError, TimeoutError"""
+    """Subscribe a session, and wait until the broker has confirmed it. Raises: Refused, ClosedError, TimeoutError"""
     session.check_open()
     client = session.client
     return (yield from client.subscribe(options, session.buffer, client.clock() + DEFAULT_TIMEOUT_S))
@@ -82,7 +82,10 @@ def subscribe(session: SessionCore, options: SubscriptionOptions) -> Flow[Subscr
 def receive(
     session: SessionCore, subscription: Subscription | None, count: int, timeout: float | None, owner: object
 ) -> Flow[list[ReceivedMessage]]:
-    """Raises: ValueError; as SessionCore.receive"""
+    """Receive up to `count` messages; with a `timeout` of 0, those that the broker can dispatch now.
+
+    Raises: ValueError; as SessionCore.receive
+    """
     if not isinstance(count, int) or count < 1:
         raise ValueError(f"count is a whole number from 1, not {count!r}")
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
@@ -92,7 +95,7 @@ def receive(
 
 
 def settle(session: SessionCore, received: ReceivedMessage, disposition: Disposition, owner: object) -> Flow[None]:
-    """Raises: LocalProtocolError, RolledBack"""
+    """Settle a message, and wait until the frame is written. Raises: LocalProtocolError, RolledBack"""
     if not session.settle(received, disposition, owner):
         yield from session.client.wait_until_written()
 
@@ -109,7 +112,7 @@ def failed_disposition(delay: float | None, cause: str = "") -> Disposition:
 
 
 def rejected_disposition(cause: str) -> Disposition:
-    """Raises: TypeError"""
+    """Make the disposition of a reject. Raises: TypeError if `cause` is no text"""
     return Disposition(False, is_rejected=True, cause=_truncate_cause(cause))
 
 
@@ -199,13 +202,15 @@ class TransactionBlock:
     """Block of a program for one transaction: commits or rolls back at its end, and tells the outcome."""
 
     def __init__(self, session: SessionCore, timeout: float) -> None:
-        """Raises: LocalProtocolError if the session is not transacted"""
+        """Make a block whose commit may take `timeout` seconds.
+
+        Raises: LocalProtocolError if the session is not transacted
+        """
         self.session = session
         self._transactions = session.require_transactions()
         self._transaction: TransactionState | None = None
         """Transaction of the block, once the block has ended, and if the transaction was not empty."""
         self._empty_outcome = Outcome.OPEN
-        """Outcome if the transaction was empty."""
         self._timeout = timeout
         self._is_used = False
         self._previous: TransactionState | None = None
@@ -223,7 +228,10 @@ class TransactionBlock:
         return "" if self._transaction is None else self._transaction.token
 
     def enter(self) -> None:
-        """Raises: LocalProtocolError if the session is in a block already, which would end the wrong transaction"""
+        """Start the block.
+
+        Raises: LocalProtocolError if the session is in a block already, which would end the wrong transaction
+        """
         if self._is_used:
             raise LocalProtocolError(
                 "the block of a transaction can be used only once: make another with session.transaction()"
@@ -246,7 +254,7 @@ class TransactionBlock:
         self.session.mark_failed(received)
 
     def exit(self, error: BaseException | None, owner: object) -> Flow[None]:
-        """Raises: RolledBack, InDoubt"""
+        """Commit at a normal end, and roll back if `error` has left the block. Raises: RolledBack, InDoubt"""
         session = self.session
         transactions = self._transactions
         transactions.exit_block()
@@ -276,7 +284,7 @@ class TransactionBlock:
 
 
 def _parse_token(token: str) -> tuple[str, str, int]:
-    """Raises: ValueError"""
+    """Return store, producer and number of a token of `InDoubt`. Raises: ValueError"""
     store, producer, number = (*token.split(" "), "", "", "")[:3]
     is_number = number.isascii() and number.isdigit() and 1 <= int(number[:20]) <= PRODUCER_NUMBER_MAX
     if not (store and producer and is_number and token.count(" ") == 2):
@@ -285,7 +293,7 @@ def _parse_token(token: str) -> tuple[str, str, int]:
 
 
 def encode_send_in_transaction(destination: str, options: SendOptions) -> EncodedSend:
-    """Raises: ValueError, TypeError"""
+    """Encode the options of a SEND in a transaction. Raises: ValueError, TypeError"""
     encoded = encode_send(destination, options)
     if encoded.producer is not None:
         raise ValueError("a send in a transaction cannot have producer and number: number the commit")
@@ -295,12 +303,12 @@ def encode_send_in_transaction(destination: str, options: SendOptions) -> Encode
 # ---- Sends and requests ----
 
 
-def wait_until_send_confirmed(client: Client, send: PendingSend, deadline: float | None) -> Flow[None]:
+def wait_until_send_confirmed(send: PendingSend) -> Flow[None]:
     """Wait until a send is confirmed. Raises: the error of the send"""
     if not send.is_done:
         if send.completed is None:
             send.completed = Signal()
-        yield Wait(send.completed, deadline)
+        yield Wait(send.completed)
     if send.error is not None:
         batch = send.batch
         if batch is not None and batch.error is send.error:
@@ -312,7 +320,7 @@ def wait_until_send_confirmed(client: Client, send: PendingSend, deadline: float
 def send_request(
     client: Client, destination: str, body: bytes | str, options: SendOptions, deadline: float
 ) -> Flow[Content]:
-    """Raises: Refused, ConnectionLost, TimeoutError, ValueError"""
+    """Send a request, and return the reply. Raises: Refused, ConnectionLost, TimeoutError, ValueError"""
     encoded = encode_send(destination, {"persistent": False, **options})
     for name in ("reply_to", "correlation_id", "producer"):
         if name in options:
@@ -324,25 +332,27 @@ def send_request(
         link = yield from client.wait_until_up(deadline, "send a request")
         link.require_truenext("a ttl")
         head += ttl_line(encoded.ttl_s - (client.clock() - called_at)).encode()
-    frame = yield from client.send_request(head, encode_body(body), deadline)
+    timeout_text = f"there was no reply from {destination} in time: check that a consumer replies, or wait longer"
+    frame = yield from client.send_request(head, encode_body(body), deadline, timeout_text)
     return make_content(frame)
 
 
 def send_control_request(client: Client, verb: str, arguments: object, deadline: float) -> Flow[bytes]:
-    """Raises: Refused, ConnectionLost, TimeoutError"""
+    """Send a control request, and return the answer, as JSON. Raises: Refused, ConnectionLost, TimeoutError"""
     head, body = encode_control_request(verb, arguments)
     client.check_open()
     link = yield from client.wait_until_up(deadline, "send a control request")
     link.require_truenext("a control request")
-    frame = yield from client.send_request(head, body, deadline)
+    timeout_text = f"the broker has not answered the control request {verb!r} in time: wait longer"
+    frame = yield from client.send_request(head, body, deadline, timeout_text)
     return frame.body
 
 
-def reply_destination(message: Content) -> tuple[str]:
-    """Raises: ValueError if the message has no `reply_to`"""
+def reply_destination(message: Content) -> str:
+    """Return the destination for a reply. Raises: ValueError if the message has no `reply_to`"""
     if not message.reply_to:
         raise ValueError(f"{message!r} has no reply-to: there is no destination for a reply")
-    return (message.reply_to,)
+    return message.reply_to
 
 
 def reply_options(message: Content) -> SendOptions:
@@ -353,7 +363,10 @@ def reply_options(message: Content) -> SendOptions:
 
 
 def resolve_outcome(client: Client, doubt: InDoubt | str, deadline: float) -> Flow[str]:
-    """Raises: ValueError, TypeError, TimeoutError, ConnectionLost"""
+    """Return the outcome of a transaction in doubt, as `Connection.outcome`.
+
+    Raises: ValueError, TypeError, TimeoutError, ConnectionLost
+    """
     token = doubt
     if isinstance(doubt, InDoubt):
         token = doubt.token

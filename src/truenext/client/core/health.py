@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from truenext.client.core.buffer import Subscription
 from truenext.client.core.client import Client
 from truenext.errors import ClosedError
 
@@ -54,7 +55,7 @@ def make_health(client: Client) -> Health:
                 each.options.destination,
                 len(each) + each.buffer.withheld_count,
                 len(each.held_by_ack_id),
-                _consumer_state(each.is_closed, each.is_open, each.is_paused, each.is_suspended),
+                _consumer_state(each),
             )
             for each in client.subscriptions.by_id.values()
         ],
@@ -62,11 +63,11 @@ def make_health(client: Client) -> Health:
     )
 
 
-def _consumer_state(is_closed: bool, is_open: bool, is_paused: bool, is_suspended: bool) -> str:
-    if is_closed:
+def _consumer_state(subscription: Subscription) -> str:
+    if subscription.is_closed:
         return "ended"
-    if is_paused:
+    if subscription.is_paused:
         return "paused"
-    if not is_open:
+    if not subscription.is_open:
         return "opening"
-    return "suspended" if is_suspended else "open"
+    return "suspended" if subscription.is_suspended else "open"

@@ -14,18 +14,13 @@ from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscrip
 class HandlerIsolation:
     """Isolation among the handlers of one event loop, or of one connection of `truenext.blocking`."""
 
-    __slots__ = ("_buffers", "_is_isolated", "_isolated_next", "_running_count")
-
     def __init__(self) -> None:
         self._running_count = 0
         """Number of messages that handlers hold."""
         self._is_isolated = False
         self._isolated_next: SharedReceiveBuffer | None = None
         """Buffer whose next message is to be handled alone: no other handler starts before."""
-        self._buffers: WeakSet[SharedReceiveBuffer] = WeakSet()
-
-    def add_buffer(self, buffer: SharedReceiveBuffer) -> None:
-        self._buffers.add(buffer)
+        self.buffers: WeakSet[SharedReceiveBuffer] = WeakSet()
 
     def may_start_handling(self, received: ReceivedMessage, buffer: SharedReceiveBuffer) -> bool:
         """Return whether `received`, the first message of `buffer`, may be handled now."""
@@ -56,7 +51,7 @@ class HandlerIsolation:
         self._running_count -= count
         self._is_isolated = False
         if others_wait:
-            for buffer in list(self._buffers):
+            for buffer in list(self.buffers):
                 buffer.wake_all()
 
 
@@ -70,7 +65,7 @@ class SharedReceiveBuffer(ReceiveBuffer):
         """`isolation` is shared with other buffers."""
         super().__init__()
         self._isolation = isolation
-        isolation.add_buffer(self)
+        isolation.buffers.add(self)
         self._busy_groups: set[str] = set()
         """Groups of the messages that handlers hold."""
         self._withheld_by_group: dict[str, list[ReceivedMessage]] = {}

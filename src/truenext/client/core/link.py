@@ -10,7 +10,8 @@ Source: docs/protocol.md, "Refused frames"
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+
+import msgspec
 
 from truenext.client.core import frames
 from truenext.client.core.waiting import Signal
@@ -39,8 +40,10 @@ connection is frozen, and takes it over before the broker counts it as lost and 
 _EMPTY_TRANSACTION_NAME = "nothing"
 
 
-class AnswerHandler(Protocol):
-    """Object that is told what became of one frame: confirmed, refused, or unknown after a lost connection."""
+class AnswerHandler:
+    """Base of objects that are told what became of one frame; this one ignores all answers."""
+
+    __slots__ = ()
 
     def on_confirmed(self, frame: Frame) -> None:
         """Handle a RECEIPT of this or a later frame: this frame was carried out, and is durable if persistent."""
@@ -52,29 +55,11 @@ class AnswerHandler(Protocol):
         """Handle the loss of the connection before an answer: the effect of this frame is not known."""
 
 
-class NullAnswerHandler:
-    """Answer handler that ignores all answers."""
-
-    __slots__ = ()
-
-    def on_confirmed(self, frame: Frame) -> None:
-        pass
-
-    def on_refused(self, error: Refused) -> None:
-        pass
-
-    def on_connection_lost(self) -> None:
-        pass
-
-
-class SignalingAnswerHandler:
+class SignalingAnswerHandler(AnswerHandler, msgspec.Struct, eq=False):
     """Answer handler that passes each answer on to another handler, and then sets a signal."""
 
-    __slots__ = ("_handler", "answered")
-
-    def __init__(self, handler: AnswerHandler) -> None:
-        self._handler = handler
-        self.answered = Signal()
+    _handler: AnswerHandler
+    answered: Signal = msgspec.field(default_factory=Signal)
 
     def on_confirmed(self, frame: Frame) -> None:
         self._handler.on_confirmed(frame)
@@ -100,7 +85,6 @@ class Link:
         self.session_id = ""
         self.server_name = ""
         self.release_count = 0
-        """Number of release requests sent."""
         self.out_chunks: list[bytes] = []
         """Bytes that are still to be written."""
         self.frame_count = 0
@@ -118,7 +102,7 @@ class Link:
         self.started_at = self.read_at = self.written_at = now
 
     def require_truenext(self, feature: str) -> None:
-        """Raises: LocalProtocolError, which names `feature`, if the broker is not truenext"""
+        """Check that the broker is truenext. Raises: LocalProtocolError that names `feature`"""
         if not self.is_truenext:
             raise LocalProtocolError(
                 f"{feature} needs a truenext broker; this broker is {self.server_name or 'another one'}"
@@ -152,7 +136,7 @@ class Link:
 
     def request_receipt(self, handler: AnswerHandler) -> None:
         """Request a receipt of all frames written so far, by an empty transaction."""
-        self.write_tracked(frames.encode_frame("BEGIN", {"transaction": _EMPTY_TRANSACTION_NAME}), NullAnswerHandler())
+        self.write_tracked(frames.encode_frame("BEGIN", {"transaction": _EMPTY_TRANSACTION_NAME}), AnswerHandler())
         self.write_tracked(
             frames.encode_frame("ABORT", {"transaction": _EMPTY_TRANSACTION_NAME, "receipt": self.next_receipt_id}),
             handler,
@@ -168,13 +152,12 @@ class Link:
             waiter = self.unanswered[number] = SignalingAnswerHandler(handler)
             self.out_chunks[-1] = frames.add_receipt_header(self.out_chunks[-1], str(number))
         else:
-            waiter = SignalingAnswerHandler(NullAnswerHandler())
+            waiter = SignalingAnswerHandler(AnswerHandler())
             self.request_receipt(waiter)
         return waiter.answered
 
     @property
     def next_receipt_id(self) -> str:
-        """Receipt id for the next frame."""
         return str(self.frame_count + 1)
 
     def write_heart_beat(self) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from truenext.client.core import frames
-from truenext.client.core.link import Link
+from truenext.client.core.link import AnswerHandler, Link
 from truenext.errors import ConnectionLost, Refused
 from truenext.wire.stomp.frame import Frame
 
@@ -54,23 +54,12 @@ def encode_control_request(verb: str, arguments: object) -> tuple[bytes, bytes]:
     return frames.encode_head("SEND", headers), b"" if arguments is None else msgspec.json.encode(arguments)
 
 
-class _PendingRequest:
-    __slots__ = ("on_failure", "on_reply")
-
-    def __init__(self, on_reply: Callable[[Frame], None], on_failure: Callable[[Exception], None]) -> None:
-        self.on_reply = on_reply
-        self.on_failure = on_failure
-
-    # Methods of link.AnswerHandler, for the SEND of the request.
-
-    def on_confirmed(self, frame: Frame) -> None:
-        pass
+class _PendingRequest(AnswerHandler, msgspec.Struct, eq=False):
+    on_reply: Callable[[Frame], None]
+    on_failure: Callable[[Exception], None]
 
     def on_refused(self, error: Refused) -> None:
         self.on_failure(error)
-
-    def on_connection_lost(self) -> None:
-        pass
 
 
 class PendingRequests:
@@ -82,7 +71,6 @@ class PendingRequests:
 
     @property
     def is_empty(self) -> bool:
-        """No request is pending."""
         return not self._pending
 
     def send_control_request(

@@ -9,6 +9,7 @@ from collections import deque
 
 from truenext.client.core import frames
 from truenext.client.core.client import Client
+from truenext.client.core.link import AnswerHandler
 from truenext.client.core.message import Content, make_content
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import ConnectionLost, Refused
@@ -18,7 +19,7 @@ UNREAD_MESSAGES_MAX = 1000
 """Buffered messages above which the socket is not read."""
 
 
-class QueueBrowser:
+class QueueBrowser(AnswerHandler):
     """Browser that shows the program the messages of a queue one by one, and removes none."""
 
     def __init__(self, client: Client, destination: str, selector: str | None) -> None:
@@ -62,17 +63,9 @@ class QueueBrowser:
             self._client.is_read_buffer_full = len(self._frames) > UNREAD_MESSAGES_MAX
         self._signal.set()
 
-    # Methods of link.AnswerHandler.
-
-    def on_confirmed(self, frame: Frame) -> None:
-        pass
-
     def on_refused(self, error: Refused) -> None:
         self._error = error
         self._signal.set()
-
-    def on_connection_lost(self) -> None:
-        """Ignore that SUBSCRIBE was not confirmed; `on_ended` is called, too."""
 
     def on_ended(self, error: Exception) -> None:
         """End with ConnectionLost, unless all messages have arrived."""

@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from truenext.client.core.link import Link
+import msgspec
+
+from truenext.client.core.link import AnswerHandler, Link
 from truenext.client.core.send_options import ttl_line
 from truenext.client.core.transaction_state import ProducerNumbers
 from truenext.client.core.waiting import DelayedCalls, Signal
@@ -36,47 +38,33 @@ HEAD_BYTES_ESTIMATE = 200
 """Bytes that are counted for the head of a message."""
 
 
-class PendingSend:
+class PendingSend(AnswerHandler, msgspec.Struct, eq=False):
     """Message sent outside a transaction, from the call until its outcome is known."""
 
-    __slots__ = (
-        *(
-            "batch",
-            "body",
-            "error",
-            "expires_at",
-            "frame_number",
-            "head",
-            "is_abandoned",
-            "is_done",
-            "producer_number",
-            "send_buffer",
-        ),
-        *("requests_receipt", "producer_lines", "completed", "size"),
-    )
+    head: bytes
+    """Frame from its command on, without the headers for number, receipt and time to live."""
+    body: bytes
+    expires_at: float | None
+    """Time at which the message expires, by the core's clock; None is never."""
+    producer_lines: str = ""
+    """Header lines of the caller's own producer."""
+    size: int = 0
+    producer_number: int = 0
+    frame_number: int = 0
+    """Number of the SEND on its link; 0 while the send waits to be written."""
+    requests_receipt: bool = False
+    """The frame requests a receipt, which confirms all frames before it, too."""
+    is_done: bool = False
+    error: Exception | None = None
+    is_abandoned: bool = False
+    """The caller was told that the send was not confirmed in time: it is not repeated."""
+    completed: Signal | None = None
+    """Set when the send is done; made only if a caller waits."""
+    send_buffer: SendBuffer | None = None
+    batch: SendBatch | None = None
 
-    def __init__(self, head: bytes, body: bytes, expires_at: float | None, producer_lines: str = "") -> None:
-        """`head` is the frame from its command on, without the headers for number, receipt and time to live;
-        `producer_lines` are the header lines of the caller's own producer."""
-        self.head = head
-        self.producer_lines = producer_lines
-        self.body = body
-        self.size = len(body) + HEAD_BYTES_ESTIMATE
-        self.expires_at = expires_at
-        """Time at which the message expires, by the core's clock; None is never."""
-        self.producer_number = 0
-        self.frame_number = 0
-        """Number of the SEND on its link; 0 while the send waits to be written."""
-        self.requests_receipt = False
-        """The frame requests a receipt, which confirms all frames before it, too."""
-        self.is_done = False
-        self.error: Exception | None = None
-        self.is_abandoned = False
-        """The caller was told that the send was not confirmed in time: it is not repeated."""
-        self.completed: Signal | None = None
-        """Set when the send is done; made only if a caller waits."""
-        self.send_buffer: SendBuffer | None = None
-        self.batch: SendBatch | None = None
+    def __post_init__(self) -> None:
+        self.size = len(self.body) + HEAD_BYTES_ESTIMATE
 
     def complete(self, error: Exception | None) -> None:
         self.is_done = True
@@ -85,8 +73,6 @@ class PendingSend:
             self.batch.on_settled(error)
         if self.completed is not None:
             self.completed.set()
-
-    # Methods of link.AnswerHandler.
 
     def on_confirmed(self, frame: Frame) -> None:
         assert self.send_buffer is not None, "it is under way"
@@ -101,18 +87,15 @@ class PendingSend:
         self.send_buffer.on_send_lost(self)
 
 
-class SendBatch:
+class SendBatch(msgspec.Struct, eq=False):
     """Sends of one `send_many`, or by `send_nowait`, whose caller waits until all are settled."""
 
-    __slots__ = ("confirmed_count", "error", "unsettled_count", "waiters")
-
-    def __init__(self) -> None:
-        self.unsettled_count = 0
-        self.confirmed_count = 0
-        """Number of confirmed sends: the first of the batch, unless one of those was refused."""
-        self.error: Exception | None = None
-        """First error of a send that was not raised to a caller."""
-        self.waiters: list[BatchWaiter] = []
+    unsettled_count: int = 0
+    confirmed_count: int = 0
+    """Number of confirmed sends: the first of the batch, unless one of those was refused."""
+    error: Exception | None = None
+    """First error of a send that was not raised to a caller."""
+    waiters: list[BatchWaiter] = []
 
     def add(self, send: PendingSend) -> None:
         send.batch = self
@@ -132,14 +115,11 @@ class SendBatch:
             self.error = None
 
 
-class BatchWaiter:
+class BatchWaiter(msgspec.Struct, eq=False):
     """Signal and first error for a caller that waits until all sends of a batch are settled."""
 
-    __slots__ = ("completed", "error")
-
-    def __init__(self) -> None:
-        self.completed = Signal()
-        self.error: Exception | None = None
+    completed: Signal = msgspec.field(default_factory=Signal)
+    error: Exception | None = None
 
 
 class SendBuffer:
@@ -171,15 +151,12 @@ class SendBuffer:
         """Refusal for lack of space, until the broker confirms a repeated send."""
         self._is_backing_off = False
         """Sends that were refused for lack of space wait before they are repeated."""
-        self._message_count = 0
+        self.unconfirmed_count = 0
         self._byte_count = 0
         self._capacity_waiters: list[Signal] = []
-        """Signals of senders that wait for space in this buffer."""
         self._empty_waiters: list[Signal] = []
         self._bytes_since_receipt = 0
-        """Bytes written since a receipt was requested."""
         self._bytes_since_write = 0
-        """Bytes added since the last write."""
         self.uses_producer_numbers = True
         """The broker knows producers."""
 
@@ -187,8 +164,8 @@ class SendBuffer:
 
     @property
     def has_capacity(self) -> bool:
-        return self._message_count < UNCONFIRMED_MESSAGES_MAX and (
-            self._byte_count < UNCONFIRMED_BYTES_MAX or not self._message_count
+        return self.unconfirmed_count < UNCONFIRMED_MESSAGES_MAX and (
+            self._byte_count < UNCONFIRMED_BYTES_MAX or not self.unconfirmed_count
         )
 
     def capacity_signal(self) -> Signal:
@@ -205,7 +182,7 @@ class SendBuffer:
 
     def add(self, send: PendingSend) -> None:
         send.send_buffer = self
-        self._message_count += 1
+        self.unconfirmed_count += 1
         self._byte_count += send.size
         self._bytes_since_write += send.size
         self._to_write.append(send)
@@ -220,7 +197,8 @@ class SendBuffer:
 
         Returns why the broker has not accepted it; None if it may have.
         """
-        reason = self._not_accepted_reason(send)
+        # A send that waits although there is a connection was never written, or was refused.
+        reason = None if send.frame_number or send.is_done else self.no_space_error
         if not send.is_done:
             send.is_abandoned = True
             if not send.frame_number:
@@ -242,20 +220,10 @@ class SendBuffer:
                 reasons.append(self.abandon(send))
         return reasons[0] if reasons and all(reasons) else None
 
-    def _not_accepted_reason(self, send: PendingSend) -> Refused | None:
-        """Return why the broker has not accepted a send that waits for disk space; None if it may have accepted it."""
-        # A send that waits although there is a connection was never written, or was refused.
-        return None if send.frame_number or send.is_done else self.no_space_error
-
     @property
     def no_space_error(self) -> Refused | None:
         """Refusal for lack of space by the current broker, which has confirmed no repeated send since."""
         return None if self._link is None else self._no_space_error
-
-    @property
-    def unconfirmed_count(self) -> int:
-        """Number of sends that are not confirmed."""
-        return self._message_count
 
     # ---- Writing ----
 
@@ -290,18 +258,16 @@ class SendBuffer:
             if send.is_done:
                 # The send was abandoned.
                 continue
-            if not self.uses_producer_numbers and (send.producer_lines or send.expires_at is not None):
-                self._complete(
-                    send, _unsupported_error(link, "a ttl" if not send.producer_lines else "a producer of your own")
-                )
-                continue
-            ttl = ""
-            if send.expires_at is not None:
-                try:
+            try:
+                if send.producer_lines:
+                    link.require_truenext("a producer of your own")
+                ttl = ""
+                if send.expires_at is not None:
+                    link.require_truenext("a ttl")
                     ttl = ttl_line(send.expires_at - self._clock())
-                except TimeoutError as error:
-                    self._complete(send, error)
-                    continue
+            except (LocalProtocolError, TimeoutError) as error:
+                self._complete(send, error)
+                continue
             self._bytes_since_receipt += send.size
             receipt = ""
             send.requests_receipt = not waiting or self._bytes_since_receipt >= RECEIPT_INTERVAL_BYTES
@@ -407,8 +373,7 @@ class SendBuffer:
                 self._complete(send, error)
         self._interrupted.clear()
         self._to_write.clear()
-        for signal in self._capacity_waiters:
-            signal.set()
+        _set_all(self._capacity_waiters)
 
     def fail_interrupted(self, error: Exception) -> None:
         """Fail sends that were in flight when the connection was lost: the new broker is another one."""
@@ -418,44 +383,28 @@ class SendBuffer:
         self._interrupted.clear()
 
     def _complete(self, send: PendingSend, error: Exception | None) -> None:
-        self._message_count -= 1
+        self.unconfirmed_count -= 1
         self._byte_count -= send.size
         send.complete(error)
-        if not self._message_count and self._empty_waiters:
-            waiters, self._empty_waiters = self._empty_waiters, []
-            for signal in waiters:
-                signal.set()
+        if not self.unconfirmed_count and self._empty_waiters:
+            _set_all(self._empty_waiters)
         if self._capacity_waiters and self.has_capacity:
-            capacity_waiters, self._capacity_waiters = self._capacity_waiters, []
-            for signal in capacity_waiters:
-                signal.set()
+            _set_all(self._capacity_waiters)
 
 
-class _ReceiptRequestHandler:
-    """Answer handler of a request for a receipt of all sends written so far."""
-
-    __slots__ = ("_link", "_send_buffer")
-
-    def __init__(self, send_buffer: SendBuffer, link: Link) -> None:
-        self._send_buffer = send_buffer
-        self._link = link
-
-    def on_confirmed(self, frame: Frame) -> None:
-        pass
+class _ReceiptRequestHandler(AnswerHandler, msgspec.Struct, eq=False):
+    _send_buffer: SendBuffer
+    _link: Link
 
     def on_refused(self, error: Refused) -> None:
         self._send_buffer.on_receipt_refused(self._link)
 
-    def on_connection_lost(self) -> None:
-        pass
 
-
-def _unsupported_error(link: Link, feature: str) -> LocalProtocolError | None:
-    try:
-        link.require_truenext(feature)
-    except LocalProtocolError as error:
-        return error
-    return None
+def _set_all(signals: list[Signal]) -> None:
+    waiting = signals[:]
+    signals.clear()
+    for signal in waiting:
+        signal.set()
 
 
 _MAY_HAVE_ARRIVED = "the connection was lost before the message was confirmed; it may have arrived"

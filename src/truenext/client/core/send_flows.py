@@ -13,7 +13,10 @@ from truenext.errors import ClosedError, ConnectionLost
 
 
 def prepare_send(client: Client, destination: str, body: bytes | str, options: SendOptions) -> PendingSend:
-    """Raises: ValueError, TypeError for invalid options; ClosedError, or the error that ended the connection"""
+    """Make a send from checked options.
+
+    Raises: ValueError, TypeError for invalid options; ClosedError, or the error that ended the connection
+    """
     client.check_open()
     encoded = encode_send(destination, options)
     expires_at = None if encoded.ttl_s is None else client.clock() + encoded.ttl_s
@@ -88,11 +91,14 @@ def await_capacity(client: Client, batch: SendBatch, deadline: float | None) -> 
 
 
 def _await_capacity(client: Client, deadline: float | None) -> Flow[None]:
-    """Wait for space in the send buffer."""
     while not client.send_buffer.has_capacity:
         in_time = yield Wait(client.send_buffer.capacity_signal(), deadline)
         if not in_time:
-            raise TimeoutError("too many messages are not confirmed yet, and none was confirmed in time")
+            count = client.send_buffer.unconfirmed_count
+            raise TimeoutError(
+                f"{count:,} messages are not confirmed yet, and the broker has confirmed none in time: send fewer at "
+                "once, or wait longer"
+            )
         client.check_open()
 
 

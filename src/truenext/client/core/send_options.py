@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TypedDict, Unpack
+from typing import TypedDict, Unpack, get_origin, get_type_hints
 
 import msgspec
 
@@ -85,23 +85,9 @@ def is_reserved(header: str) -> bool:
     return header in _RESERVED or header.startswith("truenext-")
 
 
-_STR, _INT, _BOOL, _NUMBER = (str,), (int,), (bool,), (float, int)
 _OPTION_TYPES: dict[str, tuple[type, ...]] = {
-    "priority": _INT,
-    "persistent": _BOOL,
-    "ttl": _NUMBER,
-    "delay": _NUMBER,
-    "period": _NUMBER,
-    "repeat": _INT,
-    "cron": _STR,
-    "group": _STR,
-    "closes_group": _BOOL,
-    "reply_to": _STR,
-    "correlation_id": _STR,
-    "content_type": _STR,
-    "headers": (Mapping,),
-    "producer": _STR,
-    "number": _INT,
+    name: (float, int) if hint is float else (get_origin(hint) or hint,)
+    for name, hint in get_type_hints(SendOptions).items()
 }
 
 
@@ -134,7 +120,7 @@ def encode_send(destination: str, options: SendOptions) -> EncodedSend:
 
 
 def _encode_send(destination: str, options: SendOptions) -> EncodedSend:
-    unknown = options.keys() - SendOptions.__annotations__.keys()
+    unknown = options.keys() - _OPTION_TYPES.keys()
     if unknown:
         raise TypeError(f"send has no option {', '.join(sorted(unknown))}")
     if not isinstance(destination, str):

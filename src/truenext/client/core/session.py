@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
+import msgspec
+
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, ReceivedMessageState, Subscription, key_of
 from truenext.client.core.client import Client
 from truenext.client.core.disposition import ACKED, FAILED, CountedAttempts, Disposition, counted_attempts_for
@@ -40,40 +42,25 @@ class SessionMode(Enum):
     AT_COMMIT = "at commit"
 
 
-TRANSACTED_MODES = frozenset({SessionMode.TRANSACTED, SessionMode.AT_COMMIT})
+class SessionCore(msgspec.Struct, eq=False):
+    # A struct, because `consume` makes a session for each message that it handles in a transaction.
+    client: Client
+    mode: SessionMode
+    buffer: ReceiveBuffer
+    is_closed: bool = False
+    is_expired: bool = False
+    """The handler that the session was made for has returned: later calls are refused."""
+    _has_ended: bool = False
+    transactions: SessionTransactions | None = None
+    _awaiting_auto_ack: dict[object, list[ReceivedMessage]] = {}
+    """Messages that each task or thread received last in auto mode, and that are not acknowledged."""
+    _pending_by_owner: dict[object, ReceivedMessage] = {}
+    """Message that `try_receive` took for a task or thread, until the frames for the broker are written."""
 
-
-class SessionCore:
-    # `consume` makes a session for each message that it handles in a transaction.
-    __slots__ = (
-        "_awaiting_auto_ack",
-        "_has_ended",
-        "_pending_by_owner",
-        "buffer",
-        "client",
-        "is_closed",
-        "is_expired",
-        "mode",
-        "transactions",
-    )
-
-    def __init__(self, client: Client, mode: SessionMode, buffer: ReceiveBuffer) -> None:
-        self.client = client
-        self.mode = mode
-        self.buffer = buffer
-        self.is_closed = False
-        self.is_expired = False
-        """The handler that the session was made for has returned: later calls are refused."""
-        self._has_ended = False
-        self.transactions: SessionTransactions | None = None
-        if mode in TRANSACTED_MODES:
-            self.transactions = SessionTransactions(
-                client, buffer, acknowledges_at_commit=mode is SessionMode.AT_COMMIT
-            )
-        self._awaiting_auto_ack: dict[object, list[ReceivedMessage]] = {}
-        """Messages that each task or thread received last in auto mode, and that are not acknowledged."""
-        self._pending_by_owner: dict[object, ReceivedMessage] = {}
-        """Message that `try_receive` took for a task or thread, until the frames for the broker are written."""
+    def __post_init__(self) -> None:
+        at_commit = self.mode is SessionMode.AT_COMMIT
+        if at_commit or self.mode is SessionMode.TRANSACTED:
+            self.transactions = SessionTransactions(self.client, self.buffer, self.client.acquire_producer(), at_commit)
 
     @property
     def transaction(self) -> TransactionState | None:
@@ -81,9 +68,11 @@ class SessionCore:
         return None if self.transactions is None else self.transactions.transaction
 
     def check_open(self) -> None:
-        """Raises: ClosedError, or the error that ended the connection"""
+        """Check that session and connection are open. Raises: ClosedError, or the error that ended the connection"""
         if self.is_closed:
-            raise ClosedError(_EXPIRED_TEXT if self.is_expired else "the session is closed")
+            raise ClosedError(
+                _EXPIRED_TEXT if self.is_expired else "the session or its consumer is closed: make another one"
+            )
         self.client.check_open()
 
     def has_program_closed(self, subscription: Subscription) -> bool:
@@ -188,17 +177,20 @@ class SessionCore:
             yield from transactions.wait_until_ready()
 
     def _check_consumers(self, subscription: Subscription | None) -> None:
-        """Raises: ClosedError; LocalProtocolError if there is no consumer; the error that ended a consumer"""
+        """Check that there is a consumer to receive from.
+
+        Raises: ClosedError; LocalProtocolError if there is no consumer; the error that ended a consumer
+        """
         self.check_open()
         if not self.buffer.subscriptions and not self.buffer.is_closed:
             if subscription is not None:
-                raise ClosedError("the consumer is closed")
+                raise ClosedError(_consumer_closed_text(subscription))
             raise LocalProtocolError("the session has no consumer to receive from: subscribe first")
         for each in self.buffer.subscriptions if subscription is None else (subscription,):
             if each.error is not None:
                 raise copy_error(each.error)
             if each.is_closed:
-                raise ClosedError("the consumer is closed")
+                raise ClosedError(_consumer_closed_text(each))
 
     def _deliver_buffered(
         self, subscription: Subscription | None, max_count: int, owner: object
@@ -512,7 +504,10 @@ class SessionCore:
     # ---- In a transaction ----
 
     def require_transactions(self) -> SessionTransactions:
-        """Raises: LocalProtocolError if the session is not transacted; ClosedError if its handler has returned"""
+        """Return the transactions of the session.
+
+        Raises: LocalProtocolError if the session is not transacted; ClosedError if its handler has returned
+        """
         if self.transactions is None:
             raise LocalProtocolError("the session is not transacted: connection.session(transacted=True)")
         if self.is_expired:
@@ -574,7 +569,9 @@ class SessionCore:
         if transaction is None:
             self.check_open()
             if caller_number is not None:
-                raise LocalProtocolError("the transaction is empty, and cannot be committed under a number")
+                raise LocalProtocolError(
+                    "the transaction is empty, and cannot be committed under a number: send or receive a message first"
+                )
             return True
         return (yield from self._commit(transactions, transaction, deadline, caller_number))
 
@@ -659,6 +656,10 @@ class SessionCore:
         for subscription in list(self.buffer.subscriptions):
             self.client.subscriptions.unsubscribe(subscription)
         self.client.flush()
+
+
+def _consumer_closed_text(subscription: Subscription) -> str:
+    return f"the consumer of {subscription.options.destination} is closed: make another one"
 
 
 PULLED_MAX = 1000

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import TypedDict
 
+import msgspec
+
 from truenext.client.core import frames
 from truenext.client.core.buffer import (
     ReceiveBuffer,
@@ -21,7 +23,7 @@ from truenext.client.core.buffer import (
 )
 from truenext.client.core.context import ClientContext
 from truenext.client.core.disposition import Disposition
-from truenext.client.core.link import UNANSWERED_FRAMES_MAX, Link, NullAnswerHandler
+from truenext.client.core.link import UNANSWERED_FRAMES_MAX, AnswerHandler, Link
 from truenext.client.core.transaction_state import TransactionState
 from truenext.errors import ClosedError, ConnectionLost, Refused
 from truenext.model.limits import CONSUMER_PRIORITY_MAX, WINDOW_MAX
@@ -105,7 +107,7 @@ class Subscriptions:
                 link.write(frame)
             else:
                 # SUBSCRIBE may yet be refused: then there is nothing to end.
-                link.write_tracked(frame, NullAnswerHandler())
+                link.write_tracked(frame, AnswerHandler())
             for received in subscription.held_by_ack_id.values():
                 received.state = ReceivedMessageState.SETTLED
                 if isinstance(received.transaction, TransactionState):
@@ -350,16 +352,23 @@ class Subscriptions:
             self._send_settlement(link, received, disposition, started)
             return
         self.forget_orphaned(received)
-        redelivery = received.redelivery
-        if redelivery is not None and self.is_current(redelivery) and redelivery.state is ReceivedMessageState.HELD:
-            redelivery.state = ReceivedMessageState.SETTLED
-            redelivery.subscription.held_by_ack_id.pop(redelivery.ack_id, None)
+        redelivery = self._take_redelivery(received)
+        if redelivery is not None:
             assert link is not None, "it is current"
             self._send_settlement(link, redelivery, disposition)
         elif not received.subscription.is_closed:
             self.remember_disposition(received, disposition)
         if started is not None:
             self.report_started(started)
+
+    def _take_redelivery(self, received: ReceivedMessage) -> ReceivedMessage | None:
+        """Return the redelivery of a message, which is settled with it; None if it has none on this connection."""
+        redelivery = received.redelivery
+        if redelivery is None or redelivery.state is not ReceivedMessageState.HELD or not self.is_current(redelivery):
+            return None
+        redelivery.state = ReceivedMessageState.SETTLED
+        redelivery.subscription.held_by_ack_id.pop(redelivery.ack_id, None)
+        return redelivery
 
     def _send_settlement(
         self, link: Link, received: ReceivedMessage, disposition: Disposition, started: ReceivedMessage | None = None
@@ -411,10 +420,9 @@ class Subscriptions:
         for received in messages:
             received.state = ReceivedMessageState.SETTLED
             self.forget_orphaned(received)
-            redelivery, received.redelivery = received.redelivery, None
-            if redelivery is not None and self.is_current(redelivery) and redelivery.state is ReceivedMessageState.HELD:
-                redelivery.state = ReceivedMessageState.SETTLED
-                redelivery.subscription.held_by_ack_id.pop(redelivery.ack_id, None)
+            redelivery = self._take_redelivery(received)
+            received.redelivery = None
+            if redelivery is not None:
                 returning[redelivery.subscription] = None
         if returning:
             self.release(list(returning))
@@ -443,18 +451,12 @@ class Subscriptions:
                 self.send_subscribe(subscription)
 
 
-class PendingSettlement:
+class PendingSettlement(AnswerHandler, msgspec.Struct, eq=False):
     """Answer handler of an ACK or NACK, which keeps the disposition if the connection is lost."""
 
-    __slots__ = ("_disposition", "_received", "_subscriptions")
-
-    def __init__(self, subscriptions: Subscriptions, received: ReceivedMessage, disposition: Disposition) -> None:
-        self._subscriptions = subscriptions
-        self._received = received
-        self._disposition = disposition
-
-    def on_confirmed(self, frame: Frame) -> None:
-        pass
+    _subscriptions: Subscriptions
+    _received: ReceivedMessage
+    _disposition: Disposition
 
     def on_refused(self, error: Refused) -> None:
         raise ConnectionLost(f"the broker refused an acknowledgement: {error}") from error
@@ -465,12 +467,9 @@ class PendingSettlement:
             self._subscriptions.remember_disposition(self._received, self._disposition)
 
 
-class _PendingSubscribe:
-    __slots__ = ("_subscription", "_subscriptions")
-
-    def __init__(self, subscriptions: Subscriptions, subscription: Subscription) -> None:
-        self._subscriptions = subscriptions
-        self._subscription = subscription
+class _PendingSubscribe(AnswerHandler, msgspec.Struct, eq=False):
+    _subscriptions: Subscriptions
+    _subscription: Subscription
 
     def on_confirmed(self, frame: Frame) -> None:
         self._subscription.is_open = True
@@ -485,9 +484,6 @@ class _PendingSubscribe:
         self._subscription.is_subscribe_sent = False
         self._subscription.end(error)
         self._subscription.buffer.wake_all()
-
-    def on_connection_lost(self) -> None:
-        pass
 
 
 def _nack_headers(received: ReceivedMessage, disposition: Disposition, link: Link) -> dict[str, str]:
@@ -555,12 +551,5 @@ def parse_consumer_options(destination: str, options: ConsumerOptions) -> Subscr
     durable = options.get("durable")
     if durable is not None:
         frames.check_headers({"durable": durable})
-    return SubscriptionOptions(
-        destination=destination,
-        prefetch=prefetch,
-        selector=options.get("selector"),
-        priority=priority,
-        exclusive=options.get("exclusive", False),
-        durable=durable,
-        headers=headers,
-    )
+    checked: ConsumerOptions = {**options, "headers": headers}
+    return SubscriptionOptions(destination=destination, **checked)

@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+import msgspec
+
 from truenext.client.core.buffer import ReceivedMessage
+from truenext.client.core.link import AnswerHandler
 from truenext.client.core.waiting import Signal
 from truenext.errors import Code, ConnectionLost, Refused, RolledBack, TruenextError
 from truenext.wire.stomp.frame import Frame
@@ -83,63 +86,41 @@ class CallerNumber(NamedTuple):
     number: int
 
 
-class TransactionState:
-    __slots__ = (
-        "answer_handler",
-        "caller_number",
-        "commit_number",
-        "delivered_messages",
-        "failed_messages",
-        "has_begun",
-        "has_settled_messages",
-        "is_begin_refused",
-        "is_commit_refused",
-        "is_durable",
-        "last_send_frame",
-        "link_number",
-        "name",
-        "outcome",
-        "owner",
-        "producer",
-        "resolved",
-        "rollback_cause",
-    )
+class TransactionState(AnswerHandler, msgspec.Struct, eq=False):
+    """State of a transaction, and answer handler of its ACKs, NACKs and SENDs: a refusal or a lost connection makes an
+    open transaction rollback-only."""
 
-    def __init__(self, name: str, link_number: int, owner: object) -> None:
-        self.name = name
-        """Name of the transaction on the wire."""
-        self.link_number = link_number
-        """Number of the link on which the transaction is."""
-        self.owner = owner
-        """Task or thread that runs the code of the transaction."""
-        self.has_begun = False
-        """BEGIN was sent."""
-        self.has_settled_messages = False
-        """ACKs or NACKs were sent in the transaction."""
-        self.is_begin_refused = False
-        """BEGIN was refused, so there is nothing to abort."""
-        self.is_commit_refused = False
-        """COMMIT was refused, so to the broker the transaction is still open."""
-        self.outcome = Outcome.OPEN
-        self.rollback_cause: Exception | None = None
-        """Reason of a rollback that the transaction's own code did not request."""
-        self.delivered_messages: list[ReceivedMessage] = []
-        """Messages that were delivered in the transaction."""
-        self.is_durable = False
-        """The transaction has persistent content of a queue, so its number is on the broker's disk after the commit."""
-        self.last_send_frame = 0
-        """Number of the last send's frame on its link; 0 if there was none."""
-        self.failed_messages: dict[ReceivedMessage, None] = {}
-        """Messages that the transaction's code has marked as failed."""
-        self.producer: ProducerNumbers | None = None
-        self.commit_number = 0
-        """Number of the COMMIT among those of `producer`; 0 before the commit, and with a caller's number."""
-        self.caller_number: CallerNumber | None = None
-        """Producer and number of the COMMIT if they are the caller's own."""
-        self.answer_handler = TransactionAnswerHandler(self)
-        """Answer handler of the ACKs, NACKs and SENDs of the transaction."""
-        self.resolved = Signal()
-        """Set when the outcome of the COMMIT is known, or the connection has ended for good."""
+    name: str
+    """Name of the transaction on the wire."""
+    link_number: int
+    """Number of the link on which the transaction is."""
+    owner: object
+    """Task or thread that runs the code of the transaction."""
+    has_begun: bool = False
+    """BEGIN was sent."""
+    has_settled_messages: bool = False
+    """ACKs or NACKs were sent in the transaction."""
+    is_begin_refused: bool = False
+    """BEGIN was refused, so there is nothing to abort."""
+    is_commit_refused: bool = False
+    """COMMIT was refused, so to the broker the transaction is still open."""
+    outcome: Outcome = Outcome.OPEN
+    rollback_cause: Exception | None = None
+    """Reason of a rollback that the transaction's own code did not request."""
+    delivered_messages: list[ReceivedMessage] = []
+    is_durable: bool = False
+    """The transaction has persistent content of a queue, so its number is on the broker's disk after the commit."""
+    last_send_frame: int = 0
+    """Number of the last send's frame on its link; 0 if there was none."""
+    failed_messages: dict[ReceivedMessage, None] = {}
+    """Messages that the transaction's code has marked as failed."""
+    producer: ProducerNumbers | None = None
+    commit_number: int = 0
+    """Number of the COMMIT among those of `producer`; 0 before the commit, and with a caller's number."""
+    caller_number: CallerNumber | None = None
+    """Producer and number of the COMMIT if they are the caller's own."""
+    resolved: Signal = msgspec.field(default_factory=Signal)
+    """Set when the outcome of the COMMIT is known, or the connection has ended for good."""
 
     @property
     def token(self) -> str:
@@ -166,46 +147,33 @@ class TransactionState:
         error.__cause__ = self.rollback_cause
         return error
 
-
-class TransactionAnswerHandler:
-    """Answer handler of a frame in a transaction, which a refusal or lost connection makes rollback-only while open."""
-
-    __slots__ = ("_transaction",)
-
-    def __init__(self, transaction: TransactionState) -> None:
-        self._transaction = transaction
-
-    def on_confirmed(self, frame: Frame) -> None:
-        pass
-
     def on_refused(self, error: Refused) -> None:
-        transaction = self._transaction
-        transaction.mark_rollback_only(error)
-        if transaction.outcome is Outcome.COMMITTING and transaction.rollback_cause is None:
+        self.mark_rollback_only(error)
+        if self.outcome is Outcome.COMMITTING and self.rollback_cause is None:
             # The refusal of COMMIT says only that a frame was refused before.
-            transaction.rollback_cause = error
+            self.rollback_cause = error
 
     def on_connection_lost(self) -> None:
-        self._transaction.mark_rollback_only(ConnectionLost("the connection was lost"))
+        self.mark_rollback_only(ConnectionLost("the connection was lost"))
 
 
-class BeginAnswerHandler(TransactionAnswerHandler):
+class BeginAnswerHandler(AnswerHandler, msgspec.Struct, eq=False):
     """Answer handler of BEGIN, which also notes a refusal: then there is nothing to abort."""
 
-    __slots__ = ()
+    _transaction: TransactionState
 
     def on_refused(self, error: Refused) -> None:
         self._transaction.is_begin_refused = True
-        super().on_refused(error)
+        self._transaction.on_refused(error)
+
+    def on_connection_lost(self) -> None:
+        self._transaction.on_connection_lost()
 
 
-class CommitAnswerHandler:
+class CommitAnswerHandler(AnswerHandler, msgspec.Struct, eq=False):
     """Answer handler of COMMIT, which sets the outcome of the transaction."""
 
-    __slots__ = ("_transaction",)
-
-    def __init__(self, transaction: TransactionState) -> None:
-        self._transaction = transaction
+    _transaction: TransactionState
 
     def on_confirmed(self, frame: Frame) -> None:
         transaction = self._transaction

@@ -11,7 +11,7 @@ from truenext.client.core import frames
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, ReceivedMessageState
 from truenext.client.core.client import Client
 from truenext.client.core.disposition import CountedAttempts, Disposition
-from truenext.client.core.link import UNANSWERED_FRAMES_MAX, Link, NullAnswerHandler
+from truenext.client.core.link import UNANSWERED_FRAMES_MAX, AnswerHandler, Link
 from truenext.client.core.pending_requests import ProducerStatus, encode_control_request
 from truenext.client.core.send_buffer import NO_SPACE_RETRY_S
 from truenext.client.core.send_options import ttl_line
@@ -21,6 +21,7 @@ from truenext.client.core.transaction_state import (
     CallerNumber,
     CommitAnswerHandler,
     Outcome,
+    ProducerNumbers,
     TransactionState,
 )
 from truenext.client.core.waiting import Flow, Signal, Wait
@@ -32,27 +33,20 @@ CANCELLED_COMMIT_S = 5.0
 """Seconds that a cancelled commit waits for its outcome."""
 
 
-class SessionTransactions:
-    __slots__ = (
-        *("_acknowledges_at_commit", "_block", "_buffer", "_client", "_begin_retry_at", "_producer"),
-        *("last_ended", "transaction"),
-    )
-
-    def __init__(self, client: Client, buffer: ReceiveBuffer, *, acknowledges_at_commit: bool) -> None:
-        """`buffer` is that of the session, and is released by a rollback. Messages are acknowledged when they are
-        delivered to the program, or with `acknowledges_at_commit` at the commit."""
-        self.transaction: TransactionState | None = None
-        """Transaction that is open, or whose outcome is not known, or whose code has not ended."""
-        self.last_ended: TransactionState | None = None
-        """Transaction that ended last."""
-        self._block: ref[object] | None = None
-        """Block of the program at whose end the transaction ends, as a weak reference; None outside of blocks."""
-        self._client = client
-        self._buffer = buffer
-        self._acknowledges_at_commit = acknowledges_at_commit
-        self._producer = client.acquire_producer()
-        self._begin_retry_at = 0.0
-        """Time before which no transaction begins, because the broker had no space for the last one; 0 if it had."""
+class SessionTransactions(msgspec.Struct, eq=False):
+    _client: Client
+    _buffer: ReceiveBuffer
+    """Buffer of the session, which a rollback releases."""
+    _producer: ProducerNumbers
+    _acknowledges_at_commit: bool
+    """Messages are acknowledged at the commit, otherwise when they are delivered to the program."""
+    transaction: TransactionState | None = None
+    """Transaction that is open, or whose outcome is not known, or whose code has not ended."""
+    last_ended: TransactionState | None = None
+    _block: ref[object] | None = None
+    """Block of the program at whose end the transaction ends, as a weak reference; None outside of blocks."""
+    _begin_retry_at: float = 0.0
+    """Time before which no transaction begins, because the broker had no space for the last one; 0 if it had."""
 
     # ---- Begin ----
 
@@ -64,13 +58,13 @@ class SessionTransactions:
         return transaction.outcome is Outcome.OPEN
 
     def check_not_rolled_back(self) -> None:
-        """Raises: RolledBack if the transaction was ended from elsewhere"""
+        """Check that the transaction was not ended from elsewhere. Raises: RolledBack"""
         transaction = self.transaction
         if transaction is not None and transaction.outcome is Outcome.ROLLBACK_ONLY:
             raise transaction.rolled_back_error()
 
     def wait_until_ready(self) -> Flow[None]:
-        """Raises: RolledBack; InDoubt of the previous transaction"""
+        """Wait until a transaction is open or may begin. Raises: RolledBack; InDoubt of the previous transaction"""
         transaction = self.transaction
         if transaction is not None and transaction.outcome not in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):
             # Another task commits, or a commit was cancelled or timed out: its outcome is needed first. A caller that
@@ -141,7 +135,10 @@ class SessionTransactions:
     # ---- Blocks ----
 
     def enter_block(self, block: object) -> None:
-        """Raises: LocalProtocolError if the session is in a block already, which would end the wrong transaction"""
+        """Note that the code of a block starts.
+
+        Raises: LocalProtocolError if the session is in a block already, which would end the wrong transaction
+        """
         if self._block is not None:
             if self._block() is not None:
                 raise LocalProtocolError(
@@ -166,11 +163,9 @@ class SessionTransactions:
     def undecided_transaction(self) -> TransactionState | None:
         """Transaction whose COMMIT was sent, and whose outcome is not known; None if there is none."""
         transaction = self.transaction
-        return (
-            transaction
-            if transaction is not None and transaction.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT)
-            else None
-        )
+        if transaction is not None and transaction.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
+            return transaction
+        return None
 
     # ---- Contents ----
 
@@ -191,18 +186,15 @@ class SessionTransactions:
 
     def _acknowledge(self, received: ReceivedMessage, transaction: TransactionState, link: Link) -> None:
         transaction.has_settled_messages = True
-        link.write_tracked(
-            frames.encode_ack_in_transaction(transaction.name, received.ack_id), transaction.answer_handler
-        )
+        link.write_tracked(frames.encode_ack_in_transaction(transaction.name, received.ack_id), transaction)
 
     def _nack(self, messages: Iterable[ReceivedMessage], transaction: TransactionState, link: Link) -> None:
-        """Nack failed messages within the transaction."""
         for received in messages:
             self._begin(transaction, link)
             transaction.has_settled_messages = True
             link.write_tracked(
                 frames.encode_frame("NACK", {"id": received.ack_id, "transaction": transaction.name}),
-                transaction.answer_handler,
+                transaction,
             )
 
     def send(self, link: Link, head: bytes, body: bytes, ttl_s: float | None, called_at: float, owner: object) -> None:
@@ -216,9 +208,7 @@ class SessionTransactions:
         if not transaction.is_durable:
             transaction.is_durable = _PERSISTENT_LINE in head and head.startswith(_QUEUE_SEND_PREFIX)
         lines = f"{ttl}transaction:{transaction.name}\ncontent-length:{len(body)}\n\n".encode()
-        transaction.last_send_frame = link.write_tracked(
-            b"".join((head, lines, body, b"\0")), transaction.answer_handler
-        )
+        transaction.last_send_frame = link.write_tracked(b"".join((head, lines, body, b"\0")), transaction)
 
     def flush(self, deadline: float | None) -> Flow[None]:
         """Wait until the broker has processed all sends of the transaction.
@@ -342,7 +332,10 @@ class SessionTransactions:
         self._check_resolved(transaction)
 
     def _check_resolved(self, transaction: TransactionState) -> None:
-        """Raises: InDoubt if the connection has ended for good before the outcome was known"""
+        """Check that the outcome of a commit is known.
+
+        Raises: InDoubt if the connection has ended for good before that
+        """
         if transaction.outcome is Outcome.IN_DOUBT:
             self._finish_when_resolved(transaction)
             raise _in_doubt_error(transaction, _OUTCOME_TIMEOUT_TEXT)
@@ -361,7 +354,9 @@ class SessionTransactions:
             self._on_aborted(transaction, owner, "another task has rolled back or closed the session")
             return
         if transaction.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
-            raise LocalProtocolError("the transaction is being committed")
+            raise LocalProtocolError(
+                "the transaction is being committed, and cannot be rolled back: wait for the commit"
+            )
         if transaction.owner is owner or self._client.context.has_owner_ended(transaction.owner):
             self._finish_and_clear(transaction)
 
@@ -400,7 +395,7 @@ class SessionTransactions:
         begun = transaction if transaction.has_begun and not transaction.is_begin_refused else None
         if begun is not None and not transaction.has_settled_messages:
             # The BEGIN may yet be refused for lack of space: then there is nothing to abort.
-            link.write_tracked(frames.encode_frame("ABORT", {"transaction": transaction.name}), NullAnswerHandler())
+            link.write_tracked(frames.encode_frame("ABORT", {"transaction": transaction.name}), AnswerHandler())
             begun = None
         if releases and (subscriptions or transaction.delivered_messages):
             client.subscriptions.release(
@@ -413,8 +408,10 @@ class SessionTransactions:
     # ---- Settling messages that are not acknowledged yet ----
 
     def check_may_settle(self, received: ReceivedMessage, disposition: Disposition) -> None:
-        """Raises: LocalProtocolError if the message cannot be settled in this way; RolledBack if another task has ended
-        the transaction"""
+        """Check that a message of a transaction may be settled in this way.
+
+        Raises: LocalProtocolError if not; RolledBack if another task has ended the transaction
+        """
         transaction = received.transaction
         assert isinstance(transaction, TransactionState), "a transaction has it"
         if disposition.is_acked or not self._acknowledges_at_commit:

@@ -11,17 +11,16 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 T = TypeVar("T")
 
 
-class Signal:
+class Signal(msgspec.Struct, eq=False):
     """Event that happens once, for which one or several flows wait."""
 
-    __slots__ = ("_callbacks", "is_set")
-
-    def __init__(self) -> None:
-        self.is_set = False
-        self._callbacks: list[Callable[[], None]] = []
+    is_set: bool = False
+    _callbacks: list[Callable[[], None]] = []
 
     def set(self) -> None:
         if not self.is_set:
@@ -53,13 +52,10 @@ deadline."""
 # ---- Delayed calls ----
 
 
-class DelayedCall:
+class DelayedCall(msgspec.Struct, eq=False):
     """Function that `DelayedCalls` calls at a certain time, unless it is cancelled before."""
 
-    __slots__ = ("action",)
-
-    def __init__(self, action: Callable[[], None]) -> None:
-        self.action: Callable[[], None] | None = action
+    action: Callable[[], None] | None
 
     def cancel(self) -> None:
         self.action = None
@@ -84,7 +80,6 @@ class DelayedCalls:
         return heap[0][0] if heap else None
 
     def run_due(self, now: float) -> None:
-        """Run the calls that are due."""
         while (due := self.next_due_at) is not None and due <= now:
             timer = heappop(self._heap)[2]
             action, timer.action = timer.action, None

@@ -19,10 +19,9 @@ import sys
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self, Unpack, cast
 
-from truenext.client.core import flows
+from truenext.client.core import flows, send_flows
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription
 from truenext.client.core.client import ConnectOptions, connect_options
 from truenext.client.core.disposition import ACKED, CountedAttempts, Disposition
@@ -31,15 +30,6 @@ from truenext.client.core.health import Health
 from truenext.client.core.message import Content
 from truenext.client.core.queue_browser import QueueBrowser
 from truenext.client.core.send_buffer import PendingSend, SendBatch
-from truenext.client.core.send_flows import (
-    await_capacity,
-    await_confirmed,
-    check_confirmed,
-    prepare_message,
-    prepare_send,
-    send,
-    try_enqueue,
-)
 from truenext.client.core.send_options import Outgoing, SendOptions, encode_body
 from truenext.client.core.session import SessionCore as CoreSession
 from truenext.client.core.subscriptions import ConsumerOptions, parse_consumer_options
@@ -170,9 +160,7 @@ class Processing:
     async def __aenter__(self) -> Message:
         return self._message
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         source = self._message._session
         if os.getpid() == source.driver.process_id:
             await source.driver.exit_block(flows.end_message_block(source.core, self._message, error), error)
@@ -186,9 +174,7 @@ class _Block:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         driver = self._driver
         if os.getpid() == driver.process_id:
             await driver.exit_block(self._end(error, asyncio.current_task(driver.loop)), error)
@@ -209,12 +195,9 @@ class _SessionWithDriver:
 
     async def receive(self, subscription: Subscription | None, count: int, timeout: float | None) -> list[Message]:
         core, driver = self.core, self.driver
-
-        def on_interrupted(messages: list[ReceivedMessage]) -> None:
-            core.on_receive_interrupted(subscription, messages)
-
         flow = flows.receive(core, subscription, count, timeout, asyncio.current_task(driver.loop))
-        messages = cast("list[Message]", await driver.run_flow(flow, on_interrupted))
+        release = partial(core.on_receive_interrupted, subscription)
+        messages = cast("list[Message]", await driver.run_flow(flow, release))
         for message in messages:
             message._session = self
         return messages
@@ -381,7 +364,7 @@ class Session(_Block):
 
     async def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
         """Reply to a request, as `Connection.reply`, but with `send` of this session."""
-        await self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
+        await self.send(flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
     def transaction(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> Transaction:
         """Return a block for one transaction: `async with session.transaction():` commits at its end, and rolls back
@@ -455,7 +438,7 @@ class Sent:
         Raises: as `Connection.send`
         """
         driver = self._connection._driver
-        return driver.run_flow(flows.wait_until_send_confirmed(driver.client, self._send, None)).__await__()
+        return driver.run_flow(flows.wait_until_send_confirmed(self._send)).__await__()
 
 
 class Connection:
@@ -466,7 +449,6 @@ class Connection:
         self._options = options
         self._driver = Driver(options, secrets.token_urlsafe(9), Message)
         self._nowait_batch = SendBatch()
-        """Messages sent with `send_nowait`."""
         self._handlers = Handlers(self._driver)
         self._browse_connections: set[Connection] = set()
 
@@ -501,8 +483,8 @@ class Connection:
         may have arrived; ValueError, TypeError for invalid options; ConnectionLost, ClosedError
         """
         driver = self._driver
-        prepared = prepare_send(driver.client, destination, body, options)
-        await driver.run_flow(send(driver.client, prepared, driver.loop.time() + timeout))
+        prepared = send_flows.prepare_send(driver.client, destination, body, options)
+        await driver.run_flow(send_flows.send(driver.client, prepared, driver.loop.time() + timeout))
 
     async def send_many(
         self,
@@ -522,17 +504,17 @@ class Connection:
             raise TypeError("messages must be several messages: use send for one")
         driver = self._driver
         client = driver.client
-        enqueue = driver.step_of_many(try_enqueue)
+        enqueue = driver.step_of_many(send_flows.try_enqueue)
         batch = SendBatch()
         count = 0
         async for message in each(messages):
-            prepared = prepare_message(client, destination, message, options)
+            prepared = send_flows.prepare_message(client, destination, message, options)
             while not enqueue(client, batch, prepared):
-                await driver.run_flow(await_capacity(client, batch, driver.loop.time() + timeout))
+                await driver.run_flow(send_flows.await_capacity(client, batch, driver.loop.time() + timeout))
             count += 1
             if batch.error is not None:
                 raise batch.error
-        await driver.run_flow(await_confirmed(client, batch, driver.loop.time() + timeout))
+        await driver.run_flow(send_flows.await_confirmed(client, batch, driver.loop.time() + timeout))
         return count
 
     def send_nowait(self, destination: str, body: bytes | str, **options: Unpack[SendOptions]) -> Sent:
@@ -541,8 +523,8 @@ class Connection:
         Raises: BlockingIOError if too many are not confirmed yet: flush first; ValueError, TypeError, ClosedError
         """
         driver = self._driver
-        prepared = prepare_send(driver.client, destination, body, options)
-        if not driver.run_step_of_many(try_enqueue, driver.client, self._nowait_batch, prepared):
+        prepared = send_flows.prepare_send(driver.client, destination, body, options)
+        if not driver.run_step_of_many(send_flows.try_enqueue, driver.client, self._nowait_batch, prepared):
             raise BlockingIOError("too many messages are not confirmed yet: flush first")
         return Sent(self, prepared)
 
@@ -552,7 +534,9 @@ class Connection:
         Raises: the first error of these messages; TimeoutError
         """
         driver = self._driver
-        await driver.run_flow(await_confirmed(driver.client, self._nowait_batch, driver.loop.time() + timeout))
+        await driver.run_flow(
+            send_flows.await_confirmed(driver.client, self._nowait_batch, driver.loop.time() + timeout)
+        )
 
     async def request(
         self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]
@@ -572,7 +556,7 @@ class Connection:
 
         Raises: ValueError if the message has no `reply_to`; otherwise as `send`
         """
-        await self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
+        await self.send(flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
     async def control_request(
         self, verb: str, arguments: object = None, *, timeout: float = DEFAULT_TIMEOUT_S
@@ -700,7 +684,7 @@ class Connection:
         Raises: the first error of messages sent with `send_nowait` that was not raised yet; TimeoutError
         """
         await self._close(timeout)
-        check_confirmed(self._nowait_batch)
+        send_flows.check_confirmed(self._nowait_batch)
 
     async def _close(self, timeout: float) -> None:
         if sys.is_finalizing():
@@ -724,9 +708,7 @@ class Connection:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if os.getpid() != self._driver.process_id:
             return
         if error is None:

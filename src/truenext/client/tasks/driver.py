@@ -15,7 +15,6 @@ import contextlib
 import os
 import selectors
 import socket
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar, TypeVarTuple
@@ -85,14 +84,12 @@ class Driver(BaseDriver):
         self.isolation = _isolations.setdefault(self.loop, HandlerIsolation())
         """Isolation of all handlers in this loop."""
         self._heartbeat_thread: HeartbeatThread | None = None
-        self._write_lock = threading.Lock()
-        """Lock for writing to the socket and changing `_unwritten`."""
+        self._is_flush_scheduled = False
         self._is_reading = True
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
         """Time at which the timer is due. uvloop does not report that of a timer that was due when it was made."""
         self._socket_closed: asyncio.Future[None] | None = None
-        """Done when the socket is closed."""
         self._connect_task: asyncio.Task[None] | None = None
         self._is_confirmation_checked = False
         _drivers.add(self)
@@ -118,7 +115,7 @@ class Driver(BaseDriver):
     # ---- Callers ----
 
     def check_caller(self) -> None:
-        """Raises: ClosedError in another process or loop than that of the connection"""
+        """Check that the caller is in the process and event loop of the connection. Raises: ClosedError"""
         # In spite of its underscore the name is one of those that asyncio exports.
         if asyncio._get_running_loop() is not self.loop:
             # A forked child has no running loop.
@@ -259,7 +256,7 @@ class Driver(BaseDriver):
 
     def _close_socket(self) -> None:
         # In a forked child the lock may be held by a thread that does not exist there.
-        with contextlib.nullcontext() if self._is_forked else self._write_lock:
+        with contextlib.nullcontext() if self._is_forked else self._locked():
             sock, self._sock = self._sock, None
         if sock is None:
             return
@@ -332,21 +329,19 @@ class Driver(BaseDriver):
         super()._on_socket_lost(error)
         self._after_step()
 
-    def _write(self, sock: socket.socket | TlsSocket, data: bytes) -> None:
-        with self._write_lock:
-            if self._unwritten is not None:
-                # A heart-beat that the other thread has begun since `flush` began.
-                data = b"".join([self._unwritten, data])
-            self._send(sock, data)
+    def _locked(self) -> contextlib.AbstractContextManager[object]:
+        return self._write_lock or contextlib.nullcontext()
+
+    def _on_not_written(self, sock: socket.socket | TlsSocket) -> None:
         if self._write_error is not None:
             self.loop.call_soon(self._on_write_error, sock)
-        elif self._unwritten is not None:
+        else:
             self.loop.add_writer(sock, self._on_writable)
 
     def send_heart_beat_if_idle(self, last_written_at: float) -> float:
         """Write, from another thread, pending bytes or a heart-beat if nothing was written since `last_written_at`.
         Returns the argument for the next call."""
-        with self._write_lock:
+        with self._locked():
             link, sock = self._link, self._sock
             if link is None or sock is None or not (link.is_up and link.heartbeat_interval_s):
                 return last_written_at
@@ -378,7 +373,7 @@ class Driver(BaseDriver):
             return
         sock = self._sock
         assert sock is not None, "it is waited for"
-        with self._write_lock:
+        with self._locked():
             if self._unwritten is not None:
                 self._send(sock, self._unwritten)
         if self._write_error is not None:
@@ -394,12 +389,12 @@ class Driver(BaseDriver):
             self._fail_internally(error)
 
     def _flush_soon(self) -> None:
-        if not self._is_flush_due:
-            self._is_flush_due = True
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
             self.loop.call_soon(self._flush_now)
 
     def _flush_now(self) -> None:
-        self._is_flush_due = False
+        self._is_flush_scheduled = False
         if self._is_forked:
             return
         try:

@@ -29,7 +29,7 @@ class Handlers:
         concurrency: int,
         make_session: Callable[[SessionCore], Any],
     ) -> None:
-        """Raises: as `Connection.consume`"""
+        """Run handlers until the call is stopped. Raises: as `Connection.consume`"""
         if not asyncio.iscoroutinefunction(handler) and not asyncio.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004
         ):
@@ -50,7 +50,7 @@ class Handlers:
         try:
             await driver.run_flow(call.subscribe(options))
             for _ in range(concurrency):
-                work = self._run_worker(call.make_worker(), handler, make_session, is_stopped)
+                work = self._run_worker(HandlerWorker(call), handler, make_session, is_stopped)
                 tasks.add(driver.loop.create_task(work))
             await driver.run_flow(call.wait_until_stopped())
         finally:

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable, Iterator
-from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar, cast
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Generic, Self, TypeVar, cast
 
 T = TypeVar("T")
-
-
-class _AsyncClosable(Protocol):
-    async def close(self) -> None: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-R = TypeVar("R", bound=_AsyncClosable)
+R = TypeVar("R", bound=AbstractAsyncContextManager[Any])
 
 
 class AwaitableContext(Generic[R]):
@@ -34,11 +24,9 @@ class AwaitableContext(Generic[R]):
         self._resource = await self._open_resource()
         return self._resource
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         assert self._resource is not None, "it was entered"
-        await self._resource.__aexit__(kind, error, trace)
+        await self._resource.__aexit__(*error)
 
 
 def each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterable[T]:

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from threading import current_thread
-from types import TracebackType
 from typing import Self, Unpack, cast
 
-from truenext.client.core import flows
+from truenext.client.core import flows, send_flows
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription
 from truenext.client.core.client import ConnectOptions, connect_options
 from truenext.client.core.disposition import ACKED, CountedAttempts, Disposition
@@ -24,15 +23,6 @@ from truenext.client.core.health import Health
 from truenext.client.core.message import Content
 from truenext.client.core.queue_browser import QueueBrowser
 from truenext.client.core.send_buffer import PendingSend, SendBatch
-from truenext.client.core.send_flows import (
-    await_capacity,
-    await_confirmed,
-    check_confirmed,
-    prepare_message,
-    prepare_send,
-    send,
-    try_enqueue,
-)
 from truenext.client.core.send_options import Outgoing, SendOptions, encode_body
 from truenext.client.core.session import SessionCore as CoreSession
 from truenext.client.core.subscriptions import ConsumerOptions, parse_consumer_options
@@ -157,9 +147,7 @@ class Processing:
     def __enter__(self) -> Message:
         return self._message
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         source = self._message._session
         if os.getpid() == source.driver.process_id:
             source.driver.exit_block(flows.end_message_block(source.core, self._message, error), error)
@@ -173,9 +161,7 @@ class _Block:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         driver = self._driver
         if os.getpid() == driver.process_id:
             driver.exit_block(self._end(error, current_thread()), error)
@@ -196,12 +182,9 @@ class _SessionWithDriver:
 
     def receive(self, subscription: Subscription | None, count: int, timeout: float | None) -> list[Message]:
         core, driver = self.core, self.driver
-
-        def on_interrupted(messages: list[ReceivedMessage]) -> None:
-            core.on_receive_interrupted(subscription, messages)
-
         flow = flows.receive(core, subscription, count, timeout, current_thread())
-        messages = cast("list[Message]", driver.run_flow(flow, on_interrupted))
+        release = partial(core.on_receive_interrupted, subscription)
+        messages = cast("list[Message]", driver.run_flow(flow, release))
         for message in messages:
             message._session = self
         return messages
@@ -365,7 +348,7 @@ class Session(_Block):
 
     def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
         """Reply to a request, as `Connection.reply`, but with `send` of this session."""
-        self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
+        self.send(flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
     def transaction(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> Transaction:
         """Return a block for one transaction: `with session.transaction():` commits at its end, and rolls back
@@ -439,7 +422,7 @@ class Sent:
         Raises: as `Connection.send`
         """
         driver = self._connection._driver
-        return driver.run_flow(flows.wait_until_send_confirmed(driver.client, self._send, None))
+        return driver.run_flow(flows.wait_until_send_confirmed(self._send))
 
 
 class Connection:
@@ -450,7 +433,6 @@ class Connection:
         self._options = options
         self._driver = Driver(options, secrets.token_urlsafe(9), Message)
         self._nowait_batch = SendBatch()
-        """Messages sent with `send_nowait`."""
         self._handlers = Handlers(self._driver)
         self._browse_connections: set[Connection] = set()
 
@@ -485,8 +467,8 @@ class Connection:
         may have arrived; ValueError, TypeError for invalid options; ConnectionLost, ClosedError
         """
         driver = self._driver
-        prepared = prepare_send(driver.client, destination, body, options)
-        driver.run_flow(send(driver.client, prepared, monotonic() + timeout))
+        prepared = send_flows.prepare_send(driver.client, destination, body, options)
+        driver.run_flow(send_flows.send(driver.client, prepared, monotonic() + timeout))
 
     def send_many(
         self,
@@ -506,17 +488,17 @@ class Connection:
             raise TypeError("messages must be several messages: use send for one")
         driver = self._driver
         client = driver.client
-        enqueue = driver.step_of_many(try_enqueue)
+        enqueue = driver.step_of_many(send_flows.try_enqueue)
         batch = SendBatch()
         count = 0
         for message in messages:
-            prepared = prepare_message(client, destination, message, options)
+            prepared = send_flows.prepare_message(client, destination, message, options)
             while not enqueue(client, batch, prepared):
-                driver.run_flow(await_capacity(client, batch, monotonic() + timeout))
+                driver.run_flow(send_flows.await_capacity(client, batch, monotonic() + timeout))
             count += 1
             if batch.error is not None:
                 raise batch.error
-        driver.run_flow(await_confirmed(client, batch, monotonic() + timeout))
+        driver.run_flow(send_flows.await_confirmed(client, batch, monotonic() + timeout))
         return count
 
     def send_nowait(self, destination: str, body: bytes | str, **options: Unpack[SendOptions]) -> Sent:
@@ -525,8 +507,8 @@ class Connection:
         Raises: BlockingIOError if too many are not confirmed yet: flush first; ValueError, TypeError, ClosedError
         """
         driver = self._driver
-        prepared = prepare_send(driver.client, destination, body, options)
-        if not driver.run_step_of_many(try_enqueue, driver.client, self._nowait_batch, prepared):
+        prepared = send_flows.prepare_send(driver.client, destination, body, options)
+        if not driver.run_step_of_many(send_flows.try_enqueue, driver.client, self._nowait_batch, prepared):
             raise BlockingIOError("too many messages are not confirmed yet: flush first")
         return Sent(self, prepared)
 
@@ -536,7 +518,7 @@ class Connection:
         Raises: the first error of these messages; TimeoutError
         """
         driver = self._driver
-        driver.run_flow(await_confirmed(driver.client, self._nowait_batch, monotonic() + timeout))
+        driver.run_flow(send_flows.await_confirmed(driver.client, self._nowait_batch, monotonic() + timeout))
 
     def request(
         self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]
@@ -554,7 +536,7 @@ class Connection:
 
         Raises: ValueError if the message has no `reply_to`; otherwise as `send`
         """
-        self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
+        self.send(flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
     def control_request(self, verb: str, arguments: object = None, *, timeout: float = DEFAULT_TIMEOUT_S) -> bytes:
         """Send a control request to the broker, and return the answer: JSON (docs/reference/control.md).
@@ -670,7 +652,7 @@ class Connection:
         Raises: the first error of messages sent with `send_nowait` that was not raised yet; TimeoutError
         """
         self._close(timeout)
-        check_confirmed(self._nowait_batch)
+        send_flows.check_confirmed(self._nowait_batch)
 
     def _close(self, timeout: float) -> None:
         if sys.is_finalizing():
@@ -694,9 +676,7 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if os.getpid() != self._driver.process_id:
             return
         if error is None:

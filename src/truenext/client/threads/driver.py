@@ -69,7 +69,10 @@ def _at_exit() -> None:
 
 class Driver(BaseDriver):
     def __init__(self, options: ConnectOptions, name: str, make_message: type[ReceivedMessage]) -> None:
-        """Raises: ConfigurationError if a file of the credentials cannot be used"""
+        """Make a driver, whose thread `start` starts.
+
+        Raises: ConfigurationError if a file of the credentials cannot be used
+        """
         super().__init__(options, name, make_message, clock=monotonic, report=self._report, has_owner_ended=_has_ended)
         self.isolation = HandlerIsolation()
         """Isolation of the handlers of this connection only, because its lock guards no other."""
@@ -93,7 +96,7 @@ class Driver(BaseDriver):
             _drivers.add(self)
 
     def start(self) -> None:
-        """Raises: ClosedError at the end of the program, when no thread starts any more"""
+        """Start the thread. Raises: ClosedError at the end of the program, when no thread starts any more"""
         self.check_caller()
         self._thread.start()
 
@@ -332,7 +335,6 @@ class Driver(BaseDriver):
         return None
 
     def _run_once(self) -> None:
-        """Wait until the connection has something to do, and do it."""
         with self._lock:
             sock = self._sock
             assert sock is not None, "it is there"
@@ -410,13 +412,7 @@ class Driver(BaseDriver):
 
     # ---- Writing ----
 
-    def flush(self) -> bool:
-        """Write pending bytes; return whether the socket has accepted all of them."""
-        self._is_flush_due = False
-        return super().flush()
-
-    def _write(self, sock: socket.socket | TlsSocket, data: bytes) -> None:
-        self._send(sock, data)
+    def _on_not_written(self, sock: socket.socket | TlsSocket) -> None:
         if self._write_error is not None:
             self._wake_thread()
 

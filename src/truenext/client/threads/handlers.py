@@ -29,7 +29,7 @@ class Handlers:
         concurrency: int,
         make_session: Callable[[SessionCore], Any],
     ) -> None:
-        """Raises: as `Connection.consume`"""
+        """Run handlers until the call is stopped. Raises: as `Connection.consume`"""
         if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004
         ):
@@ -42,7 +42,7 @@ class Handlers:
         try:
             driver.run_flow(call.subscribe(options))
             for number in range(concurrency):
-                worker = driver.run_step(call.make_worker)
+                worker = driver.run_step(HandlerWorker, call)
                 name = f"truenext handler {number}"
                 # A running handler does not keep the program from ending.
                 Thread(target=self._run_worker, args=(worker, handler, make_session), name=name, daemon=True).start()

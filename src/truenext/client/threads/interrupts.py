@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import importlib
 import signal
+from threading import Lock
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from threading import Lock
-    from types import FrameType, TracebackType
+    from types import FrameType
 
     Handler = Callable[[int, FrameType | None], object]
 
@@ -55,9 +55,7 @@ class SignalSafeLock:
             raise
         self._lock.acquire()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._lock.release()
         try:
             self._restore_handlers()
@@ -86,13 +84,8 @@ class SignalSafeLock:
     def run_due_handlers(self) -> None:
         """Run signal handlers that are due, without the lock. They may raise."""
         if self._deferred_signals:
-            self._lock.release()
-            try:
-                self._is_waiting = True
-                self._run_deferred_handlers()
-            finally:
-                self._is_waiting = False
-                self._lock.acquire()
+            # A lock that is free is not waited for.
+            self.wait(Lock(), 0.0)
 
     def _run_deferred_handlers(self) -> None:
         while self._deferred_signals:

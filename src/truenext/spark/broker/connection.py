@@ -18,7 +18,7 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
-from truenext.client.core.link import HEART_BEAT, Link
+from truenext.client.core.link import HEART_BEAT, AnswerHandler, Link
 from truenext.client.password_file import current_password
 from truenext.client.tls_context import check_files, make_context, reason_of
 from truenext.clock import monotonic
@@ -38,7 +38,7 @@ HEART_BEAT_SECONDS = 10.0
 _REPLIES = "/temp-queue/answers"
 
 
-class Answer:
+class Answer(AnswerHandler):
     """The broker's answer to one frame: its receipt, or an error."""
 
     __slots__ = ("_connection", "error", "receipt")
@@ -51,8 +51,6 @@ class Answer:
     @property
     def is_there(self) -> bool:
         return self.receipt is not None or self.error is not None
-
-    # As link.AnswerHandler.
 
     def on_confirmed(self, frame: Frame) -> None:
         self.receipt = frame

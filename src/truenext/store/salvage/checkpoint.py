@@ -30,6 +30,7 @@ from truenext.store.checkpoint_format import (
     MessageTableNames,
     decode_position,
     decode_recovered,
+    initial_meta,
 )
 from truenext.store.checksummed import DamagedValue, remove_checksum
 from truenext.store.lmdb_file import TREE_BYTES, LmdbEntry, LmdbTree, RawLmdbReader, is_uninitialized, read_metas
@@ -45,14 +46,7 @@ UNREACHED_TIMERS_MAX = 1_000_000
 CHECKPOINT = f"lmdb/{DATA_FILE}"
 
 _VALUE_DATABASES = (b"meta", b"queues", b"producers", b"counts", b"transient counts")
-_META_DEFAULTS = {
-    b"identity": b"",
-    b"clean stop": UNCLEAN,
-    b"sequence limit": NUMBER.pack(1),
-    b"redelivered below": NUMBER.pack(0),
-    b"paused": b"",
-}
-"""Values used for keys that are missing in meta."""
+_META_DEFAULTS = initial_meta(b"", b"", 0) | {b"clean stop": UNCLEAN}
 
 
 TABLE_NAMES = (PERSISTENT_TABLES, TRANSIENT_TABLES)
@@ -79,7 +73,6 @@ class SalvagedCheckpoint:
         self._progress = progress
         self._trees: dict[bytes, LmdbTree] = {}
         self._unmatched_marks: dict[bytes, bytes] = {}
-        """Marks whose messages were not found."""
         self.unreached_timers: set[bytes] = set()
         """Timers on pages that a damaged page led to; `unreached` adds them."""
         self.undeleted_transients = 0

@@ -38,7 +38,7 @@ class DamageReport:
         self._on_damage = on_damage
         self.damage_count = 0
         self.notes_besides_damage: list[str] = []
-        """Notes on things that are not damage but may raise questions."""
+        """Notes on what an operator may wonder about, such as dropped transients that still take space."""
 
     def add_damage(self, file: str, problem: str) -> None:
         self.damage_count += 1

@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from truenext.errors import StoreError
@@ -41,7 +41,7 @@ from truenext.store.salvage.damage import (
 )
 from truenext.store.salvage.journal import SalvagedJournal
 from truenext.store.salvage.references import ReferenceCounts
-from truenext.store.store_errors import STORAGE_ERRORS, store_error
+from truenext.store.store_errors import translated_errors
 
 _ANY_SEGMENT = 1 << 63
 
@@ -60,29 +60,14 @@ def open_salvage(
     """
     if not ((data / "lmdb").is_dir() or (data / "journal").is_dir()):
         raise StoreError(f"{data} is not a data folder of a broker: it has neither lmdb nor journal in it")
-    try:
-        lock = _lock(data)
+    with translated_errors(f"read the store in {data}", data), ExitStack() as resources:
         try:
-            salvage = Salvage(data, on_damage, on_progress, last_history_chunk)
-            try:
-                yield salvage
-            finally:
-                salvage.close()
-        finally:
-            if lock >= 0:
-                os.close(lock)
-    except STORAGE_ERRORS as error:
-        raise store_error(f"read the store in {data}", error, data) from error
-
-
-def _lock(data: Path) -> int:
-    try:
-        return folder.lock(data)
-    except OSError as error:
-        if error.errno != errno.EROFS:
-            raise
-        # No broker can run on a read-only file system either.
-        return -1
+            resources.callback(os.close, folder.lock(data))
+        except OSError as error:
+            # No broker can run on a read-only file system either.
+            if error.errno != errno.EROFS:
+                raise
+        yield resources.enter_context(closing(Salvage(data, on_damage, on_progress, last_history_chunk)))
 
 
 class Salvage:
@@ -100,7 +85,7 @@ class Salvage:
 
         Raises: StoreError if the folder is empty, or another truenext wrote it; OSError
         """
-        self._damage_report = DamageReport(on_damage)
+        self.damage_report = DamageReport(on_damage)
         self._progress = SalvageProgress(on_progress)
         self._references = ReferenceCounts()
         """References to contents from the messages read so far."""
@@ -109,16 +94,16 @@ class Salvage:
         self.unnamed_queues: set[int] = set()
         """Numbers of queues that have messages and no name."""
         with ExitStack() as files:
-            self._journal = SalvagedJournal(data, self._damage_report, self._progress)
+            self._journal = SalvagedJournal(data, self.damage_report, self._progress)
             files.callback(self._journal.close)
-            self._checkpoint = SalvagedCheckpoint(
-                data, self._damage_report, self._progress, may_be_new=not folder.has_journal(data)
+            self.checkpoint = SalvagedCheckpoint(
+                data, self.damage_report, self._progress, may_be_new=not folder.has_journal(data)
             )
-            files.callback(self._checkpoint.close)
+            files.callback(self.checkpoint.close)
             self._overlay = self._read_journal(last_history_chunk)
             self._files = files.pop_all()
         indexes = self._overlay.indexes
-        self.recovered = apply_journal(self._checkpoint.recovered, indexes)
+        self.recovered = apply_journal(self.checkpoint.recovered, indexes)
         """State without counts. Damaged values are as in a new store that did not stop cleanly."""
         self._removed = {key for index in indexes for key in index.removed}
         self._journal_marks = [index.marks for index in reversed(indexes) if index.marks]
@@ -127,30 +112,9 @@ class Salvage:
     def close(self) -> None:
         self._files.close()
 
-    @property
-    def damage_count(self) -> int:
-        """Number of calls of `on_damage`."""
-        return self._damage_report.damage_count
-
-    @property
-    def notes_besides_damage(self) -> list[str]:
-        """Notes on things that are not damage but may raise questions."""
-        return self._damage_report.notes_besides_damage
-
-    @property
-    def undeleted_transients(self) -> int:
-        """Transients that unclean stops dropped and that are not deleted yet; once `messages` was read."""
-        return self._checkpoint.undeleted_transients
-
-    @property
-    def unreached_timers(self) -> set[bytes]:
-        """Timers on pages that a damaged page led to, once `messages` was read."""
-        return self._checkpoint.unreached_timers
-
     def _read_journal(self, last_history_chunk: tuple[int, int] | None) -> Overlay:
-        """Return the overlay of all readable batches."""
         overlay = Overlay()
-        checkpoint = self._checkpoint
+        checkpoint = self.checkpoint
         position = checkpoint.position
         # Without a position any segment may be in the checkpoint already: it counts as one that is being checkpointed.
         overlay.last_checkpoint_segment = position.segment + 1 if position is not None else _ANY_SEGMENT
@@ -163,7 +127,7 @@ class Salvage:
     def timers(self) -> Iterator[bytes]:
         """Yield the journal's timers laid over the checkpoint's. Only a damaged checkpoint has one twice or
         unsorted."""
-        return self._overlay.timer_view().iter_after(b"", self._checkpoint.timers())
+        return self._overlay.timer_view().iter_after(b"", self.checkpoint.timers())
 
     def messages(self) -> Iterator[SalvagedMessage]:
         """Yield the checkpoint's messages in key order, persistent ones first, then those on pages that damaged
@@ -187,7 +151,7 @@ class Salvage:
                 self._mark_damaged(message, f"its content, number {number}, is missing or damaged")
             yield message
         for number, expected, found in references.mismatches():
-            self._damage_report.add_damage(
+            self.damage_report.add_damage(
                 "contents", f"content {number} has {found} references, {expected} are counted"
             )
         self._progress.finish()
@@ -195,12 +159,12 @@ class Salvage:
     def _all_messages(self) -> Iterator[SalvagedMessage]:
         queues = self.recovered.queues
         for kind in TABLE_NAMES:
-            yield from self._checkpointed(self._checkpoint.messages(kind, queues))
-        if self.damage_count:
-            yield from self._checkpointed(self._checkpoint.unreached(self._overlay.timer_view().overrides))
-        for key in self._checkpoint.unmatched_marks():
+            yield from self._checkpointed(self.checkpoint.messages(kind, queues))
+        if self.damage_report.damage_count:
+            yield from self._checkpointed(self.checkpoint.unreached(self._overlay.timer_view().overrides))
+        for key in self.checkpoint.unmatched_marks():
             if key not in self._removed:
-                self._damage_report.add_damage(
+                self.damage_report.add_damage(
                     CHECKPOINT, f"{describe_message(key, queues)} is missing, but its mark is there"
                 )
         for key, span in self._overlay.messages():
@@ -211,9 +175,7 @@ class Salvage:
             yield self._checked(SalvagedMessage(key, record, span.is_transient, mark, file, causes))
         limit = self.recovered.sequence_limit
         if self.highest_sequence >= limit:
-            self._damage_report.add_damage(
-                CHECKPOINT, f"message {self.highest_sequence} is not below the limit {limit}"
-            )
+            self.damage_report.add_damage(CHECKPOINT, f"message {self.highest_sequence} is not below the limit {limit}")
 
     def _checkpointed(self, entries: Iterable[CheckpointEntry]) -> Iterator[SalvagedMessage]:
         """Yield messages of the checkpoint, except those that the journal has or has removed."""
@@ -237,11 +199,11 @@ class Salvage:
         number = split_lane_key(message.key[:LANE_KEY_SIZE])[0]
         if number not in self.recovered.queues and number not in self.unnamed_queues:
             self.unnamed_queues.add(number)
-            self._damage_report.add_damage(message.file, f"queue {number} has messages and no name")
+            self.damage_report.add_damage(message.file, f"queue {number} has messages and no name")
         return message
 
     def _mark_damaged(self, message: SalvagedMessage, problem: str) -> None:
         message.damage = problem
-        self._damage_report.add_damage(
+        self.damage_report.add_damage(
             message.file, f"{describe_message(message.key, self.recovered.queues)} is damaged: {problem}"
         )

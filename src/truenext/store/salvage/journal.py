@@ -6,7 +6,6 @@ Every good frame counts, also after a damaged one. A lost salt of the checksums 
 from __future__ import annotations
 
 import os
-import struct
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +17,10 @@ from truenext.store.frame import (
     CHECKSUM,
     FLIP_BYTES_MAX,
     FRAME,
-    SEGMENT_OFFSET,
     describe_cut,
     has_flipped_bit,
     initial_value,
+    iter_starts,
     may_follow,
     payload_at,
     size_for_first_frame,
@@ -39,8 +38,6 @@ UNKNOWN_BYTES = 1 << 62
 
 READ_BYTES = 64 * 1024
 """Bytes of the journal that are lost with one that the disk cannot read."""
-
-_NEEDLE = struct.Struct("<Q")
 
 
 class SalvagedJournal:
@@ -68,7 +65,6 @@ class SalvagedJournal:
         self._seen = 0
         """Bytes that were read, or are not needed."""
         self._size = sum(path.stat().st_size for path in self._paths.values())
-        """Bytes of all segments."""
         progress.update("journal", 0, self._size)
 
     def close(self) -> None:
@@ -213,22 +209,16 @@ class SalvagedJournal:
 
     def _next_frame(self, segment: _SegmentContent, offset: int) -> int | None:
         """Return the offset of the first good frame after `offset`, or None."""
-        needle = _NEEDLE.pack(segment.number)
         budget = SEARCH_BYTES_MAX
-        at = segment.buffer.find(needle, offset + SEGMENT_OFFSET)
-        while at >= 0:
-            start = at - SEGMENT_OFFSET
-            if start + FRAME.size <= segment.size:
-                _, size, _, number = FRAME.unpack_from(segment.buffer, start)
-                if self._last is None or may_follow(number, self._last, self._unread + start - offset):
-                    if segment.frame(start, self._last)[1] is not None:
-                        return start
-                    budget -= min(size, segment.size - start)
+        for start, size, number in iter_starts(segment.buffer, segment.number, offset):
+            if self._last is None or may_follow(number, self._last, self._unread + start - offset):
+                if segment.frame(start, self._last)[1] is not None:
+                    return start
+                budget -= min(size, segment.size - start)
             if budget < 0:
                 problem = f"the bytes after byte {start} were not searched: too many of them look like frames"
                 self._damage_report.add_damage(segment.file, problem)
                 return None
-            at = segment.buffer.find(needle, at + 1)
         return None
 
 

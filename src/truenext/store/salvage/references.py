@@ -16,9 +16,6 @@ class ReferenceCounts:
         self._expected = array("I")
         self._found = array("I")
 
-    def __len__(self) -> int:
-        return len(self._contents)
-
     def add(self, content: int, expected: int) -> None:
         """Add a content that should have `expected` references."""
         at = bisect_left(self._contents, content)
