@@ -17,12 +17,13 @@ from truenext.engine.dispatch.plain import Deliveries, Dispatcher
 from truenext.engine.dispatch.selective import (
     GroupedQueueDispatch,
     QueueDispatch,
+    express_receivers,
     remove_from_lane,
     service_preference,
 )
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.selecting.selections import Selections
-from truenext.engine.state.clients import NO_RECEIVERS, ClientRegistry
+from truenext.engine.state.clients import NO_RECEIVERS, ClientRegistry, QueueReceivers
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.state.wildcard import NO_HEAD, Wildcard
@@ -104,7 +105,7 @@ class WildcardDispatch:
         for queue in queues:
             receivers = self._receivers.get(queue, NO_RECEIVERS)
             wildcards.update(dict.fromkeys(receivers.wildcards))
-            if any(consumer.has_express for consumer in receivers.consumers):
+            if receivers.express:
                 self._wildcards.express_queues[queue] = None
         for wildcard in wildcards:
             wildcard.adjust_window(self._commit_state.now_ms)
@@ -168,6 +169,10 @@ class WildcardDispatch:
                 self._query_source_again(queue, source)
 
     def _dispatch_entry(self, entry: Entry, receiver: BrokerConsumer) -> None:
+        self._assign_entry(entry, receiver)
+        self._query_again(entry.lane.queue)
+
+    def _assign_entry(self, entry: Entry, receiver: BrokerConsumer) -> None:
         queue = entry.lane.queue
         if queue.observer is None or self._scans.find_scan(receiver, queue) is None:
             self._awaited_lanes[entry.lane] = None
@@ -178,6 +183,9 @@ class WildcardDispatch:
         if entry.group:
             # Its uncommitted messages may be another consumer's now.
             self._first_uncommitted_cache.clear()
+
+    def _query_again(self, queue: Queue) -> None:
+        """Find the next messages of a queue from which some were dispatched."""
         self._update_heads(queue)
         self._query_queue(queue)
         for wildcard in self._receivers.get(queue, NO_RECEIVERS).wildcards:
@@ -190,17 +198,37 @@ class WildcardDispatch:
             self._first_by_source[source] = None
 
     def _dispatch_express(self) -> None:
-        for queue in list(self._wildcards.express_queues):
+        express_queues = self._wildcards.express_queues
+        for queue in list(express_queues):
             receivers = self._receivers.get(queue, NO_RECEIVERS)
-            if not any(consumer.has_express for consumer in receivers.consumers):
-                del self._wildcards.express_queues[queue]
+            if not receivers.express:
+                del express_queues[queue]
             elif not queue.is_paused:
-                consumers = receivers.all() if receivers.exclusive is None else [receivers.exclusive]
-                queue_dispatch = self._queue_dispatch(queue)
-                queue_dispatch.awaited_lane = _NO_LANE
-                queue_dispatch.dispatch_express(consumers, self._dispatch_entry)
-                if queue_dispatch.awaited_lane is not None:
-                    self._awaited_lanes[queue_dispatch.awaited_lane] = None
+                self._dispatch_express_in(queue, receivers)
+                if self._dispatcher.budget <= 0:
+                    # The others are first in the next turn.
+                    del express_queues[queue]
+                    express_queues[queue] = None
+                    return
+
+    def _dispatch_express_in(self, queue: Queue, receivers: QueueReceivers) -> None:
+        """Dispatch messages of one queue to express consumers."""
+        if not express_receivers(queue, receivers.express if receivers.exclusive is None else [receivers.exclusive]):
+            return
+        queue_dispatch = self._queue_dispatch(queue)
+        queue_dispatch.awaited_lane = _NO_LANE
+        before = self._dispatched_count(queue)
+        queue_dispatch.dispatch_express(receivers, self._assign_entry, self._dispatcher.budget)
+        if queue_dispatch.awaited_lane is not None:
+            self._awaited_lanes[queue_dispatch.awaited_lane] = None
+        count = self._dispatched_count(queue) - before
+        if count:
+            self._dispatcher.budget -= count
+            self._query_again(queue)
+
+    def _dispatched_count(self, queue: Queue) -> int:
+        dispatched = self._dispatched_by_queue.get(queue)
+        return 0 if dispatched is None else len(dispatched[0])
 
     # ---- Search ----
 
