@@ -127,6 +127,23 @@ def test_express_dispatch_of_as_many_messages_as_consumers_costs_no_square(
     assert steps(MANY) < LINEAR_FACTOR * steps(FEW)
 
 
+@pytest.mark.parametrize("selector", [None, same_priority, own_number])
+def test_dispatch_to_many_consumers_beside_a_wildcard_consumer_searches_no_square(
+    selector: Callable[[int], str] | None,
+) -> None:
+    """Fixed: after each message all consumers of the queue were searched anew."""
+
+    def steps(count: int) -> int:
+        driver = ManyConsumersDriver()
+        driver.add_consumers(count, selector=selector)
+        driver.add_consumers(1, address="/queue/>", name="w", window=1)
+        driver.run_turns()
+        driver.send_each(count, 4)
+        return steps_of(driver.run_turns)
+
+    assert steps(MANY) < LINEAR_FACTOR * steps(FEW)
+
+
 class CountingDict(dict[int, Entry]):
     """Held messages that count how often they are searched."""
 
