@@ -259,6 +259,7 @@ class WildcardDispatch:
         classes = self._classes_by_queue.get(queue)
         if classes is None:
             classes = self._classes_by_queue[queue] = self._consumer_classes(queue, receivers)
+            dispatched = None
         best = None
         for consumer_class in classes:
             entry = consumer_class.offered_entry

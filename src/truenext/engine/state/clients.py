@@ -11,7 +11,7 @@ lists are in order, and each consumer is found by bisection.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import cast
@@ -37,8 +37,8 @@ class QueueReceivers:
     """Consumers in order of subscription, which is that of their numbers."""
     express: list[QueueConsumer] = _NO_CONSUMERS
     """Those of `consumers` that have asked for express dispatch, in the same order."""
-    wildcards: tuple[Wildcard, ...] = ()
-    """Wildcard consumers in order of subscription."""
+    wildcards: Sequence[Wildcard] = ()
+    """Wildcard consumers in order of subscription: a tuple of one that queues share, or a list."""
     exclusives: list[BrokerConsumer] = _NO_EXCLUSIVES
     """All exclusive receivers, the preferred one first."""
     exclusive: BrokerConsumer | None = None
@@ -105,9 +105,13 @@ class ClientRegistry:
 
     def add_wildcard(self, wildcard: Wildcard, queue: Queue) -> None:
         receivers = self._get_or_create_receivers(queue)
-        # Most queues have one wildcard consumer, which has many queues: they share one tuple.
-        singleton = self._wildcard_singletons.setdefault(wildcard, (wildcard,))
-        receivers.wildcards = (*receivers.wildcards, wildcard) if receivers.wildcards else singleton
+        if not receivers.wildcards:
+            # Most queues have one wildcard consumer, which has many queues: they share one tuple.
+            receivers.wildcards = self._wildcard_singletons.setdefault(wildcard, (wildcard,))
+        elif isinstance(receivers.wildcards, list):
+            receivers.wildcards.append(wildcard)
+        else:
+            receivers.wildcards = [*receivers.wildcards, wildcard]
         queue.has_wildcards = True
         if wildcard.is_exclusive:
             receivers.add_exclusive(wildcard)
@@ -120,8 +124,10 @@ class ClientRegistry:
             if consumer.has_express:
                 del receivers.express[bisect_left(receivers.express, consumer.number, key=_number)]
         else:
-            at = bisect_left(receivers.wildcards, consumer.number, key=_number)
-            receivers.wildcards = receivers.wildcards[:at] + receivers.wildcards[at + 1 :]
+            if isinstance(receivers.wildcards, list):
+                del receivers.wildcards[bisect_left(receivers.wildcards, consumer.number, key=_number)]
+            else:
+                receivers.wildcards = ()
             queue.has_wildcards = bool(receivers.wildcards)
         if consumer.is_exclusive:
             receivers.remove_exclusive(consumer)
