@@ -77,8 +77,8 @@ class ConsumerClass:
 
 
 class ExpressClass(ConsumerClass):
-    """Consumers that get messages by express dispatch alone. The rank of what they are offered never falls within a
-    turn, so those without express credit are left out for good."""
+    """Class of consumers that get messages by express dispatch alone. The rank of its offers never falls within a turn,
+    so consumers without express credit are left out for good."""
 
     __slots__ = ()
 

@@ -36,11 +36,11 @@ class QueueReceivers:
     consumers: list[QueueConsumer] = _NO_CONSUMERS
     """Consumers in order of subscription, which is that of their numbers."""
     express: list[QueueConsumer] = _NO_CONSUMERS
-    """Those of `consumers` that have asked for express dispatch, in the same order."""
+    """Consumers that have asked for express dispatch, in order of subscription."""
     wildcards: Sequence[Wildcard] = ()
     """Wildcard consumers in order of subscription: a tuple of one that queues share, or a list."""
     exclusives: list[BrokerConsumer] = _NO_EXCLUSIVES
-    """All exclusive receivers, the preferred one first."""
+    """Exclusive receivers, the preferred one first."""
     exclusive: BrokerConsumer | None = None
 
     def all(self) -> list[BrokerConsumer]:
