@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import repeat
 
-from truenext.engine.dispatch.selective import GroupedQueueDispatch, QueueDispatch
+from truenext.engine.dispatch.selective import GroupedQueueDispatch, QueueDispatch, express_receivers
 from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.memory.horizon import is_first_uncommitted
 from truenext.engine.memory.reading import PageReader
@@ -99,8 +99,9 @@ class Dispatcher:
                         break
                 elif lane.arrived is not NO_ENTRIES:
                     lane.free_arrived()
-        if not receivers and any(consumer.has_express for consumer in consumers):
-            last = self._dispatch_express(queue, consumers, deliveries, entries, consumer_numbers) or last
+        if not receivers and receivers_of_queue.express:
+            express = receivers_of_queue.express if owner is None else consumers
+            last = self._dispatch_express(queue, express, deliveries, entries, consumer_numbers) or last
         if entries:
             self._events.dispatched(queue, entries, consumer_numbers)
             self.budget -= len(entries)
@@ -122,9 +123,11 @@ class Dispatcher:
             if consumer.adjust_window(self._commit_state.now_ms):
                 self._events.window_changed(consumer, queue, consumer.window)
         queue_dispatch = self.new_queue_dispatch(queue)
-        queue_dispatch.dispatch(consumers, dispatch_entry, min(self.budget, self._queue_share))
-        if any(consumer.has_express for consumer in consumers):
-            queue_dispatch.dispatch_express(consumers, dispatch_entry)
+        limit = min(self.budget, self._queue_share)
+        queue_dispatch.dispatch(consumers, dispatch_entry, limit)
+        receivers = self._clients.receivers_of(queue)
+        if receivers.express:
+            queue_dispatch.dispatch_express(receivers, dispatch_entry, limit - len(entries))
         if queue_dispatch.is_cut:
             self._commit_state.touched_queues[queue] = None
         if entries:
@@ -181,13 +184,15 @@ class Dispatcher:
     ) -> Lane | None:
         """Without credit, dispatch messages more urgent than all that an express consumer holds to that consumer.
         Returns the lane that must be read for that."""
+        preferred = express_receivers(queue, consumers)
         for lane in queue.lanes:
             while lane.arrived or lane.requeued or lane.unread:
-                receivers = [consumer for consumer in consumers if consumer.has_express_credit(lane.rank)]
-                if not receivers:
+                while preferred and not preferred[-1].has_express_credit(lane.rank):
+                    preferred.pop()
+                if not preferred:
                     # Less urgent messages have no receiver either.
                     return None
-                consumer = max(receivers, key=lambda consumer: consumer.last_ack_number)
+                consumer = preferred[-1]
                 count_before = len(entries)
                 window, consumer.window = consumer.window, len(consumer.held) + 1
                 receiver = (consumer.service_rank, len(consumer.held), consumer.last_dispatch_number, 0, consumer)
@@ -197,6 +202,7 @@ class Dispatcher:
                     if not may_continue:
                         return lane
                     break
+                consumer.on_express_dispatch()
         return None
 
     def _dispatch_lane(

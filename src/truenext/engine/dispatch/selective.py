@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from heapq import heappop, heappush
+from operator import attrgetter
 
 from truenext.engine.dispatch.heads import (
     COMMITTING,
@@ -29,13 +30,18 @@ from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.selecting.groups import GroupOwnership, GroupScanCursor
 from truenext.engine.selecting.scan import ConsumerScans, QueueScan, ScanCursor
 from truenext.engine.selecting.selecting import QueueSelection
+from truenext.engine.state.clients import QueueReceivers
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.queue import NO_ENTRIES, Entry, Lane, Queue, is_expired
 from truenext.engine.writing.commit_state import CommitState
 from truenext.model.limits import EXPIRED_PER_TURN
+from truenext.model.order import RANKS
 
 RankedConsumer = tuple[int, int, int, int, BrokerConsumer]
 """Service rank, messages held, last dispatch number, index among the consumers, and the consumer."""
+
+_BEST_RANK = RANKS[0]
+_last_ack_number = attrgetter("last_ack_number")
 
 Offer = tuple[int, int, int, Entry, "ConsumerClass"]
 """Rank and sequence of a message, number of the class that it is offered to, the message, and that class."""
@@ -58,7 +64,8 @@ class ConsumerClass:
         self.may_get_better_offer = False
         """After a dispatch to another class, an earlier message may be ready for this one."""
 
-    def has_receiver_with_credit(self) -> bool:
+    def has_receiver(self, rank: int) -> bool:
+        """Return whether a consumer of the class may get a message of this rank, or of a less urgent one."""
         # Subscriptions of one connection share its unsent bytes.
         while self.receivers and not self.receivers[0][4].has_credit():
             heappop(self.receivers)
@@ -69,12 +76,25 @@ class ConsumerClass:
         return self.receivers[0][:4]
 
 
+class ExpressClass(ConsumerClass):
+    """Class of consumers that get messages by express dispatch alone. The rank of its offers never falls within a turn,
+    so consumers without express credit are left out for good."""
+
+    __slots__ = ()
+
+    def has_receiver(self, rank: int) -> bool:
+        while self.receivers and not self.receivers[0][4].has_express_credit(rank):
+            heappop(self.receivers)
+        return bool(self.receivers)
+
+
 class QueueDispatch:
     """Dispatch of the true nexts of one queue in one turn, to consumers that may match different messages."""
 
     __slots__ = (
         "_commit_state",
         "_has_skipped_uncommitted",
+        "_is_express",
         "_page_reader",
         "_queue",
         "_resident",
@@ -105,6 +125,8 @@ class QueueDispatch:
         self._settlement = settlement
         self._has_skipped_uncommitted = False
         """The last search would have found an earlier message, were that not being committed."""
+        self._is_express = False
+        """No consumer has credit, and messages are dispatched beyond the windows."""
         self.awaited_lane: Lane | None = None
         """Lane that consumers without a selector wait for until it is read, or the last one that was reached."""
         self.expired_count = 0
@@ -120,6 +142,30 @@ class QueueDispatch:
         for index, consumer in enumerate(consumers):
             if consumer.has_credit():
                 self._add_consumer(classes, consumer, index)
+        self._dispatch_to(classes, dispatch_entry, limit)
+
+    def dispatch_express(
+        self, receivers: QueueReceivers, dispatch_entry: Callable[[Entry, BrokerConsumer], object], limit: int
+    ) -> None:
+        """Without credit, dispatch messages more urgent than all that an express consumer holds to that consumer, until
+        there are no more or `limit` searches were made."""
+        owner = receivers.exclusive
+        preferred = express_receivers(self._queue, receivers.express if owner is None else [owner])
+        if not preferred or any(one.has_credit() for one in (receivers.all() if owner is None else [owner])):
+            return
+        self._is_express = True
+        classes: dict[Hashable, ConsumerClass] = {}
+        for index, consumer in enumerate(reversed(preferred)):
+            self._add_consumer(classes, consumer, index)
+        self._dispatch_to(classes, dispatch_entry, limit)
+        self._is_express = False
+
+    def _dispatch_to(
+        self,
+        classes: dict[Hashable, ConsumerClass],
+        dispatch_entry: Callable[[Entry, BrokerConsumer], object],
+        limit: int,
+    ) -> None:
         offers: list[Offer] = []
         to_query = list(classes.values())
         while limit > 0:
@@ -127,8 +173,11 @@ class QueueDispatch:
             limit -= len(to_query) or 1
             for consumer_class in to_query:
                 self._has_skipped_uncommitted = False
-                head = self._head_of_class(consumer_class) if consumer_class.has_receiver_with_credit() else None
-                consumer_class.offered_entry = entry = head if isinstance(head, Entry) else None
+                head = self._head_of_class(consumer_class) if consumer_class.has_receiver(_BEST_RANK) else None
+                entry = head if isinstance(head, Entry) else None
+                if self._is_express and entry is not None and not consumer_class.has_receiver(entry.lane.rank):
+                    entry = None
+                consumer_class.offered_entry = entry
                 consumer_class.may_get_better_offer = isinstance(head, Wait) or self._has_skipped_uncommitted
                 if entry is not None:
                     heappush(offers, (entry.lane.rank, entry.sequence, consumer_class.number, entry, consumer_class))
@@ -142,18 +191,21 @@ class QueueDispatch:
                 if consumer_class.offered_entry is entry:
                     consumer_class.offered_entry = None
                     to_query.append(consumer_class)
+            rank = entry.lane.rank
             candidates = [
                 consumer_class
                 for consumer_class in to_query
-                if consumer_class.has_receiver_with_credit() and self._is_available_to(consumer_class, entry)
+                if consumer_class.has_receiver(rank) and self._is_available_to(consumer_class, entry)
             ]
             if candidates:
                 consumer_class = min(candidates, key=ConsumerClass.best_preference)
                 *_, index, consumer = heappop(consumer_class.receivers)
-                horizon.remove_entry(entry.lane, entry)
+                remove_from_lane(entry)
                 dispatch_entry(entry, consumer)
                 to_query = self._classes_to_query(classes, to_query, offers)
-                if consumer.has_credit():
+                if self._is_express:
+                    consumer.on_express_dispatch()
+                if consumer.has_express_credit(rank) if self._is_express else consumer.has_credit():
                     consumer_class = self._add_consumer(classes, consumer, index)
                     if consumer_class.offered_entry is None and consumer_class not in to_query:
                         to_query.append(consumer_class)
@@ -168,8 +220,10 @@ class QueueDispatch:
         key = consumer if has_own_groups else scan
         consumer_class = classes.get(key)
         if consumer_class is None:
-            consumer_class = classes[key] = ConsumerClass(len(classes), scan, consumer if has_own_groups else None)
-        heappush(consumer_class.receivers, (*service_preference(consumer, index), consumer))
+            kind = ExpressClass if self._is_express else ConsumerClass
+            consumer_class = classes[key] = kind(len(classes), scan, consumer if has_own_groups else None)
+        preference = (0, 0, 0, index) if self._is_express else service_preference(consumer, index)
+        heappush(consumer_class.receivers, (*preference, consumer))
         return consumer_class
 
     def _owns_groups(self, consumer: BrokerConsumer, scan: QueueScan | None) -> bool:
@@ -186,24 +240,6 @@ class QueueDispatch:
         """Return the classes to search for again, after a message was dispatched that was offered to `queried`; all
         others keep their offers."""
         return queried
-
-    def dispatch_express(
-        self, consumers: Sequence[BrokerConsumer], dispatch_entry: Callable[[Entry, BrokerConsumer], object]
-    ) -> None:
-        """Without credit, dispatch messages more urgent than all that an express consumer holds to that consumer."""
-        while not any(consumer.has_credit() for consumer in consumers):
-            offers = []
-            for consumer in consumers:
-                head = self.head_for(consumer) if consumer.has_express else None
-                if isinstance(head, Entry) and consumer.has_express_credit(head.lane.rank):
-                    offers.append((head.lane.rank, head.sequence, -consumer.last_ack_number, consumer.number, consumer))
-            if not offers or self.is_cut:
-                return
-            receiver = min(offers)[4]
-            head = self.head_for(receiver)
-            assert isinstance(head, Entry), "it was there"
-            remove_from_lane(head)
-            dispatch_entry(head, receiver)
 
     def head_for(self, consumer: BrokerConsumer) -> Head:
         """Return the head of the queue for a consumer."""
@@ -305,17 +341,20 @@ class GroupedQueueDispatch(QueueDispatch):
         assert self._selection is not None, "there are groups"
         return self._selection.existing_groups
 
-    def dispatch(
-        self, consumers: Sequence[BrokerConsumer], dispatch_entry: Callable[[Entry, BrokerConsumer], object], limit: int
+    def _dispatch_to(
+        self,
+        classes: dict[Hashable, ConsumerClass],
+        dispatch_entry: Callable[[Entry, BrokerConsumer], object],
+        limit: int,
     ) -> None:
         groups = self._groups
         # Counts as of the last search.
         self._counts = groups.assigned_count, groups.freed_count
-        super().dispatch(consumers, dispatch_entry, limit)
+        super()._dispatch_to(classes, dispatch_entry, limit)
 
     def _owns_groups(self, consumer: BrokerConsumer, scan: QueueScan | None) -> bool:
         assert scan is not None, "with groups each consumer has a scan"
-        return any(
+        return self._groups.owns_any(consumer) and any(
             isinstance(cursor, GroupScanCursor) and cursor.heads_by_owner.get(consumer)
             for cursor in scan.cursors.values()
         )
@@ -331,6 +370,10 @@ class GroupedQueueDispatch(QueueDispatch):
         groups = self._groups
         owned, freed = self._counts
         self._counts = groups.assigned_count, groups.freed_count
+        if self._is_express and (groups.freed_count, groups.assigned_count) != (freed, owned):
+            # A more urgent message may be ready now, also for consumers that were left out: the next turn begins anew.
+            self.is_cut = groups.freed_count != freed or any(each.may_get_better_offer for each in classes.values())
+            return [] if self.is_cut else queried
         if groups.freed_count != freed:
             # An earlier message may be ready for any class.
             offers.clear()
@@ -376,3 +419,14 @@ class GroupedQueueDispatch(QueueDispatch):
 
 def service_preference(consumer: BrokerConsumer, index: int) -> tuple[int, int, int, int]:
     return consumer.service_rank, len(consumer.held), consumer.last_dispatch_number, index
+
+
+def express_receivers(queue: Queue, consumers: Sequence[BrokerConsumer]) -> list[BrokerConsumer]:
+    """Return the consumers that have express credit for the most urgent message that waits, the preferred one last: the
+    one that acknowledged last, or else subscribed first."""
+    rank = next((lane.rank for lane in queue.lanes if len(lane)), None)
+    if rank is None:
+        return []
+    receivers = [consumer for consumer in reversed(consumers) if consumer.has_express_credit(rank)]
+    receivers.sort(key=_last_ack_number)
+    return receivers

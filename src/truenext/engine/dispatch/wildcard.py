@@ -8,25 +8,29 @@ queue costs nothing. Source: contract, "Wildcards"
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from heapq import heappop, heappush
+from collections.abc import Hashable, Iterable
+from heapq import heappop, heappush, heapreplace
 from itertools import repeat
 
 from truenext.engine.dispatch.heads import DELAYED
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher
 from truenext.engine.dispatch.selective import (
+    ConsumerClass,
     GroupedQueueDispatch,
     QueueDispatch,
+    RankedConsumer,
+    express_receivers,
     remove_from_lane,
     service_preference,
 )
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.selecting.selections import Selections
-from truenext.engine.state.clients import NO_RECEIVERS, ClientRegistry
+from truenext.engine.state.clients import NO_RECEIVERS, ClientRegistry, QueueReceivers
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.state.wildcard import NO_HEAD, Wildcard
 from truenext.engine.writing.commit_state import CommitState
+from truenext.model.order import RANKS
 
 READ_AHEAD = 8
 """Lanes read at the same time for one wildcard consumer that waits for a read."""
@@ -41,12 +45,12 @@ class WildcardDispatch:
     __slots__ = (
         "_awaited_lanes",
         "_awaiting_page",
+        "_classes_by_queue",
         "_commit_state",
         "_deliveries",
         "_dispatched_by_queue",
         "_dispatcher",
         "_events",
-        "_first_by_consumer",
         "_first_by_source",
         "_first_uncommitted_cache",
         "_offers",
@@ -78,10 +82,10 @@ class WildcardDispatch:
         self._queue_dispatches: dict[Queue, QueueDispatch] = {}
         self._searched_last: dict[QueueDispatch, None] = {}
         """Searches since the last dispatch."""
-        self._first_by_consumer: dict[Queue, dict[BrokerConsumer, Entry]] = {}
-        """First ready message for each consumer of that queue alone that has credit."""
+        self._classes_by_queue: dict[Queue, list[ConsumerClass]] = {}
+        """Consumers of that queue alone that have credit, with their first ready messages."""
         self._first_by_source: dict[Queue | Wildcard, Entry | None] = {}
-        """First message of `_first_by_consumer` in each queue, and the true next of each wildcard consumer."""
+        """First message of `_classes_by_queue` in each queue, and the true next of each wildcard consumer."""
         self._offers: list[tuple[int, int, int, Queue | Wildcard]] = []
         """Heap of `_first_by_source`: rank, sequence, a number that makes items distinct, source. Some are outdated."""
         self._first_uncommitted_cache: dict[tuple[Wildcard, int], int] = {}
@@ -104,7 +108,7 @@ class WildcardDispatch:
         for queue in queues:
             receivers = self._receivers.get(queue, NO_RECEIVERS)
             wildcards.update(dict.fromkeys(receivers.wildcards))
-            if any(consumer.has_express for consumer in receivers.consumers):
+            if receivers.express:
                 self._wildcards.express_queues[queue] = None
         for wildcard in wildcards:
             wildcard.adjust_window(self._commit_state.now_ms)
@@ -149,11 +153,12 @@ class WildcardDispatch:
             if entry is None or entry.sequence != sequence or entry.lane.rank != rank:
                 continue
             queue = entry.lane.queue
-            receivers = [
+            classes = [
                 one
-                for one, first in self._first_by_consumer.get(queue, {}).items()
-                if first is entry and one.has_credit()
+                for one in self._classes_by_queue.get(queue, ())
+                if one.offered_entry is entry and one.has_receiver(rank)
             ]
+            receivers: list[BrokerConsumer] = [one.receivers[0][4] for one in classes]
             receivers += [
                 one
                 for one in self._receivers.get(queue, NO_RECEIVERS).wildcards
@@ -162,12 +167,16 @@ class WildcardDispatch:
             if receivers:
                 receiver = min(receivers, key=lambda one: service_preference(one, one.number))
                 remove_from_lane(entry)
-                self._dispatch_entry(entry, receiver)
+                self._assign_entry(entry, receiver)
+                for consumer_class in classes:
+                    if consumer_class.receivers[0][4] is receiver:
+                        heapreplace(consumer_class.receivers, _ranked(receiver))
+                self._query_again(queue, entry)
             else:
                 # Subscriptions of one connection share its unsent bytes.
                 self._query_source_again(queue, source)
 
-    def _dispatch_entry(self, entry: Entry, receiver: BrokerConsumer) -> None:
+    def _assign_entry(self, entry: Entry, receiver: BrokerConsumer) -> None:
         queue = entry.lane.queue
         if queue.observer is None or self._scans.find_scan(receiver, queue) is None:
             self._awaited_lanes[entry.lane] = None
@@ -178,8 +187,11 @@ class WildcardDispatch:
         if entry.group:
             # Its uncommitted messages may be another consumer's now.
             self._first_uncommitted_cache.clear()
+
+    def _query_again(self, queue: Queue, dispatched: Entry | None = None) -> None:
+        """Find the next messages of a queue from which one message was dispatched, or several if it is None."""
         self._update_heads(queue)
-        self._query_queue(queue)
+        self._query_queue(queue, dispatched)
         for wildcard in self._receivers.get(queue, NO_RECEIVERS).wildcards:
             self._query_wildcard(wildcard)
 
@@ -190,17 +202,37 @@ class WildcardDispatch:
             self._first_by_source[source] = None
 
     def _dispatch_express(self) -> None:
-        for queue in list(self._wildcards.express_queues):
+        express_queues = self._wildcards.express_queues
+        for queue in list(express_queues):
             receivers = self._receivers.get(queue, NO_RECEIVERS)
-            if not any(consumer.has_express for consumer in receivers.consumers):
-                del self._wildcards.express_queues[queue]
+            if not receivers.express:
+                del express_queues[queue]
             elif not queue.is_paused:
-                consumers = receivers.all() if receivers.exclusive is None else [receivers.exclusive]
-                queue_dispatch = self._queue_dispatch(queue)
-                queue_dispatch.awaited_lane = _NO_LANE
-                queue_dispatch.dispatch_express(consumers, self._dispatch_entry)
-                if queue_dispatch.awaited_lane is not None:
-                    self._awaited_lanes[queue_dispatch.awaited_lane] = None
+                self._dispatch_express_in(queue, receivers)
+                if self._dispatcher.budget <= 0:
+                    # The others are first in the next turn.
+                    del express_queues[queue]
+                    express_queues[queue] = None
+                    return
+
+    def _dispatch_express_in(self, queue: Queue, receivers: QueueReceivers) -> None:
+        """Dispatch messages of one queue to express consumers."""
+        if not express_receivers(queue, receivers.express if receivers.exclusive is None else [receivers.exclusive]):
+            return
+        queue_dispatch = self._queue_dispatch(queue)
+        queue_dispatch.awaited_lane = _NO_LANE
+        before = self._dispatched_count(queue)
+        queue_dispatch.dispatch_express(receivers, self._assign_entry, self._dispatcher.budget)
+        if queue_dispatch.awaited_lane is not None:
+            self._awaited_lanes[queue_dispatch.awaited_lane] = None
+        count = self._dispatched_count(queue) - before
+        if count:
+            self._dispatcher.budget -= count
+            self._query_again(queue)
+
+    def _dispatched_count(self, queue: Queue) -> int:
+        dispatched = self._dispatched_by_queue.get(queue)
+        return 0 if dispatched is None else len(dispatched[0])
 
     # ---- Search ----
 
@@ -210,29 +242,54 @@ class WildcardDispatch:
             self._searched_last[queue_dispatch] = None
         if queue_dispatch is None or isinstance(queue_dispatch, GroupedQueueDispatch) is not queue.has_groups:
             queue_dispatch = self._queue_dispatches[queue] = self._dispatcher.new_queue_dispatch(queue)
+            # A queue that has groups since compares anew.
+            self._classes_by_queue.pop(queue, None)
             self._searched_last[queue_dispatch] = None
         return queue_dispatch
 
-    def _query_queue(self, queue: Queue) -> None:
-        """Find the first ready messages for consumers of this queue alone."""
+    def _query_queue(self, queue: Queue, dispatched: Entry | None = None) -> None:
+        """Find the first ready messages for consumers of this queue alone. If nothing has changed since the last search
+        but that one message was `dispatched`, only those are searched for to which it was offered."""
         self._first_by_source[queue] = None
-        firsts = self._first_by_consumer[queue] = {}
         receivers = self._receivers.get(queue, NO_RECEIVERS)
         if queue.is_paused or not receivers.consumers:
             return
         queue_dispatch = self._queue_dispatch(queue)
         queue_dispatch.awaited_lane = _NO_LANE
-        for consumer in receivers.consumers:
-            if consumer.has_credit() and receivers.exclusive in (None, consumer):
-                head = queue_dispatch.head_for(consumer)
-                if isinstance(head, Entry):
-                    firsts[consumer] = head
+        classes = self._classes_by_queue.get(queue)
+        if classes is None:
+            classes = self._classes_by_queue[queue] = self._consumer_classes(queue, receivers)
+            dispatched = None
+        best = None
+        for consumer_class in classes:
+            entry = consumer_class.offered_entry
+            # In a queue with groups any dispatch may change what others can get.
+            if dispatched is None or entry is dispatched or queue.has_groups:
+                has_receiver = consumer_class.has_receiver(RANKS[0])
+                head = queue_dispatch.head_for(consumer_class.receivers[0][4]) if has_receiver else None
+                consumer_class.offered_entry = entry = head if isinstance(head, Entry) else None
+            if entry is not None and (
+                best is None or (entry.lane.rank, entry.sequence) < (best.lane.rank, best.sequence)
+            ):
+                best = entry
         if queue_dispatch.awaited_lane is not None:
             self._awaited_lanes[queue_dispatch.awaited_lane] = None
-        if firsts:
-            best = min(firsts.values(), key=lambda entry: (entry.lane.rank, entry.sequence))
+        if best is not None:
             self._first_by_source[queue] = best
             heappush(self._offers, (best.lane.rank, best.sequence, queue.number, queue))
+
+    def _consumer_classes(self, queue: Queue, receivers: QueueReceivers) -> list[ConsumerClass]:
+        """Return the consumers of this queue alone that have credit, in classes of which each has one next message."""
+        classes: dict[Hashable, ConsumerClass] = {}
+        for consumer in receivers.consumers:
+            if consumer.has_credit() and receivers.exclusive in (None, consumer):
+                scan = self._scans.find_scan(consumer, queue)
+                key = consumer if queue.has_groups else scan
+                consumer_class = classes.get(key)
+                if consumer_class is None:
+                    consumer_class = classes[key] = ConsumerClass(len(classes), scan, None)
+                heappush(consumer_class.receivers, _ranked(consumer))
+        return list(classes.values())
 
     def queried_wildcards(self) -> list[Wildcard]:
         """Return the wildcard consumers for which a true next was searched."""
@@ -315,3 +372,7 @@ class WildcardDispatch:
         if limit is None:
             limit = self._first_uncommitted_cache[wildcard, rank] = self._wildcards.first_uncommitted(wildcard, rank)
         return limit
+
+
+def _ranked(consumer: BrokerConsumer) -> RankedConsumer:
+    return (*service_preference(consumer, consumer.number), consumer)

@@ -28,7 +28,8 @@ class Wildcards(BackgroundTask):
         self._events = state.commit_state.events
         self._clients = state.clients
         self._selections = selections
-        self._wildcards: list[Wildcard] = []
+        self._wildcards: dict[Wildcard, None] = {}
+        """Wildcard consumers in order of subscription."""
         self.joining: dict[Wildcard, int] = {}
         """Wildcard consumers that have not joined all their queues, with the bytes reserved for the rest; the first one
         joins now."""
@@ -58,7 +59,7 @@ class Wildcards(BackgroundTask):
 
     def subscribe(self, wildcard: Wildcard, size: int) -> None:
         """Register a wildcard consumer; steps join it to its queues, and `size` bytes are reserved until then."""
-        self._wildcards.append(wildcard)
+        self._wildcards[wildcard] = None
         self.joining[wildcard] = size
         self._commit_state.active_work[self] = None
         wildcard.memory.queue_bytes += size
@@ -117,7 +118,7 @@ class Wildcards(BackgroundTask):
     def unsubscribe(self, wildcard: Wildcard) -> list[Queue]:
         """End a wildcard consumer. Returns the queues that the caller must remove it from now; it leaves the others in
         the next turns."""
-        self._wildcards.remove(wildcard)
+        del self._wildcards[wildcard]
         self._end_joining(wildcard)
         self._commit_state.touched_wildcards.pop(wildcard, None)
         self._clients.forget_wildcard(wildcard)

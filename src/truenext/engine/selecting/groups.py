@@ -75,6 +75,10 @@ class GroupOwnership:
     def is_open_to(self, consumer: BrokerConsumer, group: str) -> bool:
         return self.owners.get(group, consumer) is consumer
 
+    def owns_any(self, consumer: BrokerConsumer) -> bool:
+        """Return whether the consumer owns a group."""
+        return consumer in self._groups_by_owner
+
     def has_earlier_delayed(self, group: str, rank: int, sequence: int) -> bool:
         """Return whether an earlier message of the group waits for its next try."""
         first = self._first_delayed.get(group)

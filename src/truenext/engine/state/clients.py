@@ -3,12 +3,17 @@
 consumers     consumers of this queue alone
 wildcards     wildcard consumers, which consume from other queues too
 exclusive     the only receiver that gets messages, while any receiver is exclusive
+
+There may be ten thousand receivers of one queue, and a connection with a thousand of them may end in one step. So the
+lists are in order, and each consumer is found by bisection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import cast
 
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState, QueueConsumer
@@ -19,6 +24,9 @@ from truenext.model.limits import HELD_MAX
 
 _NO_CONSUMERS = cast("list[QueueConsumer]", ())
 """Shared by all queues that have only wildcard consumers."""
+_NO_EXCLUSIVES = cast("list[BrokerConsumer]", ())
+
+_number = attrgetter("number")
 
 
 @dataclass(slots=True, eq=False)
@@ -26,16 +34,33 @@ class QueueReceivers:
     """Consumers and wildcard consumers that get messages of one queue."""
 
     consumers: list[QueueConsumer] = _NO_CONSUMERS
-    """Consumers in order of subscription."""
-    wildcards: tuple[Wildcard, ...] = ()
+    """Consumers in order of subscription, which is that of their numbers."""
+    express: list[QueueConsumer] = _NO_CONSUMERS
+    """Consumers that have asked for express dispatch, in order of subscription."""
+    wildcards: Sequence[Wildcard] = ()
+    """Wildcard consumers in order of subscription: a tuple of one that queues share, or a list."""
+    exclusives: list[BrokerConsumer] = _NO_EXCLUSIVES
+    """Exclusive receivers, the preferred one first."""
     exclusive: BrokerConsumer | None = None
 
     def all(self) -> list[BrokerConsumer]:
         return [*self.consumers, *self.wildcards]
 
+    def add_exclusive(self, consumer: BrokerConsumer) -> None:
+        self.exclusives = self.exclusives or []
+        insort(self.exclusives, consumer, key=_exclusive_preference)
+        self.choose_exclusive()
+
+    def remove_exclusive(self, consumer: BrokerConsumer) -> None:
+        del self.exclusives[bisect_left(self.exclusives, _exclusive_preference(consumer), key=_exclusive_preference)]
+        self.choose_exclusive()
+
     def choose_exclusive(self) -> None:
-        exclusive = [consumer for consumer in self.all() if consumer.is_exclusive]
-        self.exclusive = min(exclusive, key=lambda consumer: (-consumer.priority, consumer.number), default=None)
+        self.exclusive = self.exclusives[0] if self.exclusives else None
+
+
+def _exclusive_preference(consumer: BrokerConsumer) -> tuple[int, int]:
+    return -consumer.priority, consumer.number
 
 
 NO_RECEIVERS = QueueReceivers()
@@ -72,28 +97,40 @@ class ClientRegistry:
         if receivers.consumers is _NO_CONSUMERS:
             receivers.consumers = []
         receivers.consumers.append(consumer)
+        if consumer.has_express:
+            receivers.express = receivers.express or []
+            receivers.express.append(consumer)
         if consumer.is_exclusive:
-            receivers.choose_exclusive()
+            receivers.add_exclusive(consumer)
 
     def add_wildcard(self, wildcard: Wildcard, queue: Queue) -> None:
         receivers = self._get_or_create_receivers(queue)
-        # Most queues have one wildcard consumer, which has many queues: they share one tuple.
-        singleton = self._wildcard_singletons.setdefault(wildcard, (wildcard,))
-        receivers.wildcards = (*receivers.wildcards, wildcard) if receivers.wildcards else singleton
+        if not receivers.wildcards:
+            # Most queues have one wildcard consumer, which has many queues: they share one tuple.
+            receivers.wildcards = self._wildcard_singletons.setdefault(wildcard, (wildcard,))
+        elif isinstance(receivers.wildcards, list):
+            receivers.wildcards.append(wildcard)
+        else:
+            receivers.wildcards = [*receivers.wildcards, wildcard]
         queue.has_wildcards = True
         if wildcard.is_exclusive:
-            receivers.choose_exclusive()
+            receivers.add_exclusive(wildcard)
 
     def remove_consumer(self, consumer: BrokerConsumer, queue: Queue) -> None:
         """Remove a consumer from the receivers of one queue."""
         receivers = self.receivers_by_queue[queue]
         if isinstance(consumer, QueueConsumer):
-            receivers.consumers.remove(consumer)
+            del receivers.consumers[bisect_left(receivers.consumers, consumer.number, key=_number)]
+            if consumer.has_express:
+                del receivers.express[bisect_left(receivers.express, consumer.number, key=_number)]
         else:
-            receivers.wildcards = tuple(one for one in receivers.wildcards if one is not consumer)
+            if isinstance(receivers.wildcards, list):
+                del receivers.wildcards[bisect_left(receivers.wildcards, consumer.number, key=_number)]
+            else:
+                receivers.wildcards = ()
             queue.has_wildcards = bool(receivers.wildcards)
         if consumer.is_exclusive:
-            receivers.choose_exclusive()
+            receivers.remove_exclusive(consumer)
         if not (receivers.consumers or receivers.wildcards):
             del self.receivers_by_queue[queue]
 

@@ -56,6 +56,9 @@ class BrokerConsumer(Subscriber, EntryHolder):
     """Subscription to which messages are dispatched, with its window and the messages that it holds."""
 
     __slots__ = (
+        "_express_granted",
+        "_express_refused",
+        "_express_state",
         "auto_window",
         "awake_window",
         "has_express",
@@ -107,6 +110,12 @@ class BrokerConsumer(Subscriber, EntryHolder):
         self.has_express = subscribe.has_express
         self.last_ack_number = 0
         """Value of `express_ack_count` at the last acknowledgement by this consumer; only with express."""
+        self._express_state = (-1, 0, 0)
+        """Messages held, window and last dispatch number, as of `_express_granted` and `_express_refused`."""
+        self._express_granted = -1
+        """Least urgent rank of which the held messages are known to allow express dispatch; -1 if there is none."""
+        self._express_refused = len(RANKS)
+        """Most urgent rank of which they are known not to allow it; the number of ranks if there is none."""
         self.held = {}
         """Messages dispatched and neither settled nor requeued, in order of dispatch."""
         self.last_dispatch_number = last_dispatch_number
@@ -183,19 +192,36 @@ class BrokerConsumer(Subscriber, EntryHolder):
         return True
 
     def has_express_credit(self, rank: int) -> bool:
-        """Return whether a message of this rank may be dispatched beyond the window, which less urgent messages
-        fill."""
+        """Return whether a message of this rank may be dispatched beyond the window, which less urgent messages fill.
+        If not, then neither may a less urgent one, nor any later in the same turn."""
         beyond = len(self.held) - self.window
         if not (self.has_express and self.window > 1 and 0 <= beyond < EXPRESS_MAX):
             return False
         if self.session.unsent_bytes >= self.memory.unsent_bytes_max or self.session.holds_too_much:
             return False
+        # Since the last dispatch messages have only left: as many of them are the same.
+        state = (len(self.held), self.window, self.last_dispatch_number)
+        if state != self._express_state:
+            self._express_state, self._express_granted, self._express_refused = state, -1, len(RANKS)
+        if self._express_granted < rank < self._express_refused:
+            if self._fills_window_below(rank, beyond):
+                self._express_granted = rank
+            else:
+                self._express_refused = rank
+        return rank <= self._express_granted
+
+    def _fills_window_below(self, rank: int, beyond: int) -> bool:
+        """Return whether all but `beyond` of the held messages are less urgent than this rank."""
         for entry in self.held.values():
             if entry.lane.rank <= rank:
                 beyond -= 1
                 if beyond < 0:
                     return False
         return True
+
+    def on_express_dispatch(self) -> None:
+        """Note that a message was dispatched by express credit: what is known of the others stays true."""
+        self._express_state = (len(self.held), self.window, self.last_dispatch_number)
 
     def covered_sequences(self, sequence: int) -> list[int]:
         """Return the sequences that an ACK or NACK of a held message covers, in order of dispatch."""
