@@ -53,6 +53,8 @@ class StuckQueueDetector:
         """Time in milliseconds of the first check that found a queue stuck, if all checks since have found the same."""
         self._reported_queues: set[Queue] = set()
         self._selective_checks: dict[Queue, _SelectiveCheck] = {}
+        self._scanned: dict[Queue, int] = {}
+        """Progress of the unfinished scans of each queue at the last check that found it stuck."""
         self._consumers_by_queue: dict[Queue, list[BrokerConsumer]] = {}
         """Consumers of each queue that had some when the round began; each queue is checked once in a round."""
         self._remaining: list[Queue] = []
@@ -93,6 +95,7 @@ class StuckQueueDetector:
         self._stuck_since_ms = {
             queue: since_ms for queue, since_ms in self._stuck_since_ms.items() if queue in consumers_of
         }
+        self._scanned = {queue: progress for queue, progress in self._scanned.items() if queue in consumers_of}
         for number, queue in enumerate(list(self._selective_checks), 1):
             if queue not in consumers_of:
                 del self._selective_checks[queue]
@@ -131,8 +134,11 @@ class StuckQueueDetector:
             if selection is not None and with_scans:
                 self._selective_checks[queue] = selective or _SelectiveCheck()
                 is_stuck |= self._selective_checks[queue].has_ready(selection, with_scans, committed, *times, budget)
+            progress, before = _scan_progress(selection), self._scanned.pop(queue, 0)
             if is_stuck:
-                self._stuck_since_ms[queue] = since_ms
+                # What a scan has not reached is dispatched once it does, however long that takes.
+                self._stuck_since_ms[queue] = now_ms if progress > before else since_ms
+                self._scanned[queue] = max(progress, before)
 
     def stuck_queues(self, now_ms: int) -> list[tuple[Queue, int]]:
         """Return the queues that were stuck at the last check, and for how many milliseconds each has been by now."""
@@ -140,6 +146,11 @@ class StuckQueueDetector:
             (queue, now_ms - self._stuck_since_ms[queue])
             for queue in sorted(self._reported_queues, key=lambda queue: queue.name)
         ]
+
+
+def _scan_progress(selection: QueueSelection | None) -> int:
+    """Return a number that rises while scans of the queue go on; 0 if none does."""
+    return 0 if selection is None else sum(cursor.position for cursor in selection.unfinished_cursors)
 
 
 def _queues_dispatching(engine: Engine) -> set[Queue]:

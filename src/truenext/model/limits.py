@@ -648,6 +648,9 @@ consumers, after which the others are compared in the background; half of it for
 COSTLY_COMPARISON_NS = 20_000
 """Approximate nanoseconds from which on a comparison is costly."""
 
+REQUEUE_IN_GROUPS_NS = 2_000
+"""Approximate nanoseconds to find the place of a requeued message in its group: counted like a comparison."""
+
 SCAN_NS_PER_TURN = 8_000_000
 """Approximate nanoseconds of comparisons in the background, with selectors of consumers, browsers or control requests,
 in one turn, half of it for costly comparisons: no other client is served meanwhile."""

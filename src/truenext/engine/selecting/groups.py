@@ -133,17 +133,14 @@ class GroupOwnership:
                 holders: list[EntryHolder] = [consumer, *session.transactions.settling_transactions]
                 held = chain.from_iterable(holder.held.values() for holder in holders)
                 busy = {entry.group for entry in held if entry.lane.queue is queue}
-                for group in owned:
-                    if group not in busy:
-                        self._free(group)
+                self._free([group for group in owned if group not in busy])
 
     def on_unsubscribed(self, consumer: BrokerConsumer) -> None:
         """Free the groups of a consumer that has ended."""
         self.suspended_owners.pop(consumer, None)
         for cursor in self._cursors():
             cursor.heads_by_owner.pop(consumer, None)
-        for group in list(self._groups_by_owner.get(consumer, ())):
-            self._free(group)
+        self._free(list(self._groups_by_owner.get(consumer, ())))
 
     def on_delayed(self, entry: Entry) -> None:
         """Hold back a group from a delayed message on."""
@@ -181,18 +178,20 @@ class GroupOwnership:
         if not groups:
             del self._groups_by_owner[owner]
 
-    def _free(self, group: str) -> None:
-        self._remove_from_owner(group, self.owners.pop(group))
-        self._add_owned_bytes(-group_bytes(group))
-        self._on_freed(group)
+    def _free(self, groups: list[str]) -> None:
+        for group in groups:
+            self._remove_from_owner(group, self.owners.pop(group))
+        if groups:
+            self._add_owned_bytes(-sum(map(group_bytes, groups)))
+            self.freed_count += len(groups)
+            for cursor in self._cursors():
+                cursor.update_heads(groups)
 
     def _free_oldest(self, count: int) -> None:
         """Free all but the `count` groups dispatched last, except those of which messages are held."""
         held = {entry.group for consumer in set(self.owners.values()) for entry in consumer.held.values()}
         oldest = list(self.owners)[: len(self.owners) - count]
-        for group in oldest:
-            if group not in held:
-                self._free(group)
+        self._free([group for group in oldest if group not in held])
         # If all are held, the next dispatch must not try again.
         self._owned_max = max(GROUPS_MAX, len(self.owners)) + GROUPS_MAX // 4
         self._owned_max_if_short = min(GROUPS_MIN + len(self.owners) * 5 // 4, self._owned_max - 1)
@@ -374,6 +373,13 @@ class GroupScanCursor(ScanCursor):
         elif self._head_by_group.get(group) != (owner, sequence):
             self._head_by_group[group] = (owner, sequence)
             heappush(self.heads_by_owner.setdefault(owner, []), (sequence, group))
+
+    def update_heads(self, groups: Iterable[str]) -> None:
+        """Update the heads of those of the groups that may have messages in this lane."""
+        queues, skipped, refilling, heads = self._group_queues, self._skipped, self._refilling, self._head_by_group
+        for group in groups:
+            if group in queues or group in heads or group in skipped or group in refilling:
+                self.update_head(group)
 
     def first_for(self, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
         """Return the first found message that the consumer (None: any without groups of its own) could take. If it

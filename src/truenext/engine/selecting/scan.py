@@ -33,6 +33,15 @@ class ComparisonBudget:
     def is_spent(self) -> bool:
         return self._ns <= 0 and self._costly_ns <= 0
 
+    @property
+    def has_time(self) -> bool:
+        """Whether there is time for other work than costly comparisons."""
+        return self._ns > 0
+
+    def spend(self, ns: int) -> None:
+        """Take the time of work that was done."""
+        self._ns -= ns
+
     def take(self, selector: Selector | None, message: SentMessage | None) -> bool:
         """Take the time of a comparison; return False if there is none left."""
         if selector is None or message is None:

@@ -35,7 +35,7 @@ from truenext.engine.state.memory import (
 )
 from truenext.engine.state.pages import PageMessage
 from truenext.engine.state.queue import UNBOUNDED, DeferredEntries, Entry, Lane, Queue
-from truenext.model.limits import SCAN_MESSAGES_PER_TURN
+from truenext.model.limits import REQUEUE_IN_GROUPS_NS, SCAN_MESSAGES_PER_TURN
 from truenext.model.selector import Selector
 
 _MISSING = object()
@@ -206,13 +206,17 @@ class QueueSelection:
     def on_requeued(self, entry: Entry) -> None:
         """Test a message that was requeued, or defer it if the time for comparisons in this pass is spent."""
         budget = self._arrival_budget
-        if budget.is_spent or self._test_requeued(entry, budget) is not None:
+        if budget.is_spent or not self._may_requeue(budget) or self._test_requeued(entry, budget) is not None:
             lane = entry.lane
             selected = lane.selected
             assert selected is not None, "a consumer has a selector"
             selected.deferred = selected.deferred or DeferredEntries()
             selected.deferred.add(entry)
             self._deferred_lanes[lane.rank] = lane
+
+    def _may_requeue(self, budget: ComparisonBudget) -> bool:
+        """Return whether there is time to find the place of a requeued message in its group."""
+        return self.groups is None or budget.has_time
 
     def _test_requeued(self, entry: Entry, budget: ComparisonBudget, first: int = 0) -> int | None:
         """Test a requeued message with all scans from the one with the number `first` on. Returns the number of the
@@ -226,6 +230,8 @@ class QueueSelection:
                 if not budget.take(scan.selector, message):
                     return number
                 cursor.on_requeued(entry)
+        if self.groups is not None:
+            budget.spend(REQUEUE_IN_GROUPS_NS)
         return None
 
     def on_delayed(self, entry: Entry) -> None:
@@ -269,6 +275,8 @@ class QueueSelection:
             while has_more:
                 entry = deferred.first
                 if not entry.is_out_of_lane:
+                    if not self._may_requeue(budget):
+                        return
                     if deferred.was_in_memory is not (entry.message is not None):
                         deferred.was_in_memory = not deferred.was_in_memory
                         deferred.compared_scans = 0
