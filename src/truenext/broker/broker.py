@@ -19,7 +19,7 @@ import logging
 import secrets
 import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import msgspec
@@ -34,7 +34,7 @@ from truenext.broker.disk_level_log import DiskLevelLog
 from truenext.broker.event_loop import Alarm, SlicedWork
 from truenext.broker.execution import Execution
 from truenext.broker.pager import Pager
-from truenext.broker.peer import Peer
+from truenext.broker.peer import Peer, PendingCommand
 from truenext.broker.reload import NO_FILE, ReloadResult
 from truenext.broker.slow_clients import SlowClients
 from truenext.broker.stuck_check import StuckCheck
@@ -48,6 +48,7 @@ from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import HistoryWriter
 from truenext.model.answers import Answer
 from truenext.model.batch import Batch
+from truenext.model.commands import Command
 from truenext.model.limits import LAZY_COMMIT_SECONDS
 from truenext.model.policy import Policies
 from truenext.model.selector import prepare_compiler
@@ -169,7 +170,6 @@ class Broker:
             on_failed=self._on_failed,
             monotonic_ns=monotonic_ns,
         )
-        self.execute = self._execution.execute
 
     # ---- Connections ----
 
@@ -179,6 +179,10 @@ class Broker:
         self._peers[session] = peer
         self._execution.connect(session)
         return session
+
+    def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
+        """Execute the commands of a client, see `Execution.execute`. The test kit overrides it."""
+        return self._execution.execute(session, commands)
 
     def answer(self, session: ConnectionState, answer: Answer) -> None:
         """Answer a connection, after the answers to all its earlier commands."""

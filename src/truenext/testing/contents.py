@@ -57,8 +57,8 @@ async def read_queue_contents(host: str, port: int, queue: str) -> QueueContents
 
         async def next_frame() -> Frame:
             while not frames:
-                data = await reader.read(READ_BYTES)
-                if not data:
+                data = b""
+                if not decoder.has_more and not (data := await reader.read(READ_BYTES)):
                     raise ConnectionError("the broker has stopped")
                 frames.extend(decoder.receive(data))
             return frames.pop(0)
