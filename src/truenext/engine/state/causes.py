@@ -1,7 +1,6 @@
 """Causes of a message in memory: the texts that say why consumers failed with it.
 
-An entry without causes has no `KnownCauses`. Causes that the store has are evicted with the message's body, and read
-with it.
+An entry without causes has no `KnownCauses`. When a message's body is evicted, its stored causes are evicted, too.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class KnownCauses(msgspec.Struct, frozen=True, gc=False):
     last: str
     """Last cause; empty if only the store has both."""
     batch: int = 0
-    """Batch of this run that stored causes last; 0 if none has."""
+    """Last batch of this run that has stored causes of the message; 0 if there is none."""
     unstored: Causes = NO_CAUSES
     """Causes to be stored with the message's next mark."""
 
@@ -47,12 +46,12 @@ def causes_from_store(causes: Causes) -> KnownCauses | None:
 
 
 def merge_stored_causes(known: KnownCauses, causes: Causes) -> KnownCauses:
-    """Fill in causes that only the store has. Those in memory win: they may not be stored yet."""
+    """Fill in causes that only the store has. Causes in memory are kept: the store may have older ones."""
     return KnownCauses(known.first or causes.first, known.last or causes.last, known.batch, known.unstored)
 
 
 def causes_size(known: KnownCauses | None) -> int:
-    """Bytes of memory of a message's causes, roughly: their texts may be shared."""
+    """Return roughly the bytes of memory that a message's causes take. Messages may share texts of causes."""
     if known is None or not known.are_in_memory:
         return 0
     size = _OBJECT_BYTES + getsizeof(known.last)
