@@ -1,14 +1,14 @@
 """Engine: the pure core of the broker, put together from its parts.
 
-Commands go in, effects come out; there is no clock, socket, disk or task here. The broker passes the time (`tick`),
-makes the batches durable one after the other, reports each as durable (`on_committed`), and carries out the effects
-that a turn returns. All of it is single-threaded, and nothing blocks.
+Commands go in, effects come out; there is no clock, socket, disk or task here. The broker passes the time (`tick`), and
+carries out the effects that a turn returns. It makes batches durable one after the other, and reports each
+(`on_committed`). The engine is single-threaded, and never blocks.
 
     command -> accept / acknowledge / requeue -> the gathering batch          engine.commands
     turn    -> dispatch in every queue that changed -> deliveries, answers    engine.turn
 
     take_batch()          returns the gathering batch; the next one starts
-    on_committed(batch)   makes the batch's messages visible, and returns its answers              engine.store_results
+    on_committed(batch)   makes the batch's messages visible; the next turn sends its answers      engine.store_results
     on_page_read(...)     applies a page that a turn requested from the store; on_timers_read: a page of timers
     evict()               removes messages from memory where memory is short
 

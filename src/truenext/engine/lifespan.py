@@ -102,7 +102,8 @@ class EngineLifespan:
         yield commit_state.close_batch()
 
     def _put_final_state(self, entry: Entry) -> None:
-        """Add a waiting message that the store lacks to the batch, and the message's delivery count, if any."""
+        """Add to the batch a waiting message, if the store lacks it, and the message's delivery count, if there is
+        one."""
         if entry.store_batch is None:
             put(self._commit_state.batch, entry)
         if entry.deliveries or entry.attempts:

@@ -26,8 +26,8 @@ COMPARED_MAX = 2000
 """Messages of a queue that one check compares with selectors; the next check continues after these messages."""
 
 COMPARISONS_MAX = 10_000
-"""Approximate number of comparisons in one check of a queue. A comparison is that of one message with one selector or
-one owner of groups. The next check continues with further selectors and owners."""
+"""Approximate number of comparisons in one check of a queue, of a message with a selector or an owner of groups. The
+next check continues with further selectors and owners."""
 
 FIRST_MAX = 100
 """Messages that are checked at the beginning of a lane: more than one, because the first may have expired."""
@@ -50,8 +50,8 @@ class StuckQueueDetector:
 
     def __init__(self) -> None:
         self._stuck_since_ms: dict[Queue, int] = {}
-        """Time in ms of the first check that found a queue stuck. A later check that finds no fault removes the
-        queue."""
+        """By stuck queue: time in ms of the first check that found the queue stuck. A later check that finds no fault
+        removes the queue."""
         self._reported_queues: set[Queue] = set()
         self._selective_checks: dict[Queue, _SelectiveCheck] = {}
         self._consumers_by_queue: dict[Queue, list[BrokerConsumer]] = {}
@@ -241,9 +241,9 @@ class _SelectiveReceiver:
 
 
 class _SelectiveCheck:
-    """Check whether a queue with selectors or groups has a ready message in memory that a consumer could take.
+    """Search of a queue with selectors or groups for a ready message in memory that a consumer could take.
 
-    For each receiver the check remembers one such message, and begins with that message the next time. Messages that
+    For each receiver the search remembers one such message, and begins with this message the next time. Messages that
     only the store has are not checked: they must be read before a selector can be compared with them.
     """
 

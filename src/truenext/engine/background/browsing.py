@@ -286,7 +286,7 @@ class BrowseTask(BackgroundTask):
 
 
 def _entries_in_memory(lane: Lane, after_sequence: int) -> list[Entry]:
-    """Return the entries in memory after a sequence, in order. If pages follow, only entries up to the horizon. At most
-    one more than a slice shows."""
+    """Return the entries in memory after a sequence, in order: at most one more than a slice shows. If the lane has
+    messages that only the store has, entries above the horizon are left out."""
     up_to = lane.horizon if lane.needs_page else UNBOUNDED
     return lane.entries_between(after_sequence, up_to, limit=BROWSE_MESSAGES_PER_TURN + 1)

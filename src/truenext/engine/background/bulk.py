@@ -62,7 +62,7 @@ class BulkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Text of a selector that messages must match; None matches all."""
     limit: Annotated[int, Meta(ge=1)] | None = None
     """Maximum number of messages that this piece may handle; None is no limit. To limit the whole work, the client
-    lowers it from piece to piece."""
+    lowers the limit from piece to piece."""
     dry_run: bool = False
     """True changes nothing, and reports what would be changed."""
     after: tuple[Annotated[int, Meta(ge=0, lt=len(RANKS))], _Sequence] = (0, 0)
@@ -358,7 +358,7 @@ def plan_piece(
     now_ms: int,
     has_ended: Callable[[str], bool],
 ) -> tuple[list[PlannedRemoval], BulkResult]:
-    """Return the planned removals of a piece, and the result that the piece has once these are executed.
+    """Return the planned removals of a piece, and the result to be sent once the removals are executed.
 
     A message that should go back to its original queue stays if `has_ended` returns True for the name of that queue.
     """

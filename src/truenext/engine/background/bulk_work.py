@@ -74,7 +74,8 @@ class BulkPieceExecutor:
     def _require_queue(self, request: bulk.BulkRequest) -> Queue:
         """Return the queue that has the messages, or for which messages are scheduled.
 
-        Raises: the errors of `check_request`.
+        Raises: RemoteProtocolError if there is no such queue, the queue has no dead letters to re-drive, or there is no
+        memory for the target queue. NoSpaceError if the disk has no space for moved messages.
         """
         queue = self._queues.require_permanent(request.queue)
         queue.last_used_us = self._commit_state.now_us
@@ -101,7 +102,8 @@ class BulkPieceExecutor:
         Call it only if `can_execute`, and if no other piece has a read. For scheduled sends call `freeze_scheduled`
         first.
 
-        Raises: the errors of `check_request`.
+        Raises: RemoteProtocolError if the queue or durable subscription has ended, or there is no memory for the target
+        queue. NoSpaceError if the disk has no space for moved messages.
         """
         if isinstance(request, bulk.ScheduledRequest):
             read = self._scheduler.next_read(request)
@@ -129,7 +131,8 @@ class BulkPieceExecutor:
     def freeze_scheduled(self) -> bool:
         """Keep scheduled sends from becoming due until a piece is executed, or `unfreeze_scheduled` is called.
 
-        Returns whether all sends accepted before the freeze are durable. If not, call it again after the next commit.
+        Returns whether all sends accepted before the freeze are durable. If not, call this method again after the next
+        commit.
         """
         batch = self._scheduler.freeze()
         self._commit_state.is_batch_awaited |= batch == self._commit_state.batch.number

@@ -61,8 +61,8 @@ class ExpiryBlockRead(SideRead):
         """Time of another check of the block, because held messages of the block may be requeued after this check. 0 if
         none is needed."""
         self.had_uncommitted = had_uncommitted
-        """Expired messages of the block were uncommitted when the timer was due. These may have become visible and been
-        evicted since, and be missing on the page."""
+        """Expired messages of the block were uncommitted when the timer was due. Such a message may have become visible
+        and been evicted since, so that the page lacks it."""
 
     def on_page(self, page: PageResult) -> None:
         self._expiry.on_page_read(self, page)

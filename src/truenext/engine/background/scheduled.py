@@ -9,9 +9,9 @@ The hidden queue for sends to the queue `orders` is called /scheduled/orders; cl
 sequences. A record contains the message, with its remaining schedule (model/schedule.py) as a line of JSON before the
 header lines.
 
-Waiting sends are listed or cancelled on request, a page at a time (`list_or_cancel`). None of the waiting sends is in
-memory, so a page must have them all. Therefore no send becomes due between the request for a page and its processing
-(`freeze`), and the page is read once all sends accepted before are durable.
+Waiting sends are listed or cancelled on request, a page at a time (`list_or_cancel`). No waiting send is in memory, so
+pages must contain all of them. So `freeze` keeps sends from becoming due until a requested page was processed, and a
+page is read only once all sends accepted before are durable.
 
 A timer names one record. Timers are ordered by (due, number), over all queues (`scheduled_timer_key` in
 model/record.py). Due timers are taken in this order, and so are the messages' sequences. A record that is still being

@@ -1,4 +1,5 @@
-"""ACK, NACK and started: settling messages that a consumer holds. Source: docs/contract.md."""
+"""ACK, NACK and started: settles messages that a consumer holds, and notes started dispatches. Source:
+docs/contract.md."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ class Acknowledging:
                 session.last_batch = self._commit_state.batch.number
 
     def nack(self, session: ConnectionState, nack: Nack) -> None:
-        """Requeue the messages that a NACK covers, at once or with the COMMIT of a transaction.
+        """Requeue or dead-letter the messages that a NACK covers, at once or with the COMMIT of a transaction.
 
         Raises: RemoteProtocolError if the consumer does not hold the message, or the transaction is not open, is
         rollback-only or reaches a limit.

@@ -73,9 +73,10 @@ class Connecting:
         """End a connection, and requeue all messages that it held in one step. Does nothing if the connection has ended
         before.
 
-        `is_clean` counts no attempt. Without it an attempt counts for each message that an open transaction has nacked,
-        or has acknowledged unless its BEGIN said otherwise, and for the messages that `Subscribing.end_consumer` names.
-        `is_requested` is True if the client has sent DISCONNECT.
+        With `is_clean` no attempt counts. Without it, an attempt counts for messages of consumers as
+        `Subscribing.end_consumer` says, and for messages that open transactions have nacked or acknowledged. For
+        acknowledged messages, a transaction's BEGIN may have excluded that. `is_requested` is True if the client has
+        sent DISCONNECT.
         """
         if self._clients.sessions.pop(session.id, None) is None:
             return
@@ -137,8 +138,8 @@ class Connecting:
 
 
 def _started_entries(consumer: BrokerConsumer) -> list[Entry]:
-    """Return the started messages of a consumer. None of them if the queue is temporary, because that queue ends with
-    the connection."""
+    """Return the started messages of a consumer. The list is empty if the queue is temporary, because that queue ends
+    with the connection."""
     if consumer.queue is not None and consumer.queue.is_temporary:
         return []
     return [entry for entry in consumer.held.values() if entry.is_started]

@@ -45,10 +45,11 @@ class Releasing:
         return consumers
 
     def release(self, session: ConnectionState, request: Release) -> None:
-        """Release the messages of the named subscriptions, and suspend or wake these, in one step with the abort of the
-        named transaction.
+        """Release the messages of the named subscriptions, and suspend or wake these subscriptions. The named
+        transaction is aborted in the same step.
 
-        Raises: RemoteProtocolError if `check_request` does.
+        Raises: RemoteProtocolError if the client is no truenext client, or a named subscription or transaction is
+        missing or cannot be released.
         """
         consumers = self.check_request(session, request)
         if not request.suspends:

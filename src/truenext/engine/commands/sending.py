@@ -143,7 +143,7 @@ class Sending:
     def check_copies(self, count: int) -> None:
         """Check the number of copies that a command would make.
 
-        Raises: RemoteProtocolError if they are more than one command may make.
+        Raises: RemoteProtocolError if the number is greater than one command may make.
         """
         if count > self._copies_max:
             raise RemoteProtocolError(

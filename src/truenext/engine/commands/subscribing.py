@@ -93,7 +93,8 @@ class Subscribing:
     def _get_or_create_queue(self, session: ConnectionState, subscribe: Subscribe) -> Queue:
         """Return the queue of a new subscription, and create it if it is missing.
 
-        Raises: the errors of `subscribe`.
+        Raises: RemoteProtocolError if the durable subscription is in use, or memory or another limit does not allow the
+        subscription.
         """
         destination, selector = subscribe.destination, subscribe.selector
         is_to_topic = destination.kind is DestinationKind.TOPIC or destination.kind is DestinationKind.TOPIC_PATTERN
@@ -115,7 +116,7 @@ class Subscribing:
     def _subscribe_to_pattern(self, session: ConnectionState, subscribe: Subscribe) -> None:
         """Subscribe to all queues whose names match a pattern.
 
-        Raises: the errors of `subscribe`.
+        Raises: RemoteProtocolError if there is no memory for the subscription.
         """
         wildcard = Wildcard(session, subscribe, self._memory, **self._new_consumer_fields())
         size = self._wildcards.join_bytes(wildcard)
@@ -138,7 +139,8 @@ class Subscribing:
         """Return the queue of a durable subscription, and create it if it is missing. A queue for another topic or
         another selector is ended and replaced.
 
-        Raises: the errors of `subscribe`.
+        Raises: RemoteProtocolError if the destination is no topic or a temporary one, the durable subscription is in
+        use, or memory or another limit does not allow it.
         """
         if destination.session or destination.kind not in (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN):
             raise RemoteProtocolError(
@@ -292,7 +294,6 @@ class Subscribing:
                 raise consumer_memory_error(size, self._memory)
 
     def _add_memory_use(self, subscriber: Subscriber) -> None:
-        """Count the memory of a new subscriber. `_subtract_memory_use` ends that."""
         self._memory.queue_bytes += consumer_size(subscriber.subscription, subscriber.destination)
         self._memory.add_selector(subscriber.selector)
 

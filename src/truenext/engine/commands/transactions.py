@@ -1,4 +1,4 @@
-"""BEGIN, COMMIT and ABORT. Source: docs/contract.md."""
+"""BEGIN, COMMIT and ABORT: opens and ends transactions. Source: docs/contract.md."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ class Transactions:
             session.transactions[name].is_rollback_only = True
 
     def abort_all(self, session: ConnectionState, reason: RequeueReason) -> None:
-        """End all transactions of a connection that ends, and requeue the messages that these have. `reason` is the
-        reason for nacked messages, and for acknowledged ones of transactions with `counts_all`."""
+        """End all transactions of a connection that ends, and requeue their messages. `reason` holds for nacked
+        messages, and for acknowledged messages of a transaction with `counts_all`; all others are released."""
         for name in list(session.transactions):
             transaction = self._end(session, name)
             for entry in transaction.acknowledged():

@@ -1,7 +1,7 @@
 """Heads: the next message for a consumer in a lane, or the reason why the lane has none.
 
     Entry    a message that is ready
-    Wait     the reason why the consumer must wait, and the sequence of the first message for which it holds
+    Wait     the reason why the consumer must wait, and the sequence of the first message to which it may apply
     None     the lane has no message for the consumer
 
 Finding a head changes nothing. Dispatch then reads or compares what a head needs (selective.py), and idle.py reports
@@ -32,7 +32,7 @@ class WaitReason(Enum):
     """The window is full, the subscription pulls and has requested no more, or its connection holds too many
     messages."""
     UNREAD = "unread"
-    """Too many bytes of messages wait for the connection's socket to take them."""
+    """The connection's socket has too many bytes of messages still to take."""
     JOINING = "joining"
     """The subscription is to a pattern, and has not joined all queues yet."""
     PAUSED = "paused"
@@ -48,7 +48,7 @@ class WaitReason(Enum):
     GROUP = "group"
     """The messages that wait belong to groups of other consumers. Evicted messages count as matching the selector."""
     DELAYED = "delayed"
-    """The next message is held back by one that waits for its next try, or all messages wait for their next try.
+    """The next message is held back by a message that waits for its next try, or all messages wait for their next try.
     Evicted messages count as matching the selector."""
     EMPTY = "empty"
     """No message waits that matches the selector."""
@@ -92,8 +92,8 @@ def cursor_head(cursor: ScanCursor, committed: int) -> Head:
 
 
 def group_cursor_head(cursor: GroupScanCursor, consumer: BrokerConsumer | None, committed: int) -> Head:
-    """Return the head of a cursor's lane for a consumer; `consumer` is None for all that own no group. Sets
-    `cursor.needs_refill` if the head must be searched for by a refill."""
+    """Return the head of a cursor's lane for a consumer; `consumer` is None for all consumers that own no group. Sets
+    `cursor.needs_refill` if a refill is needed to find the head."""
     entry, must_wait = cursor.first_for(consumer)
     if entry is None:
         return Wait(SCANNING, 0) if must_wait else None

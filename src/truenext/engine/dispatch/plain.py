@@ -114,7 +114,6 @@ class Dispatcher:
     def _dispatch_selective(
         self, queue: Queue, consumers: Sequence[BrokerConsumer], deliveries: Deliveries
     ) -> Lane | None:
-        """Dispatch in a queue with selectors or groups."""
         entries: list[Entry] = []
         consumer_numbers: list[int] = []
 

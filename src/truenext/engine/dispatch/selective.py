@@ -57,7 +57,7 @@ class ConsumerClass:
         self.number = number
         self.scan = scan
         self.group_owner = group_owner
-        """The only consumer, if the class is the owner of groups."""
+        """Only consumer of the class, if this consumer owns groups; else None."""
         self.receivers: list[RankedConsumer] = []
         """Heap of the consumers, the preferred one first. Consumers may have lost their credit meanwhile."""
         self.offered_entry: Entry | None = None
@@ -91,7 +91,7 @@ class ExpressClass(ConsumerClass):
 
 
 class QueueDispatch:
-    """Dispatch from one queue in one turn, to consumers of which each may match other messages."""
+    """Dispatch from one queue in one turn, to consumers that may match different messages."""
 
     __slots__ = (
         "_commit_state",
@@ -233,7 +233,6 @@ class QueueDispatch:
         return False
 
     def _is_available_to(self, consumer_class: ConsumerClass, entry: Entry) -> bool:
-        """Return whether an offered message is still available to the class."""
         return True
 
     def _classes_to_query(
@@ -301,7 +300,7 @@ class QueueDispatch:
             self._page_reader.request_body(cursor.found[wait.sequence])
 
     def lane_head_for(self, consumer: BrokerConsumer, rank: int, *, may_read: bool = True) -> Head:
-        """Return the head of one lane for a consumer. If the head is evicted, `may_read` requests it from the store."""
+        """Return the head of one lane for a consumer. With `may_read`, an evicted head is requested from the store."""
         scan = None if self._selection is None else self._scans.find_scan(consumer, self._queue)
         if scan is None:
             lane = self._queue.find_lane(rank)
@@ -334,7 +333,7 @@ def remove_from_lane(entry: Entry) -> None:
 
 
 class GroupedQueueDispatch(QueueDispatch):
-    """Dispatch from a queue with groups, in which each consumer may have another first ready message."""
+    """Dispatch from a queue with groups, where the first ready message may differ from consumer to consumer."""
 
     __slots__ = ("_counts",)
 

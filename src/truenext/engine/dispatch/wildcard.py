@@ -1,9 +1,10 @@
 """Dispatch from queues that have wildcard consumers.
 
 These queues are served together. Each consumer's next message is found, and of all these messages the one with the
-smallest key is dispatched first. So each consumer gets its true next: a wildcard consumer that of all its queues, any
-other consumer that of its queue. The work of a turn is the number of touched queues and dispatched messages, times the
-wildcard consumers of these queues. Queues without changes cost nothing. Source: docs/contract.md, "Wildcards"
+smallest key is dispatched first. So a wildcard consumer gets the true next of all its queues, and any other consumer
+gets the true next of its queue. The work of a turn grows with the number of touched queues and dispatched messages,
+times the number of wildcard consumers of these queues. Queues without changes cost nothing. Source: docs/contract.md,
+"Wildcards"
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class WildcardDispatch:
         self._searched_last: dict[QueueDispatch, None] = {}
         """Searched queues since the last dispatch."""
         self._classes_by_queue: dict[Queue, list[ConsumerClass]] = {}
-        """By queue: classes of its consumers with credit that are no wildcard consumers."""
+        """By queue: classes of the consumers that have credit. Wildcard consumers are left out."""
         self._first_by_source: dict[Queue | Wildcard, Entry | None] = {}
         """First message that is offered to the classes of each queue, and true next of each wildcard consumer."""
         self._offers: list[tuple[int, int, int, Queue | Wildcard]] = []
@@ -105,8 +106,8 @@ class WildcardDispatch:
         """Dispatch true nexts until no consumer has credit, no message is ready, or the budget is spent.
 
         `queues` are the queues that have changed, `wildcards` the consumers that may have credit again. All other
-        queues must be unchanged since they were searched. Returns the lanes that were reached; their next pages may
-        have to be read.
+        queues must be unchanged since their last search. Returns the lanes that were reached; the next pages of these
+        lanes may have to be read.
         """
         wildcards = dict.fromkeys(wildcards)
         for queue in queues:
@@ -221,7 +222,6 @@ class WildcardDispatch:
                     return
 
     def _dispatch_express_in(self, queue: Queue, receivers: QueueReceivers) -> None:
-        """Dispatch messages of one queue to express consumers."""
         if not express_receivers(queue, receivers.express if receivers.exclusive is None else [receivers.exclusive]):
             return
         queue_dispatch = self._queue_dispatch(queue)

@@ -30,7 +30,7 @@ class PullRequests:
         self.no_wait_by_queue: dict[Queue | BrokerConsumer, dict[BrokerConsumer, None]] = {}
         """Consumers whose open request does not wait, by queue. The key of a wildcard consumer is the consumer."""
         self.ended: list[EndedPullRequest] = []
-        """Notices that the clients have not been sent yet."""
+        """Notices that are still to be sent to the clients."""
 
     def add(self, consumer: BrokerConsumer) -> None:
         """Open a consumer's request, or add to it."""

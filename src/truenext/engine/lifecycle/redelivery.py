@@ -58,7 +58,7 @@ def retry_delay_ms(policy: Policy, attempts: int, random: Callable[[], float]) -
 def make_dead_letter(
     message: SentMessage, origin: str, policy: Policy, *, attempts: int, causes: Causes, reason: str, now_ms: int
 ) -> tuple[Destination, SentMessage]:
-    """Return the dead letter of a message that failed in queue `origin`, and the dead letter's destination.
+    """Return destination and dead letter of a message that failed in queue `origin`.
 
     The dead letter is always persistent and never expires, so that it can be examined.
     """
@@ -99,7 +99,7 @@ def make_dead_letter(
 
 
 def redirect(message: SentMessage, destination: Destination) -> tuple[Destination, SentMessage]:
-    """Return a message with another destination, otherwise unchanged; and that destination."""
+    """Return the destination, and a copy of the message that has this destination and is otherwise unchanged."""
     headers = decode_header_lines(message.header)
     headers |= {"destination": destination.address, "priority": str(message.priority)}
     return destination, SentMessage(
@@ -114,7 +114,7 @@ def redirect(message: SentMessage, destination: Destination) -> tuple[Destinatio
 
 
 def restore_original(letter: SentMessage, now_ms: int) -> tuple[Destination, SentMessage] | None:
-    """Return the original message of a dead letter, and the message's destination. None if `letter` is no dead letter.
+    """Return destination and original message of a dead letter. None if `letter` is no dead letter.
 
     A past expiry is left out. Otherwise the message would be removed before a consumer gets it.
     """

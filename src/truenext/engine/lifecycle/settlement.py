@@ -71,7 +71,8 @@ class Settlement:
     ) -> None:
         """Requeue a nacked or aborted message, after the delay that the NACK names or else the queue's policy.
 
-        `reports_started` is the property of the consumer that held the message; False if a transaction had the message.
+        `reports_started` is `BrokerConsumer.reports_started` of the consumer that held the message; False if a
+        transaction had the message.
         """
         delay_ms = None
         cause = ""
@@ -98,8 +99,8 @@ class Settlement:
     ) -> None:
         """Requeue a message, due after `delay_ms`, or dead-letter it. Every `reason` but RELEASED counts an attempt.
 
-        `cause` is the cause that the consumer gave. `reports_started` is the property of the consumer that held the
-        message; False if a transaction had the message.
+        `cause` is the cause that the consumer gave. `reports_started` is `BrokerConsumer.reports_started` of the
+        consumer that held the message; False if a transaction had the message.
         """
         lane = entry.lane
         queue = lane.queue

@@ -23,8 +23,8 @@ class DelayedEntries:
     def __init__(self, commit_state: CommitState) -> None:
         self._commit_state = commit_state
         self._due_heap: list[tuple[int, int, Entry]] = []
-        """Heap by due time, in microseconds of the monotonic clock. It may have messages that were settled or removed
-        since; these stay until their due time."""
+        """Heap by due time, in microseconds of the monotonic clock. Messages that were settled or removed stay in the
+        heap until their due time."""
         self._heap_tie_breaker = 0
 
     @property

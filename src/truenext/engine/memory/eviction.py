@@ -66,7 +66,7 @@ class Eviction:
         self._batch = 0
         """Number of the last batch that has taken evicted messages."""
         self._batch_bytes = 0
-        """Bytes of the evicted messages in this batch."""
+        """Bytes of the evicted messages in batch `_batch`."""
 
     @property
     def is_unfinished(self) -> bool:
@@ -135,7 +135,7 @@ class Eviction:
         return too_slow if largest is None or not largest.is_reply_queue else [*too_slow, largest]
 
     def _moment(self) -> tuple[int, int, int]:
-        """Return three numbers. If they are the same as before, no other messages can leave memory than before."""
+        """Return three numbers. As long as the three numbers stay the same, no further messages can leave memory."""
         return self._commit_state.last_committed, self._memory.message_bytes, self._clients.dispatch_count
 
     def _evict_largest_first(self, queues: Collection[Queue]) -> Generator[None, None, None]:
@@ -225,7 +225,7 @@ class Eviction:
         """Lower the horizons of lanes, so that messages leave memory: the last accepted ones first. Copies of a message
         leave together, because their sequences are consecutive.
 
-        Returns the bytes that have left or will leave memory once they are durable.
+        Returns how many bytes have left memory, or will leave it when the messages are durable.
         """
         freed = 0
         ends: list[tuple[int, Lane]] = []
@@ -292,7 +292,7 @@ class Eviction:
         """Evict the bodies of messages, but keep the entries. With `are_held` the sizes are kept, too, because a
         transaction that acknowledges the messages may need them.
 
-        Returns the bytes that have left memory, or can leave once they are durable.
+        Returns how many bytes have left memory, or can leave it when the messages are durable.
         """
         freed = 0
         entries.sort(key=_sequence)

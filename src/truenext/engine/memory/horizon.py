@@ -167,8 +167,8 @@ def is_first_uncommitted(lane: Lane, committed: int) -> bool:
 
 
 def load_unread_in_memory(lane: Lane) -> None:
-    """Move all messages of `unread_in_memory` to `arrived`. All unread messages must be there: then the whole lane is
-    in memory."""
+    """Move all messages of `unread_in_memory` to `arrived`, so that the whole lane is in memory. Call it only if all
+    unread messages are in `unread_in_memory`."""
     if lane.arrived is NO_ENTRIES:
         lane.allocate_arrived()
     lane.arrived.extend(lane.unread_in_memory)
@@ -181,9 +181,9 @@ def load_unread_in_memory(lane: Lane) -> None:
 def apply_page(lane: Lane, page: list[Entry], excluded: int, up_to: int, as_of: int) -> tuple[list[Entry], list[Entry]]:
     """Add the messages of a page to the lane, and move the horizon up to `up_to`; UNBOUNDED at the end of the lane.
 
-    The page includes all batches up to `as_of`. `excluded` is the number of its messages that are left out of `page`,
-    because they do not enter the lane. Returns two lists of entries that were in `unread_in_memory` up to `up_to`:
-    entries that the page has, too, and entries that it lacks. The latter are added to the lane.
+    The page includes all batches up to `as_of`. `excluded` is the number of messages that are not in `page`, because
+    they are damaged, delayed or to be dead-lettered. Returns two lists of entries that were in `unread_in_memory` up to
+    `up_to`: entries that the page has, too, and entries that the page lacks, which are added to the lane.
     """
     in_page: list[Entry] = []
     not_in_page: list[Entry] = []
@@ -219,5 +219,5 @@ def pop_durable(lane: Lane, committed: int) -> list[Entry]:
 
 
 def is_stored(entry: Entry, as_of: int) -> bool:
-    """Return whether the store has the entry after batch `as_of`."""
+    """Return whether batch `as_of` or an earlier one has stored the entry."""
     return entry.store_batch is not None and entry.store_batch <= as_of

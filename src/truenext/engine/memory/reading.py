@@ -3,7 +3,7 @@
 The engine does not read from the store. The effects of a turn contain its requests for pages; the broker passes the
 pages in later.
 
-    request_page    requests a page of a lane whose messages consumers wait for, or soon will; moves the horizon up
+    request_page    requests the next page of a lane, if consumers need it now or soon; the page moves the horizon up
     request_body    requests a page with the body of a selected message, and the messages after it
     load_entry      makes the entry of a message on a page
 """

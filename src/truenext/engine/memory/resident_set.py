@@ -140,7 +140,7 @@ class ResidentSet:
             self.nothing_evictable_at = NEVER_EXHAUSTED
 
     def on_requeued(self, entry: Entry) -> None:
-        """Note that a message was requeued. If a transaction had it, it can leave memory only from now on."""
+        """Note that a message was requeued. A message that a transaction had can leave memory only from now on."""
         if entry.message is not None:
             self.nothing_evictable_at = NEVER_EXHAUSTED
             queue = entry.lane.queue
@@ -279,7 +279,7 @@ class ResidentSet:
             self.lanes_with_unread_in_memory.pop(lane, None)
 
     def pin(self, lane: Lane) -> None:
-        """Keep all messages of the lane that are in memory there, until `unpin`."""
+        """Let no message of the lane leave memory until `unpin`."""
         lane.is_pinned = True
 
     def unpin(self, lane: Lane) -> None:
@@ -290,7 +290,7 @@ class ResidentSet:
         self.nothing_evictable_at = NEVER_EXHAUSTED
 
     def load_unread_in_memory(self, lane: Lane) -> None:
-        """Return all messages of `unread_in_memory`, which were about to leave memory, to the lane."""
+        """Put all messages of `unread_in_memory`, which were about to leave memory, back into the lane."""
         for entry in lane.unread_in_memory:
             assert entry.message is not None, "what is recent has not left memory yet"
             self._memory.pending_free_bytes -= size_of(entry.message)

@@ -42,8 +42,8 @@ class SpilledSubscriptions:
         self._queues: dict[Queue, None] = {}
         """Queues of subscriptions that have, or had, messages on disk."""
         self._progress: dict[ConnectionState, tuple[ConnectionProgress, int]] = {}
-        """For each connection of `_queues`: its progress, and the time since when that is unchanged, in microseconds of
-        the monotonic clock."""
+        """For each connection of `_queues`: its progress, and the time of the last change, in microseconds of the
+        monotonic clock."""
 
     def add(self, queue: Queue) -> None:
         """Prepare the queue of a subscription for its first evicted messages: give it a number and a name in the

@@ -18,7 +18,7 @@ from truenext.engine.writing.commit_state import CommitState
 from truenext.model.record import TIMER_SIZE, split_timer
 
 TIMERS_MAX = 4000
-"""Maximum number of timers in memory. When it is passed, all but the first half leave."""
+"""Maximum number of timers in memory. When it is passed, all but the first TIMERS_MAX / 2 timers leave."""
 
 PAGE_SIZE = 1000
 """Number of timers on a page. The next page is read when fewer than half as many are in memory."""
@@ -156,7 +156,7 @@ class Timers:
         self._forget_durable(self._commit_state.last_committed)
 
     def _forget_durable(self, committed: int) -> None:
-        """Forget which timers durable batches have set, because all pages requested from now on contain these."""
+        """Forget which timers durable batches have set: all pages requested from now on contain these timers."""
         if self._unstored_batches and self._reading is None:
             self._unstored_batches = {
                 timer: batch for timer, batch in self._unstored_batches.items() if batch > committed

@@ -232,7 +232,7 @@ class Queues:
 
     def reserve(self, send: Send, reserved: set[str]) -> None:
         """Reserve memory for the queues of a SEND in a transaction, because COMMIT creates queues without a check. Adds
-        the queues' names to `reserved`, the names of the transaction.
+        the queues' names to `reserved`, the transaction's set of names.
 
         Raises: RemoteProtocolError if a queue cannot be created. Then nothing is reserved.
         """
@@ -315,7 +315,7 @@ class Queues:
                 raise no_memory_error(len(self.by_name), self._memory)
 
     def free_queue_memory(self) -> None:
-        """Remove unused queues. Does nothing for some time after a check that found none."""
+        """Remove unused queues. Does nothing for some time after a call that has removed none."""
         now_us = self._commit_state.now_us
         if now_us >= self._no_removal_until_us and not self._remove_unused(len(self.by_name)):
             # A client that tries again and again must not cause a check of all queues each time.

@@ -7,8 +7,8 @@
 The queue of a subscription that ends with its connection has such a name from the beginning
 (memory/spilled_subscriptions.py).
 
-Messages in memory are dropped at once. Messages in the store, or being written, are removed with their pages, which are
-read once the new name is durable. A restarted broker continues the removal.
+Messages in memory are dropped at once. Messages in the store, or being written, are on the pages that are read once the
+new name is durable. A restarted broker continues the removal.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class SubscriptionCleanup(BackgroundTask):
         self._is_reading = False
 
     def end_subscription(self, queue: Queue) -> None:
-        """Rename an ended queue in the store with the gathering batch, and remove it after that."""
+        """Rename an ended queue in the store with the gathering batch, and remove the queue once that batch is
+        durable."""
         batch = self._commit_state.batch
         batch.queues[queue.number] = ENDED_PREFIX + queue.name
         self.add_ended_queue(queue, batch.number)

@@ -7,8 +7,9 @@ queue of each subscription whose selector matches; all these queues share one me
     Route         the subscriptions to one topic, kept for the next message
     RouteAhead    the queues that get one message, found before the message is accepted
 
-Matching many patterns, or comparing many or large selectors, takes longer than one step should. Then the broker finds
-the queues of a message ahead, in pieces. When the message is accepted, only subscriptions made since are compared.
+Matching many patterns, or comparing many or large selectors, takes longer than one step should. In that case the broker
+finds the queues ahead: in pieces, before it accepts the message. When the message is accepted, only subscriptions made
+since are compared.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from truenext.model.pattern import is_pattern, matches
 from truenext.model.selector import Selector, compile_stored_selector
 
 CACHE_MAX = 65_536
-"""Cost of all kept routes, in subscriptions, above which all routes are dropped: topics that get one message must not
-fill memory."""
+"""Cost of all kept routes, in subscriptions, above which all routes are dropped: routes of topics that get only one
+message must not fill memory."""
 
 KEPT_ROUTE_COST = 16
 """Cost of a kept route itself, in subscriptions."""

@@ -48,7 +48,7 @@ def must_keep(queue: Queue) -> bool:
 
 
 def consumer_memory_error(size: int, memory: MemoryBudget) -> RemoteProtocolError:
-    """Return the error for a subscription that does not fit into memory. It takes `size` bytes with its selector."""
+    """Return the error for a subscription that does not fit into memory. `size` is its bytes, with its selector."""
     return RemoteProtocolError(
         f"no memory for this subscription: it needs {-(-size >> 10)} KiB with its selector and in all its queues, and "
         f"queues and their consumers take {memory.queue_bytes >> 20} of the {memory.queues_limit >> 20} MiB that "

@@ -35,7 +35,6 @@ class Wildcards(BackgroundTask):
         """Wildcard consumers that have not joined all their queues, with the bytes reserved for further queues. The
         first consumer joins first."""
         self._joining_now: Wildcard | None = None
-        """Consumer that is joining its queues now."""
         self._queues_to_join: list[Queue] = []
         """Queues that existed when `_joining_now` began, and were not compared with its pattern yet."""
         self.uncommitted: list[deque[Entry]] = [deque() for _ in RANKS]

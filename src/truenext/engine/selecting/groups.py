@@ -379,8 +379,11 @@ class GroupScanCursor(ScanCursor):
             heappush(self.heads_by_owner.setdefault(owner, []), (sequence, group))
 
     def first_for(self, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
-        """Return the first found message that the consumer could take, and False. `consumer` is None for all consumers
-        that own no group. Returns None and True if the consumer must wait for tests or a refill."""
+        """Return the first message that the consumer could take, and False; None and False if there is none.
+
+        Returns None and True if only tests or a refill can show which message is first. `consumer` is None for all
+        consumers that own no group.
+        """
         ungrouped = self._first_ungrouped()
         candidates = [] if ungrouped is None else [(ungrouped, True)]
         for owner in (None,) if consumer is None else (None, consumer):

@@ -71,7 +71,7 @@ class ScanCursor:
         self._untested = NO_SEQUENCES
         """Sequences in `found` of evicted messages, which cannot be tested before they are read."""
         self.pending: list[Entry] = []
-        """Messages in memory that are tested next; the last element is the first of them."""
+        """Messages in memory that are tested next, in descending order of sequence."""
         self.pending_to = 0
         """Last sequence in `pending`."""
 
@@ -99,7 +99,8 @@ class ScanCursor:
 
     @property
     def has_space(self) -> bool:
-        """Whether at most half of the permitted number of matches wait. A scan that was full goes on only then."""
+        """Whether at most half of the permitted number of matches wait. A scan that was full goes on when this is
+        true."""
         return len(self.found) <= SCAN_FOUND_MAX // 2
 
     def stop_before(self, sequence: int, *, if_full: bool = True) -> bool:

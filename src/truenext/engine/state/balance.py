@@ -20,7 +20,8 @@ CopyCount = Callable[[Send], int]
 
 
 class DiskBalance:
-    """Bytes on disk that one transaction frees and needs; by these its sends are allowed while the disk is full."""
+    """Bytes on disk that one transaction frees and needs. They decide which sends are allowed while the disk is
+    full."""
 
     __slots__ = ("_freed", "_sends_of_copies", "_sent", "_sent_to_spark", "shared_copies")
 

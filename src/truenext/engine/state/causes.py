@@ -19,7 +19,7 @@ class KnownCauses(msgspec.Struct, frozen=True, gc=False):
     first: str
     """First cause; empty if only the store has it."""
     last: str
-    """Last cause; empty if only the store has both."""
+    """Last cause; empty if only the store has the first and the last cause."""
     batch: int = 0
     """Last batch of this run that has stored causes of the message; 0 if there is none."""
     unstored: Causes = NO_CAUSES
@@ -41,7 +41,7 @@ def append_cause(before: KnownCauses | None, cause: str) -> KnownCauses:
 
 
 def causes_from_store(causes: Causes) -> KnownCauses | None:
-    """Return the causes of a message that was only in the store."""
+    """Return the causes that a page has of a message; None if the message has none."""
     return KnownCauses(causes.first, causes.last) if causes != NO_CAUSES else None
 
 

@@ -184,7 +184,6 @@ class ClientRegistry:
                         yield entry
 
     def _holders(self, queue: Queue) -> Iterator[EntryHolder]:
-        """Yield all holders that may hold entries of a queue."""
         yield from self.receivers_by_queue.get(queue, NO_RECEIVERS).all()
         for session in self.sessions.values():
             yield from session.transactions.settling_transactions

@@ -188,7 +188,8 @@ class BrokerConsumer(Subscriber, EntryHolder):
         return False
 
     def stretch_window(self, now_ms: int) -> bool:
-        """Enlarge an automatic window that was full for long while nothing was settled. Returns whether it did."""
+        """Enlarge an automatic window that was full for long while nothing was settled. Returns whether it was
+        enlarged."""
         auto_window = self.auto_window
         if auto_window is None or self.is_suspended or len(self.held) < self.window or not auto_window.stretch(now_ms):
             return False
@@ -300,7 +301,7 @@ class ConnectionState:
     held_estimate: int = 0
     """Upper bound of the number of held messages: the last count, and all dispatches since."""
     holds_too_much: bool = False
-    """The connection held HELD_MAX messages or more when they were last counted: its consumers have no credit."""
+    """The connection held HELD_MAX messages or more at the last count, so its consumers have no credit."""
     release_count: int = 0
     """Number of releases by this connection so far."""
     is_truenext_client: bool = False
@@ -438,4 +439,4 @@ class PullRequest:
     waits_for_messages: bool = True
     """True: the request stays open until all messages have come. False: it ends when no message is ready."""
     correlation: str | None = None
-    """The client's name for its last request."""
+    """Name that the client gave its last request; None if it gave none."""

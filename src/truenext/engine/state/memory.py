@@ -156,7 +156,7 @@ class MemoryBudget:
 
     @property
     def transaction_bytes_max(self) -> int:
-        """Bytes that sends in open transactions may take; the first send may take more."""
+        """Bytes that sends in open transactions may take. A single send may take more, if no other is open."""
         return self.limit // 4
 
     @property

@@ -76,8 +76,8 @@ class StoreRead:
 
 
 class SideRead(StoreRead):
-    """Request for a page that is not the next one of its lane. It moves no message into the lane. Until the request is
-    finished, the lane remembers in `removed` which messages were removed."""
+    """Request for a page that is not the next one of its lane. The page does not move the lane's horizon. Until the
+    request is finished, the lane remembers in `removed` which messages were removed."""
 
     __slots__ = ("_is_started",)
 

@@ -95,8 +95,8 @@ class Producer(msgspec.Struct, gc=False):
     def has_used(self, name: str, number: int, *, is_commit: bool, declares_gapless: bool) -> bool:
         """Return whether a SEND or COMMIT of this number is a repeat.
 
-        Raises: RemoteProtocolError if the COMMIT was resolved as rolled back, if a gapless producer leaves out a
-        number, or if a producer declares gapless numbers after it has used numbers without that
+        Raises: RemoteProtocolError if the COMMIT was resolved as rolled back, or a gapless producer leaves out a
+        number; also if a producer declares gapless numbers after it has used other numbers.
         """
         if is_commit:
             if self.resolved and number in self.resolved:
@@ -151,8 +151,8 @@ class Producer(msgspec.Struct, gc=False):
     def resolve(self, number: int) -> bool:
         """Resolve COMMIT `number` as rolled back, and return True.
 
-        Returns False, and changes nothing, if the outcome is not `NOT_YET_COMMITTED`. The same holds for any but the
-        next number of a producer whose numbers have no gaps, or that has not said whether they have.
+        Returns False, and changes nothing, if the outcome is not NOT_YET_COMMITTED. A producer may only have its next
+        number resolved, unless its numbers are known to have gaps; for any other number the method returns False, too.
         """
         if self.outcome(number) is not CommitOutcome.NOT_YET_COMMITTED:
             return False

@@ -105,7 +105,7 @@ class Entry(msgspec.Struct, gc=False):
 
     sequence: int
     message: SentMessage | None
-    """None if only the store has the message, or it is settled."""
+    """None if only the store has the message, or the message is settled."""
     lane: Lane
     batch: int
     """Batch that makes the entry visible once it is durable; 0 if the entry is visible at once."""
@@ -226,7 +226,7 @@ class SelectedEntries:
         """Sequences of empty slots in `Lane.requeued`; requeueing an entry fills its slot."""
         self.scan_read_count = 0
         """Number of pages that are being read for selectors. While there are any, entries stay in `unread_in_memory`,
-        because the pages may lack some of these."""
+        because the pages may lack these entries."""
         self.horizon_rise_count = 0
         """Number of times that the horizon moved up."""
         self.body_reads = NO_SEQUENCES
@@ -276,18 +276,18 @@ class Lane:
         """Entries that are not in `requeued`, in order of sequence. Call `allocate_arrived` before the first is
         appended."""
         self.requeued = _NO_REQUEUED
-        """Requeued entries, and others whose bodies may be evicted; a heap by sequence."""
+        """Requeued entries, and other entries whose bodies may be evicted; a heap by sequence."""
         self.unloaded: dict[int, Entry] = EMPTY
-        """Entries whose message must be read before they can be used, by sequence: requeued entries, and entries on
-        their way to the dead-letter queue."""
+        """Entries, by sequence, that cannot be used before their message was read: requeued entries, and entries on the
+        way to the dead-letter queue."""
         self.delayed: dict[int, Entry] = EMPTY
         """Entries that wait for their next try while other entries are dispatched, by sequence. Delayed entries are in
         no other container."""
         self.horizon = UNBOUNDED
         """Sequence up to which this lane is in memory."""
         self.horizon_min = 0
-        """Sequence below which the horizon must not move: a page has loaded the entry of this sequence, which stays in
-        memory."""
+        """Sequence below which the horizon must not move: a page has loaded the message of this sequence, and no page
+        may load it again."""
         self.unread = 0
         """Number of messages above the horizon."""
         self.unread_in_memory = NO_ENTRIES

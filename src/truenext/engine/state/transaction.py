@@ -59,7 +59,7 @@ class BrokerTransaction(EntryHolder):
         self.sends_of_copies: list[Send] = []
         """The elements of `sends` that go to topics or several destinations at COMMIT."""
         self.cron_count = 0
-        """Number of sends with a cron expression: COMMIT computes their times."""
+        """Number of sends with a cron expression. COMMIT computes the times of each."""
         self.held = {}
         """Messages that the transaction has acknowledged or nacked, by sequence."""
         self.nacks: dict[int, Nack] = {}
@@ -74,7 +74,7 @@ class BrokerTransaction(EntryHolder):
         self.is_rollback_only = False
         """A frame of the transaction was refused, on a connection that stays open: only ABORT is possible."""
         self.balance: DiskBalance | None = None
-        """Bytes that the transaction frees and needs on disk; None if they are not counted."""
+        """Bytes that the transaction frees and needs on disk; None if these bytes are not counted now."""
 
     def acknowledge(self, entries: list[Entry]) -> None:
         for entry in entries:

@@ -54,7 +54,6 @@ class Wildcard(BrokerConsumer):
         """One heap of heads per rank. An item is a sequence, a number that makes items distinct, and a queue. An item
         is outdated if its sequence differs from `head_at`."""
         self._push_count = 0
-        """Number of pushes to `heads`."""
 
     def remove_queue(self, queue: Queue) -> None:
         del self.queues[queue]

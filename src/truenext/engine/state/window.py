@@ -22,13 +22,14 @@ SIZE_INITIAL = 10
 SIZE_MIN = 2
 """Smallest size in messages. With 2, the next message is there when the consumer is done with one."""
 QUEUED_WORK_MS = 50
-"""Milliseconds of work that may wait at any consumer."""
+"""Milliseconds of work that may wait at a consumer, besides twice the messages that it handles at once."""
 MEASURE_MIN_MS = 20
 """Shortest time over which a rate is measured."""
 STRETCH_AFTER_MS = 1000
 """Shortest time without a settled message after which a full window doubles, in ms."""
 STRETCH_AFTER_INTERVALS = 10
-"""Average intervals between the consumer's settled messages after which a full window doubles, if that is longer."""
+"""Number of average intervals between settled messages after which a full window doubles, if that takes longer than
+STRETCH_AFTER_MS."""
 
 
 class AutoWindow:

@@ -49,8 +49,8 @@ def put(batch: Batch, entry: Entry) -> None:
 
 
 def _batch_overhead_bytes(entry: Entry) -> int:
-    """Return the bytes that a message takes besides its record while its batch is in memory. They are counted for
-    copies and transient messages, because one batch may have very many of these."""
+    """Return the bytes that a message takes besides its record while its batch is in memory. Only copies and transient
+    messages count, because one batch may have very many of these."""
     return ENTRY_BYTES if entry.content_number or not entry.persistent else 0
 
 

@@ -94,7 +94,8 @@ class EventLog:
         self.size = 0
         """Bytes of the finished blocks of the current chunk."""
         self._file_size = HISTORY_FILE_BYTES
-        """Bytes in the current file. Initially those of a full file, so that the first chunk begins a new file."""
+        """Bytes in the current file. At first this is the size of a full file, so that the first chunk begins a new
+        file."""
 
         self._causes: dict[str, int] = {}
         """Causes that the current chunk has, each with its number in this chunk."""

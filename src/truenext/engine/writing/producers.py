@@ -1,8 +1,9 @@
 """Registry of producers and their numbers (C18.5): remembers producers, and forgets some if there are too many.
 
 A producer is remembered for PRODUCER_RETENTION_MS after its last use. If there are PRODUCERS_MAX producers, a new one
-replaces a producer that had a single SEND long ago, most likely a process that sent one message and ended. A producer
-with more SENDs, or with a COMMIT, is kept. Source: docs/decisions/0036-producers-that-are-forgotten.md
+replaces a producer that had a single SEND long ago. Such a producer is most likely a process that sent one message and
+ended. A producer with more SENDs, or with a COMMIT, is kept. Source:
+docs/decisions/0036-producers-that-are-forgotten.md
 """
 
 from __future__ import annotations
@@ -46,7 +47,6 @@ class ProducerRegistry:
         self._forgotten_count = 0
         self._last_forgotten = ""
         self._last_forgetting_batch = 0
-        """Last batch that forgets a producer."""
         self._resolved_count = 0
         """Number of resolved COMMITs that are remembered, of all producers."""
 
