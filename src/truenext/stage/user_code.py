@@ -134,7 +134,7 @@ async def _run_with_timeout(awaitable: Awaitable[object]) -> None:
 
 
 def _log(error: BaseException, fields: Mapping[str, object]) -> None:
-    _logger.error("a call after the commit has failed", extra=fields, exc_info=error)
+    _logger.error("a function of after_commit has failed; the commit is not affected", extra=fields, exc_info=error)
 
 
 # The stage whose function runs in this task or thread: calls that would make the stage wait for itself are refused.
