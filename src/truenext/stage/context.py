@@ -123,8 +123,8 @@ class InteractivePriority:
                 self._is_idle.set()
 
     async def yield_to_interactive(self) -> None:
-        """Delay another message while the newest interactive message is younger than WAIT_MAX_S; WAIT_MAX_S in all at
-        most."""
+        """Delay another message while the newest interactive message is younger than WAIT_MAX_S. The whole delay is at
+        most WAIT_MAX_S."""
         if not self._interactive:
             return
         deadline = self._loop.time() + WAIT_MAX_S

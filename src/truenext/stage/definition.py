@@ -343,7 +343,7 @@ _TYPES: Final[Mapping[str, tuple[Any, str]]] = {
     "interceptors": (Sequence, "a list of Interceptors"),
     "events": (Path | str | None, "a folder"),
 }
-"""Type of each argument of `Definition`, and its description for errors."""
+"""Type of each argument of `Definition`, and how errors describe that type."""
 
 
 def _check_types(name: str, values: Mapping[str, object]) -> None:

@@ -35,7 +35,7 @@ GATHER_S = 0.05
 RETRY_S = 5.0
 """Seconds between attempts to write to a disk that fails."""
 TRACE_MAX = 200
-"""Characters of a trace that are recorded."""
+"""Largest number of characters of a trace that are recorded."""
 _QUEUE = "/queue/"
 _SEQUENCE = "truenext-sequence"
 

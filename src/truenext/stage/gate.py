@@ -58,7 +58,7 @@ class DatabaseGate:
         self._opened_at = -STABLE_S
         self.closed_error_kind = DatabaseErrorKind.UNAVAILABLE
         self.closed_reason = ""
-        """Last error of the database while the gate is closed."""
+        """Last error of the database; empty while the gate is open."""
         self._error_counts_by_message: OrderedDict[tuple[DatabaseErrorKind, str], int] = OrderedDict()
         """Number of errors by kind and message, of errors that the message itself may have caused."""
 
@@ -138,9 +138,10 @@ class DatabaseGate:
         """Whether an error counts no attempt of its message. An error that is the database's fault closes the gate, and
         counts no attempt.
 
-        A full disk and unusable tables are the database's fault. A lost connection or an unavailable database is, if a
-        probe fails, too. If the probe succeeds, the message itself may have caused the lost connection, or may use
-        another database. Such errors, and conflicts with other transactions, count no attempt up to UNCOUNTED_RETRIES.
+        A full disk and unusable tables are the database's fault. After a lost connection, or if the database seems
+        unavailable, a probe decides: if it fails, the database is at fault. If it succeeds, the message itself may have
+        caused the error, or may use another database. Such an error counts no attempt until the message has had
+        UNCOUNTED_RETRIES of its kind. The same holds for a conflict with another transaction.
         """
         if kind in (DatabaseErrorKind.FULL, DatabaseErrorKind.TABLES):
             self.close_on_error(error, kind)

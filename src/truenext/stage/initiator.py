@@ -1,5 +1,5 @@
-"""Initiator: sends the flows that programs start with `Service.initiate`, and those of `Service.ask` with a wait for
-the reply."""
+"""Initiator: sends the flows that programs start with `Service.initiate` and `Service.ask`, and returns the replies to
+`ask`."""
 
 from __future__ import annotations
 
@@ -154,8 +154,11 @@ class Initiator:
             self._pending_replies.forget_reply(number)
 
     async def outcome(self, doubt: InDoubt | str, timeout: float) -> str:
-        """Return the outcome of an initiation in doubt: "committed", "rolled back" or "unknown". Raises: TimeoutError,
-        ConnectionLost; ClosedError in another event loop"""
+        """Return the outcome of an initiation in doubt: "committed", "rolled back" or "unknown".
+
+        Raises: TimeoutError or ConnectionLost if the broker has not answered; ValueError if the text is not a token;
+        ClosedError in another event loop
+        """
         self.check_loop()
         return await self._pools[True].connection.outcome(doubt, timeout=timeout)
 

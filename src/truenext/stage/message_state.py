@@ -34,7 +34,7 @@ class MessageState(Enum):
     """The SQL transaction is committed, if there was one. The broker's COMMIT is under way, with the output and the
     acknowledgement."""
     COMMITTED = "committed"
-    """The broker has committed."""
+    """The broker has committed its transaction, which includes the acknowledgement of the message."""
     REPEATED = "repeated"
     """The broker has answered that the COMMIT's number was used before. The output was sent at that time. The message
     is not acknowledged."""
@@ -70,6 +70,6 @@ TRANSITIONS: dict[MessageState, frozenset[MessageState]] = {
     ABANDONED: frozenset({ACKNOWLEDGING, COMMITTING, RELEASED}),
     **dict.fromkeys(_ENDS, frozenset[MessageState]()),
 }
-"""States that may follow each state."""
+"""States that may follow each state. All other transitions are faults of this program."""
 OUTCOMES: Mapping[str, MessageState] = {each.value: each for each in _ENDS}
 """Last state for each outcome of an execution (`ExecutionOutcome`)."""

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class StageRunner:
-    """Runner of one stage for one message."""
+    """Runner of one stage for one message. With `next_direct`, it also runs the stages that follow."""
 
     context: ServiceContext
     stage: Stage

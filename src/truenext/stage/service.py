@@ -279,7 +279,7 @@ class Service(Definition):
             doubt: The InDoubt error, or its token. Any process of the service may call this with the token.
             timeout: Seconds, more than 0, to wait for the broker.
 
-        Raises: TimeoutError or ConnectionLost if the broker has not answered
+        Raises: TimeoutError or ConnectionLost if the broker has not answered; ValueError if the text is not a token
         """
         check_can_await(f"{self.name}.outcome", "call it in an async stage")
         return self._resolve(doubt, timeout)

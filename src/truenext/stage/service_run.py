@@ -349,7 +349,7 @@ class ServiceRun:
         raise LocalProtocolError(f"a connection of {self._definition.name} was closed while it ran")
 
     def new_async_work(self) -> AsyncSqlWork:
-        """Return a transaction in which a test inspects the database.
+        """Return an SQL transaction in which a test reads or changes the database.
 
         Raises: LocalProtocolError if the database is not open
         """

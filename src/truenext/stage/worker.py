@@ -84,7 +84,7 @@ PAUSE_S = 1.0
 SQL_RETRY_PAUSE_S = 0.02
 """Seconds before a stage runs again after a conflict in SQL. Each further pause is twice as long."""
 TIMEOUT_S = 60.0
-"""Limit in seconds of each step that waits for the broker."""
+"""Seconds that each step of a message may wait for the broker."""
 
 
 class StageWorker:
