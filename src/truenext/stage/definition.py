@@ -33,7 +33,8 @@ SUBSCRIBER_ATTEMPTS = 7
 """Default number of attempts for subscribers, since the broker sets no limit for published messages. Source: "Attempts"
 in docs/contract.md"""
 CONCURRENCY = 8
-"""Default number of messages that a stage handles at once. The same number of interactive messages is added."""
+"""Default number of messages that a stage handles at once. In addition, it handles the same number of interactive
+messages."""
 
 
 class Definition:
@@ -75,8 +76,8 @@ class Definition:
                 the authorities of the system.
             certificate: PEM file with a certificate that the service shows to the broker.
             key: PEM file with the private key of `certificate`; None if the file of the certificate has the key, too.
-            concurrency: Number of messages that each stage handles at once, 1 to 1,000. The same number of interactive
-                messages is added. The process needs memory for all these messages.
+            concurrency: Number of messages that each stage handles at once, 1 to 1,000. In addition, it handles the
+                same number of interactive messages. The process needs memory for all these messages.
             attempts: Number of failures after which a message becomes a dead letter; None leaves the number to the
                 policy of the queue. The lower of the two numbers counts.
             retry: Delays before retries, by the class of the exception; `StageOptions.retry` has the format. Other

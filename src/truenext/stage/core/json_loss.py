@@ -132,7 +132,7 @@ class _JsonLossCheckBuilder:
         self._target = target
         self._leaf: JsonLossCheck = fault_below_any if target is inspect.AnyType else _float
         self._fallback: JsonLossCheck | None = None if target is inspect.AnyType else fault_of_floats
-        """Check of a value whose class is not the one that its type names; None if no such check is needed."""
+        """Check of a value that is not an instance of its declared class; None if no such check is needed."""
         self._checks: dict[Any, list[JsonLossCheck]] = {}
         """Check of each class, in a list. The list is empty while the check is being built, since a class may contain
         itself."""

@@ -37,8 +37,8 @@ from truenext.stage.sql.syntax import SqlSyntax, plain_id
 from truenext.stage.sql.tables import check_version, create_tables, metadata, unusable_table_text
 
 ALIVE_MS = 15_000
-"""Milliseconds for which a process counts as alive after its heartbeat. If a living process is taken for dead, still no
-message is sent twice."""
+"""Milliseconds for which a process counts as alive after its heartbeat. Even if a living process is wrongly taken for
+dead, no message is sent twice."""
 DEAD_OWNER_KEPT_MS = 24 * 3600 * 1000
 """Milliseconds after which the row of a dead process is deleted."""
 PRODUCER_UNUSED_MS = 6 * 24 * 3600 * 1000

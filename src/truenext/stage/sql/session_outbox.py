@@ -91,7 +91,12 @@ class SessionOutbox:
         return _execute(self._sync_session, _seed, key, new)
 
     async def seed_of_key_async(self, key: str, new: str) -> str:
-        """Do the same as `seed_of_key`, in an AsyncSession."""
+        """Return the seed from which the ids of the key's flows are derived, in an AsyncSession. The first call with
+        the key stores `new` as the seed.
+
+        Raises: ConfigurationError if the tables are missing or the session commits each statement by itself; errors of
+        SQLAlchemy
+        """
         return await self._execute_async(_seed, key, new)
 
     def write_unit(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
@@ -104,7 +109,12 @@ class SessionOutbox:
         _execute(self._sync_session, _write, service, id, key, unit)
 
     async def write_unit_async(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
-        """Do the same as `write_unit`, in an AsyncSession."""
+        """Write a unit into the outbox, in an AsyncSession. It is sent after the commit. If the flows were already
+        started under the key, this writes nothing.
+
+        Raises: FlowError if other flows were started under the key; ConfigurationError if the tables are missing or the
+        session commits each statement by itself; errors of SQLAlchemy
+        """
         await self._execute_async(_write, service, id, key, unit)
 
     async def _execute_async(self, call: Callable[..., T], *arguments: object) -> T:

@@ -51,7 +51,7 @@ class SqlTransaction:
         self.is_commit_sent = False
         self._is_closed = False
         self._attach_lock = Lock()
-        """Lock of `attach` and `stop_attaching`. A connection that comes late is either attached, or returned to its
+        """Lock of `attach` and `stop_attaching`. A connection that arrives after `stop_attaching` is returned to its
         pool."""
         self._is_connection_unusable = False
         """True if the connection must be closed after an UNAVAILABLE error: its server may have become read-only."""

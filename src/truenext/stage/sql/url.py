@@ -29,8 +29,8 @@ class DatabaseAddress:
 
     @contextmanager
     def loading_driver(self) -> Iterator[None]:
-        """Report missing drivers. Create the engines of the database in this block, since each engine imports its
-        driver.
+        """Context manager for the creation of the database's engines. Each engine imports its driver, which may be
+        missing.
 
         Raises: ConfigurationError if a driver is not installed
         """
