@@ -105,7 +105,6 @@ class Subscription:
     is_polled: bool = False
     """The program has requested a message since the reconciler last checked for idle buffers."""
     is_subscribe_sent: bool = False
-    """SUBSCRIBE was sent on this connection."""
     is_open: bool = False
     """The broker has confirmed the SUBSCRIBE."""
     is_closed: bool = False

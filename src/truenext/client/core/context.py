@@ -10,10 +10,10 @@ from truenext.client.core.link import Link
 from truenext.client.core.waiting import DelayedCalls
 
 CONNECTED_TEXT = "connected to %(url)s"
-"""Report text: the first attempt to connect has succeeded. The fields of a report are named in its text."""
+"""Text of a report: the first attempt to connect has succeeded. The fields of a report are named in its text."""
 
 NO_SPACE_TEXT = "sends wait until %(url)s has space: %(error)s"
-"""Report text, once a minute: a broker has no space for sends outside transactions."""
+"""Text of a report, at most once a minute: a broker has no space for sends outside transactions."""
 
 NOT_CONFIRMED_TEXT = (
     "%(count)s messages to %(url)s were not confirmed before the end of the connection; they may have arrived"

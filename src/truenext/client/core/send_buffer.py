@@ -291,7 +291,6 @@ class SendBuffer:
             self._request_receipt(link)
 
     def _request_receipt(self, link: Link) -> None:
-        """Request a receipt for all sends written so far."""
         self._bytes_since_receipt = 0
         link.request_receipt(_ReceiptRequestHandler(self, link))
 

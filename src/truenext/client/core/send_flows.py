@@ -117,9 +117,9 @@ def _await_capacity(client: Client, deadline: float | None) -> Flow[None]:
 
 
 def check_confirmed(batch: SendBatch) -> None:
-    """Raise the error of a send of the batch that no caller has got yet. The connection has ended.
+    """Raise the error of the batch's sends, if no caller has got it yet. Called when the connection has ended.
 
-    Raises: this error; TimeoutError in its place if the message was not confirmed before the end
+    Raises: the error of a send; TimeoutError instead if the message was not confirmed before the end
     """
     error, batch.error = batch.error, None
     if isinstance(error, ClosedError | ConnectionLost):

@@ -41,7 +41,8 @@ class Subscriptions:
         self.orphaned_messages: dict[str, ReceivedMessage] = {}
         """Messages of lost connections that the program still holds, by message id."""
         self.unconfirmed_dispositions: dict[str, tuple[Disposition, int]] = {}
-        """By message id: a disposition that the broker may not know, and the attempts that the message then had."""
+        """Dispositions that the broker may not know, by message id, each with the attempts that the message then
+        had."""
         self._context = context
         self._make_message = make_message
         self._arrivals = count(1)
@@ -175,8 +176,8 @@ class Subscriptions:
         transaction: TransactionState | None = None,
         counts_all: bool = True,
     ) -> None:
-        """Release messages of these subscriptions: all buffered ones, and of the held ones those in `returning`.
-        `transaction` is aborted in the same step. With `suspend` the broker sends nothing until `wake`."""
+        """Release the buffered messages of these subscriptions, and the held messages in `returning`. `transaction` is
+        aborted in the same step. With `suspend` the broker sends nothing until `wake`."""
         link = self._context.link
         if link is None or not link.is_up:
             return

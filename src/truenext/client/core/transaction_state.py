@@ -96,11 +96,9 @@ class TransactionState(AnswerHandler, msgspec.Struct, eq=False):
     name: str
     """Name of the transaction on the wire."""
     link_number: int
-    """Number of the link to which the transaction belongs."""
     owner: object
     """Task or thread that runs the code of the transaction."""
     has_begun: bool = False
-    """BEGIN was sent."""
     has_settled_messages: bool = False
     """ACKs or NACKs were sent in the transaction."""
     is_begin_refused: bool = False

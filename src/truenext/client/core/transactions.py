@@ -394,7 +394,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
     def _abort(self, transaction: TransactionState, counted: CountedAttempts, *, releases: bool = True) -> None:
         """Send ABORT, and a NACK for each message whose attempt counts.
 
-        With `releases`, the other messages of the transaction are released, and the messages that the session has
+        With `releases`, also release the other messages of the transaction, and the messages that the session has
         buffered.
         """
         client = self._client

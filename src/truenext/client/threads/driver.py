@@ -102,7 +102,7 @@ class Driver(BaseDriver):
         self._thread.start()
 
     def wait_until_confirmed(self, deadline: float) -> None:
-        """Wait until the broker has confirmed all sends. At the deadline, warn of those that are not confirmed."""
+        """Wait until the broker has confirmed all sends. At the deadline, warn of sends that are not confirmed."""
         client = self.client
         if (
             os.getpid() == self.process_id
