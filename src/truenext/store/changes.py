@@ -43,8 +43,8 @@ class RareChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     """Changes that most batches do not have. Each field corresponds to the field of `Batch` with this name. The names
     are stored.
 
-    A field with an unknown name is rejected, so that salvage drops nothing silently: a journal whose checkpoint is lost
-    does not tell its format.
+    A field with an unknown name is rejected. Otherwise salvage could drop changes silently: a journal without its
+    checkpoint does not tell its format.
     """
 
     marks: dict[bytes, Mark] = {}
@@ -222,12 +222,13 @@ def causes_of(rare: RareChanges) -> dict[bytes, Causes]:
 
 
 def apply_names(queues: dict[int, str], changes: dict[int, str]) -> dict[int, str]:
-    """Apply changes of queue names, of a batch or a segment, to `queues`. An empty name removes the queue."""
+    """Return the names of queues by number, after the `changes` of a batch or a segment. An empty name removes a
+    queue."""
     return {number: name for number, name in (queues | changes).items() if name}
 
 
 def apply_pauses(paused: set[int], changes: dict[int, bool]) -> set[int]:
-    """Apply changes, of a batch or a segment, to the numbers of the paused queues."""
+    """Return the numbers of the paused queues, after the `changes` of a batch or a segment."""
     return {number for number in paused | changes.keys() if changes.get(number, True)}
 
 

@@ -82,8 +82,8 @@ class EmbeddedStore:
         """Function that makes the history's own files durable. Before a batch is applied, these files must have got the
         history that `recover` has returned, and the history of every earlier batch."""
         self.last_history_chunk: tuple[int, int] | None = None
-        """Run and first event of the last chunk of a batch in the history's own files. Set before `recover`, which then
-        detects that the journal has lost this batch."""
+        """Run and first event of the last chunk of a batch in the history's own files. Set it before `recover`, which
+        then checks that the journal has this batch."""
         self._last_applied = 0
         self._unwritable_reason = "recover() was not called"
         self._overlay = Overlay()

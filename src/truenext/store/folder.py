@@ -12,8 +12,8 @@ from pathlib import Path
 from truenext.errors import ConfigurationError, StoreInUseError
 
 OWN_FILES = frozenset({"lock", "journal", "lmdb", "ballast", "new", "history"})
-"""Files that a broker makes in a data folder. A start may be interrupted after any of them. `new` becomes the
-ballast."""
+"""Files that a broker makes in a data folder. An interrupted first start leaves some of them; `new` becomes
+`ballast`."""
 
 IGNORED_FILES = frozenset({"lost+found", "truenext.toml", ".gitkeep"})
 """Other files that a data folder may have: the file system's own folder, the configuration file, git's placeholder."""

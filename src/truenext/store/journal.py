@@ -61,8 +61,8 @@ class Journal:
     while it is read."""
 
     def __init__(self, folder: Path, *, salt: int, segment_bytes: int = SEGMENT_BYTES) -> None:
-        """Count the spare segments, and delete those of another size. `salt` is any u32 that never changes for this
-        journal.
+        """Count the spare segments, and delete spare segments of another size. `salt` is any u32 that never changes for
+        this journal.
 
         Raises: OSError if the folder cannot be read
         """
@@ -81,7 +81,7 @@ class Journal:
         self.last_frame_number = 0
         """Number of the last frame; 0 if the journal has none."""
         self._last_frames: dict[int, int] = {}
-        """By segment: number of its last frame. If it has none, number of the last frame before it."""
+        """Number of each segment's last frame. If the segment has none, number of the last frame before it."""
         self.newest_segment = 0
         """Number of the segment to which frames are appended; 0 if the journal has none."""
         self._spare_count = 0
@@ -211,7 +211,8 @@ class Journal:
         return self._spare_count * self._segment_bytes
 
     def last_frame(self, segment: int) -> int:
-        """Return the number of the segment's last frame. If it has none, return that of the last frame before it."""
+        """Return the number of the segment's last frame. If it has none, return the number of the last frame before the
+        segment."""
         return self._last_frames[segment]
 
     def fits(self, size: int) -> bool:

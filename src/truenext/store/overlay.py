@@ -311,7 +311,7 @@ class SegmentIndex:
     producers: dict[str, ProducerState] = field(default_factory=dict)
     forgotten_producers: set[str] = field(default_factory=set)
     timers: dict[bytes, bool] = field(default_factory=dict)
-    """Timers that were set (True) or cleared (False) in this segment. They override those of older segments and of the
+    """Timers that were set (True) or cleared (False) in this segment. They override older segments and the
     checkpoint."""
     sorted_timers: list[bytes] | None = None
     """Keys of `timers`, sorted. None until the first read after a newer segment exists; from then on `timers` cannot

@@ -52,7 +52,7 @@ def is_denied(error: BaseException) -> bool:
 
 
 def store_error(action: str, error: Exception, data: Path) -> StoreError:
-    """Return `error` as a StoreError. In its text "cannot" comes before `action`. `data` is the data folder."""
+    """Return `error` as a StoreError. Its text begins with "cannot" and `action`. `data` is the data folder."""
     if isinstance(error, StoreError):
         return error
     if isinstance(error, lmdb.MapFullError):
@@ -75,7 +75,8 @@ def store_error(action: str, error: Exception, data: Path) -> StoreError:
 
 @contextmanager
 def translated_errors(action: str, data: Path) -> Iterator[None]:
-    """Run a block whose STORAGE_ERRORS are raised as StoreError. In their text "cannot" comes before `action`."""
+    """Run a block. Its errors of STORAGE_ERRORS are raised as StoreError, whose text begins with "cannot" and
+    `action`."""
     try:
         yield
     except STORAGE_ERRORS as error:

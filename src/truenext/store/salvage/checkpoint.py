@@ -130,8 +130,8 @@ class SalvagedCheckpoint:
         self.recovered = decode_recovered(
             _META_DEFAULTS | meta, values[b"queues"].items(), values[b"producers"].items()
         )
-        """State without the counts of messages. In place of a damaged value it has that of a new store; `clean_stop` is
-        False then."""
+        """State without the counts of messages. A damaged value is replaced by the value that a new store has; a
+        damaged `clean_stop` is replaced by False."""
         self.position: CheckpointPosition | None = (
             decode_position(meta) if all(name in meta for name in POSITION_KEYS) else None
         )
@@ -225,7 +225,7 @@ class SalvagedCheckpoint:
 
     def unreached(self, is_known_timer: Callable[[bytes], bool]) -> Iterator[CheckpointEntry]:
         """Yield the messages found on unreached pages. Add the timers found there to `unreached_timers`, unless
-        `is_known_timer`."""
+        `is_known_timer` returns True for the timer."""
         file = self._file
         if file is None:
             return

@@ -6,8 +6,8 @@
     checkpoint     Read page by page. Damaged pages are read, too, and the pages to which they led, as far as checksums
                    tell what is there. (checkpoint.py)
 
-A salvage takes the memory of the journal's overlay (overlay.py), one byte for each page of the checkpoint, 16 bytes for
-each content that several messages share, and the names. It also keeps messages whose content is missing.
+A salvage takes the memory of the journal's overlay (overlay.py), one byte for each page of the checkpoint, and 16 bytes
+for each content that several messages share. It also keeps all names, and messages whose content is missing.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Salvage:
             self._files = files.pop_all()
         indexes = self._overlay.indexes
         self.recovered = apply_journal(self.checkpoint.recovered, indexes)
-        """State without the counts of messages. In place of a damaged value it has that of a new store; `clean_stop` is
-        False then."""
+        """State without the counts of messages. A damaged value is replaced by the value that a new store has; a
+        damaged `clean_stop` is replaced by False."""
         self._removed = {key for index in indexes for key in index.removed}
         self._journal_marks = [index.marks for index in reversed(indexes) if index.marks]
         self._journal_causes = [index.causes for index in reversed(indexes) if index.causes]
