@@ -162,8 +162,8 @@ class _Task:
         expected = self._given
         selector = f"spark_batch = {self._end.batch} AND spark_bundle >= {expected}"
         early: dict[int, tuple[BundleHead, bytes]] = {}
-        """Bundles that come before one with a lower number. An operator has rejected a row of the lower one, so the
-        rest of it was sent again."""
+        """Bundles that have arrived before a bundle with a lower number. That bundle was sent again, without a row that
+        an operator has rejected."""
         for frame in broker.browse(self._queue, selector):
             head = parse_bundle_head(frame.headers)
             early[head.bundle] = (head, frame.body)
