@@ -112,8 +112,8 @@ class BulkWork:
         *,
         is_dry: bool,
     ) -> None:
-        """Prepare the work for the messages of `target`. `numbers`, `selector` and `limit` restrict it to some of
-        them."""
+        """Prepare the work for the messages of `target`. `numbers`, `selector` and `limit` restrict the work
+        to some of these messages."""
         self._kind = kind
         self._done = f"would be {kind.participle}" if is_dry else kind.participle
         self._limit = limit
