@@ -76,7 +76,7 @@ class ConnectionEnds:
         """
         self._tick()
         self.cancel_unsent(session, None)
-        self._engine.commands.disconnect(session, is_clean=is_exempt)
+        self._engine.commands.disconnect(session, is_exempt=is_exempt)
         self._takeovers.remove(session)
         self._drop_answers(session)
         self._schedule_turn()
@@ -90,7 +90,7 @@ class ConnectionEnds:
 
     def disconnect(self, session: ConnectionState, disconnect: Disconnect) -> None:
         self.cancel_unsent(session, None)
-        self._engine.commands.disconnect(session, is_clean=True, is_requested=True)
+        self._engine.commands.disconnect(session, is_exempt=True, is_requested=True)
         self._takeovers.remove(session)
         if disconnect.forgotten_producers:
             self._engine.state.producers.forget(session, disconnect.forgotten_producers)

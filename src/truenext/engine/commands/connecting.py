@@ -64,20 +64,20 @@ class Connecting:
         self._reset_unsent_bytes(session)
         return bool(session.consumers or session.transactions)
 
-    def disconnect(self, session: ConnectionState, *, is_clean: bool, is_requested: bool = False) -> None:
+    def disconnect(self, session: ConnectionState, *, is_exempt: bool, is_requested: bool = False) -> None:
         """End a connection, and requeue all messages that it held in one step.
 
-        If not `is_clean`, an attempt counts for messages of open transactions, for acknowledged ones unless BEGIN
-        says otherwise, and for messages of consumers as `Subscribing.end_consumer` says. `is_requested` if the client
-        has sent DISCONNECT.
+        If `is_exempt`, no message counts an attempt. Else each message that an open transaction has NACKed counts one,
+        and each that it has acknowledged, unless BEGIN says otherwise; `Subscribing.end_consumer` says which messages
+        of consumers count one. `is_requested` is true if the client has sent DISCONNECT.
         """
         if self._clients.sessions.pop(session.id, None) is None:
             return
         session.may_lack_reports |= not is_requested
         self._clients.full_sessions.pop(session, None)
-        self._transactions.abort_all(session, RequeueReason.RELEASED if is_clean else RequeueReason.LOST)
+        self._transactions.abort_all(session, RequeueReason.RELEASED if is_exempt else RequeueReason.LOST)
         for consumer in session.consumers.values():
-            self._subscribing.end_consumer(consumer, is_lost=not is_clean)
+            self._subscribing.end_consumer(consumer, is_exempt=is_exempt)
         session.consumers.clear()
         for browser in session.browsers.values():
             self._subscribing.end_browser(browser)
@@ -90,7 +90,7 @@ class Connecting:
         and pages are ignored: waiting messages are about to be written."""
         self._commit_state.is_stopped = True
         for session in list(self._clients.sessions.values()):
-            self.disconnect(session, is_clean=True)
+            self.disconnect(session, is_exempt=True)
 
     # ---- Bytes and messages that the socket has taken ----
 

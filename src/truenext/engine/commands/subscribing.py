@@ -208,7 +208,7 @@ class Subscribing:
             raise RemoteProtocolError(
                 f"there is no subscription {unsubscribe.subscription!r} on this connection", Code.NOT_FOUND
             )
-        self.end_consumer(consumer, is_lost=False)
+        self.end_consumer(consumer, is_exempt=True)
         queue = consumer.queue
         if queue is not None and queue.is_subscription:
             session.temporary_queues.remove(queue)
@@ -223,14 +223,14 @@ class Subscribing:
             )
         if consumer is not None and consumer.queue is queue:
             del session.consumers[unsubscribe.subscription]
-            self.end_consumer(consumer, is_lost=False)
+            self.end_consumer(consumer, is_exempt=True)
         self._queues.end_durable_subscription(queue)
         session.last_batch = self._commit_state.batch.number
 
-    def end_consumer(self, consumer: BrokerConsumer, *, is_lost: bool) -> None:
-        """End a consumer and requeue its messages. If its connection `is_lost`, an attempt counts for each started
-        one, or for the first one of another client than truenext's; none in auto mode, where they never left the
-        broker."""
+    def end_consumer(self, consumer: BrokerConsumer, *, is_exempt: bool) -> None:
+        """End a consumer and requeue its messages. Unless the end `is_exempt`, each message that a truenext client has
+        started counts an attempt; of a plain client's messages the first one does. In auto mode no message counts an
+        attempt, as these messages never left the broker."""
         self._subtract_memory_use(consumer)
         if consumer.pull_request is not None:
             self._pull_requests.remove_consumer(consumer)
@@ -240,7 +240,7 @@ class Subscribing:
             # Now, because nothing may look at the queue again until it is removed.
             queue.shrink()
             self._selections.remove_consumer(consumer, queue)
-        counts_attempt = is_lost and consumer.mode is not AckMode.AUTO
+        counts_attempt = not is_exempt and consumer.mode is not AckMode.AUTO
         is_truenext_client = consumer.session.is_truenext_client
         reports_started = consumer.reports_started
         for entry in consumer.held.values():
