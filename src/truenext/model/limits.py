@@ -156,14 +156,14 @@ Exceeded: No error. The next message follows when the socket has taken some.
 UNSENT_ANSWER_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of answers, such as receipts, that a client has not read.
 
-Exceeded: The connection is cut, and the log says `the client has … bytes of unread answers, at most {UNSENT_ANSWER_BYTES_MAX}`
+Exceeded: The connection is closed, and the log says `the client has … bytes of unread answers, at most {UNSENT_ANSWER_BYTES_MAX}`
 """  # noqa: E501
 
 UNREAD_ANSWER_BYTES = 64 * 1024
 """Bytes of unread answers that each connection may always have. If all connections together have more than a sixteenth
 of `--memory-limit`, the connection with the most bytes ends, as its client does not read.
 
-Exceeded: The connection is cut, and the log says `bytes of unread answers, the most of all, and those of all clients take more than … bytes (--memory-limit)`
+Exceeded: The connection is closed, and the log says `bytes of unread answers, the most of all, and those of all clients take more than … bytes (--memory-limit)`
 """  # noqa: E501
 
 # ---- Names and destinations ----
@@ -500,8 +500,8 @@ Exceeded: No error. The rest is left out.
 
 MEMORY_LIMIT = 256 * 1024 * 1024
 """Bytes of the broker's private memory: 48 MiB for the broker itself, a quarter for messages, the rest for queues,
-subscriptions and their selectors. Open transactions of all connections may have a sixteenth of the limit, unread answers
-of all clients a sixteenth, and incomplete frames a sixteenth and one frame of the largest size.
+subscriptions and their selectors. Open transactions of all connections may have a sixteenth of the limit, unread
+answers of all clients a sixteenth, and incomplete frames a sixteenth and one frame of the largest size.
 
 A queue takes 1.3 KiB of the part for queues, 3 to 5 KiB with groups, and 4 bytes more for each byte of its name beyond
 64. A subscription takes 1 KiB, or 4 KiB to a pattern of queues, and its selector 0.1 to 0.8 KiB for each number, text
