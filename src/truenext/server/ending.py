@@ -161,7 +161,7 @@ class Ending:
 
     def _end_session(self, *, is_exempt: bool = False) -> None:
         """Discard further input, and requeue the messages of a client that has sent no DISCONNECT. They count attempts
-        as a lost connection says, or none if `is_exempt`."""
+        as C10.2 says of a lost connection, or none if `is_exempt`."""
         self.discard_input()
         self._broker.ends.lost(self._session, is_exempt=is_exempt)
 
@@ -202,7 +202,7 @@ class Ending:
         self.lose(reason)
 
     def lose(self, reason: str) -> None:
-        """End the connection at once, without an answer, as a lost connection that is not parked."""
+        """End the connection at once, without an answer: it is lost, and is not parked."""
         if self.life.state in WITHOUT_SOCKET:
             return
         if self.life.state is OPEN:

@@ -65,11 +65,13 @@ class Connecting:
         return bool(session.consumers or session.transactions)
 
     def disconnect(self, session: ConnectionState, *, is_exempt: bool, is_requested: bool = False) -> None:
-        """End a connection, and requeue all messages that it held in one step.
+        """End a connection, and requeue all messages that it held in one step. Does nothing if the connection has ended
+        before.
 
-        If `is_exempt`, no message counts an attempt. Else each message that an open transaction has NACKed counts one,
-        and each that it has acknowledged, unless BEGIN says otherwise; `Subscribing.end_consumer` says which messages
-        of consumers count one. `is_requested` is true if the client has sent DISCONNECT.
+        With `is_exempt` no attempt counts. Without it, an attempt counts for messages of consumers as
+        `Subscribing.end_consumer` says, and for messages that open transactions have nacked or acknowledged. For
+        acknowledged messages, a transaction's BEGIN may have excluded that. `is_requested` is True if the client has
+        sent DISCONNECT.
         """
         if self._clients.sessions.pop(session.id, None) is None:
             return

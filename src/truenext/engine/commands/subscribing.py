@@ -228,9 +228,11 @@ class Subscribing:
         session.last_batch = self._commit_state.batch.number
 
     def end_consumer(self, consumer: BrokerConsumer, *, is_exempt: bool) -> None:
-        """End a consumer and requeue its messages. Unless the end `is_exempt`, each message that a truenext client has
-        started counts an attempt; of a plain client's messages the first one does. In auto mode no message counts an
-        attempt, as these messages never left the broker."""
+        """End a consumer, and requeue the messages that it holds.
+
+        If `is_exempt`, no attempt counts. Else an attempt counts for each started message of a truenext client, or for
+        the first message that the consumer of a plain client holds. In auto mode no attempt counts.
+        """
         self._subtract_memory_use(consumer)
         if consumer.pull_request is not None:
             self._pull_requests.remove_consumer(consumer)
