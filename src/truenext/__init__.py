@@ -8,8 +8,8 @@ import importlib
 from truenext.version import VERSION
 
 TYPE_CHECKING = False
-"""Constant that type checkers take for True, as that of `typing`. Importing `typing` would delay the first line of the
-`truenext` command by 9 ms."""
+"""Constant that type checkers take for True, like `typing.TYPE_CHECKING`. Importing `typing` would delay the first line
+of the `truenext` command by 9 ms."""
 
 if TYPE_CHECKING:
     from truenext.client.core.health import ConsumerHealth, Health

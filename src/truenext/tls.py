@@ -53,7 +53,7 @@ class TlsSocket:
         self._taken_count = 0
         """Number of encrypted bytes that the socket has taken, counted from the start of the first of `_records`."""
         self._untold_count = 0
-        """Number of bytes that the socket had taken from a `send` that failed, and so could not return it."""
+        """Number of bytes that the socket had taken from a `send` that failed: the failed call could not return it."""
         self.is_ready = False
         """The handshake is done, so bytes can be sent."""
         self._is_server = host is None

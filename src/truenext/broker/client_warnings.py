@@ -9,7 +9,7 @@ from truenext.wire.stomp.headers import OWN_PREFIX
 logger = logging.getLogger(__name__)
 
 OTHER_PROTOCOL_SECONDS = 60.0
-"""Seconds after a warning of a client of another protocol. Meanwhile further clients of that protocol are logged at
+"""Seconds after a warning about a client of another protocol in which further clients of that protocol are logged at
 level debug."""
 
 _FOREIGN_HEADER = "a header of another broker has no effect here"

@@ -88,7 +88,7 @@ class ConnectionEnds:
         self._schedule_turn()
 
     def closed(self, session: ConnectionState) -> None:
-        """Requeue the messages that a closed connection has sent only in part."""
+        """Requeue the messages in auto mode that a closed connection has sent only in part."""
         self.release_partially_sent(session)
         self._parked.discard(session)
 
@@ -146,12 +146,13 @@ class ConnectionEnds:
             self._settle(messages.popleft(), is_sent=True)
 
     def drop_unsent(self, session: ConnectionState) -> None:
-        """Drop all unsent messages of a connection that will send nothing more, and requeue those sent in part."""
+        """Drop all unsent messages of a connection that will send nothing more. Messages in auto mode that were sent in
+        part are requeued."""
         self.cancel_unsent(session, None)
         self.release_partially_sent(session)
 
     def release_partially_sent(self, session: ConnectionState) -> None:
-        """Requeue the messages that a connection has sent in part: it sends the rest no more."""
+        """Requeue the messages in auto mode that a connection has sent in part, as it will not send the rest."""
         for entry in self._partially_sent.pop(session, ()):
             self._settle(entry, is_sent=False)
 

@@ -42,15 +42,16 @@ class SubscriptionReport(msgspec.Struct):
     """One subscription of the connection."""
 
     id: str
-    """Id that the client gave it."""
+    """Id that the client gave the subscription."""
     destination: str
     """Destination that the client named, with `/queue/` and without options."""
     held: int
-    """Number of messages that it holds."""
+    """Number of messages that the subscription holds."""
     started: int
     """Number of these messages that were started."""
     window: int | None
-    """Messages that the consumer may hold unless it is suspended; None in auto mode, of a browser, and if it pulls."""
+    """Window of the consumer, in messages; of a suspended one, the window that it has once it is woken. None in auto
+    mode, for a browser, and if the subscription pulls."""
     requested: int | None
     """Number of messages still to come for a pull request; None if the subscription does not pull."""
     idle: str

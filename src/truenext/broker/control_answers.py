@@ -1,4 +1,5 @@
-"""Answers to the control requests `queues`, `status`, `pause` and `resume`, as JSON. docs/reference/control.md"""
+"""Answers to the control requests `queues`, `status`, `pause` and `resume`, in JSON. docs/reference/control.md is made
+of the texts here."""
 
 import msgspec
 from msgspec import UNSET, UnsetType

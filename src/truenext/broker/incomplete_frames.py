@@ -55,7 +55,7 @@ class IncompleteFrames:
     def update(self, session: ConnectionState, size: int, received: int) -> bool:
         """Count an incomplete frame that has `size` bytes, `received` of them new.
 
-        Returns True if the counted frame before it is over: memory is free, or another frame is the first now.
+        Returns True if a counted frame of the connection is over, so that memory is free or another frame is the first.
         """
         before = self._sizes.get(session, 0)
         is_over = bool(before) and size < before + received

@@ -229,7 +229,8 @@ class ControlRequest(msgspec.Struct, gc=False):
 class InvalidFrame(msgspec.Struct, gc=False):
     """Frame that cannot be read as a command, on a connection that stays open.
 
-    Holds no exception: that would keep the frame, body included, alive until a garbage collection.
+    It has the reason of the exception, not the exception: that would keep the frame and its body in memory until a
+    garbage collection.
     """
 
     reason: str

@@ -54,7 +54,7 @@ Exceeded: `no CONNECT within {LOGIN_SECONDS_MAX} seconds`, `the login was not ch
 """  # noqa: E501
 
 LOGINS_WAITING_MAX = 100
-"""Logins that wait until their passwords are checked, each about 30 ms; from one address half as many.
+"""Logins that wait until their passwords are checked, in about 30 ms each. From one address half as many may wait.
 
 Exceeded: `{LOGINS_WAITING_MAX} logins, or half as many from this address, wait to be checked: try again later`
 """
@@ -107,7 +107,7 @@ Exceeded: `more than {MESSAGE_HEADERS_MAX} headers in one frame`
 
 MESSAGE_HEADER_BYTES_MAX = 2 * HEADER_BYTES_MAX
 """Bytes of all header lines of one frame that truenext's client takes from its broker. This is more than a SEND may
-have, as the broker adds headers: to a dead letter up to four causes, each twice as long if it is escaped.
+have, as the broker adds headers: a dead letter may have four causes, and escapes make a cause up to twice as long.
 
 Exceeded: `more than {MESSAGE_HEADER_BYTES_MAX} bytes of headers in one frame`
 """

@@ -260,9 +260,10 @@ def _count_parts(text: str) -> int:
 
 
 def _check_names(text: str) -> None:
-    """Check that a selector names only headers that a stored message can have, and names none by a subtraction.
+    """Check that a selector names only headers that a stored message can have, and that a hyphen in the name of a
+    header is not read as a minus.
 
-    Raises: SelectorError at the first other name
+    Raises: SelectorError at the first name that is wrong
     """
     prefix = activemq_prefixes(text)
     is_hyphenated = HYPHENATED in prefix

@@ -150,7 +150,7 @@ class Input:
                 self._note_incomplete_frame(len(data))
 
     def resume(self) -> None:
-        """Go on after a pause: there is capacity, or what the commands waited for."""
+        """Go on after a pause: execute the commands that wait, then read the socket again."""
         self.is_paused = False
         self._last_received_at = self._loop.time()
         if self._life.state is not OPEN:

@@ -127,7 +127,8 @@ class WireSession(Protocol):
         """
 
     def accept_last(self) -> None:
-        """Note that the command that was yielded last is executed. To take the next command notes that as well."""
+        """Note that the command that was yielded last is executed. A caller that takes the next command at once need
+        not call this."""
 
     def mark_refused(self) -> int:
         """Note that the last frame was refused, and drop its remaining commands. Returns the number of the frame."""

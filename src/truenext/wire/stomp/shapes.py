@@ -63,8 +63,8 @@ def line_pattern(name: str, value: bytes) -> bytes:
 
 
 def character_pattern(version: Version, *, is_ascii: bool = False) -> bytes:
-    """Return the pattern of one byte of a plain value. `is_ascii` is for a value that is decoded without a check of
-    UTF-8."""
+    """Return the pattern of one byte of a plain value. If `is_ascii`, only bytes of ASCII match: for a value that is
+    decoded without a check of UTF-8."""
     others = rb"\x80-\xff" if is_ascii else b""
     space = b" " if version is Version.V1_0 else b""
     return rb"[^:\\\r\n\0%b%b]" % (others, space)
