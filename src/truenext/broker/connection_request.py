@@ -103,7 +103,11 @@ def check_body(body: bytes) -> None:
 
 
 def make_connection_report(engine: Engine, session: ConnectionState, user: User | None) -> AnswerGenerator:
-    """Make the answer to a request of `session`, in steps: a ConnectionReport as JSON."""
+    """Report the connection that sends the request: its transactions and subscriptions, why a subscription gets no
+    messages, and the grants of its user.
+
+    Makes a ConnectionReport as JSON, in steps. `user` is the user of the connection `session`.
+    """
     report = ConnectionReport(session.release_count, [], [], None if user is None else _report_user(user))
     for number, (name, transaction) in enumerate(list(session.transactions.items()), 1):
         nacked = len(transaction.nacked())

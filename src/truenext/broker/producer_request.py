@@ -44,10 +44,10 @@ class ProducerAnswer(msgspec.Struct):
 
 
 def make_producer_report(engine: Engine, body: bytes, key_of: Callable[[str], str]) -> tuple[bytes, int]:
-    """Return the answer to a request with this body, as JSON, and the number of the batch in which what it says is
-    durable.
+    """Report the highest numbers that a producer has used, and the outcome of one of its COMMITs.
 
-    `key_of` returns the key under which the broker knows a producer of this client.
+    Returns the answer, as JSON, and the number of the batch with which all that it says is durable. `key_of` returns
+    the key under which the broker knows a producer of this client.
 
     Raises: RemoteProtocolError if the request is invalid
     """

@@ -107,8 +107,8 @@ REQUIRED = ("event", "run", "at", "kind")
 """Columns that are never null."""
 
 DRAINED = "drained"
-"""Kind of an event that only `truenext record` writes: it has found the queue empty. A message that should still wait,
-by the earlier events, is lost."""
+"""`truenext record` has found the queue empty: a message that should still wait, by the earlier events, is lost. Only
+this command writes such an event."""
 
 REASONS: dict[str, str] = {
     "nacked": "a NACK",

@@ -52,8 +52,8 @@ class EventKind(IntEnum):
     RUN_STARTED = 1
     """A run of the broker begins. This is its first event."""
     RECOVERED = 2
-    """The run has recovered a queue from disk. After `run-started` there is one such event for each queue that has
-    messages, and for each ended durable subscription that still has some on disk."""
+    """The run has recovered a queue from disk. After `run-started` there is one such event for each name of a queue
+    that has messages, or of an ended durable subscription that still has some on disk."""
     ACCEPTED = 3
     """A message was accepted, and got its sequence."""
     COMMITTED = 4
