@@ -69,11 +69,11 @@ class Connecting:
         self._reset_unsent_bytes(session)
         return bool(session.consumers or session.transactions)
 
-    def disconnect(self, session: ConnectionState, *, is_clean: bool, is_requested: bool = False) -> None:
+    def disconnect(self, session: ConnectionState, *, is_exempt: bool, is_requested: bool = False) -> None:
         """End a connection, and requeue all messages that it held in one step. Does nothing if the connection has ended
         before.
 
-        With `is_clean` no attempt counts. Without it, an attempt counts for messages of consumers as
+        With `is_exempt` no attempt counts. Without it, an attempt counts for messages of consumers as
         `Subscribing.end_consumer` says, and for messages that open transactions have nacked or acknowledged. For
         acknowledged messages, a transaction's BEGIN may have excluded that. `is_requested` is True if the client has
         sent DISCONNECT.
@@ -82,9 +82,9 @@ class Connecting:
             return
         session.may_lack_reports |= not is_requested
         self._clients.full_sessions.pop(session, None)
-        self._transactions.abort_all(session, RequeueReason.RELEASED if is_clean else RequeueReason.LOST)
+        self._transactions.abort_all(session, RequeueReason.RELEASED if is_exempt else RequeueReason.LOST)
         for consumer in session.consumers.values():
-            self._subscribing.end_consumer(consumer, is_lost=not is_clean)
+            self._subscribing.end_consumer(consumer, is_exempt=is_exempt)
         session.consumers.clear()
         for browser in session.browsers.values():
             self._subscribing.end_browser(browser)
@@ -100,7 +100,7 @@ class Connecting:
         """
         self._commit_state.is_stopped = True
         for session in list(self._clients.sessions.values()):
-            self.disconnect(session, is_clean=True)
+            self.disconnect(session, is_exempt=True)
 
     # ---- Bytes and messages that the socket has taken ----
 

@@ -226,7 +226,7 @@ class Subscribing:
             raise RemoteProtocolError(
                 f"there is no subscription {unsubscribe.subscription!r} on this connection", Code.NOT_FOUND
             )
-        self.end_consumer(consumer, is_lost=False)
+        self.end_consumer(consumer, is_exempt=True)
         queue = consumer.queue
         if queue is not None and queue.is_subscription:
             session.temporary_queues.remove(queue)
@@ -241,15 +241,15 @@ class Subscribing:
             )
         if consumer is not None and consumer.queue is queue:
             del session.consumers[unsubscribe.subscription]
-            self.end_consumer(consumer, is_lost=False)
+            self.end_consumer(consumer, is_exempt=True)
         self._queues.end_durable_subscription(queue)
         session.last_batch = self._commit_state.batch.number
 
-    def end_consumer(self, consumer: BrokerConsumer, *, is_lost: bool) -> None:
+    def end_consumer(self, consumer: BrokerConsumer, *, is_exempt: bool) -> None:
         """End a consumer, and requeue the messages that it holds.
 
-        `is_lost` is True if the connection was lost. Then an attempt counts for each started message of a truenext
-        client, or for the first message that the consumer of a plain client holds. In auto mode no attempt counts.
+        If `is_exempt`, no attempt counts. Else an attempt counts for each started message of a truenext client, or for
+        the first message that the consumer of a plain client holds. In auto mode no attempt counts.
         """
         self._subtract_memory_use(consumer)
         if consumer.pull_request is not None:
@@ -260,7 +260,7 @@ class Subscribing:
             # Now, because nothing may look at the queue again until it is removed.
             queue.shrink()
             self._selections.remove_consumer(consumer, queue)
-        counts_attempt = is_lost and consumer.mode is not AckMode.AUTO
+        counts_attempt = not is_exempt and consumer.mode is not AckMode.AUTO
         is_truenext_client = consumer.session.is_truenext_client
         reports_started = consumer.reports_started
         for entry in consumer.held.values():
