@@ -1,7 +1,11 @@
 """Executions of stages and their results, as a service makes them, for tests of interceptors."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from truenext.stage.dependencies.exit_stack import StageExitStack
+from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.interceptors.interceptor import Execution, ExecutionOutcome, ExecutionResult, MessageToSend
 
 FACTS: dict[str, Any] = {"message_id": "m1", "flow_id": "f1", "trace": "order 7", "size": 10}
@@ -20,3 +24,11 @@ def ending(
     outcome: ExecutionOutcome = "completed", error: BaseException | None = None, run: float | None = 0.02
 ) -> ExecutionResult:
     return ExecutionResult(outcome=outcome, error=error, run=run, commit=0.001, total=0.03)
+
+
+@contextmanager
+def around(chain: InterceptorChain, execution: Execution) -> Iterator[None]:
+    """Enter and leave the interceptors as a run of a stage does."""
+    with StageExitStack() as stack:
+        chain.enter_around(stack, execution)
+        yield

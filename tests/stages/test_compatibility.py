@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.stages.drawn_types import Kind, Made, changed, harmless, kinds, structs
 from truenext.stage.core.codec import Codec
+from truenext.stage.core.schema import schema_of
 from truenext.stage.introspection.mismatch import find_mismatches
 
 LONG = settings(
@@ -33,7 +34,7 @@ def test_values_without_a_mismatch_are_read_by_the_new_type(data: st.DataObject)
     new = data.draw(st.one_of(changed(old), changed(old), kinds()), "new")
     made, writing = codec(old)
     _, reading = codec(new)
-    found = find_mismatches(writing.schema(), reading.schema())
+    found = find_mismatches(schema_of(writing.type), schema_of(reading.type))
     event("breaks" if found else "breaks nothing")
     if not found:
         for value in data.draw(st.lists(made.values(), min_size=1, max_size=3), "values"):
@@ -45,4 +46,4 @@ def test_values_without_a_mismatch_are_read_by_the_new_type(data: st.DataObject)
 def test_harmless_changes_are_no_mismatch(data: st.DataObject) -> None:
     old = data.draw(kinds(), "old")
     new = data.draw(harmless(old), "new")
-    assert find_mismatches(codec(old)[1].schema(), codec(new)[1].schema()) == []
+    assert find_mismatches(schema_of(codec(old)[1].type), schema_of(codec(new)[1].type)) == []

@@ -16,6 +16,7 @@ import pytest
 
 from truenext.errors import ConfigurationError
 from truenext.stage.dependencies.depends import Depends, build_plan
+from truenext.stage.dependencies.exit_stack import StageExitStack
 from truenext.stage.dependencies.plan import DependencyPlan
 
 T = TypeVar("T")
@@ -49,12 +50,12 @@ def run(function: Callable[..., Any], **options: Any) -> Any:
     plan = plan_of(function, **options)
 
     async def in_loop() -> Any:
-        async with plan.scope(VALUES) as arguments:
-            return await function(**arguments)
+        async with StageExitStack() as stack:
+            return await function(**await plan.make_arguments_async(stack, VALUES))
 
     def in_thread() -> Any:
-        with plan.thread_scope(VALUES) as arguments:
-            return function(**arguments)
+        with StageExitStack() as stack:
+            return function(**plan.make_arguments(stack, VALUES))
 
     if asyncio.iscoroutinefunction(function):
         return asyncio.run(in_loop())
@@ -201,15 +202,8 @@ def test_parameters_that_the_caller_places_are_left_to_it() -> None:
     def stage(mail: str, memo: int, flow: Flow[int]) -> None:
         pass
 
-    assert plan_of(stage, positional=("mail", "memo")).arguments(VALUES) == {"flow": FLOW}
-
-
-def test_a_stage_without_factories_says_so() -> None:
-    def stage(flow: Flow[int]) -> None:
-        pass
-
-    assert not plan_of(stage).has_factories
-    assert plan_of(stage_of_all).has_factories
+    with StageExitStack() as stack:
+        assert plan_of(stage, positional=("mail", "memo")).make_arguments(stack, VALUES) == {"flow": FLOW}
 
 
 def test_a_factory_may_ask_for_what_is_given_and_for_other_factories() -> None:
@@ -535,8 +529,8 @@ def test_factories_hear_of_a_cancellation_before_the_stage_has_ended(made: str) 
         plan = plan_of(chosen)
 
         async def handle() -> None:
-            async with plan.scope(VALUES) as arguments:
-                await stage(**arguments)
+            async with StageExitStack() as stack:
+                await stage(**await plan.make_arguments_async(stack, VALUES))
 
         task = asyncio.create_task(handle())
         await started.wait()

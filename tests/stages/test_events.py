@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ STAGE: Any = FakeStage()
 
 
 @contextmanager
-def opened_events(folder: Path, **limits: int) -> Iterator[StageEvents]:
-    events = StageEvents(folder, "shop", "shop on web-1 pid 7", **limits)
+def opened_events(folder: Path) -> Iterator[StageEvents]:
+    events = StageEvents(folder, "shop", "shop on web-1 pid 7")
     try:
         yield events
     finally:
@@ -136,8 +137,12 @@ def test_event_of_a_published_message_has_no_queue_and_sequence(tmp_path: Path) 
     assert not {"queue", "sequence"} & lines(tmp_path)[1].keys()
 
 
-def test_a_file_that_is_full_is_followed_by_another_and_the_oldest_go(tmp_path: Path) -> None:
-    with opened_events(tmp_path, file_bytes=1000, bytes_max=3000) as events:
+def test_a_file_that_is_full_is_followed_by_another_and_the_oldest_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("truenext.stage.events.FILE_BYTES_MAX", 1000)
+    monkeypatch.setattr("truenext.stage.events.delete_old_files", partial(delete_old_files, bytes_max=3000))
+    with opened_events(tmp_path) as events:
         for number in range(1, 31):
             events.add_started(STAGE, message(number), envelope())
             path = stage_files(tmp_path)[-1]

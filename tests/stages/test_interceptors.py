@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.stages.executions import ending, execution, send
+from tests.stages.executions import around, ending, execution, send
 from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, Interceptor, MessageToSend
 
@@ -50,7 +50,7 @@ def notes() -> list[str]:
 
 
 def test_interceptors_are_entered_in_order_and_left_in_the_other_order(notes: list[str]) -> None:
-    with InterceptorChain([Noting("a", notes), Noting("b", notes)]).around(execution()):
+    with around(InterceptorChain([Noting("a", notes), Noting("b", notes)]), execution()):
         notes.append("stage")
     assert notes == ["a enters place", "b enters place", "stage", "b leaves", "a leaves"]
 
@@ -58,7 +58,7 @@ def test_interceptors_are_entered_in_order_and_left_in_the_other_order(notes: li
 def test_interceptors_hear_of_the_exception_of_the_stage_and_cannot_swallow_it(notes: list[str]) -> None:
     with (
         pytest.raises(ValueError, match="own"),
-        InterceptorChain([Noting("a", notes), Noting("b", notes)]).around(execution()),
+        around(InterceptorChain([Noting("a", notes), Noting("b", notes)]), execution()),
     ):
         raise ValueError("own")
     assert notes[-2:] == ["b hears of own", "a hears of own"]
@@ -66,14 +66,14 @@ def test_interceptors_hear_of_the_exception_of_the_stage_and_cannot_swallow_it(n
 
 def test_an_interceptor_that_fails_before_the_stage_fails_it(notes: list[str]) -> None:
     chain = InterceptorChain([Noting("a", notes), Noting("b", notes, fails="enters")])
-    with pytest.raises(RuntimeError, match="b enters place"), chain.around(execution()):
+    with pytest.raises(RuntimeError, match="b enters place"), around(chain, execution()):
         notes.append("stage")
     assert notes == ["a enters place", "b enters place", "a hears of b enters place"]
 
 
 def test_an_interceptor_that_fails_behind_the_stage_fails_it(notes: list[str]) -> None:
     chain = InterceptorChain([Noting("a", notes), Noting("b", notes, fails="leaves")])
-    with pytest.raises(RuntimeError, match="b leaves"), chain.around(execution()):
+    with pytest.raises(RuntimeError, match="b leaves"), around(chain, execution()):
         pass
     assert notes[-1] == "a hears of b leaves"
 
@@ -82,7 +82,7 @@ def test_an_interceptor_does_not_hide_the_exception_of_the_stage(
     notes: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     chain = InterceptorChain([Noting("a", notes, fails="hears")])
-    with pytest.raises(ValueError, match="own"), chain.around(execution()):
+    with pytest.raises(ValueError, match="own"), around(chain, execution()):
         raise ValueError("own")
     assert [record.getMessage() for record in caplog.records] == ["the end of a context has failed as well"]
     assert vars(caplog.records[0])["context"] == "Noting"

@@ -10,6 +10,7 @@ import pytest
 
 from truenext.errors import ConfigurationError
 from truenext.stage.dependencies.depends import Depends, build_plan
+from truenext.stage.dependencies.exit_stack import StageExitStack
 from truenext.stage.lifespan import Lifespan
 
 
@@ -61,8 +62,8 @@ def test_stages_and_factories_get_the_value_by_its_type() -> None:
     plan = build_plan(stage, provided={lifespan.yielded_type: "lifespan"})
 
     async def main() -> list[str]:
-        async with lifespan.running() as pool, plan.scope({"lifespan": pool}) as arguments:
-            await stage(**arguments)
+        async with lifespan.running() as pool, StageExitStack() as stack:
+            await stage(**await plan.make_arguments_async(stack, {"lifespan": pool}))
         return pool.notes
 
     assert asyncio.run(main()) == ["connected", "connection", "given back"]

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.stages.executions import execution
+from tests.stages.executions import around, execution
 from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.interceptors.log import LogFields, StageFields
 
@@ -51,7 +51,7 @@ def test_a_record_that_has_the_fields_already_keeps_them(lines: list[str]) -> No
 
 
 def test_a_record_of_a_library_in_a_stage_has_its_fields_until_it_ends(lines: list[str]) -> None:
-    with CHAIN.around(execution(attempt=3)):
+    with around(CHAIN, execution(attempt=3)):
         OF_A_CHILD.warning("in it")
     OF_A_CHILD.warning("behind it")
     assert lines == ["order.place|f1|order 7|m1|3|in it", "||||0|behind it"]
@@ -59,7 +59,7 @@ def test_a_record_of_a_library_in_a_stage_has_its_fields_until_it_ends(lines: li
 
 def test_stages_that_run_at_once_do_not_mix(lines: list[str]) -> None:
     async def stage(name: str, mine: asyncio.Event, other: asyncio.Event) -> None:
-        with CHAIN.around(execution(name, flow_id=name)):
+        with around(CHAIN, execution(name, flow_id=name)):
             mine.set()
             await other.wait()
             OF_A_CHILD.warning(name)
@@ -74,7 +74,7 @@ def test_stages_that_run_at_once_do_not_mix(lines: list[str]) -> None:
 
 def test_a_stage_in_a_thread_has_its_fields_and_leaves_none_behind(lines: list[str]) -> None:
     def stage() -> None:
-        with CHAIN.around(execution()):
+        with around(CHAIN, execution()):
             OF_A_CHILD.warning("in it")
 
     with ThreadPoolExecutor(1) as threads:
@@ -84,6 +84,6 @@ def test_a_stage_in_a_thread_has_its_fields_and_leaves_none_behind(lines: list[s
 
 
 def test_a_thread_that_has_a_copy_of_the_context_of_a_stage_has_its_fields(lines: list[str]) -> None:
-    with ThreadPoolExecutor(1) as threads, CHAIN.around(execution()):
+    with ThreadPoolExecutor(1) as threads, around(CHAIN, execution()):
         threads.submit(contextvars.copy_context().run, OF_A_CHILD.warning, "beside it").result()
     assert lines == ["order.place|f1|order 7|m1|1|beside it"]

@@ -3,7 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.stages.executions import ending, execution, send
+from tests.stages.executions import around, ending, execution, send
 from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.interceptors.exposition import HistogramSample, Sample, format_metric
 from truenext.stage.interceptors.metrics import BUCKETS, Metrics
@@ -25,7 +25,7 @@ def test_outcomes_are_counted_by_stage() -> None:
 def test_a_run_counts_as_running_until_its_stage_ends_however_it_does() -> None:
     metrics = Metrics()
     try:
-        with InterceptorChain([metrics]).around(execution()):
+        with around(InterceptorChain([metrics]), execution()):
             assert metrics.snapshot()[KEY].running == 1
             raise ValueError
     except ValueError:

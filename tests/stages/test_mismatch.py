@@ -13,6 +13,7 @@ import pydantic
 import pytest
 
 from truenext.stage.core.codec import Codec
+from truenext.stage.core.schema import schema_of
 from truenext.stage.introspection.mismatch import find_mismatches
 
 
@@ -74,7 +75,8 @@ def model(**fields: Any) -> Any:
 
 
 def found(old: Any, new: Any) -> list[tuple[str, str]]:
-    return [(each.path, each.kind) for each in find_mismatches(Codec(old, "old").schema(), Codec(new, "new").schema())]
+    written, expected = (schema_of(Codec(each, "this").type) for each in (old, new))
+    return [(each.path, each.kind) for each in find_mismatches(written, expected)]
 
 
 @pytest.mark.parametrize(

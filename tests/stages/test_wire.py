@@ -161,7 +161,7 @@ NO_SINGLE_DESTINATION = [
 @pytest.mark.parametrize("to", NO_SINGLE_DESTINATION)
 def test_a_message_whose_reply_would_not_go_to_one_queue_or_topic_is_refused(to: str) -> None:
     for waiting in ([{"to": to}], [{"to": to}, {"to": "/queue/a"}]):
-        with pytest.raises(NotDecoded, match=r"its reply address .* is not a single queue or topic"):
+        with pytest.raises(NotDecoded, match=r"the reply address .* is not a single queue or topic"):
             decode_envelope(json.dumps(forged(waiting)).encode())
 
 
@@ -184,7 +184,7 @@ def test_a_forged_message_is_a_dead_letter_at_once_that_says_why() -> None:
             await connection.send("/queue/answer", json.dumps(forged([{"to": "/queue/a,/queue/b"}])))
         (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.attempts == 1
-        assert letter.last_cause.startswith("NotDecoded: its reply address '/queue/a,/queue/b'")
+        assert letter.last_cause.startswith("NotDecoded: the reply address '/queue/a,/queue/b'")
 
     run(app, work)
 
@@ -197,9 +197,9 @@ def test_a_message_of_another_version_is_a_dead_letter_that_says_of_which() -> N
         (forged([]) | {"version": 3}, "3 of messages of stages, .* 2: update truenext"),
         (forged([]) | {"version": 3, "flow": {}}, "3 of messages of stages, .* 2: update truenext"),
     ):
-        with pytest.raises(NotDecoded, match=f"it has version {advice}"):
+        with pytest.raises(NotDecoded, match=f"the body has version {advice}"):
             decode_envelope(json.dumps(message).encode())
-    with pytest.raises(NotDecoded, match="it is not a message of stages"):
+    with pytest.raises(NotDecoded, match="the body is not a message of stages"):
         decode_envelope(json.dumps(forged([]) | {"flow": old}).encode())
 
 

@@ -42,7 +42,6 @@ def encode_messages(
 
 
 def transaction_size(messages: Sequence[EncodedMessage]) -> int:
-    """Return the bytes that messages use in an open transaction."""
     return sum(len(each.body) for each in messages) + FRAME_BYTES * len(messages)
 
 
@@ -52,7 +51,10 @@ def remaining_s(deadline: float) -> float:
 
 
 async def send_messages(session: Session, messages: Sequence[EncodedMessage], deadline: float) -> None:
-    """Raises: RolledBack, TimeoutError"""
+    """Send messages in the open transaction of `session`, before `deadline` by the clock of the event loop.
+
+    Raises: RolledBack, TimeoutError
+    """
     for each in messages:
         options: SendOptions = {
             "priority": each.priority,
@@ -104,6 +106,5 @@ def sender_error(error: RolledBack) -> Refused | None:
 
 
 def is_disk_full(error: RolledBack) -> bool:
-    """Whether a full disk of the broker is the cause."""
     cause = error.__cause__
     return isinstance(cause, Refused) and cause.code == Code.NO_SPACE

@@ -30,16 +30,14 @@ class StageConsumer:
     def __init__(
         self, context: ServiceContext, stage: Stage, pool: PriorityPool, exactly_once: ExactlyOnceProcessing | None
     ) -> None:
-        """`exactly_once` if the stage has exactly-once processing, else None."""
         self.stage = stage
         self.pool = pool
         self.worker = StageWorker(context, stage, pool, exactly_once)
         self._gate = context.gate if context.plans.uses_database(stage) else None
         self._task: asyncio.Task[None] | None = None
         self._subscribe_error = ""
-        """Last error of the subscription."""
         self._is_draining = False
-        """The database is unavailable, and the handlers that were running have not ended."""
+        """True while handlers that began before the loss of the database still run."""
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._consume_for_ever(), name=f"stage {self.stage.queue}")
@@ -50,7 +48,7 @@ class StageConsumer:
         return self._task
 
     def status(self, subscribed: Container[str]) -> StageStatus:
-        """Return the state of the stage. `subscribed` are the destinations of the pool's subscriptions."""
+        """Return the status of the stage. `subscribed` are the destinations of the pool's subscriptions."""
         worker = self.worker
         is_open = self._gate is None or self._gate.is_open
         return StageStatus(

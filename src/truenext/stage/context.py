@@ -67,14 +67,13 @@ class ServiceContext:
         return provided
 
     async def wait_or_stopping(self, seconds: float) -> None:
-        """Wait for a time, or until the service stops."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.stopping.wait()
 
     @classmethod
     def new_id(cls) -> str:
-        """Return a new id, from which the ids of messages are derived that no stage sends."""
+        """Return a new random id. The ids of an initiation's messages are derived from one."""
         return first_id(cls.now_ms(), secrets.token_bytes(RANDOM_BYTES))
 
     @staticmethod

@@ -291,8 +291,7 @@ class Definition:
     @property
     def has_outbox(self) -> bool:
         """Whether the service or a stage has exactly-once processing, so that its processes have a relay."""
-        stages = (each.settings.exactly_once for each in self.stages.values())
-        return bool(self._settings.exactly_once) or any(stages)
+        return bool(self._settings.exactly_once) or not self.only_initiates
 
     @property
     def only_initiates(self) -> bool:

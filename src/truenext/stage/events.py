@@ -20,7 +20,6 @@ from truenext.client.tasks.connection import Message
 from truenext.clock import monotonic, time_ns
 from truenext.errors import ConfigurationError
 from truenext.history.stage_files import FILE_BYTES_MAX, FILE_SECONDS_MAX, FORMAT, delete_old_files, stage_file
-from truenext.model.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
 from truenext.stage.core.definitions import Stage
 from truenext.stage.core.envelope import Envelope
 from truenext.stage.interceptors.interceptor import ExecutionOutcome, ExecutionResult
@@ -39,9 +38,7 @@ _QUEUE = "/queue/"
 _SEQUENCE = "truenext-sequence"
 
 
-class FileOpened(msgspec.Struct, tag_field="kind", tag="opened"):
-    """A file begins. It is the first event of each file."""
-
+class StageEvent(msgspec.Struct):
     process: str
     """Id of the process: the time at which it began to write, and random digits."""
     number: int
@@ -49,6 +46,11 @@ class FileOpened(msgspec.Struct, tag_field="kind", tag="opened"):
     event."""
     at: int
     """Microseconds since the epoch, by the clock of the process."""
+
+
+class FileOpened(StageEvent, tag_field="kind", tag="opened"):
+    """A file begins. It is the first event of each file."""
+
     format: int
     """Version of the format."""
     service: str
@@ -57,12 +59,9 @@ class FileOpened(msgspec.Struct, tag_field="kind", tag="opened"):
     """Name of the service with its host and process."""
 
 
-class ExecutionStarted(msgspec.Struct, tag_field="kind", tag="started", omit_defaults=True):
+class ExecutionStarted(StageEvent, tag_field="kind", tag="started", omit_defaults=True):
     """A stage is about to run with a message."""
 
-    process: str
-    number: int
-    at: int
     stage: str
     """Queue of the stage, which is its name."""
     message: str
@@ -87,22 +86,16 @@ class ExecutionStarted(msgspec.Struct, tag_field="kind", tag="started", omit_def
     """True if the stage is an exactly-once stage, else missing."""
 
 
-class SqlCommitted(msgspec.Struct, tag_field="kind", tag="SQL committed"):
+class SqlCommitted(StageEvent, tag_field="kind", tag="SQL committed"):
     """The database has confirmed the commit, and the message is not acknowledged yet."""
 
-    process: str
-    number: int
-    at: int
     execution: int
     """Field `number` of the `started` that it belongs to."""
 
 
-class ExecutionEnded(msgspec.Struct, omit_defaults=True):
+class ExecutionEnded(StageEvent, omit_defaults=True):
     """An execution has an outcome."""
 
-    process: str
-    number: int
-    at: int
     kind: ExecutionOutcome
     execution: int
     total_us: int
@@ -115,33 +108,21 @@ class ExecutionEnded(msgspec.Struct, omit_defaults=True):
     """Class of the exception; missing with `completed` and `already processed`."""
 
 
-class ProcessClosed(msgspec.Struct, tag_field="kind", tag="closed"):
+class ProcessClosed(StageEvent, tag_field="kind", tag="closed"):
     """The process has ended in order, and writes nothing more."""
-
-    process: str
-    number: int
-    at: int
 
 
 class StageEvents:
     """Recorder of events. Methods but `close` are for the event loop's thread, and neither wait nor raise."""
 
-    def __init__(
-        self,
-        folder: Path,
-        service: str,
-        instance: str,
-        *,
-        file_bytes: int = FILE_BYTES_MAX,
-        bytes_max: int = HISTORY_BYTES_MAX,
-        days_max: int = HISTORY_DAYS_MAX,
-    ) -> None:
-        """Raises: ConfigurationError if `folder` cannot be written to"""
+    def __init__(self, folder: Path, service: str, instance: str) -> None:
+        """Create the folder and its first file, and start the thread that writes.
+
+        Raises: ConfigurationError if `folder` cannot be written to
+        """
         self._folder = folder
         self._service = service
         self._instance = instance
-        self._file_bytes = file_bytes
-        self._retention = {"bytes_max": bytes_max, "days_max": days_max}
         self.process = f"{time_ns() // 1_000_000:012x}{secrets.token_hex(4)}"
         """Unique id of the process, in all its events."""
         self._encoder = msgspec.json.Encoder()
@@ -198,7 +179,6 @@ class StageEvents:
         self._append(SqlCommitted(process=self.process, number=number, at=time_ns() // 1000, execution=execution))
 
     def add_ended(self, execution: int, result: ExecutionResult) -> None:
-        """Record the end of an execution, whatever its outcome."""
         error = result.error
         self._last_event_number = number = self._last_event_number + 1
         self._append(
@@ -215,7 +195,7 @@ class StageEvents:
             )
         )
 
-    def _append(self, event: ExecutionStarted | SqlCommitted | ExecutionEnded | ProcessClosed) -> None:
+    def _append(self, event: StageEvent) -> None:
         with self._lock:
             unwritten = self._unwritten
             if len(unwritten) >= UNWRITTEN_BYTES_MAX:
@@ -276,14 +256,14 @@ class StageEvents:
     def _needs_new_file(self) -> bool:
         return (
             self._file < 0
-            or self._file_size >= self._file_bytes
+            or self._file_size >= FILE_BYTES_MAX
             or monotonic() - self._file_since >= FILE_SECONDS_MAX
             # Another process has deleted it, to keep within the limits.
             or not os.fstat(self._file).st_nlink
         )
 
     def _start_file(self) -> None:
-        """Raises: OSError"""
+        """Start the next file, and delete old ones. Raises: OSError"""
         self._close_file()
         self._file_number += 1
         path = stage_file(self._folder, self.process, self._file_number)
@@ -297,7 +277,7 @@ class StageEvents:
             # A full disk still takes empty files, any number of them.
             path.unlink()
             raise
-        delete_old_files(self._folder, **self._retention)
+        delete_old_files(self._folder)
 
     def _close_file(self) -> None:
         if self._file >= 0:
@@ -306,7 +286,7 @@ class StageEvents:
         self._file_size = 0
 
     def _write(self, content: bytes | bytearray) -> None:
-        """Raises: OSError"""
+        """Write all of `content`, with several calls if the system takes only a part. Raises: OSError"""
         view = memoryview(content)
         while view:
             written = os.write(self._file, view)

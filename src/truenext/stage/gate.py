@@ -56,7 +56,6 @@ class DatabaseGate:
         self._retry_pause_s = PAUSE_S
         self._opened_at = -STABLE_S
         self.closed_error_kind = DatabaseErrorKind.UNAVAILABLE
-        """Kind of error for which the gate was last closed."""
         self.closed_reason = ""
         """Last error of the database while the gate is closed."""
         self._error_counts_by_message: OrderedDict[tuple[DatabaseErrorKind, str], int] = OrderedDict()
@@ -157,7 +156,6 @@ class DatabaseGate:
         await asyncio.shield(self._probing)
 
     def _count_error(self, kind: DatabaseErrorKind, message_id: str) -> int:
-        """Count an error of one kind for a message, and return the count."""
         key = kind, message_id
         times = self._error_counts_by_message.pop(key, 0) + 1
         self._error_counts_by_message[key] = times

@@ -3,7 +3,6 @@ in a transaction of the broker, or with `app.initiate(session)` in one of the pr
 
 from __future__ import annotations
 
-import asyncio
 import re
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from truenext.stage.core.names import inbox_id
 from truenext.stage.core.outbox_unit import InitiationKey, OutboxUnit
 from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
 from truenext.stage.initiator import checked_timeout
+from truenext.stage.user_code import running_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from truenext.stage.sql.session_outbox import SessionOutbox
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-"""Character that no encoding has."""
+"""Half of a surrogate pair, which no encoding can represent."""
 
 
 class InitiationContext:
@@ -48,7 +48,7 @@ class InitiationContext:
         self._output: Output | None = None
 
     async def __aenter__(self) -> Initiation:
-        """Raises: ClosedError in another event loop than the service's"""
+        """Begin the block. Raises: ClosedError in another event loop than the service's"""
         self._initiator.check_loop()
         return self._start()
 
@@ -60,8 +60,10 @@ class InitiationContext:
             await self._initiator.send_output(output, self._deadline)
 
     def __enter__(self) -> Initiation:
-        if self._is_in_loop():
-            raise LocalProtocolError("this waits for the broker: use `async with` in async functions")
+        if running_loop() is self._initiator.loop:
+            raise LocalProtocolError(
+                "`with` would block the event loop until the broker answers: use `async with` in async functions"
+            )
         return self._start()
 
     def __exit__(
@@ -87,12 +89,6 @@ class InitiationContext:
     @property
     def _deadline(self) -> float:
         return self._initiator.loop.time() + self._timeout
-
-    def _is_in_loop(self) -> bool:
-        try:
-            return asyncio.get_running_loop() is self._initiator.loop
-        except RuntimeError:
-            return False
 
 
 class OutboxInitiationContext:

@@ -37,15 +37,12 @@ class Initiator:
     def __init__(self, context: ServiceContext, interactive: PriorityPool, others: PriorityPool) -> None:
         """`interactive` is the pool that sends interactive flows, `others` sends all others."""
         self._context = context
+        self.loop = context.loop
         self._pools = {True: interactive, False: others}
         self._sessions = {
             is_interactive: BrokerSessionPool(pool.connection) for is_interactive, pool in self._pools.items()
         }
         self._pending_replies = PendingReplies(context.service, interactive.connection)
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        return self._context.loop
 
     def check_loop(self) -> None:
         """Check that the caller is in the event loop of the service. Raises: ClosedError"""
@@ -70,18 +67,16 @@ class Initiator:
         await call_after_commit(output, {"service": self._context.service}, None)
 
     def send_output_in_thread(self, output: Output, deadline: float) -> None:
-        """Send an output, and call its hooks in this thread: all others may be waiting here. Raises: the same"""
+        """Send an output, and call its hooks in this thread, which may block. Raises: as `send_output`"""
         asyncio.run_coroutine_threadsafe(self._send_all(output, deadline), self.loop).result()
         call_after_commit_sync(output, {"service": self._context.service}, self.loop)
 
     async def _send_all(self, output: Output, deadline: float) -> None:
-        """Raises: as `send_output`"""
         if output.outgoing:
             is_interactive = any(each.envelope.flow.interactive for each in output.outgoing)
             await self._send(output, is_interactive, deadline)
 
     async def _send(self, output: Output, is_interactive: bool, deadline: float) -> None:
-        """Raises: as `send_output`"""
         messages = encode_messages(output.outgoing, self._context.chain, None)
         pause_s = PAUSE_S
         while True:
@@ -89,9 +84,12 @@ class Initiator:
                 await self._try_send(messages, is_interactive, deadline)
                 return
             except TimeoutError as error:
-                raise RolledBack("nothing was sent: the broker was not available in time") from error
+                raise RolledBack(
+                    f"nothing was sent: the broker of service {self._context.service} was not available in time: "
+                    "check whether it runs, or raise the timeout"
+                ) from error
             except ClosedError as error:
-                raise RolledBack("nothing was sent: the service was stopped") from error
+                raise RolledBack(f"nothing was sent: service {self._context.service} was stopped") from error
             except RolledBack as error:
                 # Nothing was sent, so the transaction is repeated unless the broker refuses its content. Enough time
                 # must be left for the broker's answer: without one, the transaction would be in doubt.
@@ -102,7 +100,7 @@ class Initiator:
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     async def _try_send(self, messages: Sequence[EncodedMessage], is_interactive: bool, deadline: float) -> None:
-        """Raises: as `send_output`; TimeoutError, ClosedError if nothing was committed"""
+        """Send and commit once. Raises: as `send_output`; TimeoutError, ClosedError if nothing was committed"""
         pool = self._pools[is_interactive]
         async with AsyncExitStack() as stack:
             async with asyncio.timeout_at(deadline):
@@ -142,7 +140,7 @@ class Initiator:
             self._pending_replies.forget_reply(number)
 
     async def outcome(self, doubt: InDoubt | str, timeout: float) -> str:
-        """Raises: as `Connection.outcome`"""
+        """Return the outcome of an initiation in doubt. Raises: as `Connection.outcome`"""
         self.check_loop()
         return await self._pools[True].connection.outcome(doubt, timeout=timeout)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from truenext.client.tasks.connection import Message
 from truenext.clock import monotonic
-from truenext.stage.interceptors.interceptor import Execution, ExecutionResult
+from truenext.stage.context import ServiceContext
+from truenext.stage.core.definitions import Stage
+from truenext.stage.core.envelope import Envelope
+from truenext.stage.interceptors.interceptor import Execution, ExecutionOutcome, ExecutionResult
 from truenext.stage.message_state import (
     COMMITTED,
     OUTCOMES,
@@ -16,13 +18,6 @@ from truenext.stage.message_state import (
     TRANSITIONS,
     MessageState,
 )
-
-if TYPE_CHECKING:
-    from truenext.client.tasks.connection import Message
-    from truenext.stage.context import ServiceContext
-    from truenext.stage.core.definitions import Stage
-    from truenext.stage.core.envelope import Envelope
-    from truenext.stage.interceptors.interceptor import ExecutionOutcome
 
 
 class MessageLife:
@@ -42,7 +37,7 @@ class MessageLife:
         """Time at which the current run has returned; 0 before."""
 
     def enter(self, state: MessageState) -> None:
-        """Raises: AssertionError if the message cannot come to `state`"""
+        """Enter the next state. Raises: AssertionError if `state` cannot follow the current one"""
         if state not in TRANSITIONS[self.state]:
             raise AssertionError(f"a message cannot become {state.value} while it is {self.state.value}")
         self.state = state

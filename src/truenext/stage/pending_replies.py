@@ -31,6 +31,7 @@ PAUSE_S = 1.0
 
 class PendingReplies:
     def __init__(self, service: str, connection: Connection) -> None:
+        self._service = service
         self._name = f"replies.{service}.{secrets.token_hex(8)}"
         self._connection = connection
         self._topics: dict[Endpoint[Any, Any], Topic[Any]] = {}
@@ -121,4 +122,4 @@ class PendingReplies:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-            self._subscribing_failed(ClosedError("the service was stopped"))
+            self._subscribing_failed(ClosedError(f"service {self._service} was stopped"))

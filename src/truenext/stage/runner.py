@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,6 +13,7 @@ import msgspec
 
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.flow import UNSET, Flow, FlowSource
+from truenext.stage.dependencies.exit_stack import StageExitStack
 from truenext.stage.message_state import ABANDONED
 from truenext.stage.user_code import CURRENT, call_user_function
 
@@ -30,22 +32,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
 class StageRunner:
     """Runner of one stage for one message."""
 
-    def __init__(
-        self, context: ServiceContext, stage: Stage, pool: PriorityPool, message: Message, life: MessageLife
-    ) -> None:
-        self._context = context
-        self._stage = stage
-        self._pool = pool
-        self._message = message
-        self._life = life
+    context: ServiceContext
+    stage: Stage
+    pool: PriorityPool
+    message: Message
+    life: MessageLife
 
     async def run(self, envelope: Envelope, output: Output, work: AnySqlWork | None) -> None:
         """Run the stage, and those that it continues with by `next_direct`. Raises: errors of the stages"""
-        message, stage = self._message, self._stage
-        now_ms = self._context.now_ms()
+        message, stage = self.message, self.stage
+        now_ms = self.context.now_ms()
         flow = Flow(stage, envelope, output, now_ms, FlowSource(message.expires_ms, message.attempts + 1))
         while True:
             if stage.signature.is_async:
@@ -61,44 +61,41 @@ class StageRunner:
                     f"{stage.name} and {next_stage.name} are not both async functions, so they cannot be in one "
                     "transaction: use next instead of next_direct"
                 )
-            if work is None and self._context.plans.uses_sql(next_stage):
+            if work is None and self.context.plans.uses_sql(next_stage):
                 raise FlowError(
-                    f"{next_stage.name} has a session, and {self._stage.name}, with which the transaction begins, has "
+                    f"{next_stage.name} has a session, and {self.stage.name}, with which the transaction begins, has "
                     "none: add one there, too, or use next instead of next_direct"
                 )
             flow, stage = flow.for_next_stage(), next_stage
 
     async def _call(self, stage: Stage, flow: Flow, work: AnySqlWork | None) -> None:
-        context = self._context
+        context = self.context
         arguments = (flow.message,) if stage.endpoint.state is None else (flow.message, flow.state)
         plan = context.plans.plan_of(stage)
         provided = context.provided_values(flow, work)
-        chain, execution = context.chain, self._life.execution
-        if execution is not None and stage is not self._stage:
+        execution = self.life.execution if context.chain.has_around else None
+        if execution is not None and stage is not self.stage:
             # The stage was reached by `next_direct`.
             execution = msgspec.structs.replace(execution, stage=stage.name)
-        around = chain.around(execution) if execution is not None and chain.has_around else None
         function = stage.function
-        if not stage.signature.is_async:
+        if stage.signature.is_async and execution is None and not plan.steps:
+            # Most stages enter nothing, and need no stack.
+            result = await function(*arguments, **plan.arguments(provided))
+        elif stage.signature.is_async:
+            async with StageExitStack() as stack:
+                if execution is not None:
+                    context.chain.enter_around(stack, execution)
+                result = await function(*arguments, **await plan.make_arguments_async(stack, provided))
+        else:
 
             def call() -> object:
                 CURRENT.set(stage)
-                if around is None:
-                    with plan.thread_scope(provided) as others:
-                        return function(*arguments, **others)
-                with around, plan.thread_scope(provided) as others:
-                    return function(*arguments, **others)
+                with StageExitStack() as stack:
+                    if execution is not None:
+                        context.chain.enter_around(stack, execution)
+                    return function(*arguments, **plan.make_arguments(stack, provided))
 
             result = await self.run_in_thread(partial(call_user_function, call), work)
-        elif around is None and not plan.has_factories:
-            result = await function(*arguments, **plan.arguments(provided))
-        elif around is None:
-            async with plan.scope(provided) as others:
-                result = await function(*arguments, **others)
-        else:
-            with around:
-                async with plan.scope(provided) as others:
-                    result = await function(*arguments, **others)
         if result is None:
             flow.check_replied()
             return
@@ -113,8 +110,9 @@ class StageRunner:
         flow.reply(result)
 
     async def run_sql_step(self, step: Callable[[], Any], work: AnySqlWork | None) -> None:
-        """Run an operation of the database where the stage has run. `work` is that of `run_in_thread`."""
-        if self._stage.signature.is_async:
+        """Run a step of SQL in the event loop for an `async` stage, otherwise in a thread. `work` is as in
+        `run_in_thread`."""
+        if self.stage.signature.is_async:
             await step()
         else:
             await self.run_in_thread(step, work)
@@ -131,7 +129,7 @@ class StageRunner:
                 if abandoned_work is not None:
                     abandoned_work.rollback()
 
-        future = self._context.loop.run_in_executor(self._pool.executor, copy_context().run, run)
+        future = self.context.loop.run_in_executor(self.pool.executor, copy_context().run, run)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -141,10 +139,10 @@ class StageRunner:
                 except asyncio.CancelledError:
                     if work is not None:
                         abandoned_work = work
-                        self._life.enter(ABANDONED)
+                        self.life.enter(ABANDONED)
                     raise
             raise
 
     async def roll_back(self, work: AnySqlWork | None) -> None:
-        if work is not None and self._life.state is not ABANDONED:
+        if work is not None and self.life.state is not ABANDONED:
             await self.run_sql_step(work.rollback, None)

@@ -17,9 +17,9 @@ import os
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, overload
 
-from truenext.errors import ConfigurationError, LocalProtocolError
+from truenext.errors import ConfigurationError, InDoubt, LocalProtocolError
 from truenext.stage.core.errors import FlowError
-from truenext.stage.core.flow_start import check_endpoint
+from truenext.stage.core.flow_start import FlowOptions, check_endpoint
 from truenext.stage.definition import Definition
 from truenext.stage.initiation_contexts import InitiationContext, OutboxInitiationContext
 from truenext.stage.interceptors.chain import InterceptorChain
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
 
-    from truenext.errors import InDoubt
     from truenext.stage.core.definitions import Endpoint, Topic
-    from truenext.stage.core.flow_start import FlowOptions
     from truenext.stage.dependencies.depends import Overrides
     from truenext.stage.initiator import Initiator
 

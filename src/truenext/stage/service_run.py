@@ -72,7 +72,6 @@ class RunResources(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, definition: Definition) -> RunResources:
-        """Return the resources that a service defines."""
         return cls(definition.broker, definition.database, definition.credentials, definition.events)
 
 
@@ -101,7 +100,6 @@ class ServiceRun:
         self._creates_tables = creates_tables
         self.exactly_once: ExactlyOnceProcessing | None = None
         """Exactly-once processing, once the outbox is open; otherwise None."""
-        self._is_prepared = False
         self._runs_no_stages = False
         self._relay_opening: asyncio.Task[None] | None = None
         """Task that opens the outbox for flows that programs start in this process."""
@@ -118,8 +116,6 @@ class ServiceRun:
 
         Raises: ConfigurationError; DatabaseUnavailable
         """
-        if self._is_prepared:
-            return
         stages = self._definition.stages.values()
         if any(map(self._plans.uses_database, stages)) or self._definition.has_outbox:
             self._state = "waiting for the database"
@@ -130,7 +126,6 @@ class ServiceRun:
         if folder is not None:
             self.context.events = StageEvents(folder, self.context.service, self.context.instance)
         self._state = "waiting for the broker"
-        self._is_prepared = True
 
     async def connect(self) -> None:
         """Connect both pools. Raises: ConfigurationError; ConnectionLost if no broker is available; Refused"""
@@ -147,11 +142,10 @@ class ServiceRun:
         self._initiator = Initiator(self.context, *self._pools)
 
     async def start(self) -> None:
-        """Run the stages, and send the units of the outbox.
+        """Run the stages, and send the units of the outbox, after `prepare` and `connect`.
 
-        Raises: as `prepare` and `connect`; what the lifespan raises
+        Raises: as both; what the lifespan raises
         """
-        await self.prepare()
         stages, plans = self._definition.stages.values(), self._plans
         if self._definition.has_outbox:
             self._state = "waiting for the database"
@@ -170,7 +164,8 @@ class ServiceRun:
         self._state = "running"
 
     async def _warn_of_missing_grants(self) -> None:
-        """Log once what the user may not do. Without credentials there are no users, or the login was refused."""
+        """Log the grants that the user lacks. Without credentials there is no user to check: the broker has none, or
+        has refused the login."""
         credentials = self._resources.credentials
         if credentials.user is None and credentials.certificate is None:
             return
@@ -255,7 +250,7 @@ class ServiceRun:
         await gate.open_database(waits=self._waits_until_available)
         self.context.gate = gate
 
-    async def _retry_until_reachable(self, step: Callable[[], Awaitable[None]]) -> None:
+    async def _retry_until_reachable(self, step: Callable[[], Awaitable[object]]) -> None:
         """Run `step` again while the database of the outbox is unreachable or busy, if this run waits for its database.
 
         Raises: as `prepare`
@@ -270,23 +265,24 @@ class ServiceRun:
                 _logger.warning("the outbox is not available yet", extra={"error": str(error), "next_s": OPEN_PAUSE_S})
             await asyncio.sleep(OPEN_PAUSE_S)
 
-    def _outbox(self) -> Outbox:
+    async def _check_outbox(self) -> Outbox:
+        """Check the tables of the outbox, and return it.
+
+        Raises: ConfigurationError if the tables are missing, or of another version; DatabaseUnavailable
+        """
         context, gate = self.context, self.context.gate
         assert gate is not None, "its database was opened"
-        return gate.database.outbox(context.service, context.run_id, context.instance)
-
-    async def _check_outbox(self) -> None:
-        """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseUnavailable"""
-        outbox = self._outbox()
+        outbox = gate.database.outbox(context.service, context.run_id, context.instance)
         if self._creates_tables:
             await outbox.create_tables()
         await outbox.check_tables()
+        return outbox
 
     async def _open_outbox(self) -> None:
-        """Raises: as `_check_outbox`"""
-        await self._check_outbox()
+        """Start exactly-once processing with the outbox. Raises: as `_check_outbox`"""
+        outbox = await self._check_outbox()
         # The relay does not use the interactive pool, since no caller waits for its messages.
-        exactly_once = ExactlyOnceProcessing(self._outbox(), self._pools[1], self.context.service)
+        exactly_once = ExactlyOnceProcessing(outbox, self._pools[1], self.context.service)
         await exactly_once.start()
         self.exactly_once = exactly_once
 
@@ -294,7 +290,7 @@ class ServiceRun:
 
     @property
     def initiator(self) -> Initiator:
-        """Raises: LocalProtocolError if the service is not connected"""
+        """Initiator of flows, once the run is connected. Raises: LocalProtocolError before that"""
         if self._initiator is None:
             raise LocalProtocolError(f"{self._definition.name} is not connected yet")
         return self._initiator
@@ -306,7 +302,6 @@ class ServiceRun:
 
     @property
     def waits_for_database(self) -> bool:
-        """Whether stages wait for an unavailable database."""
         return self.context.gate is not None and not self.context.gate.is_open
 
     @property

@@ -5,22 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
+from truenext.stage.core.definitions import Endpoint, Stage
 from truenext.stage.core.errors import BaseExceptionRaised, FlowError
 from truenext.stage.core.failure import describe_error
+from truenext.stage.core.output import Output
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from truenext.stage.core.definitions import Endpoint, Stage
-    from truenext.stage.core.output import Output
-
-    RunInThread: TypeAlias = Callable[[Callable[[], object]], Awaitable[object]]
-
+RunInThread: TypeAlias = Callable[[Callable[[], object]], Awaitable[object]]
 
 T = TypeVar("T")
 
@@ -31,7 +26,7 @@ def call_user_function(function: Callable[[], T]) -> T:
     try:
         return function()
     except StopIteration as error:
-        raise RuntimeError("StopIteration was raised") from error
+        raise RuntimeError("the function raised StopIteration: raise another exception") from error
     except Exception:
         raise
     except BaseException as error:
@@ -58,11 +53,8 @@ async def run_user_coroutine(awaitable: Awaitable[T]) -> T:
     return result
 
 
-class _RaisedError:
-    __slots__ = ("error",)
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+class _RaisedError(NamedTuple):
+    error: BaseException
 
 
 async def _result_of(awaitable: Awaitable[T]) -> T | _RaisedError:
@@ -77,7 +69,7 @@ async def _result_of(awaitable: Awaitable[T]) -> T | _RaisedError:
 
 
 def _base_exception_raised(error: BaseException) -> BaseExceptionRaised:
-    """Return an Exception in place of an error that would end this process, and the next one that gets the message."""
+    """Wrap an error that would end this process, and then each other process that gets the message."""
     return BaseExceptionRaised(f"{describe_error(error)} was raised, which is not an Exception")
 
 
@@ -128,7 +120,7 @@ def call_after_commit_sync(output: Output, fields: Mapping[str, object], loop: a
 
 
 async def _run_with_timeout(awaitable: Awaitable[object]) -> None:
-    """Raises: TimeoutError; errors of the hook"""
+    """Await the result of a hook for HOOK_TIMEOUT_S at most. Raises: TimeoutError; errors of the hook"""
     limit = asyncio.timeout(HOOK_TIMEOUT_S)
     try:
         async with limit:
@@ -136,7 +128,9 @@ async def _run_with_timeout(awaitable: Awaitable[object]) -> None:
     except TimeoutError as error:
         if not limit.expired():
             raise
-        raise TimeoutError(f"it was cancelled, as it had not ended within {HOOK_TIMEOUT_S:g} seconds") from error
+        raise TimeoutError(
+            f"the function of after_commit was cancelled, as it had not ended within {HOOK_TIMEOUT_S:g} seconds"
+        ) from error
 
 
 def _log(error: BaseException, fields: Mapping[str, object]) -> None:
@@ -155,7 +149,7 @@ def check_can_await(call: str, advice: str) -> None:
     Raises: FlowError
     """
     stage = CURRENT.get()
-    if stage is None or stage.signature.is_async or _is_in_loop():
+    if stage is None or stage.signature.is_async or running_loop() is not None:
         return
     raise FlowError(
         f"{call} must be awaited, and stage {stage.name} of {stage.endpoint.name} is a plain function, which cannot: "
@@ -179,9 +173,8 @@ def check_not_own_endpoint(to: Endpoint[Any, Any], stages: Mapping[str, Stage]) 
     )
 
 
-def _is_in_loop() -> bool:
+def running_loop() -> asyncio.AbstractEventLoop | None:
     try:
-        asyncio.get_running_loop()
+        return asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return None

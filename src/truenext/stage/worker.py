@@ -35,11 +35,11 @@ from truenext.stage.broker_transaction import (
     sender_error,
     transaction_size,
 )
-from truenext.stage.core.envelope import decode_envelope
+from truenext.stage.core.envelope import Envelope, decode_envelope
 from truenext.stage.core.errors import NoAttemptsLeft, Reject
 from truenext.stage.core.failure import cause_of, describe_error, is_text_too_long
 from truenext.stage.core.names import inbox_id
-from truenext.stage.core.outbox_unit import OutboxUnit
+from truenext.stage.core.outbox_unit import CommitNumber, EncodedMessage, OutboxUnit
 from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
 from truenext.stage.message_life import MessageLife
 from truenext.stage.message_state import (
@@ -69,8 +69,6 @@ if TYPE_CHECKING:
     from truenext.client.tasks.connection import Message, Session
     from truenext.stage.context import ServiceContext
     from truenext.stage.core.definitions import Stage
-    from truenext.stage.core.envelope import Envelope
-    from truenext.stage.core.outbox_unit import CommitNumber, EncodedMessage
     from truenext.stage.interceptors.interceptor import ExecutionOutcome
     from truenext.stage.outbox.exactly_once import BorrowedProducer, ExactlyOnceProcessing
     from truenext.stage.pool import PriorityPool
@@ -94,15 +92,13 @@ class StageWorker:
     def __init__(
         self, context: ServiceContext, stage: Stage, pool: PriorityPool, exactly_once: ExactlyOnceProcessing | None
     ) -> None:
-        """`exactly_once` is None for a stage without exactly-once processing."""
-        self._context = context
-        self._stage = stage
-        self._pool = pool
-        self._exactly_once = exactly_once
+        self.context = context
+        self.stage = stage
+        self.pool = pool
+        self.exactly_once = exactly_once
         # A subscriber has only the interactive pool, which gives it published messages of all priorities.
         self._is_interactive = pool.is_interactive and stage.endpoint.subscribed_topic is None
         self.active_count = 0
-        """Number of messages that are being handled."""
         self.progress_at = monotonic()
         """Monotonic time at which the last message ended, or a message came to the idle worker."""
 
@@ -115,8 +111,8 @@ class StageWorker:
         if not self.active_count:
             self.progress_at = monotonic()
         self.active_count += 1
-        handler = MessageHandler(self._context, self._stage, self._pool, self._exactly_once, message, session)
-        priority = self._context.interactive_priority
+        handler = MessageHandler(self, message, session)
+        priority = self.context.interactive_priority
         try:
             if self._is_interactive:
                 with priority.running_interactive():
@@ -132,19 +128,11 @@ class StageWorker:
 class MessageHandler:
     """Handler of one message in one stage: runs the stage, commits, and settles the message."""
 
-    def __init__(
-        self,
-        context: ServiceContext,
-        stage: Stage,
-        pool: PriorityPool,
-        exactly_once: ExactlyOnceProcessing | None,
-        message: Message,
-        session: Session,
-    ) -> None:
-        self._context = context
-        self._stage = stage
-        self._pool = pool
-        self._exactly_once = exactly_once
+    def __init__(self, worker: StageWorker, message: Message, session: Session) -> None:
+        self._context = context = worker.context
+        self._stage = stage = worker.stage
+        self._pool = pool = worker.pool
+        self._exactly_once = worker.exactly_once
         self._message = message
         self._session = session
         self._life = MessageLife(context, stage, message)
@@ -152,10 +140,9 @@ class MessageHandler:
         self._inbox_id = ""
         """Id of the message in the inbox; empty without exactly-once processing."""
         self._error_kind = DatabaseErrorKind.APPLICATION
-        """Kind of the last error of a run."""
 
     async def handle(self) -> None:
-        """Raises: as `StageWorker.handle`"""
+        """Handle the message and settle it, whatever its outcome. Raises: as `StageWorker.handle`"""
         try:
             envelope = decode_envelope(self._message.body)
             self._life.record_start(envelope)
@@ -211,12 +198,18 @@ class MessageHandler:
         await self._wait_if_disk_full(error)
 
     async def _on_commit_failed(self, error: InDoubt | RolledBack) -> None:
-        """Raises: `error`; RolledBack for InDoubt, with exactly-once processing"""
+        """Record the outcome after the COMMIT failed, and raise its error.
+
+        Raises: `error`; RolledBack for InDoubt, with exactly-once processing
+        """
         if isinstance(error, InDoubt):
             self._life.end("in doubt", error)
             if self._inbox_id:
                 # Exactly-once processing resolves the doubt at the redelivery, so this counts no attempt.
-                raise RolledBack("it is not known whether its message was acknowledged") from error
+                raise RolledBack(
+                    f"the broker has not answered the COMMIT of message {self._message.message_id}: its redelivery "
+                    "shows whether it was acknowledged"
+                ) from error
             raise error
         # A refused COMMIT has requeued the message already. Its redelivery is flushed before the COMMIT.
         self._life.end("released", error)
@@ -349,7 +342,6 @@ class MessageHandler:
     async def _run_and_collect(
         self, envelope: Envelope, output: Output, work: AnySqlWork | None
     ) -> list[EncodedMessage]:
-        """Run the stage, and return its encoded output."""
         running = self._runner.run(envelope, output, work)
         await (run_user_coroutine(running) if self._stage.signature.is_async else running)
         output.is_closed = True

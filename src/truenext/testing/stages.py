@@ -452,6 +452,7 @@ async def stages(
         t = Stages(service, running, local, control)
         running.context.on_test_point = t.on_point
         stack.push_async_callback(t.close)
+        await running.prepare()
         await running.connect()
         await running.start()
         yield t

@@ -152,6 +152,7 @@ class Process:
         running.context.on_test_point = self._point
         app._current_run = running
         await running.connect()
+        await running.prepare()
         await running.start()
         self._watch_relay()
 

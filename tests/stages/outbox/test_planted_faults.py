@@ -14,7 +14,7 @@ from tests.unit.mutation import mutated
 from truenext.stage.outbox import publishing
 from truenext.stage.outbox.exactly_once import BorrowedProducer, ExactlyOnceProcessing
 from truenext.stage.outbox.relay import OutboxRelay
-from truenext.stage.sql import exactly_once_writer, outbox_table
+from truenext.stage.sql import exactly_once_writer
 from truenext.stage.sql.outbox_table import Outbox
 from truenext.stage.worker import MessageHandler
 
@@ -109,8 +109,8 @@ FAULTS = [
         "a redelivered message is acknowledged and its unit deleted unsent",
         ExactlyOnceProcessing,
         "ensure_sent",
-        "result = await send_unit(pool, unit, self._service, self.counters)",
-        "result = SendResult.SENT",
+        "is_sent = await send_unit(pool, unit, self._service, self.counters)",
+        "is_sent = True",
         redelivery_without_a_relay,
     ),
     Fault(
@@ -163,9 +163,9 @@ FAULTS = [
     ),
     Fault(
         "rows that were combined into a unit are not deleted",
-        outbox_table,
+        Outbox,
         "_combine_in_steps",
-        'await syntax.execute(connection, f"DELETE {_THESE}", these)',
+        'await self._execute(connection, f"DELETE {_THESE}", these)',
         "pass",
         initiation_after_a_send,
     ),

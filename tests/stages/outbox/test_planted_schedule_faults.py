@@ -30,7 +30,7 @@ from truenext.stage.initiation_contexts import OutboxInitiationContext
 from truenext.stage.outbox import publishing
 from truenext.stage.outbox.exactly_once import ExactlyOnceProcessing
 from truenext.stage.outbox.relay import OutboxRelay
-from truenext.stage.sql import exactly_once_writer, outbox_table
+from truenext.stage.sql import exactly_once_writer
 from truenext.stage.sql.outbox_table import Outbox
 from truenext.stage.worker import MessageHandler
 
@@ -118,9 +118,9 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
     "rows that were combined into a unit are not deleted": (
         [
             Change(
-                outbox_table,
+                Outbox,
                 "_combine_in_steps",
-                'await syntax.execute(connection, f"DELETE {_THESE}", these)',
+                'await self._execute(connection, f"DELETE {_THESE}", these)',
                 "pass",
             )
         ],
@@ -143,8 +143,8 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
             Change(
                 ExactlyOnceProcessing,
                 "ensure_sent",
-                "result = await send_unit(pool, unit, self._service, self.counters)",
-                "result = SendResult.SENT",
+                "is_sent = await send_unit(pool, unit, self._service, self.counters)",
+                "is_sent = True",
             )
         ],
         nothing,

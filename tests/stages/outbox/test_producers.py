@@ -18,7 +18,7 @@ from truenext.stage.core.names import inbox_id
 from truenext.stage.core.outbox_unit import CommitNumber, EncodedMessage, OutboxProducer, OutboxUnit
 from truenext.stage.outbox.counters import ExactlyOnceCounters
 from truenext.stage.outbox.exactly_once import BorrowedProducer
-from truenext.stage.outbox.housekeeping import GATHER_S, OutboxConfirmer
+from truenext.stage.outbox.housekeeping import GATHER_S, OutboxConfirmer, PeriodicTask
 from truenext.stage.outbox.relay import OutboxRelay
 from truenext.stage.pool import PriorityPool
 from truenext.stage.sql import Database, apply_schema, outbox_report
@@ -396,7 +396,7 @@ def test_rows_that_come_while_others_go_are_gathered() -> None:
         confirmer.add("first", was_sent=True, is_acknowledged=True)
         confirmer.start()
         await asyncio.sleep(3.5 * GATHER_S)
-        await confirmer._steps.stop()
+        await PeriodicTask.stop(confirmer)
 
     asyncio.run(work())
     assert 2 <= quick.times <= 4

@@ -17,8 +17,9 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
-from truenext.stage.sql import AsyncSqlWork, Database, ThreadSqlWork
+from truenext.stage.sql import Database
 from truenext.stage.sql.errors import DatabaseErrorKind
+from truenext.stage.sql.work import AsyncSqlWork, ThreadSqlWork
 
 T = TypeVar("T")
 Step = Callable[[Session], T]

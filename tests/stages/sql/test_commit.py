@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session
 from tests.stages.commit_proxy import CommitProxy, Lose
 from tests.stages.postgres import PostgresServer
 from tests.stages.sql.shop import Shop, insert
-from truenext.stage.sql import AsyncSqlWork, classify_error
-from truenext.stage.sql.error_kind import is_definite_failure
+from truenext.stage.sql.error_kind import classify_error, is_definite_failure
 from truenext.stage.sql.errors import CommitInDoubt, DatabaseErrorKind, NotCommitted
+from truenext.stage.sql.work import AsyncSqlWork
 
 
 @pytest.fixture

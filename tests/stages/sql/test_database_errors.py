@@ -16,7 +16,8 @@ from tests.stages.postgres import PostgresServer
 from tests.stages.sql.shop import Driven, Shop, Step, execute_sql, insert
 from tests.stages.sql.test_swallowed_errors import kill_own_connection
 from truenext.errors import LocalProtocolError
-from truenext.stage.sql import Database, classify_error, postgresql
+from truenext.stage.sql import Database, postgresql
+from truenext.stage.sql.error_kind import classify_error
 from truenext.stage.sql.errors import DatabaseErrorKind, NotCommitted
 
 

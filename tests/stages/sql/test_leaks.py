@@ -18,8 +18,9 @@ from sqlalchemy.orm import Session
 
 from tests.stages.sql.shop import Shop, execute_sql, insert
 from truenext.errors import LocalProtocolError
-from truenext.stage.sql import AsyncSqlWork, Database, postgresql
+from truenext.stage.sql import Database, postgresql
 from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
+from truenext.stage.sql.work import AsyncSqlWork
 
 PATIENCE_S = 60.0
 

@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session
 
 from tests.stages.sql.shop import Driven, Order, Shop, Step, execute_sql, insert, swallowing
 from truenext.errors import LocalProtocolError
-from truenext.stage.sql import AsyncSqlWork
 from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
 from truenext.stage.sql.transaction import find_transaction_statement
+from truenext.stage.sql.work import AsyncSqlWork
 
 
 def _commit_transaction(session: Session) -> None:

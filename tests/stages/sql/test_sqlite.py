@@ -13,8 +13,10 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
 from tests.stages.sql.shop import Shop, execute_sql, insert
-from truenext.stage.sql import AsyncSqlWork, classify_error, sqlite
+from truenext.stage.sql import sqlite
+from truenext.stage.sql.error_kind import classify_error
 from truenext.stage.sql.errors import DatabaseErrorKind
+from truenext.stage.sql.work import AsyncSqlWork
 
 # Writes to the same file as the test, at the same time.
 WRITER = """

@@ -18,8 +18,8 @@ from sqlalchemy.orm import Session
 
 from tests.stages.sql.shop import Order, Shop, insert
 from truenext.errors import LocalProtocolError
-from truenext.stage.sql import AsyncSqlWork
 from truenext.stage.sql.errors import Swallowed
+from truenext.stage.sql.work import AsyncSqlWork
 
 PATIENCE_S = 60.0
 

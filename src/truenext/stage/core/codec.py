@@ -18,10 +18,11 @@ from truenext.stage.core.json_loss import (
     JsonLossChecks,
     fault_below_any,
     fault_of_floats,
+    field_names,
     fields_of_model,
     has_serializer,
+    shortened,
 )
-from truenext.stage.core.schema import Schema, schema_of
 
 T = TypeVar("T")
 
@@ -38,8 +39,8 @@ class Codec(Generic[T]):
         try:
             info = msgspec.inspect.type_info(type_)
             fault = _fault_of_type(info)
-            plan = JsonLossChecks(info)
-            self._loss_checks = plan if plan.has_checks else None
+            checks = JsonLossChecks(info)
+            self._loss_checks = checks if checks.any_check or checks.float_check else None
             self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(type_, dec_hook=_decode_model)
         except Exception as error:
             # Annotations are evaluated here, which may raise any exception.
@@ -65,20 +66,18 @@ class Codec(Generic[T]):
         except Exception as error:
             # Types may validate themselves, and raise any exception.
             where = self._where(value)
-            text = f"{_short(value)} is not of type {type_name(self.type)}: {error or type(error).__name__}"
+            text = f"{shortened(value, 200)} is not of type {type_name(self.type)}: {error or type(error).__name__}"
             raise FlowError(text if where is None else f"{_root(self.type)}{where}") from error
         if loss is not None:
             raise FlowError(f"{_root(self.type)}{loss}")
         return msgspec.Raw(data)
 
     def _where(self, value: object) -> str | None:
-        """Return what JSON does not preserve below `Any`, with its path, in a value that could not be encoded."""
+        """Return the path and the fault of a value below `Any` that JSON does not preserve; None if that is not why
+        encoding failed."""
+        check = None if self._loss_checks is None else self._loss_checks.any_check
         try:
-            return (
-                None
-                if self._loss_checks is None or self._loss_checks.any_check is None
-                else self._loss_checks.any_check(value)
-            )
+            return None if check is None else check(value)
         except Exception:
             # The value may contain itself, or be of another type.
             return None
@@ -105,9 +104,6 @@ class Codec(Generic[T]):
                 f"a default: {error.__cause__}"
             ) from error
 
-    def schema(self) -> Schema:
-        return schema_of(self.type)
-
 
 EMPTY = msgspec.Raw(b"{}")
 """JSON of an object whose fields all have their defaults."""
@@ -118,7 +114,7 @@ def encode_any(value: object) -> msgspec.Raw:
     try:
         data = _ENCODER.encode(value)
     except (TypeError, ValueError) as error:
-        raise FlowError(f"{_short(value)} cannot be JSON: {error}") from error
+        raise FlowError(f"{shortened(value, 200)} cannot be JSON: {error}") from error
     loss = fault_of_floats(value) if b"null" in data else None
     if loss is not None:
         raise FlowError(f"{_root(type(value))}{loss}")
@@ -171,23 +167,17 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_encode_model)
 
 
 def _check_subclass(actual: type, declared: type) -> None:
-    """Raises: FlowError if the subclass `actual` has fields that `declared` does not have"""
-    more = sorted(_fields(actual) - _fields(declared))
+    """Check that a subclass has no fields of its own, which would be lost.
+
+    Raises: FlowError if `actual` has fields that `declared` does not have
+    """
+    more = sorted(set(field_names(actual)).difference(field_names(declared)))
     if more:
         raise FlowError(
             f"{type_name(actual)} has fields that {type_name(declared)} does not have, and they would be lost: "
             f"{', '.join(more)}. Declare {type_name(actual)} as the type that is taken or replied, "
             f"or use a {type_name(declared)}"
         )
-
-
-def _fields(class_: type) -> set[str]:
-    """Return the field names of a Struct, a dataclass, a model or an attrs class; empty for another class."""
-    for attribute in ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields__"):
-        names = getattr(class_, attribute, None)
-        if names is not None:
-            return set(names)
-    return {each.name for each in getattr(class_, "__attrs_attrs__", ())}
 
 
 _NO_KEYS = (
@@ -236,11 +226,8 @@ def _fault_of_keys(info: msgspec.inspect.Type) -> str:
             # `_fault_of_model` rejects other classes; within a model of pydantic, the model knows how to encode them.
             continue
         if isinstance(each, _NO_KEYS):
-            name = (
-                type_name(getattr(each, "cls", None))
-                if hasattr(each, "cls")
-                else type(each).__name__.removesuffix("Type").lower()
-            )
+            class_ = getattr(each, "cls", None)
+            name = type_name(class_) if class_ else type(each).__name__.removesuffix("Type").lower()
             return f"a dict has keys that are {name}, and in JSON keys are texts: make it a list of pairs"
     if any(isinstance(each, msgspec.inspect.StrType) for each in kinds) and any(
         isinstance(each, _NUMBERS) for each in kinds
@@ -306,7 +293,6 @@ def _within_unless_serialized(type_: Any) -> list[Any]:
 
 
 def _fault_of_dicts(annotation: Any) -> str:
-    """Return the fault of a dict in a field of a model; "" if none."""
     for each in _walk(annotation, _within_unless_serialized):
         args, origin = get_args(each), get_origin(each)
         if args and isinstance(origin, type) and issubclass(origin, Mapping):
@@ -349,8 +335,3 @@ def _fault_of_field(model: Any, name: str) -> str:
             "use one alias for both"
         )
     return ""
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:200] + "..."

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from types import NoneType
-from typing import Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from truenext.errors import RemoteProtocolError
 from truenext.model.destination import parse_stored_address
@@ -44,8 +44,7 @@ class Endpoint(Generic[M, R]):
         self.destination = f"/queue/{name}"
         self.takes = Codec(takes, f"the message of {name}")
         self.replies: Codec[R] | None = None
-        if replies not in (None, NoneType):
-            assert replies is not None, "it is not None"
+        if replies is not None and replies is not NoneType:
             self.replies = Codec(replies, f"the reply of {name}")
 
     def __repr__(self) -> str:
@@ -101,7 +100,10 @@ class StageSettings:
     __slots__ = ("attempts", "concurrency", "exactly_once", "retries")
 
     def __init__(self, subject: str, /, **options: Unpack[StageOptions]) -> None:
-        """Raises: DefinitionError, TypeError"""
+        """Check the options. `subject` names their owner in errors.
+
+        Raises: DefinitionError; TypeError for an unknown option
+        """
         unknown = options.keys() - StageOptions.__annotations__.keys()
         if unknown:
             raise TypeError(f"{subject} has no option {', '.join(sorted(unknown))}")
@@ -186,7 +188,7 @@ class LocalEndpoint(Endpoint[M, R]):
             self.state.check_default(subject)
         self.settings = settings
         self.subscribed_topic: Topic[M] | None = None
-        """Source of messages instead of a queue."""
+        """Topic from which the endpoint consumes; None if it consumes from queues."""
         self.stages_in_order: list[Stage] = []
         self._register = register
 
@@ -326,11 +328,8 @@ class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
         return _decorate(self, function, name, options)
 
 
-class StatelessStageDecorator(Generic[R]):
+class StatelessStageDecorator(Protocol[R]):
     """Decorator that `stage(concurrency=...)` returns."""
-
-    def __init__(self, add: Callable[[Callable[..., Any]], None]) -> None:
-        self._add = add
 
     @overload
     def __call__(
@@ -342,16 +341,9 @@ class StatelessStageDecorator(Generic[R]):
         self, function: Callable[Concatenate[Any, P], R | None]
     ) -> Callable[Concatenate[Any, P], R | None]: ...
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        self._add(function)
-        return function
 
-
-class StatefulStageDecorator(Generic[R, S]):
+class StatefulStageDecorator(Protocol[R, S]):
     """Decorator that `stage(concurrency=...)` of an endpoint with a state returns."""
-
-    def __init__(self, add: Callable[[Callable[..., Any]], None]) -> None:
-        self._add = add
 
     @overload
     def __call__(
@@ -363,20 +355,14 @@ class StatefulStageDecorator(Generic[R, S]):
         self, function: Callable[Concatenate[Any, S, P], R | None]
     ) -> Callable[Concatenate[Any, S, P], R | None]: ...
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        self._add(function)
-        return function
-
 
 def _decorate(
     endpoint: LocalEndpoint[Any, Any], function: Callable[..., Any] | None, name: str | None, options: StageOptions
 ) -> Any:
     settings = StageSettings(f"a stage of {endpoint.name}", **options)
 
-    def add(decorated: Callable[..., Any]) -> None:
+    def add(decorated: Callable[..., Any]) -> Callable[..., Any]:
         endpoint.add(decorated, name, settings)
+        return decorated
 
-    if function is not None:
-        add(function)
-        return function
-    return (StatelessStageDecorator if endpoint.state is None else StatefulStageDecorator)(add)
+    return add if function is None else add(function)

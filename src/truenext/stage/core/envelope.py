@@ -89,20 +89,20 @@ def encode_envelope(envelope: Envelope) -> bytes:
 
 
 def decode_envelope(body: bytes) -> Envelope:
-    """Raises: NotDecoded"""
+    """Decode the body of a message, and check its version, id and reply addresses. Raises: NotDecoded"""
     try:
         envelope = _DECODER.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         _check_version(find_version(lambda: _VERSION_DECODER.decode(body)))
-        raise NotDecoded(f"it is not a message of stages: {error}") from error
+        raise NotDecoded(f"the body is not a message of stages: {error}") from error
     _check_version(envelope.version)
     if not envelope.id:
         # The inbox would take all messages without an id for the same one.
-        raise NotDecoded("it is not a message of stages: the field id of its envelope is empty")
+        raise NotDecoded("the body is not a message of stages: the field id of its envelope is empty")
     for each in envelope.waiting:
         if not _is_single_destination(each.to):
             # A sender may name one queue or topic for the reply, not any destination to which this service may send.
-            raise NotDecoded(f"its reply address {each.to[:100]!r} is not a single queue or topic")
+            raise NotDecoded(f"the reply address {each.to[:100]!r} is not a single queue or topic")
     return envelope
 
 
@@ -121,10 +121,9 @@ def describe_remedy(found: int, wrote: str) -> str:
 
 
 def _check_version(found: int) -> None:
-    """Raises: NotDecoded"""
     if found != VERSION:
         remedy = describe_remedy(found, "sent")
-        raise NotDecoded(f"it has version {found} of messages of stages, and {remedy}")
+        raise NotDecoded(f"the body has version {found} of messages of stages, and {remedy}")
 
 
 def _is_single_destination(address: str) -> bool:
@@ -157,12 +156,8 @@ _STASH_DECODER = msgspec.json.Decoder(StashedFlow)
 _STASH_VERSION_DECODER = msgspec.json.Decoder(VersionedStashedFlow)
 
 
-def encode_stashed_flow(stashed: StashedFlow) -> bytes:
-    return msgspec.json.encode(stashed)
-
-
 def decode_stashed_flow(data: bytes) -> StashedFlow:
-    """Raises: FlowError"""
+    """Decode the bytes of `Flow.stash`. Raises: FlowError if they are no stash, or one of another version"""
     try:
         stashed = _STASH_DECODER.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -173,7 +168,6 @@ def decode_stashed_flow(data: bytes) -> StashedFlow:
 
 
 def _check_stash_version(found: int) -> None:
-    """Raises: FlowError"""
     if found != VERSION:
         remedy = describe_remedy(found, "stashed")
         raise FlowError(f"the stash has version {found}, and {remedy}")

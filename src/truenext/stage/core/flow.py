@@ -21,7 +21,7 @@ import msgspec
 
 from truenext.stage.core.codec import EMPTY, check_properties, type_name
 from truenext.stage.core.definitions import Endpoint, Stage, Topic
-from truenext.stage.core.envelope import VERSION, Envelope, FlowContext, ReplyTo, StashedFlow, encode_stashed_flow
+from truenext.stage.core.envelope import VERSION, Envelope, FlowContext, ReplyTo, StashedFlow
 from truenext.stage.core.errors import FlowError, Reject
 from truenext.stage.core.flow_start import (
     FlowOptions,
@@ -362,7 +362,7 @@ class Flow:
         """
         now = msgspec.structs.replace(self._envelope, flow=self._flow_context, state=self._state())
         expires_ms = self._source.expires_ms
-        return encode_stashed_flow(StashedFlow(stage=self._stage.queue, expires_ms=expires_ms, envelope=now))
+        return msgspec.json.encode(StashedFlow(stage=self._stage.queue, expires_ms=expires_ms, envelope=now))
 
 
 def _has_compatible_reply(other: Endpoint[Any, Any], endpoint: Endpoint[Any, Any]) -> bool:

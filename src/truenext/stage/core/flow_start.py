@@ -95,7 +95,7 @@ def encode_first_message(
     reply_to: Endpoint[Any, Any] | Topic[Any] | None = None,
     reply_state: object = None,
 ) -> FirstMessage:
-    """Raises: FlowError"""
+    """Check and encode the first message of a flow, with the states and the address of its reply. Raises: FlowError"""
     waiting = []
     if reply_to is not None:
         if not isinstance(reply_to, Endpoint | Topic):
@@ -135,14 +135,14 @@ def start_flow(
 
 
 def check_endpoint(to: object) -> None:
-    """Raises: FlowError if `to` is no endpoint"""
+    """Check that `to` is an endpoint. Raises: FlowError"""
     if not isinstance(to, Endpoint):
         advice = "publish to a topic" if isinstance(to, Topic) else "pass the Endpoint, not its name"
         raise FlowError(f"{to!r} is not an endpoint: {advice}")
 
 
 def check_topic(to: object) -> None:
-    """Raises: FlowError if `to` is no topic"""
+    """Check that `to` is a topic. Raises: FlowError"""
     if not isinstance(to, Topic):
         raise FlowError(f"{to!r} is not a topic" + (": send to it" if isinstance(to, Endpoint) else ""))
 

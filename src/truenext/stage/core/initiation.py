@@ -88,6 +88,9 @@ class Initiation:
         stashed = decode_stashed_flow(data)
         stage = self._stages.get(stashed.stage)
         if stage is None:
-            raise FlowError(f"the stash belongs to the stage {stashed.stage}, which this service does not have")
+            raise FlowError(
+                f"the stash is of stage {stashed.stage}, which this service does not have: unstash it in the service "
+                "that has the stage"
+            )
         source = FlowSource(stashed.expires_ms, is_unstashed=True)
         return Flow(stage, stashed.envelope, self._output, self._now_ms, source)

@@ -12,7 +12,7 @@ Source: docs/stages.md, "Endpoints and stages"
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from types import NoneType
 from typing import Any, Final, TypeAlias
@@ -43,10 +43,6 @@ class JsonLossChecks:
         """Check of floats, needed only if the JSON of a value contains null, which replaces a float that is not
         finite; None if the type contains no float."""
 
-    @property
-    def has_checks(self) -> bool:
-        return self.any_check is not None or self.float_check is not None
-
     def fault(self, value: object, data: bytes) -> str | None:
         """Return the first fault, as a `JsonLossCheck` does; `data` is the JSON of the value."""
         if self.any_check is not None:
@@ -66,11 +62,11 @@ def fault_below_any(value: Any) -> str | None:
     if kind is dict:
         for key, each in value.items():
             if type(key) is not str:
-                return f" has the key {_short(key)} of the type {type(key).__name__}, and in JSON keys are texts"
+                return f" has the key {shortened(key)} of the type {type(key).__name__}, and in JSON keys are texts"
             if type(each) not in _PLAIN:
                 found = fault_below_any(each)
                 if found is not None:
-                    return f"[{_short(key)}]{found}"
+                    return f"[{shortened(key)}]{found}"
         return None
     if kind is list:
         for index, each in enumerate(value):
@@ -92,19 +88,24 @@ def fault_of_floats(value: Any) -> str | None:
     if kind is float:
         return _float(value)
     if isinstance(value, dict):
-        return _first((f"[{_short(key)}]", fault_of_floats(each)) for key, each in value.items())
+        return _first((f"[{shortened(key)}]", fault_of_floats(each)) for key, each in value.items())
     if isinstance(value, Enum):
         return None
-    names = getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", None)
-    if names is None:
-        names = getattr(kind, "__pydantic_fields__", None) or [
-            each.name for each in getattr(kind, "__attrs_attrs__", ())
-        ]
+    names = field_names(kind)
     if names:
         return _first((f".{name}", fault_of_floats(getattr(value, name, None))) for name in names)
     if isinstance(value, list | tuple | set | frozenset):
         return _first((f"[{index}]", fault_of_floats(each)) for index, each in enumerate(value))
     return None
+
+
+def field_names(class_: type) -> Collection[str]:
+    """Return the field names of a Struct, a dataclass, a model or an attrs class; empty for another class."""
+    for attribute in ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields__"):
+        names: Collection[str] | None = getattr(class_, attribute, None)
+        if names is not None:
+            return names
+    return [each.name for each in getattr(class_, "__attrs_attrs__", ())]
 
 
 def _float(value: Any) -> str | None:
@@ -117,9 +118,9 @@ def _first(found: Iterable[tuple[str, str | None]]) -> str | None:
     return next((path + fault for path, fault in found if fault is not None), None)
 
 
-def _short(key: object) -> str:
-    text = repr(key)
-    return text if len(text) <= 40 else f"{text[:40]}..."
+def shortened(value: object, length: int = 40) -> str:
+    text = repr(value)
+    return text if len(text) <= length else f"{text[:length]}..."
 
 
 class _JsonLossCheckBuilder:
@@ -151,7 +152,6 @@ class _JsonLossCheckBuilder:
         return False
 
     def _check_for(self, info: inspect.Type) -> JsonLossCheck:
-        """Build the check of a type that contains the target."""
         match info:
             case inspect.Metadata():
                 return self._check_for(info.type)
@@ -211,7 +211,7 @@ class _JsonLossCheckBuilder:
                     return fault_below_any({key: None})
                 found = None if check is None else check(each)
                 if found is not None:
-                    return f"[{_short(key)}]{found}"
+                    return f"[{shortened(key)}]{found}"
             return None
 
         return of_dict

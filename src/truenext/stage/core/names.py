@@ -62,7 +62,10 @@ def endpoint_of(queue: str) -> str | None:
 
 def _check_length(name: str) -> None:
     if len(name) > DESTINATION_LENGTH_MAX - _DEAD_LETTER_PREFIX:
-        raise DefinitionError(f"{name} is too long for a queue: at most {DESTINATION_LENGTH_MAX - _DEAD_LETTER_PREFIX}")
+        length_max = DESTINATION_LENGTH_MAX - _DEAD_LETTER_PREFIX
+        raise DefinitionError(
+            f"{name} is too long for a queue: it has {len(name)} characters, and may have {length_max}"
+        )
 
 
 # ---- Ids of messages, and their ids in the inbox: 32 hexadecimal digits ----

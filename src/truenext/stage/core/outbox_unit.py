@@ -134,7 +134,7 @@ def _messages_of(data: bytes) -> list[EncodedMessage]:
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
-    """Raises: UnreadableUnit"""
+    """Decode the bytes of a unit. Raises: UnreadableUnit"""
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -29,12 +29,6 @@ class OutputMessage(msgspec.Struct, frozen=True):
 
     def encode(self, carrier: Mapping[str, str]) -> EncodedMessage:
         """Return the message as it is sent. Raises: FlowError if it is too large"""
-        body, flow = self._body(carrier), self.envelope.flow
-        priority = PRIORITY_INTERACTIVE if flow.interactive else PRIORITY
-        id, expires_ms = self.envelope.id, self.expires_ms
-        return EncodedMessage(self.destination, body, id, priority, flow.persistent, expires_ms, self.ttl_s)
-
-    def _body(self, carrier: Mapping[str, str]) -> bytes:
         envelope = msgspec.structs.replace(self.envelope, carrier=dict(carrier)) if carrier else self.envelope
         try:
             body = encode_envelope(envelope)
@@ -45,7 +39,9 @@ class OutputMessage(msgspec.Struct, frozen=True):
                 f"the message to {self.destination} has {len(body)} bytes with all that its flow carries: "
                 f"at most {BODY_BYTES_MAX}"
             )
-        return body
+        id, flow, expires_ms = envelope.id, envelope.flow, self.expires_ms
+        priority = PRIORITY_INTERACTIVE if flow.interactive else PRIORITY
+        return EncodedMessage(self.destination, body, id, priority, flow.persistent, expires_ms, self.ttl_s)
 
 
 class Output:
@@ -69,7 +65,10 @@ class Output:
     def new_id(self) -> str:
         """Return the id of the next message. Raises: FlowError if the output is closed"""
         if self.is_closed:
-            raise FlowError("it is too late to send: the messages of this stage have been sent already")
+            raise FlowError(
+                f"it is too late to send: the messages of {self.sender} have been sent already. Send before the stage "
+                "returns, or before the block of initiate ends"
+            )
         self._ids += 1
         return child_id(self._seed, self._ids)
 

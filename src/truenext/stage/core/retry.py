@@ -54,12 +54,9 @@ class RetryRules:
         """
         if attempts_max is not None and failures >= attempts_max:
             return REJECTED
-        if isinstance(error, BaseExceptionGroup) and not any(
-            kind in self._delays_s for kind in _exception_group_classes(error)
-        ):
-            retries = [self._retry_for(each, failures) for each in ungrouped_errors(error)]
-        else:
-            retries = [self._retry_for(error, failures)]
+        group_classes = [each for each in type(error).__mro__ if issubclass(each, BaseExceptionGroup)]
+        errors = [error] if any(each in self._delays_s for each in group_classes) else ungrouped_errors(error)
+        retries = [self._retry_for(each, failures) for each in errors]
         if REJECTED in retries:
             return REJECTED
         return RetryDecision(max((each.delay_s for each in retries if each.delay_s is not None), default=None))
@@ -80,11 +77,6 @@ class RetryDecision:
 
     delay_s: float | None
     is_rejected: bool = False
-    """The message is not retried."""
-
-
-def _exception_group_classes(group: BaseException) -> list[type]:
-    return [each for each in type(group).__mro__ if issubclass(each, BaseExceptionGroup)]
 
 
 REJECTED = RetryDecision(None, is_rejected=True)

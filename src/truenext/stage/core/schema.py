@@ -214,7 +214,6 @@ def _default(field: inspect.Field) -> Schema:
 
 
 def _constraints(info: Any, words: dict[str, str]) -> Schema:
-    """Return the constraints of a type, in the keywords of JSON Schema."""
     return {word: value for name, word in words.items() if (value := getattr(info, name)) is not None}
 
 

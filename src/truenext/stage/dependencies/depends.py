@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias, get_args, get_origin
 
@@ -59,33 +59,25 @@ def build_plan(
     Raises: ConfigurationError, with parameter and function, for a parameter without a value
     """
     is_async = inspect.iscoroutinefunction(function)
-    search = _PlanBuilder(provided, overrides or {}, forbidden, is_async=is_async, function=function)
+    search = _PlanBuilder(provided, overrides or {}, forbidden, is_async, function)
     direct, made = search.parameter_sources(function, positional)
-    return DependencyPlan(search.steps, direct, made, frozenset(search.overridden))
+    return DependencyPlan(search.steps, direct, made, search.overridden)
 
 
+@dataclass(slots=True, eq=False)
 class _PlanBuilder:
     """Walk through a function and the factories that it depends on."""
 
-    def __init__(
-        self,
-        provided: Mapping[Any, str],
-        overrides: Overrides,
-        forbidden: Mapping[Any, str],
-        *,
-        is_async: bool,
-        function: Callable[..., Any],
-    ) -> None:
-        self._provided = provided
-        self._overrides = overrides
-        self._forbidden = forbidden
-        self._is_async = is_async
-        self._function = function
-        self._step_numbers: dict[Factory, int] = {}
-        self._path: list[Callable[..., Any]] = []
-        self.steps: list[FactoryStep] = []
-        """Calls of factories, in their order."""
-        self.overridden: set[Factory] = set()
+    provided: Mapping[Any, str]
+    overrides: Overrides
+    forbidden: Mapping[Any, str]
+    is_async: bool
+    function: Callable[..., Any]
+    steps: list[FactoryStep] = field(default_factory=list)
+    """Calls of factories, in their order."""
+    overridden: set[Factory] = field(default_factory=set)
+    _step_numbers: dict[Factory, int] = field(default_factory=dict)
+    _path: list[Callable[..., Any]] = field(default_factory=list)
 
     def parameter_sources(
         self, function: Callable[..., Any], positional: Collection[str] = ()
@@ -99,13 +91,13 @@ class _PlanBuilder:
                 continue
             kind, depends = self._annotation(function, parameter)
             if depends is not None:
-                if depends in self._overrides:
+                if depends in self.overrides:
                     self.overridden.add(depends)
-                    depends = self._overrides[depends]
+                    depends = self.overrides[depends]
                 made.append((parameter.name, self._add_step(depends, parameter.name)))
             elif (name := self._provided_name(kind)) is not None:
                 direct.append((parameter.name, name))
-            elif (why := self._forbidden.get(kind)) is not None:
+            elif (why := self.forbidden.get(kind)) is not None:
                 raise self._fault(function, parameter.name, why)
             elif parameter.default is parameter.empty:
                 raise self._fault(function, parameter.name, self._missing_reason(kind))
@@ -122,7 +114,6 @@ class _PlanBuilder:
         return [each for each in every if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
 
     def _annotation(self, function: Callable[..., Any], parameter: inspect.Parameter) -> tuple[Any, Factory | None]:
-        """Return the type of a parameter, and its factory."""
         if isinstance(parameter.default, Depends):
             raise self._fault(function, parameter.name, "Depends belongs in Annotated[T, Depends(...)], not after =")
         kind, depends = _parse_annotation(parameter.annotation)
@@ -134,7 +125,7 @@ class _PlanBuilder:
         return kind, depends[0].factory if depends else None
 
     def _provided_name(self, kind: Any) -> str | None:
-        return self._provided.get(kind) or self._provided.get(get_origin(kind))
+        return self.provided.get(kind) or self.provided.get(get_origin(kind))
 
     def _add_step(self, factory: Factory, parameter: str) -> int:
         """Return the number of the step that calls a factory. All parameters that depend on the factory share it."""
@@ -145,12 +136,12 @@ class _PlanBuilder:
             )
         if factory in self._step_numbers:
             return self._step_numbers[factory]
-        maker, kind = classify_factory(factory, is_async=self._is_async)
-        if is_awaited(kind) and not self._is_async:
+        maker, kind = classify_factory(factory, is_async=self.is_async)
+        if is_awaited(kind) and not self.is_async:
             raise self._fault(
                 self._path[-1],
                 parameter,
-                f"{name_of(factory)} must be awaited, and {name_of(self._function)} is a plain function, which runs "
+                f"{name_of(factory)} must be awaited, and {name_of(self.function)} is a plain function, which runs "
                 "in a thread; make both async, or both plain",
             )
         direct, made = self.parameter_sources(factory)
@@ -161,7 +152,7 @@ class _PlanBuilder:
     def _missing_reason(self, kind: Any) -> str:
         if kind is inspect.Parameter.empty:
             return "it has no annotation"
-        available = ", ".join(sorted({_type_name(each) for each in self._provided})) or "nothing"
+        available = ", ".join(sorted({_type_name(each) for each in self.provided})) or "nothing"
         return (
             f"no value of type {_type_name(kind)} is provided; provided are {available}; others need "
             "Annotated[T, Depends(...)]"

@@ -9,10 +9,10 @@ others are logged. Only an error that ends the program or its task (a cancellati
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -21,11 +21,13 @@ _logger = logging.getLogger("truenext.stage")
 
 class _OpenResource(NamedTuple):
     name: str
-    exit: Callable[..., object]
+    exit: Callable[..., Any]
     is_async: bool
 
 
 class StageExitStack:
+    """Stack of entered context managers, for `async with`, or for `with` if none is entered with `enter_async`."""
+
     __slots__ = ("_open",)
 
     def __init__(self) -> None:
@@ -41,11 +43,13 @@ class StageExitStack:
         self._open.append(_OpenResource(name, manager.__aexit__, True))
         return value
 
-    def close(self, error: BaseException | None) -> None:
-        """Close all resources, if none was entered with `async with`. The caller raises `error`, that of the run.
+    def __enter__(self) -> StageExitStack:
+        return self
 
-        Raises: an error that replaces `error`, or an error in closing if `error` is None
-        """
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close all resources. Raises: an error that replaces `error`, or an error in closing if `error` is None"""
         first = error
         while self._open:
             one = self._open.pop()
@@ -56,15 +60,18 @@ class StageExitStack:
         if first is not None and first is not error:
             raise first
 
-    async def close_async(self, error: BaseException | None) -> None:
-        """Close resources that were entered with `with` or `async with`; otherwise as `close`."""
+    async def __aenter__(self) -> StageExitStack:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         first = error
         while self._open:
             one = self._open.pop()
             try:
                 result = one.exit(*_exc_info(first))
                 if one.is_async:
-                    assert isinstance(result, Awaitable)
                     await result
             except BaseException as other:
                 first = _more_severe(first, other, one.name)

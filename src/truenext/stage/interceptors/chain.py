@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from types import TracebackType
 
 from truenext.stage.dependencies.exit_stack import StageExitStack
 from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, Interceptor, MessageToSend
@@ -26,9 +25,10 @@ class InterceptorChain:
         self.has_sending: bool = bool(self._sending)
         self.has_ended: bool = bool(self._ended)
 
-    def around(self, execution: Execution) -> _AroundContext:
-        """Return a context for `with`, to be entered and left in the thread that runs the stage."""
-        return _AroundContext(self._around, execution)
+    def enter_around(self, stack: StageExitStack, execution: Execution) -> None:
+        """Enter the hooks `around` in the thread that runs the stage, which then closes the stack."""
+        for each in self._around:
+            stack.enter(_name(each), each.around(execution))
 
     def sending(self, execution: Execution | None, send: MessageToSend) -> None:
         for each in self._sending:
@@ -43,28 +43,6 @@ class InterceptorChain:
                 each.ended(execution, result)
             except Exception as error:
                 _report(each, "ended", error)
-
-
-class _AroundContext:
-    __slots__ = ("_execution", "_exit_stack", "_interceptors")
-
-    def __init__(self, interceptors: Sequence[Interceptor], execution: Execution) -> None:
-        self._interceptors = interceptors
-        self._execution = execution
-        self._exit_stack = StageExitStack()
-
-    def __enter__(self) -> None:
-        try:
-            for each in self._interceptors:
-                self._exit_stack.enter(_name(each), each.around(self._execution))
-        except BaseException as error:
-            self._exit_stack.close(error)
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._exit_stack.close(error)
 
 
 def _name(interceptor: Interceptor) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 
 import msgspec
 
-from truenext.stage.interceptors.exposition import HistogramSample, Sample, format_metric
+from truenext.stage.interceptors.exposition import HistogramSample, MetricKind, Sample, format_metric
 from truenext.stage.interceptors.interceptor import (
     Execution,
     ExecutionOutcome,
@@ -58,7 +59,7 @@ class Metrics(Interceptor):
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._stages: dict[tuple[str, str], _StageCounters] = {}
+        self._stages: defaultdict[tuple[str, str], _StageCounters] = defaultdict(_StageCounters)
         self._sent_outside_stages = 0
 
     @contextmanager
@@ -87,11 +88,7 @@ class Metrics(Interceptor):
             counts.total.add(result.total)
 
     def _counts(self, execution: Execution) -> _StageCounters:
-        key = (execution.endpoint, execution.stage)
-        counts = self._stages.get(key)
-        if counts is None:
-            counts = self._stages[key] = _StageCounters()
-        return counts
+        return self._stages[execution.endpoint, execution.stage]
 
     def snapshot(self) -> dict[tuple[str, str], StageMetrics]:
         """Return the metrics of one moment, by endpoint and stage."""
@@ -105,54 +102,35 @@ class Metrics(Interceptor):
 
     def exposition(self) -> str:
         """Return the metrics as text for Prometheus, of the content type `exposition.CONTENT_TYPE`."""
-        stages = self.snapshot()
-        labels = {key: {"endpoint": key[0], "stage": key[1]} for key in stages}
-        sent = [Sample(labels[key], each.sent) for key, each in stages.items()]
+        stages = [({"endpoint": endpoint, "stage": stage}, each) for (endpoint, stage), each in self.snapshot().items()]
+        running = [Sample(labels, each.running) for labels, each in stages]
+        ended = [
+            Sample({**labels, "outcome": outcome}, count)
+            for labels, each in stages
+            for outcome, count in each.outcomes.items()
+        ]
+        sent = [Sample(labels, each.sent) for labels, each in stages]
         sent.append(Sample({"endpoint": "", "stage": ""}, self.sent_outside_stages))
-        return "".join(
+        run = [HistogramSample(labels, BUCKETS, each.run.buckets, each.run.seconds) for labels, each in stages]
+        total = [HistogramSample(labels, BUCKETS, each.total.buckets, each.total.seconds) for labels, each in stages]
+        metrics: tuple[tuple[str, MetricKind, str, Sequence[Sample | HistogramSample]], ...] = (
+            ("truenext_stage_running", "gauge", "Runs of a stage in progress.", running),
+            ("truenext_stage_messages_total", "counter", "Messages by their outcome.", ended),
             (
-                format_metric(
-                    "truenext_stage_running",
-                    "gauge",
-                    "Runs of a stage in progress.",
-                    [Sample(labels[key], each.running) for key, each in stages.items()],
-                ),
-                format_metric(
-                    "truenext_stage_messages_total",
-                    "counter",
-                    "Messages by their outcome.",
-                    [
-                        Sample({**labels[key], "outcome": outcome}, count)
-                        for key, each in stages.items()
-                        for outcome, count in each.outcomes.items()
-                    ],
-                ),
-                format_metric(
-                    "truenext_stage_sent_total",
-                    "counter",
-                    "Messages that a stage sent; without a stage, those that initiated flows.",
-                    sent,
-                ),
-                format_metric(
-                    "truenext_stage_run_seconds",
-                    "histogram",
-                    "Duration of a stage with its dependencies.",
-                    [
-                        HistogramSample(labels[key], BUCKETS, each.run.buckets, each.run.seconds)
-                        for key, each in stages.items()
-                    ],
-                ),
-                format_metric(
-                    "truenext_stage_total_seconds",
-                    "histogram",
-                    "Time from the delivery of a message to the service until its outcome was known.",
-                    [
-                        HistogramSample(labels[key], BUCKETS, each.total.buckets, each.total.seconds)
-                        for key, each in stages.items()
-                    ],
-                ),
-            )
+                "truenext_stage_sent_total",
+                "counter",
+                "Messages that a stage sent; without a stage, those that initiated flows.",
+                sent,
+            ),
+            ("truenext_stage_run_seconds", "histogram", "Duration of a stage with its dependencies.", run),
+            (
+                "truenext_stage_total_seconds",
+                "histogram",
+                "Time from the delivery of a message to the service until its outcome was known.",
+                total,
+            ),
         )
+        return "".join(format_metric(*metric) for metric in metrics)
 
 
 class _DurationCounter:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from truenext.stage.core.definitions import LocalEndpoint
-from truenext.stage.core.schema import Schema
+from truenext.stage.core.schema import Schema, schema_of
 from truenext.stage.introspection.mismatch import UNCERTAIN, Mismatch, find_mismatches
 
 FORMAT: Final = 3
@@ -59,11 +59,11 @@ def interface_of(service: str, endpoints: Mapping[str, LocalEndpoint[Any, Any]])
 
 def _endpoint(endpoint: LocalEndpoint[Any, Any]) -> EndpointInterface:
     return EndpointInterface(
-        takes=endpoint.takes.schema(),
-        replies=None if endpoint.replies is None else endpoint.replies.schema(),
-        state=None if endpoint.state is None else endpoint.state.schema(),
+        takes=schema_of(endpoint.takes.type),
+        replies=None if endpoint.replies is None else schema_of(endpoint.replies.type),
+        state=None if endpoint.state is None else schema_of(endpoint.state.type),
         topic="" if endpoint.subscribed_topic is None else endpoint.subscribed_topic.name,
-        stages={each.queue: each.takes.schema() for each in endpoint.stages_in_order[1:]},
+        stages={each.queue: schema_of(each.takes.type) for each in endpoint.stages_in_order[1:]},
     )
 
 

@@ -96,15 +96,14 @@ def _endpoint(endpoint: LocalEndpoint[Any, Any]) -> EndpointNode:
                 each.name,
                 each.queue if endpoint.subscribed_topic is None else "",
                 type_name(each.takes.type),
-                [_edge(to, how) for to, how in references_of(each.function)],
+                [
+                    GraphEdge(to.name, "topic" if isinstance(to, Topic) else "endpoint", how)
+                    for to, how in references_of(each.function)
+                ],
             )
             for each in endpoint.stages_in_order
         ],
     )
-
-
-def _edge(to: Endpoint[Any, Any] | Topic[Any], how: str) -> GraphEdge:
-    return GraphEdge(to.name, "topic" if isinstance(to, Topic) else "endpoint", how)
 
 
 def _replies(endpoint: Endpoint[Any, Any]) -> str | None:

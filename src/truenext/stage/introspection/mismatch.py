@@ -310,10 +310,10 @@ class _SchemaComparison:
             if other is not None:
                 yield from self.compare(written.subschema(schema), expected.subschema(other), _field(path, name))
             keys = expected.get("keys")
-            if name in fields_expected and written.get("omitsDefaults") and "default" in schema:
-                yield from _of_default(
-                    schema["default"], fields_expected[name], _field(path, name), name not in required
-                )
+            # The default of a required field is reported as missing already.
+            may_be_left_out = written.get("omitsDefaults") and "default" in schema and name not in required
+            if name in fields_expected and may_be_left_out:
+                yield from _of_default(schema["default"], fields_expected[name], _field(path, name))
             if name not in fields_expected and keys is not None and not _is_value(name, expected.subschema(keys)):
                 yield Mismatch(_field(path, name), "type", _json(name), f"a key that is {expected.subschema(keys)}")
         if not others and others != {}:
@@ -328,11 +328,8 @@ class _SchemaComparison:
             yield from self.compare(keys, expected.subschema(expected.get("keys", {"type": "string"})), f"{path}{{}}")
 
 
-def _of_default(default: Any, expected: Any, path: str, has_default: bool) -> Iterator[Mismatch]:
+def _of_default(default: Any, expected: Any, path: str) -> Iterator[Mismatch]:
     """Compare the default of a field that the writer left out with the reader's default in the schema `expected`."""
-    if not has_default:
-        # Reported as missing already.
-        return
     other = expected.get("default", _UNKNOWN) if isinstance(expected, dict) else _UNKNOWN
     if other is _UNKNOWN:
         yield Mismatch(path, "default", _json(default), "an unknown value")

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
 
 class ExactlyOnceCounters:
-    """Counters of exactly-once processing in one process, for its metrics."""
-
     def __init__(self) -> None:
         self.already_processed = 0
         """Number of messages that were already processed when they came: inbox hits."""

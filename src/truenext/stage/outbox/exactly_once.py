@@ -1,4 +1,4 @@
-"""Exactly-once processing of one process: calls for workers, except on the two transactions; background tasks."""
+"""Exactly-once processing of one process: calls of workers outside of their two transactions, and background tasks."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from truenext.stage.broker_transaction import BrokerUnavailable
-from truenext.stage.core.outbox_unit import UnreadableUnit
+from truenext.stage.core.outbox_unit import CommitNumber, OutboxProducer, UnreadableUnit
 from truenext.stage.outbox.counters import ExactlyOnceCounters, format_metrics
 from truenext.stage.outbox.housekeeping import OutboxCleaner, OutboxConfirmer
-from truenext.stage.outbox.publishing import SendResult, send_unit
+from truenext.stage.outbox.publishing import send_unit
 from truenext.stage.outbox.relay import OutboxRelay
 from truenext.stage.sql.errors import DatabaseUnavailable, ProducerLost
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from truenext.stage.core.outbox_unit import CommitNumber, OutboxProducer
     from truenext.stage.pool import PriorityPool
     from truenext.stage.sql.outbox_table import Outbox, UnsentCounts
 
@@ -82,7 +81,7 @@ class ExactlyOnceProcessing:
     # ---- One message ----
 
     async def is_processed(self, id: str) -> bool:
-        """Raises: DatabaseUnavailable"""
+        """Return whether the inbox has this id. Raises: DatabaseUnavailable"""
         return await self._outbox.is_processed(id)
 
     async def ensure_sent(self, id: str, pool: PriorityPool) -> None:
@@ -95,11 +94,14 @@ class ExactlyOnceProcessing:
         if unit is None:
             return
         try:
-            result = await send_unit(pool, unit, self._service, self.counters)
+            is_sent = await send_unit(pool, unit, self._service, self.counters)
         except UnreadableUnit as error:
-            raise BrokerUnavailable(f"the messages of the outbox cannot be sent by this process: {error}") from error
-        if result is not SendResult.SENT:
-            raise BrokerUnavailable("the broker does not know the numbers of the outbox unit: the relay will send it")
+            raise BrokerUnavailable(f"unit {unit.id} of the outbox cannot be sent by this process: {error}") from error
+        if not is_sent:
+            raise BrokerUnavailable(
+                f"the broker lacks numbers before {unit.number} of producer {unit.producer}: the relay will send unit "
+                f"{unit.id}"
+            )
         self._confirmer.add(id, was_sent=True, is_acknowledged=False)
 
     def borrow_producer(self) -> BorrowedProducer:
@@ -124,7 +126,7 @@ class BorrowedProducer:
         self._was_used = False
 
     async def __aenter__(self) -> BorrowedProducer:
-        """Raises: DatabaseUnavailable"""
+        """Borrow the producer. Raises: DatabaseUnavailable"""
         self._producer = await self._relay.borrow_producer()
         return self
 

@@ -58,11 +58,9 @@ class PeriodicTask:
                 wait_s = RETRY_S
             if not self._woken.is_set():
                 self._idle.set()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._woken.wait()
-            except TimeoutError:
-                pass
 
     async def stop(self) -> None:
         """Finish the work for which the task was woken, if that does not take long, and stop."""
@@ -92,19 +90,12 @@ TIME_SHARE = 0.1
 """Share of time for deletions, at most: enough for as many rows as are added, while messages hardly wait."""
 
 
-class OutboxCleaner:
+class OutboxCleaner(PeriodicTask):
     def __init__(self, outbox: Outbox) -> None:
+        super().__init__("truenext cleaning", self.delete_expired)
         self._outbox = outbox
-        self._steps = PeriodicTask("truenext cleaning", self._step)
 
-    def start(self) -> None:
-        self._steps.start()
-
-    def wake(self) -> None:
-        """Check for rows to delete now."""
-        self._steps.wake()
-
-    async def _step(self) -> float:
+    async def delete_expired(self) -> float:
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
@@ -113,9 +104,6 @@ class OutboxCleaner:
             _logger.info("expired rows of inbox and keys cannot be deleted now", extra={"error": str(error)})
             return CHECK_INTERVAL_S
         return (loop.time() - started) * (1 / TIME_SHARE - 1) if is_more else CHECK_INTERVAL_S
-
-    async def stop(self) -> None:
-        await self._steps.stop()
 
 
 # The confirmer deletes rows of sent units from the outbox, and marks acknowledgements as final in the inbox: many at a
@@ -133,16 +121,13 @@ PENDING_ROWS_MAX = 100_000
 """Rows of each kind that are remembered while the database is away; further ones are left to later processes."""
 
 
-class OutboxConfirmer:
+class OutboxConfirmer(PeriodicTask):
     def __init__(self, outbox: Outbox) -> None:
+        super().__init__("truenext outbox", self._write_or_back_off)
         self._outbox = outbox
         self._sent: list[str] = []
         self._acknowledged: list[str] = []
         self._retry_pause_s = PAUSE_S
-        self._steps = PeriodicTask("truenext outbox", self._step)
-
-    def start(self) -> None:
-        self._steps.start()
 
     def add(self, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
         """Note that the unit with this id was sent, or that its message's acknowledgement is final."""
@@ -151,9 +136,9 @@ class OutboxConfirmer:
         if is_acknowledged and len(self._acknowledged) < PENDING_ROWS_MAX:
             self._acknowledged.append(id)
         if len(self._sent) >= ROWS_MAX or len(self._acknowledged) >= ROWS_MAX:
-            self._steps.wake()
+            self.wake()
 
-    async def _step(self) -> float:
+    async def _write_or_back_off(self) -> float:
         try:
             await self._write()
         except DatabaseUnavailable as error:
@@ -167,7 +152,7 @@ class OutboxConfirmer:
         return 0.0 if max(len(self._sent), len(self._acknowledged)) >= ROWS_MAX else GATHER_S
 
     async def _write(self) -> None:
-        """Raises: DatabaseUnavailable"""
+        """Write ROWS_MAX rows of each kind at most, the oldest first. Raises: DatabaseUnavailable"""
         sent, acknowledged = self._sent[:ROWS_MAX], self._acknowledged[:ROWS_MAX]
         if sent or acknowledged:
             await self._outbox.confirm_rows(sent, acknowledged)
@@ -175,7 +160,7 @@ class OutboxConfirmer:
 
     async def stop(self) -> None:
         """Stop, and write the remaining rows, if the database is available."""
-        await self._steps.stop()
+        await super().stop()
         with suppress(DatabaseUnavailable):
             while self._sent or self._acknowledged:
                 await self._write()

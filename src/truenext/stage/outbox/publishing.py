@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from enum import Enum
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from truenext.client.tasks.connection import Session
-    from truenext.errors import Refused
     from truenext.stage.outbox.counters import ExactlyOnceCounters
     from truenext.stage.pool import PriorityPool
     from truenext.stage.sql.outbox_table import StoredUnit
@@ -33,15 +31,9 @@ TIMEOUT_S = 30.0
 """Time in which one unit must be sent."""
 
 
-class SendResult(Enum):
-    SENT = "sent"
-    """The number is used: the unit was sent now, or before."""
-    UNKNOWN_NUMBER = "unknown number"
-    """The broker does not know the number before this one: it is another broker, or has lost data."""
-
-
-async def send_unit(pool: PriorityPool, unit: StoredUnit, service: str, counters: ExactlyOnceCounters) -> SendResult:
-    """Send all messages of one unit of the outbox.
+async def send_unit(pool: PriorityPool, unit: StoredUnit, service: str, counters: ExactlyOnceCounters) -> bool:
+    """Send all messages of one unit of the outbox. Returns True if its number is used: the unit was sent now, or
+    before; False if the broker does not know the number before this one: it is another broker, or has lost data.
 
     A message that the broker refuses for itself (too large, not allowed) goes to the queue `SERVICE.refused`, with
     the reason, in the same transaction: so the number is used, and the next one can follow.
@@ -65,14 +57,14 @@ async def send_unit(pool: PriorityPool, unit: StoredUnit, service: str, counters
         await session.rollback(failed=False)
         # Only a trial of each message shows which of them are refused.
         replacements = [await _accepted_or_replaced(session, each, service) for each in messages]
-        result = await _send(session, replacements, unit)
+        is_sent = await _send(session, replacements, unit)
         counters.refused += sum(
             each.refused != before.refused for each, before in zip(replacements, messages, strict=True)
         )
-        return result
+        return is_sent
 
 
-async def _send(session: Session, messages: Sequence[EncodedMessage], unit: StoredUnit) -> SendResult:
+async def _send(session: Session, messages: Sequence[EncodedMessage], unit: StoredUnit) -> bool:
     deadline = asyncio.get_running_loop().time() + TIMEOUT_S
     try:
         await _send_and_flush(session, messages, deadline)
@@ -80,13 +72,16 @@ async def _send(session: Session, messages: Sequence[EncodedMessage], unit: Stor
     except RolledBack as error:
         refused = sender_error(error)
         if refused is not None and refused.code == Code.GAP:
-            return SendResult.UNKNOWN_NUMBER
+            return False
         raise
-    return SendResult.SENT
+    return True
 
 
 async def _send_and_flush(session: Session, messages: Sequence[EncodedMessage], deadline: float) -> None:
-    """Raises: RolledBack with the refusal of the broker; BrokerUnavailable"""
+    """Send messages, and wait until the broker has taken all.
+
+    Raises: RolledBack with the refusal of the broker; BrokerUnavailable
+    """
     with MapToBrokerUnavailable():
         await send_messages(session, messages, deadline)
         await session.flush(timeout=remaining_s(deadline))
@@ -105,12 +100,8 @@ async def _accepted_or_replaced(session: Session, message: EncodedMessage, servi
             destination=f"/queue/{service}.refused",
             expires_ms=0,
             ttl_s=None,
-            refused=_reason(message, refused),
+            refused=f"{message.destination}: {describe_error(refused)}",
         )
     finally:
         await session.rollback(failed=False)
     return message
-
-
-def _reason(message: EncodedMessage, refused: Refused) -> str:
-    return f"{message.destination}: {describe_error(refused)}"

@@ -22,7 +22,7 @@ from truenext.stage.broker_transaction import BrokerUnavailable
 from truenext.stage.core.failure import describe_error
 from truenext.stage.core.outbox_unit import COMBINED_UNITS_MAX, OutboxProducer, UnreadableUnit, count_parts
 from truenext.stage.outbox.housekeeping import PeriodicTask
-from truenext.stage.outbox.publishing import SendResult, send_unit
+from truenext.stage.outbox.publishing import send_unit
 from truenext.stage.sql.errors import DatabaseUnavailable, ProducerLost
 
 if TYPE_CHECKING:
@@ -64,8 +64,9 @@ class BackoffState(NamedTuple):
     pause_s: float
 
 
-class OutboxRelay:
+class OutboxRelay(PeriodicTask):
     def __init__(self, outbox: Outbox, pool: PriorityPool, service: str, counters: ExactlyOnceCounters) -> None:
+        super().__init__("truenext relay", self._check_or_back_off)
         self._outbox = outbox
         self._counters = counters
         self._pool = pool
@@ -78,7 +79,6 @@ class OutboxRelay:
         """Units without a number that are combined into one; fewer after the broker refused as many."""
         self._free_producers: list[OutboxProducer] = []
         self._borrowed_producers: set[str] = set()
-        self._task = PeriodicTask("truenext relay", self._check_or_back_off)
         self._heartbeat = PeriodicTask("truenext alive", self._record_heartbeat)
         self._checked_at = 0.0
         self._retry_pause_s = CHECK_INTERVAL_S
@@ -86,13 +86,13 @@ class OutboxRelay:
 
     def start(self) -> None:
         self._checked_at = asyncio.get_running_loop().time()
-        self._task.start()
+        super().start()
         self._heartbeat.start()
 
     def mark_in_doubt(self, producer: OutboxProducer) -> None:
         """Mark a producer in doubt, as an answer is missing: it is not used before it was claimed again."""
         self._mark_in_doubt(producer)
-        self._task.wake()
+        self.wake()
 
     def _mark_in_doubt(self, producer: OutboxProducer) -> None:
         self._borrowed_producers.discard(producer.name)
@@ -103,7 +103,7 @@ class OutboxRelay:
         producers, self._free_producers = self._free_producers, []
         for producer in producers:
             self._mark_in_doubt(producer)
-        self._task.wake()
+        self.wake()
 
     async def borrow_producer(self) -> OutboxProducer:
         """Return a producer of this process, for one caller until it is returned or in doubt.
@@ -130,17 +130,12 @@ class OutboxRelay:
         self._borrowed_producers.discard(producer.name)
         self._free_producers.append(producer)
 
-    def wake(self) -> None:
-        """Check the outbox now. Called in the thread of the event loop."""
-        self._task.wake()
-
     async def stop(self) -> None:
-        await self._task.stop()
+        await super().stop()
         await self._heartbeat.stop()
 
     @property
     def free_producer_names(self) -> list[str]:
-        """Names of the producers that have no unit under way."""
         return [each.name for each in self._free_producers]
 
     # ---- Checks ----
@@ -177,7 +172,7 @@ class OutboxRelay:
         self._checked_at = asyncio.get_running_loop().time()
         if not pending.is_owner_registered:
             await outbox.register_owner()
-        if pending.owned_producer_count > self._known_count:
+        if pending.owned_producer_count > len(self._known_producers):
             await self._find_unknown()
         for name in list(self._producers_in_doubt):
             if name not in self._backoffs or self._backoffs[name].until <= self._checked_at:
@@ -210,9 +205,9 @@ class OutboxRelay:
         )
 
     @property
-    def _known_count(self) -> int:
-        """Number of own producers that this process knows of; some may belong to another process by now."""
-        return len(self._free_producers) + len(self._borrowed_producers) + len(self._producers_in_doubt)
+    def _known_producers(self) -> set[str]:
+        """Own producers that this process knows of; some may belong to another process by now."""
+        return {*self.free_producer_names, *self._borrowed_producers, *self._producers_in_doubt}
 
     async def _find_unknown(self) -> None:
         """Mark own producers in doubt that this process does not know of, as an answer was lost: else their units stay.
@@ -220,15 +215,16 @@ class OutboxRelay:
         Raises: DatabaseUnavailable
         """
         owned = await self._outbox.owned_producers()
-        known = (
-            {each.name for each in self._free_producers} | self._borrowed_producers | self._producers_in_doubt.keys()
-        )
+        known = self._known_producers
         for name in owned:
             if name not in known:
                 self._producers_in_doubt[name] = False
 
     async def _deep_check(self) -> None:
-        """Raises: DatabaseUnavailable"""
+        """Look once a minute for unknown and unused producers, and for units that only newer processes can read.
+
+        Raises: DatabaseUnavailable
+        """
         now = asyncio.get_running_loop().time()
         if now < self._deep_check_at:
             return
@@ -293,7 +289,7 @@ class OutboxRelay:
         Raises: as `_send_unnumbered`
         """
         loop = asyncio.get_running_loop()
-        while not self._task.is_stopping and loop.time() < until and len(self._backoffs) < BACKOFFS_MAX:
+        while not self.is_stopping and loop.time() < until and len(self._backoffs) < BACKOFFS_MAX:
             numbered = await self._number_next()
             if numbered is None:
                 return False
@@ -396,7 +392,7 @@ class OutboxRelay:
         Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS
         """
         try:
-            is_sent = await send_unit(self._pool, unit, self._service, self._counters) is SendResult.SENT
+            is_sent = await send_unit(self._pool, unit, self._service, self._counters)
         except UnreadableUnit as error:
             raise _unreadable_error(unit, error) from error
         except RolledBack as error:
@@ -466,7 +462,7 @@ class OutboxRelay:
         if new is not None:
             self._counters.renumbered += len(units)
             self._mark_in_doubt(new)
-            self._task.wake()
+            self.wake()
         return False
 
     async def _highest_number(self, name: str) -> int:

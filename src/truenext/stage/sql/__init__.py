@@ -11,36 +11,20 @@ from typing import TYPE_CHECKING
 from truenext.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from truenext.stage.sql.database import Database
-    from truenext.stage.sql.error_kind import classify_error
-    from truenext.stage.sql.outbox_report import outbox_report
-    from truenext.stage.sql.session import session_type
-    from truenext.stage.sql.session_outbox import SessionOutbox
-    from truenext.stage.sql.tables import apply_schema, schema_sql
-    from truenext.stage.sql.work import AsyncSqlWork, ThreadSqlWork
-
-__all__ = [
-    "AsyncSqlWork",
-    "Database",
-    "SessionOutbox",
-    "ThreadSqlWork",
-    "apply_schema",
-    "classify_error",
-    "outbox_report",
-    "schema_sql",
-    "session_type",
-]
+    from truenext.stage.sql.database import Database as Database
+    from truenext.stage.sql.outbox_report import outbox_report as outbox_report
+    from truenext.stage.sql.session import session_type as session_type
+    from truenext.stage.sql.session_outbox import SessionOutbox as SessionOutbox
+    from truenext.stage.sql.tables import apply_schema as apply_schema
+    from truenext.stage.sql.tables import schema_sql as schema_sql
 
 _MODULES = {
     "Database": "truenext.stage.sql.database",
     "SessionOutbox": "truenext.stage.sql.session_outbox",
-    "AsyncSqlWork": "truenext.stage.sql.work",
-    "ThreadSqlWork": "truenext.stage.sql.work",
     "apply_schema": "truenext.stage.sql.tables",
     "outbox_report": "truenext.stage.sql.outbox_report",
     "schema_sql": "truenext.stage.sql.tables",
     "session_type": "truenext.stage.sql.session",
-    "classify_error": "truenext.stage.sql.error_kind",
 }
 
 

@@ -17,7 +17,6 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, QueuePool
 from truenext.stage.sql import postgresql, sqlite
 from truenext.stage.sql.error_kind import classify_error
 from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable
-from truenext.stage.sql.exactly_once_writer import ExactlyOnceWriter
 from truenext.stage.sql.outbox_table import Outbox
 from truenext.stage.sql.sqlite import write_queue_of
 from truenext.stage.sql.transaction import watch_transactions
@@ -33,13 +32,6 @@ PROBE_TIMEOUT_S = 10.0
 
 OUTBOX_LIMITS = "SET lock_timeout = '5s'; SET idle_in_transaction_session_timeout = '15s'"
 """Limits of the outbox's transactions: a process that stands still must not make all others wait for its locks."""
-_OUTBOX_ENGINE_OPTIONS: dict[bool, dict[str, Any]] = {
-    # The outbox relies on what two statements of a transaction see, whatever the database's own level is. LIFO takes
-    # the same connection each second, so that it needs no ping.
-    True: {"isolation_level": "READ COMMITTED", "pool_use_lifo": True},
-    False: {},
-}
-"""Options of the outbox's engine, by whether the database is PostgreSQL."""
 
 
 class Database:
@@ -88,7 +80,9 @@ class Database:
         Raises: DatabaseUnavailable, also if it can no longer be written to
         """
         if not await self._run_probe(_can_write) and self._was_writable:
-            raise DatabaseUnavailable(f"{self} is read-only")
+            raise DatabaseUnavailable(
+                f"{self} is read-only, and could be written to before: check whether it is a standby now"
+            )
 
     async def close(self) -> None:
         """Close all connections; those of works that still run are closed when these end."""
@@ -103,31 +97,24 @@ class Database:
     ) -> AsyncSqlWork:
         """Return the work of one message with an `async` function. `inbox_id` is the message's id in the inbox, if
         it is processed exactly once; `stage` is named in errors."""
-        pool = self._sql_engines[is_interactive].for_tasks
-        return AsyncSqlWork(
-            pool, lambda: self._is_closed, None if inbox_id is None else ExactlyOnceWriter(inbox_id), stage
-        )
+        return AsyncSqlWork(self._sql_engines[is_interactive].for_tasks, lambda: self._is_closed, inbox_id, stage)
 
     def new_thread_work(
         self, *, is_interactive: bool = False, inbox_id: str | None = None, stage: str = ""
     ) -> ThreadSqlWork:
         """Return the work of one message with a plain function; arguments as in `new_async_work`."""
-        pool = self._sql_engines[is_interactive].for_threads
-        return ThreadSqlWork(
-            pool, lambda: self._is_closed, None if inbox_id is None else ExactlyOnceWriter(inbox_id), stage
-        )
+        return ThreadSqlWork(self._sql_engines[is_interactive].for_threads, lambda: self._is_closed, inbox_id, stage)
 
     def outbox(self, service: str, owner: str, instance: str) -> Outbox:
         """Return the outbox, for calls outside of all works; arguments as in `Outbox`."""
         if self._outbox_engines is None:
             # Transactions are few and short, and callers wait for some of them: with SQLite they go first, too.
-            self._outbox_engines = _SqlEngines(
-                self._address,
-                True,
-                OUTBOX_CONNECTIONS,
-                limits=OUTBOX_LIMITS,
-                **_OUTBOX_ENGINE_OPTIONS[self._address.file is None],
-            )
+            options: dict[str, Any] = {"limits": OUTBOX_LIMITS}
+            if self._address.file is None:
+                # The outbox relies on what two statements of a transaction see, whatever the database's own level is.
+                # LIFO takes the same connection each second, so that it needs no ping.
+                options |= {"isolation_level": "READ COMMITTED", "pool_use_lifo": True}
+            self._outbox_engines = _SqlEngines(self._address, True, OUTBOX_CONNECTIONS, **options)
         return Outbox(self._outbox_engines.for_tasks, service, owner, instance)
 
     async def _run_probe(self, probe: Callable[[AsyncConnection], Awaitable[T]]) -> T:

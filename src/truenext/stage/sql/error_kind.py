@@ -10,45 +10,46 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable
 
-_PG_FULL = frozenset({"58030"})  # io_error; and class 53
-_PG_UNAVAILABLE = frozenset(
-    {
-        "25006",  # read_only_sql_transaction: also what a standby says
-        "57P02",  # crash_shutdown: the fault of another connection
-        "57P03",  # cannot_connect_now
-        "57P04",  # database_dropped
-        "XX001",  # data_corrupted
-        "XX002",  # index_corrupted
-    }
-)
-_PG_APPLICATION = frozenset(
-    {
-        "25P03",  # idle_in_transaction_session_timeout: the function took too long between two statements
-        "25P04",  # transaction_timeout
-        "40002",  # transaction_integrity_constraint_violation
-        "53400",  # configuration_limit_exceeded: this statement wanted more than it may have
-    }
-)
-_PG_LOST = frozenset({"57P01"})  # admin_shutdown: the server stops, or somebody has ended this connection alone
-_SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM})
-_SQLITE_UNAVAILABLE = frozenset(
-    {
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_CORRUPT,
-        sqlite3.SQLITE_NOTADB,
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_READONLY,
-    }
-)
-_SQLITE_RETRYABLE = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
+_BY_SQLSTATE = {
+    # Classes: all errors of a class that are not listed below.
+    "08": DatabaseErrorKind.LOST,
+    "40": DatabaseErrorKind.RETRYABLE,
+    "53": DatabaseErrorKind.FULL,
+    # transaction_integrity_constraint_violation
+    "40002": DatabaseErrorKind.APPLICATION,
+    # configuration_limit_exceeded: this statement wanted more than it may have
+    "53400": DatabaseErrorKind.APPLICATION,
+    # lock_not_available
+    "55P03": DatabaseErrorKind.RETRYABLE,
+    # io_error
+    "58030": DatabaseErrorKind.FULL,
+    # admin_shutdown: the server stops, or somebody has ended this connection alone
+    "57P01": DatabaseErrorKind.LOST,
+    # read_only_sql_transaction: also what a standby says
+    "25006": DatabaseErrorKind.UNAVAILABLE,
+    # crash_shutdown: the fault of another connection
+    "57P02": DatabaseErrorKind.UNAVAILABLE,
+    # cannot_connect_now, database_dropped, data_corrupted, index_corrupted
+    **dict.fromkeys(("57P03", "57P04", "XX001", "XX002"), DatabaseErrorKind.UNAVAILABLE),
+}
+"""Kinds of PostgreSQL's errors; all others are APPLICATION, also 25P03 and 25P04: the function took too long."""
+_BY_SQLITE_CODE = {
+    **dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM), DatabaseErrorKind.FULL),
+    sqlite3.SQLITE_CANTOPEN: DatabaseErrorKind.UNAVAILABLE,
+    sqlite3.SQLITE_CORRUPT: DatabaseErrorKind.UNAVAILABLE,
+    sqlite3.SQLITE_NOTADB: DatabaseErrorKind.UNAVAILABLE,
+    sqlite3.SQLITE_PERM: DatabaseErrorKind.UNAVAILABLE,
+    sqlite3.SQLITE_READONLY: DatabaseErrorKind.UNAVAILABLE,
+    sqlite3.SQLITE_BUSY: DatabaseErrorKind.RETRYABLE,
+    sqlite3.SQLITE_LOCKED: DatabaseErrorKind.RETRYABLE,
+    sqlite3.SQLITE_PROTOCOL: DatabaseErrorKind.RETRYABLE,
+}
+"""Kinds of SQLite's errors; all others are APPLICATION."""
 
 
 def classify_error(error: BaseException) -> DatabaseErrorKind:
-    """Return the kind of an error. An error in it, if it is a group, or the error that caused it, or during whose
-    handling it was raised, counts as well.
-
-    The nearest error decides whose kind is not APPLICATION.
-    """
+    """Return the kind of an error. If it is APPLICATION, the errors in its group and those that caused it are
+    classified, too: the nearest one of another kind decides."""
     seen: set[int] = set()
     rest: list[BaseException | None] = [error]
     while rest:
@@ -109,41 +110,17 @@ def _classify_statement_error(error: DBAPIError) -> DatabaseErrorKind:
         return kind
     if error.connection_invalidated:
         return DatabaseErrorKind.LOST
-    if error.statement is None and _is_unanswered(error):
-        # Never connected: a connection that is lost later is invalidated.
+    if error.statement is None and error.orig is not None and type(error).__name__ == "OperationalError":
+        # Never connected: no server has answered, or it refused the connection, for which psycopg gives no SQLSTATE. A
+        # connection that is lost later is invalidated.
         return DatabaseErrorKind.UNAVAILABLE
     return DatabaseErrorKind.APPLICATION
-
-
-def _is_unanswered(error: DBAPIError) -> bool:
-    """Return whether no server has answered, or it refused the connection, for which psycopg gives no SQLSTATE."""
-    return type(error).__name__ == "OperationalError" and error.orig is not None and _sqlstate_of(error.orig) is None
 
 
 def _classify_server_error(error: BaseException) -> DatabaseErrorKind | None:
     """Return the kind of an error that the database has reported; None if it has reported none."""
     state = _sqlstate_of(error)
     if state is not None:
-        return _classify_sqlstate(state)
+        return _BY_SQLSTATE.get(state) or _BY_SQLSTATE.get(state[:2], DatabaseErrorKind.APPLICATION)
     code = _sqlite_code_of(error)
-    if code is None:
-        return None
-    if code in _SQLITE_FULL:
-        return DatabaseErrorKind.FULL
-    if code in _SQLITE_UNAVAILABLE:
-        return DatabaseErrorKind.UNAVAILABLE
-    return DatabaseErrorKind.RETRYABLE if code in _SQLITE_RETRYABLE else DatabaseErrorKind.APPLICATION
-
-
-def _classify_sqlstate(state: str) -> DatabaseErrorKind:
-    if state in _PG_APPLICATION:
-        return DatabaseErrorKind.APPLICATION
-    if state in _PG_FULL or state.startswith("53"):
-        return DatabaseErrorKind.FULL
-    if state in _PG_UNAVAILABLE:
-        return DatabaseErrorKind.UNAVAILABLE
-    if state.startswith("40") or state == "55P03":
-        return DatabaseErrorKind.RETRYABLE
-    if state in _PG_LOST or state.startswith("08"):
-        return DatabaseErrorKind.LOST
-    return DatabaseErrorKind.APPLICATION
+    return None if code is None else _BY_SQLITE_CODE.get(code, DatabaseErrorKind.APPLICATION)

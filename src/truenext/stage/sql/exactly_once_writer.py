@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy.exc import DBAPIError
 
 from truenext.stage.sql.errors import AlreadyProcessed, InProgress, OutboxUnusable, ProducerLost
-from truenext.stage.sql.tables import is_unusable_table, unusable_table_text
+from truenext.stage.sql.tables import unusable_table_text
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -49,7 +49,7 @@ _BEGIN = {
     "sqlite": "INSERT INTO truenext_inbox (id) VALUES (:id) ON CONFLICT DO NOTHING",
 }
 
-_COLUMNS = "id, service, producer, number, interactive, messages, written_ms, unit"
+OUTBOX_COLUMNS = "id, service, producer, number, interactive, messages, written_ms, unit"
 # Each of these changes one row; else the producer belongs to another process, or has used the number.
 _WRITE = {
     # One round trip instead of two, as most messages pay for it.
@@ -59,7 +59,7 @@ _WRITE = {
             UPDATE truenext_producers SET number = %(number)s, used_ms = {CLOCK["postgresql"]}
             WHERE name = %(producer)s AND owner = %(owner)s AND number = %(number)s - 1
             RETURNING used_ms)
-        INSERT INTO truenext_outbox ({_COLUMNS})
+        INSERT INTO truenext_outbox ({OUTBOX_COLUMNS})
         SELECT CAST(%(id)s AS uuid), %(service)s, %(producer)s, %(number)s, %(interactive)s, %(messages)s, used_ms,
             %(unit)s
         FROM producer"""
@@ -69,7 +69,7 @@ _WRITE = {
         UPDATE truenext_producers SET number = :number, used_ms = {CLOCK["sqlite"]}
         WHERE name = :producer AND owner = :owner AND number = :number - 1""",
         f"""
-        INSERT INTO truenext_outbox ({_COLUMNS})
+        INSERT INTO truenext_outbox ({OUTBOX_COLUMNS})
         SELECT :id, :service, :producer, :number, :interactive, :messages, used_ms, :unit FROM truenext_producers
         WHERE name = :producer""",
     ],
@@ -132,4 +132,5 @@ class ExactlyOnceWriter:
 
 def _translated(error: DBAPIError) -> Exception:
     """Return OutboxUnusable for an error that is not the message's fault; else the error itself."""
-    return OutboxUnusable(unusable_table_text(error)) if is_unusable_table(error) else error
+    text = unusable_table_text(error)
+    return OutboxUnusable(text) if text else error

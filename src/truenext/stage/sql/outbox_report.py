@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, create_engine, func, literal_column, select
+from sqlalchemy import ColumnElement, Connection, and_, create_engine, func, literal_column, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from truenext.errors import ConfigurationError
@@ -14,7 +12,6 @@ from truenext.stage.sql.exactly_once_writer import CLOCK
 from truenext.stage.sql.tables import (
     check_version,
     inbox,
-    is_unusable_table,
     outbox,
     owners,
     producers,
@@ -66,7 +63,7 @@ def outbox_report(url: str, service: str, *, with_inbox: bool) -> OutboxReport:
     """
     address = address_of(url)
     if address.file is not None and not address.file.exists():
-        raise DatabaseUnavailable(f"there is no file {address.file}")
+        raise DatabaseUnavailable(f"there is no file {address.file}: check the path in the URL of the database")
     with address.loading_driver():
         engine = create_engine(address.for_threads)
     try:
@@ -74,8 +71,8 @@ def outbox_report(url: str, service: str, *, with_inbox: bool) -> OutboxReport:
             check_version(connection.execute(select(func.max(schema.c.version))).scalar())
             return _report(connection, service, with_inbox)
     except (SQLAlchemyError, OSError) as error:
-        if isinstance(error, DBAPIError) and is_unusable_table(error):
-            raise ConfigurationError(f"{address}: {unusable_table_text(error)}") from error
+        if isinstance(error, DBAPIError) and (text := unusable_table_text(error)):
+            raise ConfigurationError(f"{address}: {text}") from error
         raise DatabaseUnavailable(f"{address} is not available: {first_line(error)}") from error
     finally:
         engine.dispose()
@@ -109,28 +106,21 @@ def _report(connection: Connection, service: str, with_inbox: bool) -> OutboxRep
     ownerless = select(func.count()).where(producers.c.service == service, producers.c.owner.not_in(alive))
     return OutboxReport(
         service=service,
-        waiting=[_unsent_units(row) for row in waiting],
+        waiting=[
+            UnsentUnits(
+                producer=producer, owner=owner, units=units, messages=int(messages), oldest_s=max(int(age_ms), 0) / 1000
+            )
+            for producer, owner, units, messages, age_ms in map(tuple, waiting)
+        ],
         processes=[
             OutboxProcess(instance=name, alive=bool(is_alive), producers=count) for name, is_alive, count in processes
         ],
-        ownerless=_count(connection, ownerless),
+        ownerless=connection.execute(ownerless).scalar_one(),
         inbox=_inbox(connection) if with_inbox else None,
     )
 
 
-def _unsent_units(row: Row[Any]) -> UnsentUnits:
-    producer, owner, units, messages, oldest_ms = tuple(row)
-    return UnsentUnits(
-        producer=producer, owner=owner, units=units, messages=int(messages), oldest_s=max(int(oldest_ms), 0) / 1000
-    )
-
-
 def _inbox(connection: Connection) -> InboxCounts:
-    rows = select(func.count()).select_from(inbox)
-    return InboxCounts(
-        rows=_count(connection, rows), unacknowledged=_count(connection, rows.where(inbox.c.acknowledged_ms.is_(None)))
-    )
-
-
-def _count(connection: Connection, query: Select[Any]) -> int:
-    return int(connection.execute(query).scalar_one())
+    counts = select(func.count(), func.count(inbox.c.acknowledged_ms)).select_from(inbox)
+    rows, acknowledged = connection.execute(counts).one()
+    return InboxCounts(rows=rows, unacknowledged=rows - acknowledged)

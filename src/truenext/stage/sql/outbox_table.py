@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import CursorResult, Row
+from sqlalchemy import CursorResult
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -24,7 +24,6 @@ from truenext.stage.core.outbox_unit import (
     COMBINED_UNITS_MAX,
     PART_PREFIX,
     UNIT_PREFIX,
-    CommitNumber,
     OutboxProducer,
     combine_units,
     decode_unit,
@@ -32,9 +31,10 @@ from truenext.stage.core.outbox_unit import (
 )
 from truenext.stage.sql.error_kind import classify_error
 from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable, OutboxBusy, OutboxUnusable, ProducerLost
+from truenext.stage.sql.exactly_once_writer import OUTBOX_COLUMNS
 from truenext.stage.sql.sqlite import READ_ONLY
 from truenext.stage.sql.syntax import SqlSyntax, plain_id
-from truenext.stage.sql.tables import check_version, create_tables, is_unusable_table, metadata, unusable_table_text
+from truenext.stage.sql.tables import check_version, create_tables, metadata, unusable_table_text
 
 ALIVE_MS = 15_000
 """Milliseconds for which a process counts as alive after its heartbeat. If that is wrong, nothing happens twice."""
@@ -70,7 +70,6 @@ class PendingWork(NamedTuple):
     has_unnumbered_units: bool
     """Units exist that have no number yet, and that this process can read."""
     owned_producer_count: int
-    """Number of producers of this process in the database."""
 
 
 class UnsentCounts(NamedTuple):
@@ -98,7 +97,10 @@ class Outbox:
     # ---- Start, heartbeat, counts ----
 
     async def check_tables(self) -> None:
-        """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseUnavailable"""
+        """Check that all tables exist, with all columns.
+
+        Raises: ConfigurationError if the tables are missing, or of another version; DatabaseUnavailable
+        """
         try:
             async with self._transaction(is_read_only=True) as connection:
                 found = (await self._execute(connection, "SELECT max(version) FROM truenext_schema")).scalar()
@@ -110,8 +112,8 @@ class Outbox:
                     await self._execute(connection, f"SELECT {columns} FROM {table.name} WHERE 1 = 0")
         except DatabaseUnavailable as error:
             cause = error.__cause__
-            if isinstance(cause, DBAPIError) and is_unusable_table(cause):
-                raise ConfigurationError(unusable_table_text(cause)) from error
+            if isinstance(cause, DBAPIError) and (text := unusable_table_text(cause)):
+                raise ConfigurationError(text) from error
             raise
         check_version(found)
 
@@ -120,12 +122,11 @@ class Outbox:
         if self._syntax.is_sqlite:
             # SQLite's connections are set up for that.
             return True
-        async with self._transaction(is_read_only=True) as connection:
-            found = await self._execute(connection, "SELECT current_setting('synchronous_commit')")
-            return bool(found.scalar() != "off")
+        rows = await self._read("SELECT current_setting('synchronous_commit')")
+        return bool(rows[0][0] != "off")
 
     async def create_tables(self) -> None:
-        """Raises: DatabaseUnavailable"""
+        """Create missing tables. Raises: DatabaseUnavailable"""
         async with self._transaction() as connection:
             await connection.run_sync(create_tables)
 
@@ -137,7 +138,7 @@ class Outbox:
                 f"""INSERT INTO truenext_owners (name, service, instance, alive_until_ms)
                 VALUES (:owner, :service, :instance, {self._now_ms} + :alive_ms)
                 ON CONFLICT (name) DO UPDATE SET alive_until_ms = excluded.alive_until_ms""",
-                {"owner": self.owner, "service": self._service, "instance": self._instance, "alive_ms": ALIVE_MS},
+                {"instance": self._instance, "alive_ms": ALIVE_MS},
             )
 
     async def deregister_owner(self, free: Collection[str]) -> None:
@@ -147,7 +148,7 @@ class Outbox:
         """
         async with self._transaction() as connection:
             await self._drop(connection, free)
-            await self._execute(connection, "DELETE FROM truenext_owners WHERE name = :owner", {"owner": self.owner})
+            await self._execute(connection, "DELETE FROM truenext_owners WHERE name = :owner")
 
     async def heartbeat(self) -> PendingWork:
         """Record that this process is alive, and return the pending work. Raises: DatabaseUnavailable"""
@@ -161,7 +162,7 @@ class Outbox:
                         WHERE producer IS NULL AND service = :service AND {self._is_readable} LIMIT 1) AS u),
                     (SELECT count(*) FROM truenext_producers AS p
                         WHERE p.service = :service AND p.owner = :owner)""",
-                {"owner": self.owner, "service": self._service, "alive_ms": ALIVE_MS},
+                {"alive_ms": ALIVE_MS},
             )
             row = found.first()
         if row is None:
@@ -171,17 +172,14 @@ class Outbox:
 
     async def count_unsent(self) -> UnsentCounts:
         """Count messages of all processes that are not known to be sent. Raises: DatabaseUnavailable"""
-        async with self._transaction(is_read_only=True) as connection:
-            found = await self._execute(
-                connection,
-                f"""SELECT
-                    coalesce(sum(CASE WHEN producer IS NULL THEN 0 ELSE messages END), 0),
-                    coalesce(sum(CASE WHEN producer IS NULL THEN messages ELSE 0 END), 0),
-                    coalesce({self._now_ms} - min(written_ms), 0)
-                FROM truenext_outbox WHERE service = :service""",
-                {"service": self._service},
-            )
-            numbered, unnumbered, oldest_ms = tuple(found.one())
+        rows = await self._read(
+            f"""SELECT
+                coalesce(sum(CASE WHEN producer IS NULL THEN 0 ELSE messages END), 0),
+                coalesce(sum(CASE WHEN producer IS NULL THEN messages ELSE 0 END), 0),
+                coalesce({self._now_ms} - min(written_ms), 0)
+            FROM truenext_outbox WHERE service = :service"""
+        )
+        numbered, unnumbered, oldest_ms = rows[0]
         return UnsentCounts(int(numbered), int(unnumbered), max(oldest_ms, 0) / 1000)
 
     # ---- Producers ----
@@ -197,24 +195,17 @@ class Outbox:
 
     async def owned_producers(self) -> list[str]:
         """Return the producers of this process in the database. Raises: DatabaseUnavailable"""
-        async with self._transaction(is_read_only=True) as connection:
-            found = await self._execute(
-                connection,
-                "SELECT p.name FROM truenext_producers AS p WHERE p.service = :service AND p.owner = :owner",
-                {"service": self._service, "owner": self.owner},
-            )
-            return list(found.scalars())
+        rows = await self._read("SELECT name FROM truenext_producers WHERE service = :service AND owner = :owner")
+        return [name for (name,) in rows]
 
     async def ownerless_producers(self, count: int) -> list[str]:
         """Return some producers of dead processes of this service, chosen at random, as some may not be claimable yet.
         Raises: DatabaseUnavailable"""
-        async with self._transaction(is_read_only=True) as connection:
-            found = await self._execute(
-                connection,
-                f"SELECT p.name FROM truenext_producers AS p WHERE {self._ownerless} ORDER BY random() LIMIT :count",
-                {"service": self._service, "count": count},
-            )
-            return list(found.scalars())
+        rows = await self._read(
+            f"SELECT p.name FROM truenext_producers AS p WHERE {self._ownerless} ORDER BY random() LIMIT :count",
+            {"count": count},
+        )
+        return [name for (name,) in rows]
 
     async def claim(self, name: str, *, owner_is_dead: bool) -> OutboxProducer | Literal["busy", "another's"]:
         """Claim a producer of this process, or of a dead one (`owner_is_dead`). Returns "busy" if an open transaction
@@ -229,30 +220,30 @@ class Outbox:
             locked = await self._execute(
                 connection,
                 f"SELECT p.number FROM truenext_producers AS p WHERE p.name = :name AND {condition}{lock}",
-                {"name": name, "owner": self.owner, "service": self._service},
+                {"name": name},
             )
             if locked.first() is None:
                 existing = await self._execute(
                     connection,
                     f"SELECT 1 FROM truenext_producers AS p WHERE p.name = :name AND {condition}",
-                    {"name": name, "owner": self.owner, "service": self._service},
+                    {"name": name},
                 )
                 return "another's" if existing.first() is None else "busy"
             # The row as it is now: a transaction that ended meanwhile may have changed it.
             claimed = await self._execute(
                 connection,
                 "UPDATE truenext_producers SET owner = :owner WHERE name = :name RETURNING number",
-                {"name": name, "owner": self.owner},
+                {"name": name},
             )
             return OutboxProducer(name, self.owner, claimed.scalar_one())
 
     async def units_of(self, producer: OutboxProducer) -> list[StoredUnit]:
         """Return the units of a producer, in the order of their numbers. Raises: DatabaseUnavailable"""
-        return await self._units("o.producer = :name ORDER BY o.number", {"name": producer.name})
+        return await self._units("producer = :name ORDER BY number", {"name": producer.name})
 
     async def find_unit(self, id: str) -> StoredUnit | None:
         """Return the unit of the message with this inbox id, if it is still there. Raises: DatabaseUnavailable"""
-        units = await self._units(f"o.id = {self._syntax.id_parameter} AND o.producer IS NOT NULL", {"id": id})
+        units = await self._units(f"id = {self._syntax.id_parameter} AND producer IS NOT NULL", {"id": id})
         return units[0] if units else None
 
     async def unused_producers(self) -> list[str]:
@@ -260,14 +251,12 @@ class Outbox:
 
         Raises: DatabaseUnavailable
         """
-        async with self._transaction(is_read_only=True) as connection:
-            found = await self._execute(
-                connection,
-                "SELECT name FROM truenext_producers WHERE owner = :owner AND service = :service "
-                f"AND used_ms <= {self._now_ms} - :forgotten_ms",
-                {"owner": self.owner, "service": self._service, "forgotten_ms": PRODUCER_UNUSED_MS},
-            )
-            return list(found.scalars())
+        rows = await self._read(
+            "SELECT name FROM truenext_producers WHERE owner = :owner AND service = :service "
+            f"AND used_ms <= {self._now_ms} - :forgotten_ms",
+            {"forgotten_ms": PRODUCER_UNUSED_MS},
+        )
+        return [name for (name,) in rows]
 
     async def drop_producers(self, free: Collection[str]) -> None:
         """Drop producers that are not used again; one that has units stays. Raises: DatabaseUnavailable"""
@@ -285,7 +274,7 @@ class Outbox:
             deleted = await self._execute(
                 connection,
                 "DELETE FROM truenext_producers WHERE name = :name AND owner = :owner AND number = :number",
-                {"name": old.name, "owner": self.owner, "number": old.last_number},
+                {"name": old.name, "number": old.last_number},
             )
             if deleted.rowcount != 1:
                 return None
@@ -306,12 +295,11 @@ class Outbox:
 
         Raises: ProducerLost if the producer is another's by now; DatabaseUnavailable, and then it may have happened
         """
-        id, number = secrets.token_hex(16), producer.next_commit
+        id, number = secrets.token_hex(16), producer.last_number + 1
+        names = {"producer": producer.name, "number": number, "id": id, "most": rows_max}
         async with self._transaction() as connection:
             for is_interactive in (True, False):
-                combined = await combine_rows(
-                    self._syntax, connection, self._service, number, id, rows_max, is_interactive=is_interactive
-                )
+                combined = await self._combine_rows(connection, {**names, "interactive": is_interactive})
                 if combined is not None:
                     break
             else:
@@ -320,13 +308,13 @@ class Outbox:
                 connection,
                 f"UPDATE truenext_producers SET number = :number, used_ms = {self._now_ms} "
                 f"WHERE name = :name AND owner = :owner AND number = :number - 1 RETURNING {self._now_ms}",
-                {"name": producer.name, "owner": self.owner, "number": number.number},
+                {"name": producer.name, "number": number},
             )
             now_ms = used.scalar()
             if now_ms is None:
                 raise ProducerLost(f"the producer {producer.name} was claimed by another process")
             written_ms, unit = combined
-            return StoredUnit(id, producer.name, number.number, unit, now_ms - written_ms)
+            return StoredUnit(id, producer.name, number, unit, now_ms - written_ms)
 
     async def split_into_unnumbered(self, unit: StoredUnit) -> bool:
         """Replace a unit by its parts, which have no number again: nothing can be sent under the unit's own any
@@ -353,7 +341,6 @@ class Outbox:
                     VALUES ({self._syntax.id_parameter}, :service, :interactive, :messages, :written_ms, :unit)""",
                     {
                         "id": id,
-                        "service": self._service,
                         "interactive": interactive,
                         "messages": len(decode_unit(part, 0)),
                         "written_ms": written_ms,
@@ -364,14 +351,11 @@ class Outbox:
 
     async def count_unreadable(self) -> int:
         """Count units without a number that only a newer process can read. Raises: DatabaseUnavailable"""
-        async with self._transaction(is_read_only=True) as connection:
-            found = await self._execute(
-                connection,
-                "SELECT count(*) FROM truenext_outbox WHERE producer IS NULL AND service = :service "
-                f"AND NOT {self._is_readable}",
-                {"service": self._service},
-            )
-            return int(found.scalar_one())
+        rows = await self._read(
+            "SELECT count(*) FROM truenext_outbox WHERE producer IS NULL AND service = :service "
+            f"AND NOT {self._is_readable}"
+        )
+        return int(rows[0][0])
 
     # ---- Sent units, processed messages ----
 
@@ -407,11 +391,9 @@ class Outbox:
 
     async def is_processed(self, id: str) -> bool:
         """Return whether the inbox has this id. Raises: DatabaseUnavailable"""
-        async with self._transaction(is_read_only=True) as connection:
-            found = await self._execute(
-                connection, f"SELECT 1 FROM truenext_inbox WHERE id = {self._syntax.id_parameter}", {"id": id}
-            )
-            return found.first() is not None
+        return bool(
+            await self._read(f"SELECT 1 FROM truenext_inbox WHERE id = {self._syntax.id_parameter}", {"id": id})
+        )
 
     async def delete_expired(self) -> bool:
         """Delete some rows whose retention has ended; return whether there may be more. Raises: DatabaseUnavailable"""
@@ -429,26 +411,56 @@ class Outbox:
             await self._execute(
                 connection,
                 f"DELETE FROM truenext_owners WHERE service = :service AND alive_until_ms < {self._now_ms} - :gone_ms",
-                {"service": self._service, "gone_ms": DEAD_OWNER_KEPT_MS},
+                {"gone_ms": DEAD_OWNER_KEPT_MS},
             )
             return max(inbox.rowcount, keys.rowcount) >= DELETED_ROWS_MAX
 
     # ---- Statements ----
+
+    async def _combine_rows(self, connection: AsyncConnection, names: Mapping[str, object]) -> tuple[int, bytes] | None:
+        """Combine the oldest rows without a number into one unit. Returns when its first part was written, and its
+        bytes; None if there are none."""
+        if self._syntax.is_sqlite:
+            return await self._combine_in_steps(connection, names)
+        combined = (await self._execute(connection, _COMBINE, names)).first()
+        if combined is None:
+            return None
+        written_ms, unit = tuple(combined)
+        return written_ms, unit
+
+    async def _combine_in_steps(
+        self, connection: AsyncConnection, names: Mapping[str, object]
+    ) -> tuple[int, bytes] | None:
+        rowids: list[int] = []
+        size = messages = 0
+        for rowid, length, count in map(tuple, (await self._execute(connection, _FIRST, names)).all()):
+            if rowids and (size + length > BYTES_MAX or messages + count > MESSAGES_MAX):
+                break
+            rowids.append(rowid)
+            size += length
+            messages += count
+        if not rowids:
+            return None
+        these = {"places": json.dumps(rowids)}
+        rows = await self._execute(connection, f"SELECT written_ms, rowid, unit {_THESE}", these)
+        written = [(written_ms, unit) for written_ms, _, unit in sorted(map(tuple, rows.all()))]
+        await self._execute(connection, f"DELETE {_THESE}", these)
+        first_ms, unit = written[0][0], combine_units(written)
+        more = {"messages": messages, "written_ms": first_ms, "unit": unit}
+        await self._execute(connection, _INSERT, {**names, **more})
+        return first_ms, unit
 
     @property
     def _ownerless(self) -> str:
         return f"""p.service = :service AND NOT EXISTS
             (SELECT 1 FROM truenext_owners AS w WHERE w.name = p.owner AND w.alive_until_ms > {self._now_ms})"""
 
-    async def _units(self, where: str, parameters: Mapping[str, Any]) -> list[StoredUnit]:
-        async with self._transaction(is_read_only=True) as connection:
-            found = await self._execute(
-                connection,
-                f"SELECT o.id, o.producer, o.number, o.unit, {self._now_ms} - o.written_ms "
-                f"FROM truenext_outbox AS o WHERE {where}",
-                parameters,
-            )
-            return list(map(_stored_unit, found.all()))
+    async def _units(self, where: str, parameters: Mapping[str, object]) -> list[StoredUnit]:
+        rows = await self._read(
+            f"SELECT id, producer, number, unit, {self._now_ms} - written_ms FROM truenext_outbox WHERE {where}",
+            parameters,
+        )
+        return [StoredUnit(plain_id(id), producer, number, unit, age_ms) for id, producer, number, unit, age_ms in rows]
 
     async def _drop(self, connection: AsyncConnection, free: Collection[str]) -> None:
         for name in free:
@@ -456,7 +468,7 @@ class Outbox:
                 connection,
                 "DELETE FROM truenext_producers WHERE name = :name AND owner = :owner "
                 "AND NOT EXISTS (SELECT 1 FROM truenext_outbox AS o WHERE o.producer = :name)",
-                {"name": name, "owner": self.owner},
+                {"name": name},
             )
 
     async def _insert_producer(self, connection: AsyncConnection, producer: OutboxProducer) -> None:
@@ -464,13 +476,20 @@ class Outbox:
             connection,
             "INSERT INTO truenext_producers (name, service, owner, number, used_ms) "
             f"VALUES (:name, :service, :owner, :number, {self._now_ms})",
-            {"name": producer.name, "service": self._service, "owner": self.owner, "number": producer.last_number},
+            {"name": producer.name, "number": producer.last_number},
         )
 
+    async def _read(self, statement: str, parameters: Mapping[str, object] | None = None) -> list[tuple[Any, ...]]:
+        """Return the rows of one statement. Raises: DatabaseUnavailable"""
+        async with self._transaction(is_read_only=True) as connection:
+            return list(map(tuple, await self._execute(connection, statement, parameters)))
+
     async def _execute(
-        self, connection: AsyncConnection, statement: str, parameters: Mapping[str, Any] | None = None
+        self, connection: AsyncConnection, statement: str, parameters: Mapping[str, object] | None = None
     ) -> CursorResult[Any]:
-        return await self._syntax.execute(connection, statement, parameters)
+        """Execute a statement, in which `:service` and `:owner` are those of this process."""
+        names = {"service": self._service, "owner": self.owner, **(parameters or {})}
+        return await self._syntax.execute(connection, statement, names)
 
     @asynccontextmanager
     async def _transaction(self, *, is_read_only: bool = False) -> AsyncIterator[AsyncConnection]:
@@ -484,17 +503,12 @@ class Outbox:
         except (SQLAlchemyError, OSError) as error:
             kind = classify_error(error)
             if kind is DatabaseErrorKind.RETRYABLE:
-                raise OutboxBusy(f"the outbox is busy: {error}") from error
+                raise OutboxBusy(f"the outbox of {self._service} is busy: {error}") from error
             if kind in (DatabaseErrorKind.UNAVAILABLE, DatabaseErrorKind.LOST):
-                raise DatabaseUnavailable(f"the outbox cannot be reached: {error}") from error
-            if isinstance(error, DBAPIError) and is_unusable_table(error):
-                raise OutboxUnusable(unusable_table_text(error)) from error
-            raise OutboxUnusable(f"the outbox cannot be used: {error}") from error
-
-
-def _stored_unit(row: Row[Any]) -> StoredUnit:
-    id, producer, number, unit, age_ms = tuple(row)
-    return StoredUnit(plain_id(id), producer, number, unit, age_ms)
+                raise DatabaseUnavailable(f"the outbox of {self._service} cannot be reached: {error}") from error
+            if isinstance(error, DBAPIError) and (text := unusable_table_text(error)):
+                raise OutboxUnusable(text) from error
+            raise OutboxUnusable(f"the outbox of {self._service} cannot be used: {error}") from error
 
 
 # ---- Numbers for units of programs' own transactions: many units are combined into one, in one row ----
@@ -517,8 +531,6 @@ IS_READABLE = {
 }
 """Condition for units that this process can read: those of other formats are left to newer processes."""
 
-_ROW = "id, service, producer, number, interactive, messages, written_ms, unit"
-
 _COMBINE = f"""
     WITH first_rows AS (
         SELECT ctid AS place, id, written_ms, length(unit) AS size, messages FROM truenext_outbox
@@ -532,7 +544,7 @@ _COMBINE = f"""
         DELETE FROM truenext_outbox WHERE ctid = ANY(ARRAY(
             SELECT place FROM counted WHERE nth = 1 OR (size <= {BYTES_MAX} AND messages <= {MESSAGES_MAX})))
         RETURNING id, written_ms, messages, unit)
-    INSERT INTO truenext_outbox ({_ROW})
+    INSERT INTO truenext_outbox ({OUTBOX_COLUMNS})
     SELECT CAST(:id AS uuid), :service, :producer, :number, :interactive, sum(messages), min(written_ms),
         '\\x{COMBINED_PREFIX.hex()}' || int4send(CAST(count(*) AS int)) || string_agg(
             '\\x{PART_PREFIX.hex()}' || int8send(written_ms) || unit, CAST('' AS bytea) ORDER BY written_ms, id)
@@ -545,56 +557,5 @@ _FIRST = f"""
     ORDER BY written_ms, rowid LIMIT :most"""
 _THESE = "FROM truenext_outbox WHERE rowid IN (SELECT value FROM json_each(:places))"
 _INSERT = f"""
-    INSERT INTO truenext_outbox ({_ROW})
+    INSERT INTO truenext_outbox ({OUTBOX_COLUMNS})
     VALUES (:id, :service, :producer, :number, :interactive, :messages, :written_ms, :unit)"""
-
-
-async def combine_rows(
-    syntax: SqlSyntax,
-    connection: AsyncConnection,
-    service: str,
-    number: CommitNumber,
-    id: str,
-    rows_max: int,
-    *,
-    is_interactive: bool,
-) -> tuple[int, bytes] | None:
-    """Combine the oldest rows without a number, `rows_max` at most, into one unit with this number and id. Returns
-    when its first part was written, and its bytes; None if there are none."""
-    names: dict[str, Any] = {
-        "service": service,
-        "interactive": is_interactive,
-        "producer": number.producer.name,
-        "number": number.number,
-        "id": id,
-        "most": rows_max,
-    }
-    if syntax.is_sqlite:
-        return await _combine_in_steps(syntax, connection, names)
-    combined = (await syntax.execute(connection, _COMBINE, names)).first()
-    if combined is None:
-        return None
-    written_ms, unit = tuple(combined)
-    return written_ms, unit
-
-
-async def _combine_in_steps(
-    syntax: SqlSyntax, connection: AsyncConnection, names: dict[str, Any]
-) -> tuple[int, bytes] | None:
-    rowids: list[int] = []
-    size = messages = 0
-    for rowid, length, count in map(tuple, (await syntax.execute(connection, _FIRST, names)).all()):
-        if rowids and (size + length > BYTES_MAX or messages + count > MESSAGES_MAX):
-            break
-        rowids.append(rowid)
-        size += length
-        messages += count
-    if not rowids:
-        return None
-    these = {"places": json.dumps(rowids)}
-    rows = await syntax.execute(connection, f"SELECT written_ms, rowid, unit {_THESE}", these)
-    written = [(written_ms, unit) for written_ms, _, unit in sorted(map(tuple, rows.all()))]
-    await syntax.execute(connection, f"DELETE {_THESE}", these)
-    first_ms, unit = written[0][0], combine_units(written)
-    await syntax.execute(connection, _INSERT, names | {"messages": messages, "written_ms": first_ms, "unit": unit})
-    return first_ms, unit

@@ -10,6 +10,7 @@ name.
 Source: decision 60; https://www.pgbouncer.org/features.html
 """
 
+from contextlib import closing
 from typing import Any
 
 from sqlalchemy import Engine, event
@@ -32,16 +33,13 @@ def set_up(engine: Engine, *, limits: str = "") -> None:
     @event.listens_for(engine, "connect")
     def detect_pooler(connection: Any, _: ConnectionPoolEntry) -> None:
         driver = connection.driver_connection if dialect.is_async else connection
-        cursor = connection.cursor()
-        try:
+        with closing(connection.cursor()) as cursor:
             cursor.execute("SELECT pg_backend_pid()")
             # A pooler reports a process id of its own making when it is connected.
             if cursor.fetchone()[0] != driver.info.backend_pid:
                 driver.prepare_threshold = None
             elif limits:
                 cursor.execute(limits)
-        finally:
-            cursor.close()
         connection.commit()
 
     @event.listens_for(engine, "checkin")

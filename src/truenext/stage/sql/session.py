@@ -66,7 +66,7 @@ class StageSession(Session):
             raise
 
     def forbid(self, what: str) -> NoReturn:
-        """Raises: LocalProtocolError"""
+        """Refuse a call of the function. Raises: LocalProtocolError"""
         raise self.stage_transaction.forbid_statement(what)
 
 

@@ -20,7 +20,7 @@ from truenext.stage.core.errors import FlowError
 from truenext.stage.core.outbox_unit import InitiationKey, OutboxUnit
 from truenext.stage.sql.exactly_once_writer import CLOCK
 from truenext.stage.sql.shielded import run_to_completion
-from truenext.stage.sql.tables import is_missing_table, keys, missing_table_text, outbox
+from truenext.stage.sql.tables import keys, missing_table_text, outbox
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class SessionOutbox:
     """Writer of outbox rows in the transaction of a program's own session."""
 
     def __init__(self, session: object) -> None:
-        """Raises: ConfigurationError if `session` is no session"""
+        """Wrap a session of the program. Raises: ConfigurationError if `session` is no session"""
         if not isinstance(session, Session | AsyncSession):
             raise ConfigurationError(f"initiate takes a Session or an AsyncSession, not {session!r}")
         self.is_async = isinstance(session, AsyncSession)
@@ -61,12 +61,14 @@ class SessionOutbox:
         blocks.append(self)
 
     def close_block(self) -> None:
-        """End the block."""
         self._sync_session.info[_BLOCKS].remove(self)
         self._transactions = []
 
     def check_transaction_not_lost(self) -> None:
-        """Raises: FlowError if the transaction was rolled back or has ended inside the block"""
+        """Check that the transaction is still that of the block's beginning.
+
+        Raises: FlowError if it was rolled back or has ended inside the block
+        """
         if self._has_lost_transaction:
             raise FlowError(
                 "the transaction was rolled back or closed inside the block of initiate, so no flow begins: commit, "
@@ -83,8 +85,7 @@ class SessionOutbox:
 
         Raises: ConfigurationError; what SQLAlchemy raises
         """
-        assert isinstance(self._session, Session)
-        return _execute(self._session, _seed, key, new)
+        return _execute(self._sync_session, _seed, key, new)
 
     async def seed_of_key_async(self, key: str, new: str) -> str:
         """Return the seed as `seed_of_key` does, in an AsyncSession."""
@@ -95,8 +96,7 @@ class SessionOutbox:
 
         Raises: FlowError if other flows were started under the key; ConfigurationError; what SQLAlchemy raises
         """
-        assert isinstance(self._session, Session)
-        _execute(self._session, _write, service, id, key, unit)
+        _execute(self._sync_session, _write, service, id, key, unit)
 
     async def write_unit_async(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
         """Write a unit as `write_unit` does, in an AsyncSession."""
@@ -126,7 +126,7 @@ class SessionOutbox:
 
 
 def _forbid_commit(session: Session) -> None:
-    """Raises: FlowError if a block is open"""
+    """Refuse a commit while a block is open. Raises: FlowError"""
     if session.info[_BLOCKS] and not session.in_nested_transaction():
         raise FlowError(
             "the session commits inside a block of initiate, so flows of the block would not be in that "
@@ -165,8 +165,8 @@ def _execute(session: Session, call: Callable[..., T], *arguments: object) -> T:
     try:
         return call(connection, *arguments)
     except DBAPIError as error:
-        if is_missing_table(error):
-            raise ConfigurationError(missing_table_text(error)) from error
+        if text := missing_table_text(error):
+            raise ConfigurationError(text) from error
         raise
 
 

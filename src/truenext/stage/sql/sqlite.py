@@ -13,6 +13,7 @@ import sqlite3
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from threading import RLock
@@ -29,6 +30,14 @@ from sqlalchemy.pool import ConnectionPoolEntry
 # them by then, the interpreter crashes. So each call waits here until that of another thread has ended.
 
 
+def _locked(method: Callable[..., Any]) -> Any:
+    def locked(self: "SerializedConnection | _SerializedCursor", *args: Any, **options: Any) -> Any:
+        with self.lock:
+            return method(self, *args, **options)
+
+    return locked
+
+
 class SerializedConnection(sqlite3.Connection):
     def __init__(self, *args: Any, **options: Any) -> None:
         self.lock = RLock()
@@ -38,59 +47,25 @@ class SerializedConnection(sqlite3.Connection):
     def cursor(self, factory: Any = None) -> Any:
         return super().cursor(_SerializedCursor if factory is None else factory)
 
-    def commit(self) -> None:
-        with self.lock:
-            super().commit()
-
-    def rollback(self) -> None:
-        with self.lock:
-            super().rollback()
-
-    def close(self) -> None:
-        with self.lock:
-            super().close()
+    commit = _locked(sqlite3.Connection.commit)
+    rollback = _locked(sqlite3.Connection.rollback)
+    close = _locked(sqlite3.Connection.close)
 
 
 class _SerializedCursor(sqlite3.Cursor):
     def __init__(self, connection: sqlite3.Connection) -> None:
         super().__init__(connection)
         assert isinstance(connection, SerializedConnection)
-        self._lock = connection.lock
+        self.lock = connection.lock
 
-    def execute(self, *args: Any) -> "_SerializedCursor":
-        with self._lock:
-            super().execute(*args)
-        return self
-
-    def executemany(self, *args: Any) -> "_SerializedCursor":
-        with self._lock:
-            super().executemany(*args)
-        return self
-
-    def executescript(self, *args: Any) -> "_SerializedCursor":
-        with self._lock:
-            super().executescript(*args)
-        return self
-
-    def fetchone(self) -> Any:
-        with self._lock:
-            return super().fetchone()
-
-    def fetchmany(self, *args: Any, **options: Any) -> list[Any]:
-        with self._lock:
-            return super().fetchmany(*args, **options)
-
-    def fetchall(self) -> list[Any]:
-        with self._lock:
-            return super().fetchall()
-
-    def __next__(self) -> Any:
-        with self._lock:
-            return super().__next__()
-
-    def close(self) -> None:
-        with self._lock:
-            super().close()
+    execute = _locked(sqlite3.Cursor.execute)
+    executemany = _locked(sqlite3.Cursor.executemany)
+    executescript = _locked(sqlite3.Cursor.executescript)
+    fetchone = _locked(sqlite3.Cursor.fetchone)
+    fetchmany = _locked(sqlite3.Cursor.fetchmany)
+    fetchall = _locked(sqlite3.Cursor.fetchall)
+    __next__ = _locked(sqlite3.Cursor.__next__)
+    close = _locked(sqlite3.Cursor.close)
 
 
 # Queue of writers to an SQLite file: one at a time in a process, interactive work first, then in order of arrival.
@@ -200,13 +175,10 @@ def set_up(engine: Engine, write_queue: WriteQueue, *, is_interactive: bool) -> 
 
     @event.listens_for(engine, "connect")
     def prepare(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-        cursor = connection.cursor()
-        try:
+        with contextlib.closing(connection.cursor()) as cursor:
             cursor.execute("PRAGMA journal_mode=WAL")
             cursor.execute("PRAGMA synchronous=FULL")
             cursor.execute("PRAGMA foreign_keys=ON")
-        finally:
-            cursor.close()
 
     @event.listens_for(engine, "invalidate")
     def abort(connection: DBAPIConnection, _: ConnectionPoolEntry, __: BaseException | None) -> None:

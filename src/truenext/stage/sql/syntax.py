@@ -22,27 +22,24 @@ class SqlSyntax:
         self.now_ms = CLOCK[kind]
         """Expression for milliseconds since the epoch, by the clock of the database."""
         self.id_parameter = ":id" if self.is_sqlite else "CAST(:id AS uuid)"
-        self.one_of_ids = "id IN (SELECT value FROM json_each(:ids))"
-        if not self.is_sqlite:
-            self.one_of_ids = "id = ANY(CAST(:ids AS uuid[]))"
         self.skip_locked = "" if self.is_sqlite else " FOR UPDATE SKIP LOCKED"
 
     def one_of_ids_in_order(self, table: str) -> str:
         """Return a condition for rows with one of `ids`, locked in the order of the key, which avoids deadlocks."""
         if self.is_sqlite:
-            return self.one_of_ids
-        return f"id IN (SELECT id FROM {table} WHERE {self.one_of_ids} ORDER BY id FOR UPDATE)"
+            return "id IN (SELECT value FROM json_each(:ids))"
+        return f"id IN (SELECT id FROM {table} WHERE id = ANY(CAST(:ids AS uuid[])) ORDER BY id FOR UPDATE)"
 
     def ids(self, ids: Collection[str]) -> str | list[str]:
         return json.dumps(list(ids)) if self.is_sqlite else list(ids)
 
     async def execute(
-        self, connection: AsyncConnection, statement: str, parameters: Mapping[str, Any] | None = None
+        self, connection: AsyncConnection, statement: str, parameters: Mapping[str, object]
     ) -> CursorResult[Any]:
         """Execute a statement whose parameters are named with a colon."""
         if not self.is_sqlite:
             statement = _NAME.sub(r"%(\1)s", statement)
-        return await connection.exec_driver_sql(statement, dict(parameters or {}))
+        return await connection.exec_driver_sql(statement, dict(parameters))
 
 
 def plain_id(id: object) -> str:

@@ -14,27 +14,7 @@ from __future__ import annotations
 
 import re
 
-from sqlalchemy import (
-    DDL,
-    BigInteger,
-    Boolean,
-    Column,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Uuid,
-    create_engine,
-    create_mock_engine,
-    event,
-    func,
-    insert,
-    inspect,
-    select,
-)
-from sqlalchemy.engine import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from truenext.errors import ConfigurationError
@@ -47,47 +27,47 @@ VERSION = 2
 APPLY_MAX = 5
 """Attempts to create the tables, while other processes do so, too."""
 
-metadata = MetaData()
+metadata = sa.MetaData()
 """Metadata of these tables; for Alembic: `target_metadata = [yours, truenext.stage.sql.tables.metadata]`."""
 
-schema = Table("truenext_schema", metadata, Column("version", Integer, primary_key=True, autoincrement=False))
+schema = sa.Table("truenext_schema", metadata, sa.Column("version", sa.Integer, primary_key=True, autoincrement=False))
 
-inbox = Table(
+inbox = sa.Table(
     "truenext_inbox",
     metadata,
-    Column("id", Uuid(as_uuid=False), primary_key=True),
+    sa.Column("id", sa.Uuid(as_uuid=False), primary_key=True),
     # Null until the acknowledgement is known to be final.
-    Column("acknowledged_ms", BigInteger),
+    sa.Column("acknowledged_ms", sa.BigInteger),
 )
-Index(
+sa.Index(
     "truenext_inbox_acknowledged",
     inbox.c.acknowledged_ms,
     postgresql_where=inbox.c.acknowledged_ms.is_not(None),
     sqlite_where=inbox.c.acknowledged_ms.is_not(None),
 )
 
-outbox = Table(
+outbox = sa.Table(
     "truenext_outbox",
     metadata,
     # Id of the message in the inbox, if a stage has written the unit.
-    Column("id", Uuid(as_uuid=False), primary_key=True),
-    Column("service", String(255), nullable=False),
+    sa.Column("id", sa.Uuid(as_uuid=False), primary_key=True),
+    sa.Column("service", sa.String(255), nullable=False),
     # Null until a unit of a program's own transaction gets a number.
-    Column("producer", String(64)),
-    Column("number", BigInteger),
-    Column("interactive", Boolean(create_constraint=False), nullable=False),
-    Column("messages", Integer, nullable=False),
-    Column("written_ms", BigInteger, nullable=False),
-    Column("unit", LargeBinary, nullable=False),
+    sa.Column("producer", sa.String(64)),
+    sa.Column("number", sa.BigInteger),
+    sa.Column("interactive", sa.Boolean(create_constraint=False), nullable=False),
+    sa.Column("messages", sa.Integer, nullable=False),
+    sa.Column("written_ms", sa.BigInteger, nullable=False),
+    sa.Column("unit", sa.LargeBinary, nullable=False),
 )
-Index(
+sa.Index(
     "truenext_outbox_number",
     outbox.c.producer,
     outbox.c.number,
     postgresql_where=outbox.c.producer.is_not(None),
     sqlite_where=outbox.c.producer.is_not(None),
 )
-Index(
+sa.Index(
     "truenext_outbox_unnumbered",
     outbox.c.service,
     outbox.c.interactive,
@@ -97,58 +77,55 @@ Index(
 )
 
 # To compress a unit takes longer than to write it, and it is soon deleted.
-event.listen(
+sa.event.listen(
     outbox,
     "after_create",
-    DDL("ALTER TABLE truenext_outbox ALTER COLUMN unit SET STORAGE EXTERNAL").execute_if(  # type: ignore[no-untyped-call]
+    sa.DDL("ALTER TABLE truenext_outbox ALTER COLUMN unit SET STORAGE EXTERNAL").execute_if(  # type: ignore[no-untyped-call]
         dialect="postgresql"
     ),
 )
 
-producers = Table(
+producers = sa.Table(
     "truenext_producers",
     metadata,
-    Column("name", String(64), primary_key=True),
-    Column("service", String(255), nullable=False),
-    Column("owner", String(64), nullable=False),
-    Column("number", BigInteger, nullable=False),
-    Column("used_ms", BigInteger, nullable=False),
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("service", sa.String(255), nullable=False),
+    sa.Column("owner", sa.String(64), nullable=False),
+    sa.Column("number", sa.BigInteger, nullable=False),
+    sa.Column("used_ms", sa.BigInteger, nullable=False),
 )
-Index("truenext_producers_owner", producers.c.service, producers.c.owner)
+sa.Index("truenext_producers_owner", producers.c.service, producers.c.owner)
 
-owners = Table(
+owners = sa.Table(
     "truenext_owners",
     metadata,
-    Column("name", String(64), primary_key=True),
-    Column("service", String(255), nullable=False),
-    Column("instance", String(255), nullable=False),
-    Column("alive_until_ms", BigInteger, nullable=False),
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("service", sa.String(255), nullable=False),
+    sa.Column("instance", sa.String(255), nullable=False),
+    sa.Column("alive_until_ms", sa.BigInteger, nullable=False),
 )
 
-keys = Table(
+keys = sa.Table(
     "truenext_keys",
     metadata,
     # Hash of the service and its key.
-    Column("id", Uuid(as_uuid=False), primary_key=True),
+    sa.Column("id", sa.Uuid(as_uuid=False), primary_key=True),
     # Seed of the ids of all flows under the key.
-    Column("seed", Uuid(as_uuid=False), nullable=False),
+    sa.Column("seed", sa.Uuid(as_uuid=False), nullable=False),
     # Hash of the flows, without their time; null until they are written.
-    Column("content", Uuid(as_uuid=False)),
-    Column("started_ms", BigInteger, nullable=False),
+    sa.Column("content", sa.Uuid(as_uuid=False)),
+    sa.Column("started_ms", sa.BigInteger, nullable=False),
 )
-Index("truenext_keys_started", keys.c.started_ms)
+sa.Index("truenext_keys_started", keys.c.started_ms)
 
 
 _NAME = re.compile(r"truenext_\w+")
 
 
-def is_missing_table(error: DBAPIError) -> bool:
-    """Return whether a table is missing. 42P01: undefined_table."""
-    return getattr(error.orig, "sqlstate", None) == "42P01" or "no such table" in str(error.orig)
-
-
-def missing_table_text(error: DBAPIError) -> str:
-    """Return what to do about an error for which `is_missing_table` is true."""
+def missing_table_text(error: DBAPIError) -> str | None:
+    """Return what to do if a table is missing; otherwise None. 42P01: undefined_table."""
+    if getattr(error.orig, "sqlstate", None) != "42P01" and "no such table" not in str(error.orig):
+        return None
     found = _NAME.search(str(error.orig))
     return (
         f"the database has no table {found[0] if found else 'of exactly-once processing'}: create the tables with "
@@ -156,22 +133,18 @@ def missing_table_text(error: DBAPIError) -> str:
     )
 
 
-def is_unusable_table(error: DBAPIError) -> bool:
-    """Return whether a table is missing, has other columns, or cannot be used for lack of a right. 42501:
-    insufficient_privilege, 42703: undefined_column."""
-    if is_missing_table(error) or getattr(error.orig, "sqlstate", None) in ("42501", "42703"):
-        return True
-    text = str(error.orig)
-    return "no such column" in text or "has no column named" in text
-
-
-def unusable_table_text(error: DBAPIError) -> str:
-    """Return what to do about an error for which `is_unusable_table` is true."""
-    if is_missing_table(error):
-        return missing_table_text(error)
-    reason = str(error.orig).partition("\n")[0]
-    if getattr(error.orig, "sqlstate", None) == "42501":
+def unusable_table_text(error: DBAPIError) -> str | None:
+    """Return what to do if a table is missing, has other columns, or cannot be used for lack of a right; otherwise
+    None. 42501: insufficient_privilege, 42703: undefined_column."""
+    missing = missing_table_text(error)
+    if missing is not None:
+        return missing
+    state, text = getattr(error.orig, "sqlstate", None), str(error.orig)
+    reason = text.partition("\n")[0]
+    if state == "42501":
         return f"a table of exactly-once processing cannot be used ({reason}): grant the right to the service's user"
+    if state != "42703" and "no such column" not in text and "has no column named" not in text:
+        return None
     found = _NAME.search(f"{error.orig} {error.statement}")
     return (
         f"the table {found[0] if found else 'of exactly-once processing'} is not as `truenext stages schema` makes it "
@@ -186,7 +159,10 @@ _REPLACE_TABLES = (
 
 
 def check_version(found: int | None) -> None:
-    """Raises: ConfigurationError if the tables in the database are of another version, or do not say of which"""
+    """Check the version of the tables; `found` is None if they do not say it.
+
+    Raises: ConfigurationError for any other version than VERSION
+    """
     if found is None:
         raise ConfigurationError(
             "the table truenext_schema has no row with the version of the tables: write it with "
@@ -214,26 +190,26 @@ def schema_sql(url: str) -> str:
         lines = (line.rstrip().replace("\t", "    ") for line in str(compiled).strip().splitlines())
         statements.append("\n".join(line for line in lines if line))
 
-    engine = create_mock_engine(address_of(url).for_threads, collect)
+    engine = sa.create_mock_engine(address_of(url).for_threads, collect)
     metadata.create_all(engine, checkfirst=False)
     # Indexes of a table come in no fixed order.
     statements.sort(key=lambda each: each if each.startswith("CREATE INDEX") else "")
     return ";\n\n".join([*statements, f"INSERT INTO truenext_schema (version) VALUES ({VERSION})"]) + ";\n"
 
 
-def create_tables(connection: Connection) -> list[str]:
+def create_tables(connection: sa.Connection) -> list[str]:
     """Create missing tables in the transaction of the connection, and return their names.
 
     Raises: ConfigurationError if existing tables are of another version
     """
-    existing = set(inspect(connection).get_table_names())
+    existing = set(sa.inspect(connection).get_table_names())
     if schema.name in existing:
-        version = connection.execute(select(func.max(schema.c.version))).scalar()
+        version = connection.execute(sa.select(sa.func.max(schema.c.version))).scalar()
         if version is not None:
             check_version(version)
     metadata.create_all(connection)
     if connection.execute(schema.select()).first() is None:
-        connection.execute(insert(schema).values(version=VERSION))
+        connection.execute(sa.insert(schema).values(version=VERSION))
     return [name for name in metadata.tables if name not in existing]
 
 
@@ -248,7 +224,7 @@ def apply_schema(url: str) -> tuple[str, list[str]]:
     """
     address = address_of(url)
     with address.loading_driver():
-        engine = create_engine(address.for_threads)
+        engine = sa.create_engine(address.for_threads)
     try:
         for attempt in range(APPLY_MAX):
             try:

@@ -60,7 +60,7 @@ class SqlTransaction:
         """Cursors from which rows may still be read; also some that were read to their end."""
         self._keeps_cursors = False
         """True if the driver reads rows only when they are requested."""
-        self._has_returned = False
+        self.has_returned = False
         """True once the function has returned: then only the stage itself may execute statements."""
         self._forbidden: LocalProtocolError | None = None
         self._broken_by: BaseException | None = None
@@ -93,10 +93,6 @@ class SqlTransaction:
         with self._attach_lock:
             self._is_closed = True
 
-    def on_function_returned(self) -> None:
-        """Refuse from now on statements of tasks and threads that the function has left behind."""
-        self._has_returned = True
-
     @contextlib.contextmanager
     def issued_by_stage(self) -> Iterator[None]:
         """Mark the statements of the block as those of the stage itself."""
@@ -108,29 +104,30 @@ class SqlTransaction:
 
     @property
     def _is_usable(self) -> bool:
-        return not self._has_returned or _stage_transaction.get() is self
+        return not self.has_returned or _stage_transaction.get() is self
 
     def check_usable(self) -> None:
-        """Raises: LocalProtocolError if the transaction is over or is being committed, or the function has returned"""
+        """Check that a statement may be executed now.
+
+        Raises: LocalProtocolError if the transaction is over or is being committed, or the function has returned
+        """
         if self._is_closed or self.is_commit_sent or not self._is_usable:
             raise self._late_error()
-
-    @property
-    def connection(self) -> Connection:
-        """Connection of the session, which has one by now."""
-        assert self._connection is not None, "it has begun"
-        return self._connection
 
     def check_committable(self) -> None:
         """Check that the transaction can be committed; ask the database, too, if it is another process.
 
         Raises: Swallowed; what SQLAlchemy raises if the connection is lost
         """
+        self.check_unbroken()
+        if self._connection is not None and self._has_begun and self._connection.dialect.name != "sqlite":
+            self._connection.exec_driver_sql("SELECT 1")
+
+    def check_unbroken(self) -> None:
+        """Check that the transaction can still be committed, as far as is known here. Raises: Swallowed"""
         fault = self.commit_fault()
         if fault is not None:
             raise fault
-        if self._connection is not None and self._has_begun and self._connection.dialect.name != "sqlite":
-            self._connection.exec_driver_sql("SELECT 1")
 
     def commit_fault(self) -> Swallowed | None:
         """Return why the transaction can no longer be committed; None if it can, as far as is known here."""
@@ -292,13 +289,8 @@ def watch_transactions(engine: Engine) -> None:
         if level is None:
             return
         if str(level).upper() == "AUTOCOMMIT" or connection.dialect.name == "sqlite":
-            forbidden = f"isolation_level={level!r}"
-            transaction = _transaction_of(connection)
-            raise (
-                SqlTransaction().forbid_statement(forbidden)
-                if transaction is None
-                else transaction.forbid_statement(forbidden)
-            )
+            transaction = _transaction_of(connection) or SqlTransaction()
+            raise transaction.forbid_statement(f"isolation_level={level!r}")
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:

@@ -7,7 +7,7 @@ the database before the function first uses the session.
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
@@ -23,35 +23,44 @@ from truenext.stage.sql.session import StageAsyncSession, StageSession
 from truenext.stage.sql.shielded import run_to_completion
 from truenext.stage.sql.transaction import SqlTransaction
 
-_P = ParamSpec("_P")
+S = TypeVar("S", bound=Session | AsyncSession)
+
 _logger = logging.getLogger("truenext.stage")
 
 _OPTIONS: dict[str, Any] = {"expire_on_commit": False, "close_resets_only": False}
 """Objects that the function has read stay readable after the commit; the session itself cannot be used any more."""
 
 
-def _issued_by_stage(
-    method: Callable[Concatenate["_SqlWork", _P], None],
-) -> Callable[Concatenate["_SqlWork", _P], None]:
-    def wrapper(self: "_SqlWork", /, *args: _P.args, **options: _P.kwargs) -> None:
-        with self._transaction.issued_by_stage():
-            method(self, *args, **options)
-
-    return wrapper
-
-
-class _SqlWork:
+class _SqlWork(Generic[S]):
     """Common part of both works: it does not `await`, and runs in the thread or in SQLAlchemy's greenlet."""
 
-    def __init__(self, is_closed: Callable[[], bool], exactly_once: ExactlyOnceWriter | None, stage: str) -> None:
-        """`is_closed` returns whether the database was closed meanwhile; `exactly_once` is for a message that is
-        processed exactly once; `stage` is named in errors."""
+    _session_type: type[S]
+
+    def __init__(
+        self, engine: Engine | AsyncEngine, is_closed: Callable[[], bool], inbox_id: str | None, stage: str
+    ) -> None:
+        """`is_closed` returns whether the database was closed meanwhile; `inbox_id` is the message's id in the inbox,
+        if it is processed exactly once; `stage` is named in errors."""
         self.is_committed: bool | None = False
         """None if a COMMIT was sent and its outcome is not known here."""
-        self._transaction = SqlTransaction(exactly_once, stage)
+        self._transaction = SqlTransaction(None if inbox_id is None else ExactlyOnceWriter(inbox_id), stage)
+        self._engine = engine
+        self._session: S | None = None
         self._is_closed = is_closed
         self._has_ended = False
         self._was_used = False
+
+    @property
+    def session(self) -> S:
+        """Session of the function, made at the first use. Raises: LocalProtocolError after the end"""
+        if self._session is None:
+            if self._has_ended:
+                raise LocalProtocolError(
+                    "the session has ended with the processing of its message: use it before the function returns"
+                )
+            options = {"bind": self._engine, "stage_transaction": self._transaction, **_OPTIONS}
+            self._session = self._session_type(**options)
+        return self._session
 
     @property
     def is_used(self) -> bool:
@@ -61,7 +70,7 @@ class _SqlWork:
 
     def function_returned(self) -> None:
         """Refuse from now on statements of tasks and threads that the function has left behind."""
-        self._transaction.on_function_returned()
+        self._transaction.has_returned = True
 
     def end_unused(self) -> bool:
         """End the work if the function has done nothing with its session; return whether that is so. Does not wait."""
@@ -83,44 +92,37 @@ class _SqlWork:
         exactly_once = self._transaction.exactly_once
         return None if exactly_once is None else exactly_once.skip_reason
 
-    def _check_usable(self) -> None:
-        if self._has_ended:
-            raise LocalProtocolError("the session has ended with the processing of its message")
-
-    @_issued_by_stage
     def _check(self) -> None:
-        fault = self._transaction.commit_fault()
-        if fault is not None:
-            raise fault
-        session = self._transaction.session
-        if session is not None and not self._has_ended:
-            session.flush()
-            self._transaction.check_committable()
+        with self._transaction.issued_by_stage():
+            self._transaction.check_unbroken()
+            session = self._transaction.session
+            if session is not None and not self._has_ended:
+                session.flush()
+                self._transaction.check_committable()
 
-    @_issued_by_stage
     def _complete(self, session: Session, service: str, number: CommitNumber | None, unit: OutboxUnit) -> None:
-        transaction = self._transaction
-        assert transaction.exactly_once is not None, "it is of a message whose effects happen once"
-        if transaction.exactly_once.skip_reason is not None:
-            raise transaction.exactly_once.skip_reason
-        fault = transaction.commit_fault()
-        if fault is not None:
-            raise fault
-        # The function may have sent nothing to the database.
-        session.connection()
-        session.flush()
-        if number is not None:
-            transaction.exactly_once.insert_unit(transaction.connection, service, number, unit)
+        exactly_once = self._transaction.exactly_once
+        assert exactly_once is not None, "it is of a message whose effects happen once"
+        if exactly_once.skip_reason is not None:
+            raise exactly_once.skip_reason
+        with self._transaction.issued_by_stage():
+            self._transaction.check_unbroken()
+            # The function may have sent nothing to the database.
+            connection = session.connection()
+            session.flush()
+            if number is not None:
+                exactly_once.insert_unit(connection, service, number, unit)
 
-    @_issued_by_stage
     def _commit(self) -> None:
+        with self._transaction.issued_by_stage():
+            self._commit_session()
+
+    def _commit_session(self) -> None:
         session = self._transaction.session
         if session is None or self._has_ended:
             self._has_ended = True
             return
-        fault = self._transaction.commit_fault()
-        if fault is not None:
-            raise fault
+        self._transaction.check_unbroken()
         self._was_used = self.is_used
         self._transaction.is_ending = True
         try:
@@ -166,27 +168,10 @@ class _SqlWork:
             Session.close(session)
 
 
-class ThreadSqlWork(_SqlWork):
+class ThreadSqlWork(_SqlWork[StageSession]):
     """Work of a plain function. All methods are called in one thread at a time."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        is_closed: Callable[[], bool],
-        exactly_once: ExactlyOnceWriter | None = None,
-        stage: str = "",
-    ) -> None:
-        super().__init__(is_closed, exactly_once, stage)
-        self._engine = engine
-        self._session: StageSession | None = None
-
-    @property
-    def session(self) -> Session:
-        """Session of the function, made at the first use."""
-        if self._session is None:
-            self._check_usable()
-            self._session = StageSession(bind=self._engine, stage_transaction=self._transaction, **_OPTIONS)
-        return self._session
+    _session_type = StageSession
 
     def check(self) -> None:
         """Flush the session, and check whether the transaction can be committed.
@@ -215,27 +200,10 @@ class ThreadSqlWork(_SqlWork):
         self._end()
 
 
-class AsyncSqlWork(_SqlWork):
+class AsyncSqlWork(_SqlWork[StageAsyncSession]):
     """Work of an `async` function, in the event loop in which its database was opened."""
 
-    def __init__(
-        self,
-        engine: AsyncEngine,
-        is_closed: Callable[[], bool],
-        exactly_once: ExactlyOnceWriter | None = None,
-        stage: str = "",
-    ) -> None:
-        super().__init__(is_closed, exactly_once, stage)
-        self._engine = engine
-        self._session: StageAsyncSession | None = None
-
-    @property
-    def session(self) -> AsyncSession:
-        """Session of the function, made at the first use."""
-        if self._session is None:
-            self._check_usable()
-            self._session = StageAsyncSession(bind=self._engine, stage_transaction=self._transaction, **_OPTIONS)
-        return self._session
+    _session_type = StageAsyncSession
 
     async def check(self) -> None:
         """Check as `ThreadSqlWork.check` does."""
