@@ -38,6 +38,7 @@ from truenext.model.limits import (
     SELECTOR_PARTS_MAX,
     SUBSCRIPTIONS_MAX,
     TOPIC_SUBSCRIPTIONS_MAX,
+    TRANSACTION_CRON_SENDS_MAX,
     TRANSACTION_MESSAGES_MAX,
     TRANSACTION_QUEUES_MAX,
     TRANSACTIONS_MAX,
@@ -392,6 +393,28 @@ def topic(trial: Trial) -> None:
 
 
 @scenario
+def unread(trial: Trial) -> None:
+    """Topic subscriptions that do not read, with more messages than memory holds."""
+    clients = [trial.client() for _ in range(TOPIC_SUBSCRIPTIONS_MAX // SUBSCRIPTIONS_MAX)]
+    for client in clients:
+        for number in range(SUBSCRIPTIONS_MAX):
+            options = {"ack": "client", "activemq.prefetchSize": 1}
+            client.write("SUBSCRIBE", {"id": number, "destination": "/topic/t", **options})
+        client.confirm()
+    with trial.measures(f"50 SENDs to {TOPIC_SUBSCRIPTIONS_MAX:,} subscriptions that do not read", LISTED_MS):
+        trial.fill("/topic/t", 50)
+    with trial.measures(f"UNSUBSCRIBE of {SUBSCRIPTIONS_MAX:,} of them"):
+        for number in range(SUBSCRIPTIONS_MAX):
+            clients[-1].write("UNSUBSCRIBE", {"id": number})
+        clients[-1].confirm()
+    with trial.measures(f"end of a connection with {SUBSCRIPTIONS_MAX:,} of them", LISTED_MS):
+        clients[0].close()
+    with trial.measures("ends of the other connections at once", LISTED_MS):
+        for client in clients[1:]:
+            client.close()
+
+
+@scenario
 def durable(trial: Trial) -> None:
     client, sender = trial.client(client_id="c"), trial.client()
     with trial.measures(f"{SUBSCRIPTIONS_MAX:,} SUBSCRIBEs to durable subscriptions"):
@@ -546,6 +569,25 @@ def delayed(trial: Trial) -> None:
         client.call("UNSUBSCRIBE", {"id": number})
     with trial.measures("60,000 retries that are due at once", STEP_MS // 2):
         time.sleep(max(0, until - time.monotonic()) + 0.5)
+
+
+@scenario
+def cron(trial: Trial) -> None:
+    """Cron expressions that take long to read and to compute."""
+    terms = ",".join(f"*/{number}" for number in range(1, 19))
+    headers = {"destination": "/queue/c", "persistent": "false"}
+    client = trial.client()
+    with trial.measures(f"COMMIT of {TRANSACTION_CRON_SENDS_MAX} costly cron expressions"):
+        client.write("BEGIN", {"transaction": "t"})
+        for number in range(TRANSACTION_CRON_SENDS_MAX):
+            rare = f"{terms} {number % 24} 29 2 */7"
+            client.write("SEND", {**headers, "transaction": "t", "AMQ_SCHEDULED_CRON": rare}, b"x")
+        client.call("COMMIT", {"transaction": "t"})
+    never = frame("SEND", {**headers, "AMQ_SCHEDULED_CRON": "0 0 */31 * 0#2"}, b"x")
+    refused = trial.client(is_truenext=True)
+    with trial.measures("1,000 SENDs with a cron expression that has no next time"):
+        refused.write_frames(never * 1000)
+        refused.confirm()
 
 
 def _send_to_each(client: Client, prefix: str, count: int, **headers: Any) -> None:

@@ -44,6 +44,7 @@ from truenext.model.commands import (
     Unsubscribe,
     Wake,
 )
+from truenext.model.limits import BROWSERS_MAX
 from truenext.wire.stomp.actions import ACTION_PARSERS
 from truenext.wire.stomp.frame import Frame
 
@@ -1456,3 +1457,18 @@ def test_client_id_of_another_user_is_no_obstacle_without_a_durable_subscription
 ) -> None:
     client = connect("half", "half", client_id="somebody else")
     client.send_to(client.queue("open"))
+
+
+def test_one_user_has_at_most_half_of_all_browsers(connect: Callable[..., UserClient]) -> None:
+    root, client = connect(ROOT, "half"), connect("browser", "seen")
+    for _ in range(16):
+        # More than the sockets take: no browser is done.
+        root.send_to("/queue/seen.c", bytes(1024 * 1024))
+    subscribe = {"destination": "/queue/seen.c", "browser": "true"}
+    for number in range(BROWSERS_MAX // 2):
+        client.send_frame("SUBSCRIBE", {"id": f"b{number}", **subscribe})
+    with pytest.raises(RequestRefused, match="limit: user 'browser' has half of the 100 browsers") as refused:
+        client.request("SUBSCRIBE", {"id": "more", **subscribe})
+    assert refused.value.code == "limit"
+    assert len(root.browse("/queue/seen.c")) == 16
+    root.ask("purge", {"queue": "seen.c"})

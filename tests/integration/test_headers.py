@@ -288,8 +288,8 @@ def ineffective_lines(broker: BrokerProcess) -> list[str]:
 def send_often(client: RawClient, queue: str, headers: dict[str, str], *, count: int = 20) -> None:
     """Send messages of which all but the first are read by their shape."""
     for _ in range(count - 1):
-        client.send_frame("SEND", {"destination": f"/queue/{queue}", "content-length": "1"} | headers, b"x")
-    client.send_frame("SEND", {"destination": f"/queue/{queue}", "content-length": "1"} | headers, b"x", confirmed=True)
+        client.send_frame("SEND", {"destination": f"/queue/{queue}"} | headers, b"x")
+    client.send_frame("SEND", {"destination": f"/queue/{queue}"} | headers, b"x", confirmed=True)
 
 
 def test_headers_without_effect_are_warned_of_once_and_the_messages_go_on(own_broker: BrokerProcess) -> None:
@@ -312,6 +312,18 @@ def test_headers_without_effect_are_warned_of_once_and_the_messages_go_on(own_br
     assert " WARNING " in first and "frame='SEND' user='' client='127.0.0.1:" in first
     assert "instead='use persistent:true; without it the message is transient" in first
     assert "frame='SUBSCRIBE'" in last and "instead=\"use attempts_max of the queue's policy" in last
+
+
+def test_misspelt_header_of_truenext_on_send_is_warned_of_once_and_the_messages_go_on(
+    own_broker: BrokerProcess,
+) -> None:
+    for headers in ({"truenext-tll": "5"}, {"truenext-anything": "5"}):
+        for _ in range(2):
+            send_often(own_broker.connect(), "q", headers)
+    assert len(own_broker.remaining_messages("q")) == 80
+    (line,) = [each for each in own_broker.log.splitlines() if "begins with truenext-" in each]
+    assert " WARNING " in line and "header='truenext-tll' frame='SEND' user=''" in line
+    assert "instead='use truenext-ttl'" in line
 
 
 def test_message_with_the_delivery_mode_of_another_broker_alone_is_lost_in_a_crash(own_broker: BrokerProcess) -> None:

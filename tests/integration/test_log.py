@@ -39,6 +39,24 @@ def test_client_that_reads_no_answers_is_logged_once(logging_broker: BrokerProce
     assert "bytes of unread answers" in line
 
 
+def test_clients_that_read_no_answers_end_one_by_one_when_all_have_too_many(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, ("--memory-limit", "128MiB"))
+    broker.start()
+    try:
+        clients, reading = [broker.connect(receive_buffer=4096) for _ in range(6)], broker.connect()
+        with pytest.raises(OSError, match=r"reset|Broken pipe"):
+            # The sockets take some, too.
+            for _ in range(0, UNSENT_ANSWER_BYTES_MAX + 16 * 1024 * 1024, 1000 * RECEIPT_BYTES):
+                for client in clients:
+                    request_receipts(client, 1000)
+        reading.send("q", b"", confirmed=True)
+        (line, *_) = about_clients(broker)
+        assert "the most of all, and those of all clients take more than 8388608 bytes (--memory-limit)" in line
+        broker.stop()
+    finally:
+        broker.clean_up()
+
+
 def test_client_that_does_not_come_back_is_logged_as_lost(logging_broker: BrokerProcess) -> None:
     client = client_with_one_started(logging_broker, "q")
     cut(client)

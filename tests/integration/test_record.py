@@ -22,30 +22,30 @@ def recorder(broker: BrokerProcess) -> Recorder:
 
 
 def sequences(events: list[HistoryRow], kind: str) -> list[int | None]:
-    return [event.sequence for event in events if event.kind == kind]
+    return [event["sequence"] for event in events if event["kind"] == kind]
 
 
 @pytest.mark.parametrize("window", [1, 1000])
 def test_a_recording_of_the_production_case(broker: BrokerProcess, queue: str, window: int) -> None:
     events = recorder(broker).record(make_production(40, random.Random(1)), queue=queue, window=window, report=silent)
-    assert [event.event for event in events] == list(range(1, len(events) + 1))
-    assert [event.kind for event in events[:42]] == ["run-started", *["accepted"] * 40, "subscribed"]
-    assert events[-1].kind == "drained"
+    assert [event["event"] for event in events] == list(range(1, len(events) + 1))
+    assert [event["kind"] for event in events[:42]] == ["run-started", *["accepted"] * 40, "subscribed"]
+    assert events[-1]["kind"] == "drained"
     assert sequences(events, "accepted") == list(range(1, 41))
     assert sequences(events, "dispatched") == [*range(31, 41), *range(1, 31)]
     assert sequences(events, "acknowledged") == sequences(events, "dispatched")
-    assert {event.deliveries for event in events if event.kind == "dispatched"} == {1}
+    assert {event["deliveries"] for event in events if event["kind"] == "dispatched"} == {1}
     subscribed = events[41]
-    assert (subscribed.consumer, subscribed.mode, subscribed.window) == (1, "client-individual", window)
+    assert (subscribed["consumer"], subscribed["mode"], subscribed["window"]) == (1, "client-individual", window)
     first = events[1]
-    assert (first.priority, first.persistent, first.size, first.batch) == (4, True, len(b"message 1"), 0)
+    assert (first["priority"], first["persistent"], first["size"], first["batch"]) == (4, True, len(b"message 1"), 0)
     assert broker.queues()[queue].waiting == 0
 
 
 def test_recording_confirms_all_sends_before_the_consumer_subscribes(broker: BrokerProcess, queue: str) -> None:
     messages = make_mix(1203, random.Random(5))
     events = recorder(broker).record(messages, queue=queue, window=10, report=silent)
-    assert Counter(event.kind for event in events) == {
+    assert Counter(event["kind"] for event in events) == {
         **dict.fromkeys(("run-started", "subscribed", "drained"), 1),
         **dict.fromkeys(("accepted", "dispatched", "acknowledged"), 1203),
     }

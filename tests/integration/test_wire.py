@@ -339,6 +339,16 @@ def test_more_bytes_than_a_login_needs_are_refused_however_they_are_cut(broker: 
 
 
 @AMID_TRAFFIC
+def test_stranger_that_sends_only_line_ends_is_refused(broker: BrokerProcess) -> None:
+    client = broker.connect(sends_connect=False)
+    with contextlib.suppress(OSError):
+        for _ in range(LOGIN_BYTES_MAX // 512 + 1):
+            client.write(b"\n" * 512)
+            time.sleep(0.001)
+    expect_error(client, f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete")
+
+
+@AMID_TRAFFIC
 def test_without_a_connect_in_five_seconds_a_connection_ends_whatever_trickles_in(broker: BrokerProcess) -> None:
     started = time.monotonic()
     silent, beating, slow, kept = (broker.connect(sends_connect=False) for _ in range(4))

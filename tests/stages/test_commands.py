@@ -17,6 +17,8 @@ from truenext.cli.stages.run import QueueInfo, orphaned_queues
 from truenext.stage import Service
 from truenext.stage.introspection.references import references_of
 
+ROOT = Path(__file__).parent.parent.parent
+
 SHOP = """
 import msgspec
 
@@ -219,7 +221,7 @@ def test_a_file_in_place_of_a_module_is_answered_with_the_module(folder: Path) -
 def test_schema_says_that_printing_and_making_exclude_each_other(folder: Path) -> None:
     result = stages("schema", "shop:app", "--sql", "--apply")
     assert result.exit_code == 2
-    assert result.stderr.startswith("truenext: --sql and --apply exclude each other; see ")
+    assert result.stderr.startswith("truenext: --sql and --apply exclude each other: use one of them; see ")
 
 
 # ---- check ----
@@ -392,6 +394,18 @@ def test_a_file_of_an_older_format_is_written_anew(folder: Path) -> None:
 
 
 # ---- describe ----
+
+
+def test_service_of_the_demo_is_described_as_the_readme_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = [each for each in (ROOT / "README.md").read_text().splitlines() if "stages describe" in each]
+    _, *words = line.partition("#")[0].split()
+    monkeypatch.chdir(ROOT)
+    described = CliRunner().invoke(main, words)
+    assert described.exit_code == 0
+    assert [each for each in described.stdout.splitlines() if each.startswith("├── ")] == [
+        "├── order.place(Order) -> Shipped, state Memo",
+        "├── stock.reserve(Reserve) -> Reserved",
+    ]
 
 
 def test_a_service_is_described_as_a_tree() -> None:

@@ -75,9 +75,10 @@ def write_users(folder: Path, **grants: list[str]) -> Path:
     return file
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [TRUENEXT, "stages", "grants", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    variables = os.environ | environment
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
 
 
 def printed(done: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:
@@ -106,6 +107,18 @@ def test_user_with_all_grants_lacks_none_with_exit_status_0(folder: Path) -> Non
     assert (done.returncode, done.stderr, printed(done)) == (0, "", {})
     assert "# User shop has the grants that the code of shop shows. Not checked:" in done.stdout
     assert "# Replies of order.place: `send` also to the stages that get them" in done.stdout
+
+
+def test_grants_take_the_users_file_from_the_environment_if_a_user_is_named(folder: Path) -> None:
+    file = str(write_users(folder, **NEEDED))
+    done = run(folder, "shop:app", "--user", "shop", TRUENEXT_USERS=file)
+    assert (done.returncode, done.stderr, printed(done)) == (0, "", {})
+    assert "# User shop has the grants" in done.stdout
+    plain = run(folder, "shop:app", TRUENEXT_USERS=file)
+    assert (plain.returncode, plain.stderr) == (0, "")
+    assert printed(plain) == {right: sorted(names) for right, names in NEEDED.items()}
+    blank = run(folder, "shop:app", "--user", "shop", TRUENEXT_USERS=" ")
+    assert blank.returncode == 2 and "--users and --user need one another" in blank.stderr
 
 
 @pytest.mark.parametrize(

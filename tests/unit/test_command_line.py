@@ -20,24 +20,25 @@ from truenext.cli.exit_status import MESSAGE_LENGTH_MAX
 from truenext.cli.main import main
 from truenext.cli.stages import run
 from truenext.cli.status import COUNTS
-from truenext.cli.user import ClientIdParam, PatternParam, RightParam, UserNameParam
+from truenext.cli.user import CLIENT_ID, NAME, PATTERN
 from truenext.cli.values import (
+    DATABASE_URL,
+    QUERY_ID,
+    SELECTOR,
+    SERVER_NAME,
+    SERVICE,
+    SPARK_MASTER,
+    TEXT,
+    URL,
     BodyParam,
-    DatabaseUrlParam,
     DestinationParam,
+    EnumParam,
     HeaderParam,
     HostAndPortParam,
     PathParam,
-    QueryIdParam,
     QueueNameParam,
     SecondsParam,
-    SelectorParam,
-    ServerNameParam,
-    ServiceImportParam,
     SizeParam,
-    SparkMasterParam,
-    TextParam,
-    UrlParam,
 )
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.model.url import DEFAULT_URL
@@ -60,14 +61,14 @@ def of_size(kind: SizeParam) -> list[str]:
     return [*NO_NUMBERS, "-1", "1 parsec", "9" * 5000, str(kind._minimum - 1)]
 
 
-NONSENSE: dict[type, Callable[[Any], list[str]]] = {
+NONSENSE: dict[object, Callable[[Any], list[str]]] = {
     click.IntRange: of_range,
     type(click.INT): lambda kind: [*NO_NUMBERS, "9" * 5000],
     click.Choice: lambda kind: [*NO_NUMBERS, LONG],
     click.DateTime: lambda kind: [*NO_NUMBERS, "2026-13-01", LONG],
     SecondsParam: lambda kind: [*NO_NUMBERS, "-1", "0", "604801", "1e400", "9" * 5000],
     SizeParam: of_size,
-    UrlParam: lambda kind: [
+    URL: lambda kind: [
         *NO_TEXTS,
         "nan",
         "127.0.0.1:1",
@@ -86,35 +87,39 @@ NONSENSE: dict[type, Callable[[Any], list[str]]] = {
         "/queue/a.>.b",
     ],
     QueueNameParam: lambda kind: [*NO_TEXTS, LONG, "/queue/", "a\u202eb"],
-    SelectorParam: lambda kind: ["", "a =", "\x1b", LONG, NO_UTF_8, "a = 'x"],
+    SELECTOR: lambda kind: ["", "a =", "\x1b", LONG, NO_UTF_8, "a = 'x"],
     HeaderParam: lambda kind: ["", "a", "=", "=b", "priority=4", NO_UTF_8, f"a={NO_UTF_8}", LONG],
-    TextParam: lambda kind: NO_TEXTS,
-    QueryIdParam: lambda kind: [*NO_TEXTS, LONG, "x.y", "a b"],
-    ServerNameParam: lambda kind: [*NO_TEXTS, LONG, " a", "a "],
-    SparkMasterParam: lambda kind: [*NO_NUMBERS, LONG, "local[x]", "local[0]", "spark:// ", "http://h"],
-    ServiceImportParam: lambda kind: [*NO_TEXTS, "shop", "shop:", ":app", "shop.py:app:x", "shop:a-b", "a/b:c", LONG],
+    TEXT: lambda kind: NO_TEXTS,
+    QUERY_ID: lambda kind: [*NO_TEXTS, LONG, "x.y", "a b"],
+    SERVER_NAME: lambda kind: [*NO_TEXTS, LONG, " a", "a "],
+    SPARK_MASTER: lambda kind: [*NO_NUMBERS, LONG, "local[x]", "local[0]", "spark:// ", "http://h"],
+    SERVICE: lambda kind: [*NO_TEXTS, "shop", "shop:", ":app", "shop.py:app:x", "shop:a-b", "a/b:c", LONG],
     HostAndPortParam: lambda kind: [*NO_NUMBERS, ":1", "h:", "h\n:1", "h:65536", "h:x", "70000", LONG],
-    DatabaseUrlParam: lambda kind: [*NO_TEXTS, LONG, "shop", "://shop", "a b://shop", "sqlite:///a\n"],
-    UserNameParam: lambda kind: [*NO_TEXTS, LONG, "a b", "a/b", "ä", "a" * 65],
-    PatternParam: lambda kind: [*NO_TEXTS, "/queue/", "/nowhere/q", "a.>.b", "a,b", "a..*"],
-    ClientIdParam: lambda kind: [*NO_TEXTS, "a,b", "a*", ">"],
-    RightParam: lambda kind: [*NO_NUMBERS, LONG, "monitor"],
+    DATABASE_URL: lambda kind: [*NO_TEXTS, LONG, "shop", "://shop", "a b://shop", "sqlite:///a\n"],
+    NAME: lambda kind: [*NO_TEXTS, LONG, "a b", "a/b", "ä", "a" * 65],
+    PATTERN: lambda kind: [*NO_TEXTS, "/queue/", "/nowhere/q", "a.>.b", "a,b", "a..*"],
+    CLIENT_ID: lambda kind: [*NO_TEXTS, "a,b", "a*", ">"],
+    EnumParam: lambda kind: [*NO_NUMBERS, LONG, "monitor"],
     BodyParam: lambda kind: [],
 }
-"""Invalid values by type. A new type needs a row here, an empty one if it accepts any text."""
+"""Invalid values by type, or by its class. A new one needs a row here, an empty one if it accepts any text."""
 
-SENSE = {
-    QueryIdParam: "ab",
+SENSE: dict[object, str] = {
+    QUERY_ID: "ab",
     click.IntRange: "1",
     DestinationParam: "q",
-    ServiceImportParam: "nowhere:app",
+    SERVICE: "nowhere:app",
     QueueNameParam: "q",
     BodyParam: "b",
     click.Choice: "mix",
-    UserNameParam: "shop",
-    PatternParam: "q",
-    RightParam: "send",
+    NAME: "shop",
+    PATTERN: "q",
+    EnumParam: "send",
 }
+
+
+def key_of(kind: click.ParamType[Any]) -> object:
+    return kind if kind in NONSENSE else type(kind)
 
 
 def walk(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -165,7 +170,7 @@ def main_argument(path: tuple[str, ...]) -> click.Parameter:
 def sense(param: click.Parameter, folder: Path) -> str:
     if isinstance(param.type, PathParam):
         return str(folder if param.type.dir_okay and param.name != "new" else folder / "new")
-    return SENSE[type(param.type)]
+    return SENSE[key_of(param.type)]
 
 
 def call(path: tuple[str, ...], command: click.Command, values: dict[click.Parameter, str], folder: Path) -> Result:
@@ -202,7 +207,7 @@ def test_nonsense_is_refused_in_one_sentence(
         assert param.opts[0] in check_usage_error(result)
         return
     is_path = isinstance(param.type, PathParam)
-    values = bad_paths(tmp_path, path, param) if is_path else NONSENSE[type(param.type)](param.type)
+    values = bad_paths(tmp_path, path, param) if is_path else NONSENSE[key_of(param.type)](param.type)
     before = sorted(tmp_path.rglob("*"))
     for value in values:
         message = check_usage_error(call(path, command, {param: value}, tmp_path))
@@ -293,7 +298,7 @@ OTHER_WORDS = {"--broker", "--address", "--server", "--limit", "--max", "--messa
 
 def test_options_for_the_broker_and_for_a_number_of_messages_have_one_name_everywhere() -> None:
     options = [(path, param) for path, _, param in ALL if isinstance(param, click.Option)]
-    urls = {(*path, param.opts[-1]) for path, param in options if isinstance(param.type, UrlParam)}
+    urls = {(*path, param.opts[-1]) for path, param in options if param.type is URL}
     assert {each[-1] for each in urls - ADDRESSES_TO_LISTEN_ON} == {"--url"}
     assert not [(path, param.opts) for path, param in options if OTHER_WORDS.intersection(param.opts)]
 

@@ -242,8 +242,60 @@ def test_output_with_too_many_unread_answers_is_reported(rig: Rig) -> None:
     output.add_frame(bytes(UNSENT_ANSWER_BYTES_MAX))
     output.add_frame(bytes(UNSENT_ANSWER_BYTES_MAX))
     output.flush()
-    [[answers]] = [call.args for call in ending.on_answers_unread.call_args_list]
-    assert answers > UNSENT_ANSWER_BYTES_MAX
+    [[reason]] = [call.args for call in ending.on_answers_unread.call_args_list]
+    assert reason.endswith(f"bytes of unread answers, at most {UNSENT_ANSWER_BYTES_MAX}: read them")
+
+
+def test_output_counts_unread_answers_until_they_are_read_or_the_connection_closes(rig: Rig) -> None:
+    ending = stub_ending()
+    output = rig.output(ending)
+    counted = rig.broker.unread_answers.update
+    output.answer(Receipt("taken at once"))
+    output.flush()
+    assert not counted.called
+    while not counted.called:
+        output.answer(Receipt("x" * 1000))
+        output.flush()
+    assert counted.call_args.args[0] is ending and 0 < counted.call_args.args[1] <= 1002
+    output.answer(Receipt("y"))
+    output.flush()
+    first = counted.call_args.args[1]
+    assert first > 3
+    while rig.loop.writers:
+        rig.read()
+        rig.loop.writers[rig.sock]()
+    assert counted.call_args.args == (ending, 0)
+    counted.reset_mock()
+    output.forget_answers()
+    assert not counted.called
+    while not counted.called:
+        output.answer(Receipt("x" * 1000))
+        output.flush()
+    output.forget_answers()
+    assert counted.call_args.args == (ending, 0)
+
+
+def test_unread_answers_are_joined_and_keep_their_order_among_messages(rig: Rig) -> None:
+    output = rig.output(stub_ending())
+    filling = bytes(50_000)
+    output.add_frame(filling)
+    output.flush()
+    expected = filling
+    for number in range(5):
+        for name in "abc":
+            output.answer(Receipt(f"{name}{number}"))
+            expected += f"[{name}{number}]".encode()
+            output.flush()
+        output.deliver(consumer("s"), cast(Any, [b"message"]))
+        output.flush()
+        expected += b"s:message"
+    # The first frame, and five times the answers and a message.
+    assert len(cast(Any, output)._unsent) == 1 + 5 * 2
+    received = rig.read()
+    while rig.loop.writers:
+        rig.loop.writers[rig.sock]()
+        received += rig.read()
+    assert received == expected
 
 
 def test_heart_beat_is_sent_only_after_an_interval_without_output(rig: Rig) -> None:

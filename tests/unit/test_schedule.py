@@ -1,10 +1,12 @@
 """Tests of scheduled sends: due times, repetitions, and the sends that wait. More are in tests/property."""
 
+import random
 from collections.abc import Callable
 from datetime import UTC, datetime
 
 import msgspec
 import pytest
+from cronsim import CronSim, CronSimError
 from msgspec.structs import replace
 
 from tests.property.disk import found_of
@@ -23,12 +25,12 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageResult
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.event_log import NoEventLog
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.model.batch import Batch
-from truenext.model.commands import Begin, Commit, Send
+from truenext.model.commands import Abort, Begin, Commit, Send
 from truenext.model.destination import parse_address
 from truenext.model.disk_level import DiskLevel
-from truenext.model.limits import SCHEDULE_TIME_MAX
+from truenext.model.limits import DUE_COPIES_PER_STEP, SCHEDULE_TIME_MAX, TRANSACTION_CRON_SENDS_MAX
 from truenext.model.message import SentMessage
 from truenext.model.record import split_lane_key
 from truenext.model.schedule import FOR_EVER, Schedule, check_schedule, fire_schedule, start_schedule
@@ -534,3 +536,105 @@ def test_invalid_cron_expression_is_refused_with_its_field(cron: str, field: str
 def test_rare_cron_expression_is_accepted(cron: str) -> None:
     # C14.1
     assert check_schedule(Schedule(cron=cron)).cron == cron
+
+
+# ---- The cost of cron expressions ----
+
+
+def test_transaction_with_too_many_cron_sends_is_refused_at_the_send() -> None:
+    run = Run()
+    for _ in range(2):
+        run.engine.commands.begin(run.session, Begin("t"))
+        for _ in range(TRANSACTION_CRON_SENDS_MAX):
+            run.send("x", Schedule(cron="* * * * *"), transaction="t")
+        with pytest.raises(
+            RemoteProtocolError, match=f"more than {TRANSACTION_CRON_SENDS_MAX} sends with AMQ_SCHEDULED_CRON in one"
+        ) as refused:
+            run.send("x", Schedule(cron="* * * * *"), transaction="t")
+        assert refused.value.code is Code.LIMIT
+        run.send("x", Schedule(delay_ms=1), transaction="t")
+        run.engine.commands.abort(run.session, Abort("t"))
+
+
+def test_cron_sends_that_are_due_at_once_are_sent_over_several_turns() -> None:
+    run = Run()
+    count = 100
+    for _ in range(count):
+        run.send("x", Schedule(cron="* * * * *"))
+    run.settle()
+    run.now_ms += MINUTE_MS
+    run.engine.state.commit_state.tick(run.now_ms * 1000, 0)
+    (read,) = run.engine.turn.run().reads
+    page = read_page(run.store, read)
+    found = [found_of(one) for one in page.messages]
+    run.engine.store_results.on_page_read(read, PageResult(found, page.as_of, page.is_end))
+    sent = [run.engine.queues.by_name["q"].waiting_count()]
+    while sent[-1] < count:
+        run.engine.turn.run()
+        sent.append(run.engine.queues.by_name["q"].waiting_count())
+        assert sent[-1] > sent[-2]
+    # Each computes its next time, which takes as long as 50 copies.
+    assert max(after - before for before, after in zip([0, *sent], sent, strict=False)) <= DUE_COPIES_PER_STEP // 50 + 1
+
+
+CRON_FIELDS = (
+    ("*", "0", "30", "59", "*/7", "5-9", "1,2,58", "10/20"),
+    ("*", "0", "12", "23", "*/5", "22-23", "0,23"),
+    ("*", "1", "15", "29", "30", "31", "L", "LW", "*/31", "1-7", "28,31"),
+    ("*", "1", "2", "12", "feb", "4,6,9,11", "*/5"),
+    ("*", "0", "7", "MON", "*/7", "1-5", "5L", "MON#5", "0#2", "SUN#1,3"),
+)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_next_time_of_a_cron_expression_is_that_of_cronsim(seed: int) -> None:
+    drawn = random.Random(seed)
+    for _ in range(50):
+        cron = " ".join(map(drawn.choice, CRON_FIELDS))
+        now_ms = drawn.choice([NOON_MS, NOON_MS - 1, NOON_MS + 59_999, drawn.randrange(SCHEDULE_TIME_MAX)])
+        expected: int | None
+        try:
+            hit = next(CronSim(cron, datetime.fromtimestamp(now_ms // 1000, UTC)))
+            expected = int(hit.timestamp()) * 1000
+        except (CronSimError, StopIteration):
+            expected = None
+        schedule = start_schedule(Schedule(cron=cron), now_ms)
+        assert (None if schedule is None else schedule.due_ms) == expected, (cron, now_ms)
+
+
+@pytest.mark.parametrize(
+    "cron",
+    [
+        pytest.param("0 0 */31 * 0#2", id="never"),
+        pytest.param("0 0 29 2 */7", id="every 28 years"),
+    ],
+)
+def test_search_of_a_rare_cron_time_looks_at_few_days(cron: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    match_day = CronSim.match_day
+
+    def counted(self: CronSim, day: datetime) -> bool:
+        nonlocal looks
+        looks += 1
+        return match_day(self, day)
+
+    monkeypatch.setattr(CronSim, "match_day", counted)
+    start_schedule(Schedule(cron=cron), NOON_MS)
+    # There are 28 kinds of months.
+    assert 0 < looks <= 28 * 31
+
+
+# ---- Memory ----
+
+
+def test_due_sends_wait_until_eviction_has_caught_up() -> None:
+    run = Run()
+    run.send("x", Schedule(delay_ms=MINUTE_MS))
+    run.settle()
+    run.engine.state.commit_state.is_eviction_behind = True
+    # With work that it cannot do, this would go on for ever.
+    run.at(NOON_MS + MINUTE_MS)
+    assert not run.engine.queues.by_name["q"].waiting_count()
+    run.engine.state.commit_state.is_eviction_behind = False
+    run.settle()
+    assert run.engine.queues.by_name["q"].waiting_count() == 1

@@ -184,9 +184,9 @@ def test_many_escaped_headers_are_decoded_in_several_calls_and_each_frame_once()
     assert max(map(len, calls)) < 20 and calls[-2] and len(calls[-1]) == 1
 
 
-@pytest.mark.parametrize("version", [*VERSIONS, None])
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("beat", [b"\n", b"\r\n", b"\0"])
-def test_heart_beats_are_no_frames_and_are_not_kept(version: Version | None, beat: bytes) -> None:
+def test_heart_beats_are_no_frames_and_are_not_kept(version: Version, beat: bytes) -> None:
     """Bytes between frames cost nothing, however many there are."""
     receiver = decoder(version)
     for _ in range(3):
@@ -505,6 +505,33 @@ def test_a_stranger_gets_no_more_memory_than_a_login_needs(start: bytes) -> None
             sent += 100
             receiver.receive(b"x" * 100)
     assert sent <= LOGIN_BYTES_MAX + 100
+
+
+@pytest.mark.parametrize("beat", [b"\n", b"\r\n", b"\0"])
+@pytest.mark.parametrize("size", [1, 100, LOGIN_BYTES_MAX])
+def test_line_ends_before_a_login_count_towards_its_limit(beat: bytes, size: int) -> None:
+    receiver, sent = decoder(None), 0
+    with pytest.raises(RemoteProtocolError, match="before CONNECT is complete"):
+        while True:
+            sent += size * len(beat)
+            assert receiver.receive(beat * size) == []
+    assert LOGIN_BYTES_MAX < sent <= LOGIN_BYTES_MAX + size * len(beat)
+
+
+def test_line_ends_and_login_together_are_as_long_as_the_limit_and_no_longer() -> None:
+    login = b"CONNECT\n\n"
+    for chunks in (cut, bytewise):
+        for size, count in ((LOGIN_BYTES_MAX - len(login), 1), (LOGIN_BYTES_MAX - len(login) + 1, 0)):
+            data = b"\n" * size + login + b"\0"
+            pieces = bytewise(data) if chunks is bytewise else cut(data, 1, 4000, len(data) - 5)
+            receiver = decoder(None)
+            frames = []
+            try:
+                for piece in pieces:
+                    frames += receiver.receive(piece)
+            except RemoteProtocolError:
+                assert count == 0
+            assert len(frames) == count
 
 
 def test_the_limit_of_a_login_ends_with_the_login() -> None:

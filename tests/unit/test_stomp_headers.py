@@ -219,6 +219,40 @@ def test_header_without_effect_beside_a_schedule_and_a_group_changes_neither() -
     assert [name for _, name, _ in reported] == ["x-delay"]
 
 
+@pytest.mark.parametrize(
+    ("header", "instead"),
+    [
+        ("truenext-tll", "use truenext-ttl"),
+        ("truenext-prodcuer", "use truenext-producer"),
+        ("truenext-started", "it is for ACK; leave it out"),
+        (
+            "truenext-x",
+            "there are truenext-number and truenext-producer and truenext-gapless and truenext-ttl; leave it",
+        ),
+    ],
+)
+def test_unknown_header_of_truenext_on_send_is_reported_once_and_forwarded(header: str, instead: str) -> None:
+    reported: list[tuple[str, str, str]] = []
+    server = connected(reported=reported)
+    for _ in range(40):
+        (send,) = receive(server, "SEND", {"destination": "/queue/a", "content-length": "0", header: "7"})
+        assert isinstance(send, Send)
+        assert f"{header}:7\n".encode() in send.message.header
+    ((command, name, advice),) = reported
+    assert (command, name) == ("SEND", header) and advice.startswith(instead)
+
+
+def test_headers_that_truenext_knows_on_send_are_not_reported() -> None:
+    reported: list[tuple[str, str, str]] = []
+    producer = {"truenext-producer": "p", "truenext-number": "1", "truenext-ttl": "5"}
+    repeated_message = {"truenext-sequence": "1", "truenext-tll": "5"}
+    dead_letter = {"truenext-original-priority": "4", "truenext-lost": "true"}
+    for headers in (producer, repeated_message, dead_letter):
+        receive(connected(reported=reported), "SEND", {"destination": "/queue/a"} | headers)
+    receive(connected(reported=reported), "SUBSCRIBE", {"id": "s", "destination": "/queue/a", "truenext-pull": "false"})
+    assert not reported
+
+
 def test_no_header_without_effect_is_understood_too() -> None:
     understood = {frame: {name for each in docs for name in each.names} for frame, docs in CLIENT_HEADERS.items()}
     for frame, names in INEFFECTIVE_HEADERS.items():

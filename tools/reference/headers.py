@@ -21,9 +21,9 @@ Look up each destination and each header here that the broker understands, accep
 [contract.md](../contract.md) has the promises, [limits.md](limits.md) all limits.
 
 A header of another name has no effect. On a SEND it is yours, and comes with the MESSAGE, also if it begins with
-`truenext-`: `truenext-tll` is not refused. On a frame other than SEND the broker refuses a header that begins with
-`truenext-` and that the frame does not have. Two headers that mean the same and conflict are refused, too. Numbers are
-digits without a sign; `true` and `false` may have capitals.
+`truenext-`: `truenext-tll` is not refused, but the log warns of such a header, once for each user. On a frame other
+than SEND the broker refuses a header that begins with `truenext-` and that the frame does not have. Two headers that
+mean the same and conflict are refused, too. Numbers are digits without a sign; `true` and `false` may have capitals.
 
 This page is made from the code: `make reference`.
 """

@@ -11,7 +11,8 @@ right:
 
     execution --> control_commands --> user_sessions --> reply_rights, logins
         |-------> connection_ends --> takeovers
-        |-------> capacity --> incomplete_frames, read_turns        broker --> slow_clients, stuck_check, disk_level_log
+        |-------> capacity --> incomplete_frames, read_turns
+    broker -----> slow_clients, stuck_check, disk_level_log, unread_answers
 """
 
 import logging
@@ -37,6 +38,7 @@ from truenext.broker.peer import Peer
 from truenext.broker.reload import NO_FILE, ReloadResult
 from truenext.broker.slow_clients import SlowClients
 from truenext.broker.stuck_check import StuckCheck
+from truenext.broker.unread_answers import UnreadAnswers
 from truenext.broker.user_sessions import UserSessions
 from truenext.broker.users import Users
 from truenext.broker.write_time import WriteTimeEstimate
@@ -121,6 +123,7 @@ class Broker:
             resume=lambda session: self._peers[session].resume_reading(),
             schedule_turn=self._schedule_turn,
         )
+        self.unread_answers = UnreadAnswers(engine.state.memory, loop)
         self.ends = ConnectionEnds(
             engine,
             self._peers,
@@ -347,10 +350,7 @@ class Broker:
         self._commit()
         if self._sliced_work.pending:
             self._sliced_work.run_slice()
-        if self._execution.routing.pending:
-            self._execution.routing.run_slice()
-            # Each connection has its turn, however long its messages take.
-            self._execution.routing.pending.rotate(-1)
+        self._execution.find_some_queues()
 
     def _tick(self) -> None:
         self._commit_state.disk_level = self._store.disk_level

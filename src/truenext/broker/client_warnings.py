@@ -4,12 +4,15 @@ import logging
 from collections.abc import Callable, Container
 
 from truenext.engine.engine import Engine
+from truenext.wire.stomp.headers import OWN_PREFIX
 
 logger = logging.getLogger(__name__)
 
 OTHER_PROTOCOL_SECONDS = 60.0
 """Time after the warning of a client of another protocol in which others of that protocol are logged as debug."""
 
+_FOREIGN_HEADER = "a header of another broker has no effect here"
+_UNKNOWN_HEADER = "an unknown header that begins with truenext- has no effect"
 _OTHER_PROTOCOL = "client refused: it speaks another protocol, and this port speaks STOMP"
 
 
@@ -33,11 +36,14 @@ class ClientWarnings:
         logger.warning(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})
 
     def warn_of_ineffective_header(self, client: str, user: str, frame: str, header: str, instead: str) -> None:
-        """Log a client's header that has an effect in other brokers only; once for each header and user."""
-        if (user, header) not in self._ineffective_headers:
-            self._ineffective_headers.add((user, header))
+        """Log a client's header without effect, once for each header and user. Of headers that only look like those of
+        truenext one is logged for each user, as clients may invent any number."""
+        is_unknown = header.startswith(OWN_PREFIX)
+        key = (user, OWN_PREFIX if is_unknown else header)
+        if key not in self._ineffective_headers:
+            self._ineffective_headers.add(key)
             fields = {"header": header, "frame": frame, "user": user, "client": client, "instead": instead}
-            logger.warning("a header of another broker has no effect here", extra=fields)
+            logger.warning(_UNKNOWN_HEADER if is_unknown else _FOREIGN_HEADER, extra=fields)
 
     def keep_users(self, users: Container[str]) -> None:
         """Forget the users that are not among these."""

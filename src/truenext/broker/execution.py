@@ -213,6 +213,13 @@ class Execution:
         self.routing.add(self._find_queues(session, steps))
         return True
 
+    def find_some_queues(self) -> None:
+        """Go on with a search for the queues of messages, if there is one."""
+        if self.routing.pending:
+            self.routing.run_slice()
+            # Each connection has its turn, however long its messages take.
+            self.routing.pending.rotate(-1)
+
     def _find_queues(self, session: ConnectionState, steps: Iterator[None]) -> Steps:
         for _ in steps:
             yield

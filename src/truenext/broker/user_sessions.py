@@ -26,6 +26,7 @@ from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Browse, Command, ControlRequest, Login, Send, SendRun
 from truenext.model.destination import Destination, DestinationKind
 from truenext.model.grants import User
+from truenext.model.limits import BROWSERS_MAX
 
 Action = Callable[[ConnectionState, Any], None]
 """Executes a command of a connection."""
@@ -216,6 +217,14 @@ class UserSessions:
         if browse.destination.kind is DestinationKind.DURABLE:
             queue = self._engine.queues.require_durable(browse.destination.name)
             access.check_browsed_subscription(self._users[session].user, queue)
+        user = self.name_of(session)
+        active = self._engine.state.clients.active_browsers
+        if sum(self.name_of(browser.session) == user for browser in active) >= BROWSERS_MAX // 2:
+            raise RemoteProtocolError(
+                f"user {user!r} has half of the {BROWSERS_MAX} browsers that there may be at once; try again when "
+                "others are done",
+                Code.LIMIT,
+            )
         self._engine.commands.browse(session, browse)
 
     def is_forbidden(self, session: ConnectionState, command: Command) -> bool:

@@ -1,12 +1,12 @@
 """`truenext audit`: prove from a broker's history that the contract held."""
 
-from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
 from truenext.cli.exit_status import NoAnswerFailure
-from truenext.cli.values import PathParam, SecondsParam, SparkMasterParam, TextParam
+from truenext.cli.values import SPARK_MASTER, TEXT, PathParam, SecondsParam
 from truenext.errors import ConfigurationError, TruenextError
 
 
@@ -14,11 +14,11 @@ from truenext.errors import ConfigurationError, TruenextError
 @click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=PathParam(exists=True, file_okay=False))
 @click.option(
     "--master",
-    type=SparkMasterParam(),
+    type=SPARK_MASTER,
     help="Where Spark runs, such as local[2]; all cores of this machine by default.",
 )
 @click.option("--since", type=click.DateTime(), help="Ignore events before this time, UTC.")
-@click.option("--queue", type=TextParam(), help="Audit only this queue.")
+@click.option("--queue", type=TEXT, help="Audit only this queue.")
 @click.option(
     "--stuck",
     "stuck_seconds",
@@ -35,15 +35,7 @@ from truenext.errors import ConfigurationError, TruenextError
     help="Folder of the events of services of stages (truenext stages run --events). May be repeated.",
 )
 @click.option("--out", type=PathParam(file_okay=False), help="Write the tables and a page into this folder.")
-def audit(
-    folders: tuple[Path, ...],
-    master: str | None,
-    since: datetime | None,
-    queue: str | None,
-    stuck_seconds: float,
-    stages: tuple[Path, ...],
-    out: Path | None,
-) -> None:
+def audit(folders: tuple[Path, ...], **options: Any) -> None:
     """Prove from the history in DIR whether the contract held.
 
     DIR is the data folder of a broker, running or not, a copy of its history, or a folder that `truenext record` wrote.
@@ -58,9 +50,7 @@ def audit(
             ConfigurationError(f"an audit needs Spark ({error.name} is missing): pip install 'truenext[spark]'")
         ) from error
     try:
-        verdicts = run_audit(
-            folders, master=master, since=since, queue=queue, stuck_seconds=stuck_seconds, stages=stages, out=out
-        )
+        verdicts = run_audit(folders, **options)
     except TruenextError as error:
         raise NoAnswerFailure(error) from error
     raise SystemExit(0 if all(verdict.has_contract_held for verdict in verdicts) else 1)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import click
@@ -52,26 +51,28 @@ def run_in_pieces(
     """
     console = Console(stderr=True)
     # A progress bar on a terminal; a line every few seconds in a file.
-    bar = Progress(console=console, transient=True) if console.is_terminal else None
-    task = None if bar is None else bar.add_task(verb, total=total)
+    bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task(verb, total=total)
     totals = ProgressReporter(done)
     count = 0
     after: list[int] | None = [0, 0]
     until: dict[str, int] = {}
-    with bar or nullcontext():
+    with bar:
         while after is not None:
             answer = send_control_request(connection, verb, request | until | {"after": after})
             count += answer["moved"]
             after, until = answer["next"], {"until": answer["until"]}
-            if bar is not None and task is not None:
-                bar.update(task, completed=count)
-            else:
+            bar.update(task, completed=count)
+            if not console.is_terminal:
                 totals.report_if_due(count)
             yield answer
 
 
 def queue_exists(connection: Connection, queue: str) -> bool:
-    """Raises: TruenextError"""
+    """Return whether the broker has a queue of this name.
+
+    Raises: TruenextError
+    """
     try:
         send_control_request(connection, "purge", {"queue": queue, "dry_run": True, "limit": 1})
     except Refused as error:

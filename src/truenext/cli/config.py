@@ -8,7 +8,7 @@ from rich.table import Column, Table
 from truenext.broker.config import Configuration, configure, format_value, with_files
 from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
-from truenext.cli.exit_status import CommandFailure, NoAnswerFailure
+from truenext.cli.exit_status import NoAnswerFailure
 from truenext.cli.serve import fault_of_memory_limit
 from truenext.cli.values import PathParam, QueueNameParam
 from truenext.errors import ConfigurationError, FaultyFileError, TruenextError
@@ -69,7 +69,7 @@ def reload(broker: BrokerOptions) -> None:
     with connected(broker, failure=NoAnswerFailure) as connection:
         outcome = send_control_request(connection, "reload")
     if outcome["errors"]:
-        raise CommandFailure(TruenextError("\n".join(["nothing was changed:", *outcome["errors"]])))
+        raise TruenextError("\n".join(["nothing was changed:", *outcome["errors"]]))
     for change in outcome["changed"]:
         terminal.echo(change)
     terminal.echo(f"{outcome['file']} is in force{'' if outcome['changed'] else ', and changes nothing'}.")

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from truenext.blocking import Connection, connect
 from truenext.cli import terminal
 from truenext.cli.exit_status import CommandFailure
-from truenext.cli.values import URL, PathParam, SecondsParam, TextParam, UrlOption, VariableOption
+from truenext.cli.values import TEXT, URL, PathParam, SecondsParam, UrlOption, VariableOption
 from truenext.client.core.context import NO_SPACE_TEXT
 from truenext.client.core.credentials import Credentials
 from truenext.client.core.flows import CLOSE_TIMEOUT_S
@@ -50,7 +50,7 @@ _url_option = click.option(
 _user_option = click.option(
     "--user",
     cls=VariableOption,
-    type=TextParam(),
+    type=TEXT,
     envvar=USER_VARIABLE,
     show_envvar=True,
     help="User of the broker.",
@@ -104,7 +104,10 @@ class BrokerOptions(NamedTuple):
     """Seconds until the broker must have accepted the login."""
 
     def connect(self, *, reconnect: bool) -> Connection:
-        """Raises: ConfigurationError for an unusable file; as `truenext.blocking.connect`"""
+        """Connect to the broker.
+
+        Raises: ConfigurationError if a file of the credentials cannot be used; else as `truenext.blocking.connect`
+        """
         return connect(self.url, **self.credentials.arguments(), reconnect=reconnect, timeout=self.timeout_s)
 
 
@@ -132,48 +135,32 @@ def credentials_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add options for the login and for TLS to a command, which gets them as `credentials`."""
 
     @wraps(command)
-    def with_credentials(
-        *,
-        user: str | None,
-        password_file: Path | None,
-        ca: Path | None,
-        certificate: Path | None,
-        key: Path | None,
-        **values: Any,
-    ) -> None:
-        command(credentials=_credentials(user, password_file, ca, certificate, key), **values)
+    def with_credentials(*, user: str | None, **values: Any) -> None:
+        files = {name: values.pop(name) for name in ("password_file", "ca", "certificate", "key")}
+        command(credentials=_credentials(user, files), **values)
 
     return _user_option(_password_file_option(_ca_option(_certificate_option(_key_option(with_credentials)))))
 
 
-def _credentials(
-    user: str | None, password_file: Path | None, ca: Path | None, certificate: Path | None, key: Path | None
-) -> Credentials:
-    """Raises: click.UsageError"""
-    if key is not None and certificate is None:
-        raise click.UsageError("--key needs --certificate")
+def _credentials(user: str | None, files: Mapping[str, Path | None]) -> Credentials:
+    if files["key"] is not None and files["certificate"] is None:
+        raise click.UsageError("--key needs --certificate: set both, or neither")
     context = click.get_current_context()
     password = os.environ.get(PASSWORD_VARIABLE, "")
     if not password.strip() or context.get_parameter_source("password_file") is ParameterSource.COMMANDLINE:
         password = ""
-    elif password_file is not None:
+    elif files["password_file"] is not None:
         raise click.UsageError(f"{PASSWORD_VARIABLE} excludes {PASSWORD_FILE_VARIABLE}: unset one of them")
+    named = {name: str(file) for name, file in files.items() if file is not None}
     try:
-        return Credentials(
-            user=user,
-            password=password or None,
-            password_file=None if password_file is None else str(password_file),
-            ca=None if ca is None else str(ca),
-            certificate=None if certificate is None else str(certificate),
-            key=None if key is None else str(key),
-        )
+        return Credentials(user=user, password=password or None, **named)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 
 
 def split_by_source(merged: Credentials) -> tuple[Credentials, Credentials]:
-    """Return of a command's credentials those of its command line, and the login of its environment. This login has the
-    user of the environment also if the command line names another one.
+    """Split a command's credentials into those of its command line and the login of its environment. This login has the
+    user of the environment even if the command line names another one.
 
     Raises: click.UsageError
     """
@@ -205,7 +192,7 @@ def with_login_hint(error: TruenextError, credentials: Credentials) -> TruenextE
 def connected(
     broker: BrokerOptions, *, reconnect: bool = False, failure: type[CommandFailure] = CommandFailure
 ) -> Iterator[Connection]:
-    """Connect to a broker, which must answer at once. Only with `reconnect` does the connection outlive a loss.
+    """Connect to a broker, which must answer at once. With `reconnect` a lost connection is made again.
 
     Raises: `failure` for each error of the connection
     """

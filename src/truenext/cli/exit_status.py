@@ -19,7 +19,7 @@ import click
 
 from truenext.cli import terminal
 from truenext.cli.lazy import LazyGroup
-from truenext.errors import ConfigurationError, ConnectionLost, NoBroker, RemoteProtocolError
+from truenext.errors import ConfigurationError, ConnectionLost, NoBroker, RemoteProtocolError, TruenextError
 
 MESSAGE_LENGTH_MAX = 4000
 """Characters of an error; a wrong value of a megabyte is not repeated whole."""
@@ -63,7 +63,7 @@ class NoAnswerFailure(CommandFailure):
 
 
 class MainGroup(LazyGroup):
-    """Command group that prints each error of the command line and of standard output in one line."""
+    """Command group that prints each error of the command line, of truenext and of standard output in one line."""
 
     def main(
         self,
@@ -81,9 +81,10 @@ class MainGroup(LazyGroup):
         except click.exceptions.NoArgsIsHelpError as error:
             terminal.echo(error.format_message(), err=True)
             status = error.exit_code
-        except click.ClickException as error:
-            _print_error(error)
-            status = error.exit_code
+        except (click.ClickException, TruenextError) as error:
+            failure = CommandFailure(error) if isinstance(error, TruenextError) else error
+            _print_error(failure)
+            status = failure.exit_code
         except click.Abort:
             status = INTERRUPTED
         terminal.flush_errors()

@@ -20,7 +20,7 @@ TRACEBACK_MAX = 16_000
 
 
 class FieldFormatter(logging.Formatter):
-    """Format `TIME LEVEL event key=value ...`; a traceback follows indented, so that no line of it is like an event."""
+    """Format `TIME LEVEL event key=value ...`; a traceback is indented: no line of it looks like an event."""
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
         return indent(escape_text(_cut(super().formatException(ei))), "  ")

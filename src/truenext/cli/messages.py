@@ -91,7 +91,7 @@ def send(
     if body is not None and (lines or files):
         raise click.UsageError("BODY excludes --file and --lines: use one of them")
     bodies = [body] if body is not None else _bodies(files or (Path("-"),), lines=lines)
-    progress = ProgressCounter("sent")
+    progress = ProgressReporter("sent")
     is_whole = False
     try:
         with connected(broker) as connection:
@@ -113,7 +113,10 @@ def send(
 
 
 def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
-    """Raises: TruenextError if a file cannot be read"""
+    """Yield the content of each file, or each of its lines.
+
+    Raises: TruenextError if a file cannot be read
+    """
     for file in files:
         is_input = str(file) == "-"
         name = "standard input" if is_input else str(file)
@@ -251,7 +254,10 @@ def _browse_repeatedly(
 
 
 def _reconnect(broker: BrokerOptions) -> Connection:
-    """Raises: Refused, which ends the wait for the broker"""
+    """Connect again, and try until the broker is back or refuses the login.
+
+    Raises: Refused
+    """
     while True:
         try:
             return broker.connect(reconnect=False)
@@ -272,18 +278,3 @@ def _print(message: Content, *, as_json: bool) -> None:
     except UnicodeDecodeError:
         output["body_base64"] = base64.b64encode(message.body).decode()
     terminal.write_json(output)
-
-
-class ProgressCounter:
-    """Counter of items that pass, with a report every few seconds."""
-
-    def __init__(self, done: str) -> None:
-        self.count = 0
-        self._totals = ProgressReporter(done)
-
-    def count_each(self, bodies: Iterable[bytes]) -> Iterator[bytes]:
-        for body in bodies:
-            yield body
-            self.count += 1
-            if self.count % 1000 == 0:
-                self._totals.report_if_due(self.count)

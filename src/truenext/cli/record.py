@@ -10,8 +10,7 @@ from rich.progress import Progress
 
 from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, broker_options, with_login_hint
-from truenext.cli.exit_status import CommandFailure
-from truenext.cli.values import PathParam, TextParam
+from truenext.cli.values import TEXT, PathParam
 from truenext.errors import TruenextError
 from truenext.model.limits import WINDOW_MAX
 from truenext.spark.recorder import MESSAGES_MAX, WORKLOADS, Recorder
@@ -43,7 +42,7 @@ from truenext.spark.recording import check_folder, write_recording
     help="Messages that the consumer may hold (prefetch).",
 )
 @click.option("--seed", type=int, help="For --case mix: the seed that an earlier recording printed.")
-@click.option("--queue", type=TextParam(), help="An empty queue that no other client uses; by default a new queue.")
+@click.option("--queue", type=TEXT, help="An empty queue that no other client uses; by default a new queue.")
 @click.option("--out", "folder", type=PathParam(file_okay=False), required=True, help="A new folder for the recording.")
 @click.option("--remote", is_flag=True, help="Allow a broker on another machine, which gets this load.")
 @broker_options
@@ -87,6 +86,6 @@ def record(
         for path in write_recording(events, folder):
             terminal.echo(str(path))
     except TruenextError as error:
-        raise CommandFailure(with_login_hint(error, broker.credentials)) from error
-    arrived = len({event.sequence for event in events if event.kind == "dispatched"})
+        raise with_login_hint(error, broker.credentials) from error
+    arrived = len({event["sequence"] for event in events if event["kind"] == "dispatched"})
     terminal.echo(f"{len(events)} events; {arrived} of {count} messages came", err=True)

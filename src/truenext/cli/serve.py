@@ -87,7 +87,10 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
 
 
 def _check_address(address: Address, configuration: Configuration) -> None:
-    """Raises: ConfigurationError if the broker must not listen on the address."""
+    """Check that the broker may listen on the address, and log the risks of doing so.
+
+    Raises: ConfigurationError
+    """
     settings = configuration.broker
     if address.has_tls and configuration.certificates is None:
         raise ConfigurationError(

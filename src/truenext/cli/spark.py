@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import click
@@ -12,15 +13,14 @@ from rich.table import Table
 
 from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, broker_options, with_login_hint
-from truenext.cli.exit_status import CommandFailure
-from truenext.cli.values import NUMBER_MAX, QueryIdParam
+from truenext.cli.values import NUMBER_MAX, QUERY_ID
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.model.url import parse_url
 
 if TYPE_CHECKING:
     from truenext.spark.broker.connection import BrokerConnection
 
-_id_argument = click.argument("query_id", metavar="ID", type=QueryIdParam())
+_id_argument = click.argument("query_id", metavar="ID", type=QUERY_ID)
 
 
 @click.group()
@@ -36,12 +36,9 @@ def spark() -> None:
 @broker_options
 def list_(broker: BrokerOptions) -> None:
     """Show queries, with source, batch and unfinished work."""
-    with _connected(broker) as connection:
-        from truenext.spark.sink.admin import list_sinks
-        from truenext.spark.source.admin import list_queries
-
-        sources = list_queries(connection)
-        sinks = list_sinks(connection)
+    with _connected(broker) as (connection, admin):
+        sources = admin.list_queries(connection)
+        sinks = admin.list_sinks(connection)
     table = Table("space", "id", "reads", "batch", "rows", "bytes", "since", box=None)
     for source in sources:
         batch = "abandoned" if source.is_abandoned else f"{source.batch:,}"
@@ -71,11 +68,8 @@ def publish(query_id: str, broker: BrokerOptions) -> None:
 
     The query does the same when it is restarted.
     """
-    with _connected(broker) as connection:
-        from truenext.spark.admin import find_sink
-        from truenext.spark.sink.admin import publish_decision
-
-        batch = publish_decision(connection, find_sink(connection, query_id).queues)
+    with _connected(broker) as (connection, admin):
+        batch = admin.publish_decision(connection, admin.find_sink(connection, query_id).queues)
     terminal.echo(f"batch {batch} is published")
 
 
@@ -89,12 +83,9 @@ def abandon(query_id: str, broker: BrokerOptions) -> None:
     decided output is published, and the rows of these batches are dropped. Otherwise the rows of its last batch may be
     processed twice: see docs/spark.md. A query that still runs fails.
     """
-    with _connected(broker) as connection:
-        from truenext.spark.admin import abandon as abandon_query
-        from truenext.spark.admin import find
-
+    with _connected(broker) as (connection, admin):
         returned = dropped = 0
-        for returned_now, dropped_now in abandon_query(connection, find(connection, query_id)):
+        for returned_now, dropped_now in admin.abandon(connection, admin.find(connection, query_id)):
             returned, dropped = returned + returned_now, dropped + dropped_now
             terminal.echo(f"{returned:,} rows returned", err=True)
     terminal.echo(f"closed; {returned:,} rows returned, {dropped:,} dropped, as their output is published")
@@ -109,11 +100,8 @@ def reject(query_id: str, sequence: int, broker: BrokerOptions) -> None:
 
     This is for a row that Spark cannot process. Stop the query first, and restart it afterwards.
     """
-    with _connected(broker) as connection:
-        from truenext.spark.admin import find_source
-        from truenext.spark.source.admin import reject as reject_row
-
-        target = reject_row(connection, find_source(connection, query_id), sequence)
+    with _connected(broker) as (connection, admin):
+        target = admin.reject(connection, admin.find_source(connection, query_id), sequence)
     terminal.echo(f"message {sequence} is in {target}")
 
 
@@ -125,25 +113,21 @@ def forget(query_id: str, broker: BrokerOptions) -> None:
 
     End the query for good first: if it runs on, it fails. For 7 days nothing can be written under ID.
     """
-    with _connected(broker) as connection:
-        from truenext.spark.admin import find
-        from truenext.spark.admin import forget as forget_query
-
-        forget_query(connection, find(connection, query_id))
+    with _connected(broker) as (connection, admin):
+        admin.forget(connection, admin.find(connection, query_id))
     terminal.echo("forgotten")
 
 
 @contextmanager
-def _connected(broker: BrokerOptions) -> Iterator[BrokerConnection]:
-    """Raises: CommandFailure"""
+def _connected(broker: BrokerOptions) -> Iterator[tuple[BrokerConnection, ModuleType]]:
+    """Connect to a broker, and import the module `truenext.spark.admin`. Raises: TruenextError"""
     try:
-        from truenext.spark import admin  # noqa: F401
+        from truenext.spark import admin
         from truenext.spark.broker.connection import BrokerConnection
     except ModuleNotFoundError as error:
-        reason = f"this command needs {error.name}: pip install 'truenext[spark]'"
-        raise CommandFailure(ConfigurationError(reason)) from error
+        raise ConfigurationError(f"this command needs {error.name}: pip install 'truenext[spark]'") from error
     try:
         with BrokerConnection([parse_url(broker.url)], broker.credentials, broker.timeout_s) as connection:
-            yield connection
+            yield connection, admin
     except TruenextError as error:
-        raise CommandFailure(with_login_hint(error, broker.credentials)) from error
+        raise with_login_hint(error, broker.credentials) from error

@@ -38,16 +38,17 @@ def queues(as_json: bool, broker: BrokerOptions) -> None:
     terminal.print_drawn(table)
 
 
+_LEVEL_EFFECTS = {
+    "little": ", connections that only send wait or are refused",
+    "none": ", sends are refused, except in transactions that free as much as they send",
+    "full": ", all sends are refused",
+}
+
+
 def _disk_level(facts: dict[str, Any]) -> str:
     """Return the free space of a broker as a text, from its answer to `status`."""
-    sizes = facts["disk_bytes"]
-    text = f"level: {facts['disk_level']}"
-    if facts["disk_level"] == "little":
-        text += ", connections that only send wait or are refused"
-    elif facts["disk_level"] == "none":
-        text += ", sends are refused, except in transactions that free as much as they send"
-    elif facts["disk_level"] == "full":
-        text += ", all sends are refused"
+    sizes, level = facts["disk_bytes"], facts["disk_level"]
+    text = f"level: {level}{_LEVEL_EFFECTS.get(level, '')}"
     if "free" in sizes:
         text += f"; {sizes['free']:,} bytes free, {sizes['needed']:,} needed"
     if "limit" in sizes:

@@ -18,7 +18,7 @@ from truenext.cli.terminal import count_noun
 from truenext.cli.values import PathParam
 from truenext.errors import TruenextError
 from truenext.history.check import find_damage, last_batch_chunk
-from truenext.store.check import QueueSummary, SalvageSummary
+from truenext.store.check import SalvageSummary
 from truenext.store.check import check as check_store
 from truenext.store.export import export as export_store
 from truenext.store.salvage.damage import Damage
@@ -117,20 +117,17 @@ def _print_summary(summary: SalvageSummary, folder: Path) -> None:
     table = Table("queue", "persistent", "transient", "bytes", "damaged", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
-    total = QueueSummary()
     for number, queue in sorted(summary.queues.items()):
         name = summary.names.get(number, f"number {number}")
         table.add_row(
             terminal.table_cell(name),
             *(f"{count:,}" for count in (queue.persistent, queue.transient, queue.size, queue.damaged)),
         )
-        total.persistent += queue.persistent
-        total.transient += queue.transient
-        total.size += queue.size
     if summary.queues:
         terminal.print_drawn(table)
-    messages = count_noun(total.persistent + total.transient, "message")
-    terminal.echo(f"{folder}: {messages} of {total.size:,} bytes in {count_noun(len(summary.queues), 'queue')}")
+    messages = count_noun(sum(each.persistent + each.transient for each in summary.queues.values()), "message")
+    size = sum(each.size for each in summary.queues.values())
+    terminal.echo(f"{folder}: {messages} of {size:,} bytes in {count_noun(len(summary.queues), 'queue')}")
     if summary.contents:
         terminal.echo(
             f"{count_noun(summary.contents, 'content')} of {summary.contents_size:,} bytes that several messages share"

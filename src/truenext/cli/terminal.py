@@ -94,7 +94,7 @@ def discard_output(stream: TextIO) -> None:
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print a text for people. If standard error cannot be written to, the exit status must do.
+    """Print a text for people. An error of standard error is ignored: the exit status tells the outcome.
 
     Raises: OSError if standard output cannot be written to
     """
@@ -108,7 +108,7 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 def flush_errors() -> None:
-    """Flush standard error; output of others than `echo` that cannot be written must not change the status, either."""
+    """Flush standard error. An error of standard error is ignored: the exit status must not change for it."""
     if sys.stderr is not None:
         try:
             sys.stderr.flush()

@@ -46,61 +46,44 @@ from truenext.broker.users import (
 )
 from truenext.cli import terminal
 from truenext.cli.exit_status import CommandFailure
-from truenext.cli.values import CheckedTextParam, PathParam
-from truenext.errors import ConfigurationError, TruenextError
+from truenext.cli.values import USERS_VARIABLE, CheckedTextParam, EnumParam, PathParam
+from truenext.errors import TruenextError
 from truenext.model.grants import QUEUE_PREFIX, Pattern, Right, User, parse_pattern
+from truenext.store.folder import sync_folder
 
 
-class UserNameParam(CheckedTextParam):
-    """Name of a user or role."""
+def _check_named(fault_of: Callable[[str], str | None]) -> Callable[[str], str | None]:
+    """Return the check of a text, with the text at the beginning of its error."""
 
-    name = "name"
-
-    def fault(self, value: str) -> str | None:
-        fault = fault_of_name(value)
+    def named(value: str) -> str | None:
+        fault = fault_of(value)
         return fault and f"{value[:100]!r}: {fault}"
 
-
-class PatternParam(CheckedTextParam):
-    """Pattern of queues or topics, or the name of one."""
-
-    name = "pattern"
-
-    def fault(self, value: str) -> str | None:
-        try:
-            parse_pattern(value)
-        except ValueError as error:
-            return f"{value[:100]!r} {error}"
-        return None
+    return named
 
 
-class RightParam(click.Choice[str]):
-    """Right that has patterns."""
+def _fault_of_pattern(value: str) -> str | None:
+    try:
+        parse_pattern(value)
+    except ValueError as error:
+        return f"{value[:100]!r} {error}"
+    return None
 
-    def __init__(self) -> None:
-        super().__init__([right.value for right in Right])
 
-
-class ClientIdParam(CheckedTextParam):
-    """Client id of durable subscriptions."""
-
-    name = "text"
-
-    def fault(self, value: str) -> str | None:
-        fault = fault_of_client_id(value)
-        return fault and f"{value[:100]!r}: {fault}"
-
+NAME = CheckedTextParam("name", _check_named(fault_of_name))
+CLIENT_ID = CheckedTextParam("text", _check_named(fault_of_client_id))
+PATTERN = CheckedTextParam("pattern", _fault_of_pattern)
 
 users_option = click.option(
     "--users",
     "file",
     type=PathParam(dir_okay=False),
     required=True,
-    envvar="TRUENEXT_USERS",
+    envvar=USERS_VARIABLE,
     show_envvar=True,
     help="The users file.",
 )
-name_argument = click.argument("name", metavar="NAME", type=UserNameParam())
+name_argument = click.argument("name", metavar="NAME", type=NAME)
 generate_option = click.option(
     "--generate", is_flag=True, help="Generate the password, and print it once, alone on standard output."
 )
@@ -123,13 +106,13 @@ def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
         command(grants={key: value for key, value in (lists | flags).items() if value}, **values)
 
     options = [
-        click.option(f"--{right.value}", type=PatternParam(), multiple=True, metavar="PATTERN", help=helps[right])
+        click.option(f"--{right.value}", type=PATTERN, multiple=True, metavar="PATTERN", help=helps[right])
         for right in Right
     ]
     options += [
-        click.option("--role", ROLES, type=UserNameParam(), multiple=True, help="All grants of this role."),
+        click.option("--role", ROLES, type=NAME, multiple=True, help="All grants of this role."),
         click.option(
-            "--client-id", CLIENT_IDS, type=ClientIdParam(), multiple=True, help="Durable subscriptions of this id."
+            "--client-id", CLIENT_IDS, type=CLIENT_ID, multiple=True, help="Durable subscriptions of this id."
         ),
         click.option("--monitor", is_flag=True, help="`status`, and `queues` with all queues."),
         click.option("--admin", is_flag=True, help="`reload`, and scheduled sends of all destinations."),
@@ -169,7 +152,7 @@ def add(name: str, file: Path, grants: dict[str, Any], generate: bool) -> None:
     """
     edited = _UsersFile(file, may_be_missing=True)
     if name in edited.users:
-        raise _failure(f"{file} has a user {name!r} already; `truenext user password` changes the password")
+        raise TruenextError(f"{file} has a user {name!r} already; `truenext user password` changes the password")
     password = _new_password(generate)
     edited.add(name, {PASSWORDS: [hash_password(password)], **grants})
     _finish(f"user {name!r} was added to {file}", password if generate else None)
@@ -189,9 +172,9 @@ def password(name: str, file: Path, keep_old: bool, generate: bool) -> None:
     edited = _UsersFile(file)
     old = edited.entry(name)
     if old.password is not None:
-        raise _failure(f"user {name!r} has its password in a {PASSWORD_FILE}: change it there")
+        raise TruenextError(f"user {name!r} has its password in a {PASSWORD_FILE}: change it there")
     if keep_old and len(old.hashes) >= HASHES_MAX:
-        raise _failure(
+        raise TruenextError(
             f"user {name!r} has two passwords already: remove one of them from {PASSWORDS} in {file}, "
             "or leave --keep-old out, which replaces both"
         )
@@ -243,7 +226,7 @@ def revoke(name: str, file: Path, grants: dict[str, Any]) -> None:
         missing = _missing(key, value, own.get(key, [])) if key in _LISTS else []
         if missing or not own.get(key):
             what = f"{missing[0]!r} in `{key}`" if missing else f"`{key}`"
-            raise _failure(f"{table_header(USER, name)} of {file} does not have {what}; nothing was changed")
+            raise TruenextError(f"{table_header(USER, name)} of {file} does not have {what}; nothing was changed")
     edited.remove_grants(name, grants)
     _finish(f"user {name!r} has fewer grants in {file}")
     now = _UsersFile(file).entry(name).user
@@ -336,10 +319,10 @@ def print_hash() -> None:
 
 @user.command()
 @name_argument
-@click.argument("right", metavar="RIGHT", type=RightParam())
-@click.argument("destination", metavar="DESTINATION", type=PatternParam())
+@click.argument("right", metavar="RIGHT", type=EnumParam(Right))
+@click.argument("destination", metavar="DESTINATION", type=PATTERN)
 @users_option
-def check(name: str, right: str, destination: str, file: Path) -> None:
+def check(name: str, right: Right, destination: str, file: Path) -> None:
     """Print which grant allows a user to send, take, browse or manage.
 
     RIGHT is send, take, browse or manage. DESTINATION is a queue, topic or pattern: orders, /topic/news, 'orders.>'.
@@ -349,14 +332,14 @@ def check(name: str, right: str, destination: str, file: Path) -> None:
     """
     user = _UsersFile(file).entry(name).user
     requested = parse_pattern(destination)
-    allowing = _granted_by(user, Right(right), requested)
+    allowing = _granted_by(user, right, requested)
     if allowing:
-        terminal.echo(f"user {name!r} may {right} {requested}: granted by {', '.join(allowing)}")
+        terminal.echo(f"user {name!r} may {right.value} {requested}: granted by {', '.join(allowing)}")
         return
     missing = str(requested).removeprefix(QUEUE_PREFIX)
     terminal.echo(
-        f"user {name!r} may not {right} {requested}: run `truenext user grant {name} --{right} {shlex.quote(missing)}`,"
-        " or add the pattern to one of its roles"
+        f"user {name!r} may not {right.value} {requested}: run `truenext user grant {name} --{right.value} "
+        f"{shlex.quote(missing)}`, or add the pattern to one of its roles"
     )
     raise SystemExit(1)
 
@@ -392,15 +375,11 @@ def _finish(done: str, generated: str | None = None) -> None:
 # ---- The file ----
 
 
-def _failure(reason: str) -> CommandFailure:
-    return CommandFailure(TruenextError(reason))
-
-
 class _UsersFile:
     """Users file that is shown or edited. Each edit replaces the file, or fails and changes nothing."""
 
     def __init__(self, file: Path, *, may_be_missing: bool = False) -> None:
-        """Read and check the file. Raises: CommandFailure"""
+        """Read and check the file. Raises: TruenextError, CommandFailure"""
         self._file = file
         self._before: bytes | None = None
         """Content of the file; None if there is none."""
@@ -409,19 +388,22 @@ class _UsersFile:
             if not may_be_missing or file.exists():
                 self.users = read_users(file)
                 self._before = read_regular_file(file)
-        except (ConfigurationError, OSError) as error:
+        except OSError as error:
             raise CommandFailure(error) from error
         for warning in self.users.warnings:
             terminal.echo(f"warning: {warning}", err=True)
 
     def entry(self, name: str) -> UserEntry:
-        """Raises: CommandFailure"""
+        """Return the entry of a user.
+
+        Raises: TruenextError if there is none
+        """
         if name not in self.users:
-            raise _failure(f"{self._file} has no user {name!r}{suggest_name(name, self.users)}")
+            raise TruenextError(f"{self._file} has no user {name!r}{suggest_name(name, self.users)}")
         return self.users[name]
 
     def add(self, name: str, entry: dict[str, Any]) -> None:
-        """Add a table at the end of the file. Raises: CommandFailure"""
+        """Add a table at the end of the file. Raises: TruenextError"""
         text = self._text()
         if text:
             text += "\n" if text.endswith("\n") else "\n\n"
@@ -429,15 +411,14 @@ class _UsersFile:
         def edit(document: Any) -> None:
             document[USER][name] = entry
 
-        self._replace(text + tomlkit.dumps({USER: {name: entry}}), self._content(edit))
+        self._replace(text + tomlkit.dumps({USER: {name: entry}}), edit)
 
     def set_passwords(self, name: str, hashes: list[str]) -> None:
-        """Raises: CommandFailure"""
 
         def edit(document: Any) -> None:
             document[USER][name][PASSWORDS] = hashes
 
-        self._replace(self._edited(edit), self._content(edit))
+        self._replace(self._edited(edit), edit)
 
     def table(self, name: str) -> dict[str, Any]:
         """Return the user's table as the file has it: without the grants of its roles."""
@@ -447,7 +428,7 @@ class _UsersFile:
     def add_grants(self, name: str, added: dict[str, Any]) -> None:
         """Add `added`, which the table does not have, to its lists, or as keys after the last one.
 
-        Raises: CommandFailure
+        Raises: TruenextError
         """
         old = self.table(name)
 
@@ -468,10 +449,10 @@ class _UsersFile:
             add_keys(document)
 
         text = self._edited(edit_present)
-        self._replace(_with_keys_before_comments(text, self._edited(add_keys, text)), self._content(edit))
+        self._replace(_with_keys_before_comments(text, self._edited(add_keys, text)), edit)
 
     def remove_grants(self, name: str, removed: dict[str, Any]) -> None:
-        """Remove values from lists of the table, and flags. Raises: CommandFailure"""
+        """Remove values from lists of the table, and flags. Raises: TruenextError"""
 
         def edit(document: Any) -> None:
             table = document[USER][name]
@@ -484,21 +465,21 @@ class _UsersFile:
                     if _comparable(key, table[key][index]) in revoked:
                         del table[key][index]
 
-        self._replace(self._edited(edit), self._content(edit))
+        self._replace(self._edited(edit), edit)
 
     def remove(self, name: str) -> None:
-        """Remove a user's table, without the comments between it and the next table. Raises: CommandFailure"""
+        """Remove a user's table, without the comments between it and the next table. Raises: TruenextError"""
 
         def edit(document: Any) -> None:
             del document[USER][name]
 
-        self._replace(_with_comments_after(self._text(), self._edited(edit)), self._content(edit))
+        self._replace(_with_comments_after(self._text(), self._edited(edit)), edit)
 
     def _text(self) -> str:
         return "" if self._before is None else self._before.decode()
 
     def _edited(self, edit: Callable[[Any], None], text: str | None = None) -> str:
-        """Return a text, by default that of the file, after an edit. Raises: CommandFailure"""
+        """Return a text, by default that of the file, after an edit. Raises: TruenextError"""
         try:
             document = tomlkit.parse(self._text() if text is None else text)
             edit(document)
@@ -507,17 +488,15 @@ class _UsersFile:
             # tomlkit does not know all of TOML.
             self._raise_by_hand(error)
 
-    def _content(self, edit: Callable[[Any], None]) -> dict[str, Any]:
-        """Return what the file is to say after an edit."""
-        content = _content(self._text())
-        edit(content)
-        return content
-
     def _raise_by_hand(self, cause: Exception | None = None) -> NoReturn:
-        raise _failure(f"cannot change {self._file} without changing other parts of it: edit it by hand") from cause
+        raise TruenextError(
+            f"cannot change {self._file} without changing other parts of it: edit it by hand"
+        ) from cause
 
-    def _replace(self, text: str, expected: dict[str, Any]) -> None:
-        """Replace the file by a text that has the `expected` content. Raises: CommandFailure"""
+    def _replace(self, text: str, edit: Callable[[Any], None]) -> None:
+        """Replace the file by a text, which must say what the file says after `edit`. Raises: TruenextError"""
+        expected = _content(self._text())
+        edit(expected)
         try:
             # tomlkit loses parts of some files.
             if _content(text) != expected:
@@ -527,10 +506,8 @@ class _UsersFile:
         try:
             check_users(self._file, text.encode())
             self._write(text.encode())
-        except ConfigurationError as error:
-            raise CommandFailure(error) from error
         except OSError as error:
-            raise _failure(f"cannot write {self._file}: {error.strerror or error}") from error
+            raise TruenextError(f"cannot write {self._file}: {error.strerror or error}") from error
 
     def _write(self, content: bytes) -> None:
         # A link to the file stays one.
@@ -546,12 +523,13 @@ class _UsersFile:
                     _copy_owner_and_mode(target, new)
                 os.fsync(descriptor)
             if self._before != (read_regular_file(target) if target.exists() else None):
-                raise _failure(f"{self._file} was changed by another program meanwhile: try again")
+                raise TruenextError(f"{self._file} was changed by another program meanwhile: try again")
             new.replace(target)
         except BaseException:
             new.unlink(missing_ok=True)
             raise
-        _sync_folder(target.parent)
+        if sys.platform != "win32":
+            sync_folder(target.parent)
 
 
 def _content(text: str) -> dict[str, Any]:
@@ -591,14 +569,14 @@ def _with_keys_before_comments(before: str, after: str) -> str:
 
 
 def _first_changed_line(longer: str, shorter: str) -> int:
-    """Return where the first line begins in which the texts differ."""
+    """Return the position of the first line in which the texts differ."""
     pairs = enumerate(zip(longer, shorter, strict=False))
     equal = next((at for at, (one, other) in pairs if one != other), len(shorter))
     return longer.rfind("\n", 0, equal) + 1
 
 
 def _split_comments(text: str) -> tuple[str, str]:
-    """Split off the comments and blank lines at the end of a text."""
+    """Split a text before the comments and blank lines at its end."""
     lines = text.splitlines(keepends=True)
     count = len(lines)
     while count and (not lines[count - 1].strip() or lines[count - 1].lstrip().startswith("#")):
@@ -607,7 +585,10 @@ def _split_comments(text: str) -> tuple[str, str]:
 
 
 def _copy_owner_and_mode(old: Path, new: Path) -> None:
-    """Raises: OSError, CommandFailure if the owner cannot be kept: the broker could not read the file any more"""
+    """Give the new file the owner and mode of the old one.
+
+    Raises: OSError; TruenextError if the owner cannot be kept, as the broker could not read the file any more
+    """
     expected = old.stat()
     if sys.platform != "win32":
         made = new.stat()
@@ -615,15 +596,7 @@ def _copy_owner_and_mode(old: Path, new: Path) -> None:
             try:
                 os.chown(new, expected.st_uid, expected.st_gid)
             except PermissionError as error:
-                raise _failure(f"cannot keep the owner and group of {old}: run the command as its owner") from error
+                raise TruenextError(
+                    f"cannot keep the owner and group of {old}: run the command as its owner"
+                ) from error
     new.chmod(stat.S_IMODE(expected.st_mode))
-
-
-def _sync_folder(folder: Path) -> None:
-    if sys.platform == "win32":
-        return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

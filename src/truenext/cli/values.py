@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,14 @@ from truenext.model.numerals import format_size, parse_size
 from truenext.model.selector import compile_selector
 from truenext.model.url import parse_url
 
+USERS_VARIABLE = "TRUENEXT_USERS"
+"""Environment variable with the path of a users file."""
+
 SECONDS_MIN, SECONDS_MAX = 0.001, 7 * 24 * 3600.0
 """Limits of a time in seconds: no socket timeout takes ten thousand years, and a week is enough for any wait."""
 
 NUMBER_MAX = 2**63 - 1
-"""Highest sequence and highest number of messages, in the broker and elsewhere."""
+"""Highest sequence, and highest number of messages."""
 
 REPR_LENGTH_MAX = 100
 
@@ -40,52 +45,26 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class CheckedTextParam(click.ParamType[str]):
     """Text that is used as it was given, unless it has a fault."""
 
-    def fault(self, value: str) -> str | None:
-        """Return the fault of the text; None or "" if it has none."""
-        raise NotImplementedError
+    def __init__(self, name: str, fault_of: Callable[[str], str | None]) -> None:
+        """`fault_of` returns the fault of a text; None or "" if it has none."""
+        self.name = name
+        self._fault_of = fault_of
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if fault := self.fault(value):
+        if fault := self._fault_of(value):
             self.fail(fault, param, ctx)
         return value
 
 
-class TextParam(CheckedTextParam):
-    """Printable text that is not empty."""
+class EnumParam(click.Choice[Any]):
+    """Member of an enum of strings, given by its value."""
 
-    name = "text"
+    def __init__(self, kind: type[Enum]) -> None:
+        super().__init__([each.value for each in kind])
+        self._kind = kind
 
-    def fault(self, value: str) -> str | None:
-        # Without the value: it may be a passcode.
-        return None if value and value.isprintable() else "must be a printable text, not empty"
-
-
-class PatternedTextParam(CheckedTextParam):
-    """Text of a certain pattern."""
-
-    pattern: re.Pattern[str]
-    meaning: str
-    """End of an error: the kind of text that is expected."""
-
-    def fault(self, value: str) -> str | None:
-        return None if self.pattern.fullmatch(value) else f"{_shortened_repr(value)} is not {self.meaning}"
-
-
-class QueryIdParam(PatternedTextParam):
-    """Id of a query of Spark, or its first characters."""
-
-    name = "id"
-    pattern = re.compile("[0-9A-Za-z_-]{1,64}")
-    meaning = "an id of `truenext spark list`"
-
-
-class ServerNameParam(CheckedTextParam):
-    """Name of a broker in the header `server` of CONNECTED."""
-
-    name = "text"
-
-    def fault(self, value: str) -> str | None:
-        return fault_of_server_name(value)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if isinstance(value, self._kind) else self._kind(super().convert(value, param, ctx))
 
 
 class BodyParam(click.ParamType[bytes]):
@@ -151,26 +130,6 @@ class QueueNameParam(click.ParamType[str]):
         return name
 
 
-class SelectorParam(CheckedTextParam):
-    """Selector of JMS, which must compile."""
-
-    name = "selector"
-
-    def fault(self, value: str) -> str | None:
-        if _SURROGATE.search(value):
-            return f"{_shortened_repr(value)} is not UTF-8"
-        return _error_of(compile_selector, value)
-
-
-class UrlParam(CheckedTextParam):
-    """Address of a broker: stomp://HOST:PORT, or stomp+ssl://HOST:PORT with TLS."""
-
-    name = "url"
-
-    def fault(self, value: str) -> str | None:
-        return _error_of(parse_url, value)
-
-
 class VariableOption(click.Option):
     """Option with an environment variable, whose blank value counts as unset."""
 
@@ -190,8 +149,8 @@ class VariableOption(click.Option):
 
 
 class UrlOption(VariableOption):
-    """Option `--url` with its environment variable. It rejects several addresses, lest a broker is used that was not
-    meant; a command that `takes_several` uses the first broker that answers."""
+    """Option `--url` with its environment variable. It rejects several addresses, so that no unintended broker is used;
+    a command that `takes_several` uses the first broker that answers."""
 
     _BETWEEN = re.compile(r"[\s,]")
 
@@ -201,7 +160,10 @@ class UrlOption(VariableOption):
         self._takes_several = takes_several
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> tuple[str, ...]:
-        """Raises: BadParameter"""
+        """Convert the addresses, and refuse several unless the command `takes_several`.
+
+        Raises: BadParameter
+        """
         has_several_in_one = any(self._BETWEEN.search(each.strip()) for each in value)
         if not self._takes_several and (has_several_in_one or len(value) > 1):
             raise click.BadParameter("only one address is allowed", ctx, self)
@@ -234,37 +196,6 @@ class HostAndPortParam(click.ParamType[tuple[str, int]]):
         if not is_port or bool(host) != bool(colon) or not self._HOST.fullmatch(host):
             self.fail(f"{_shortened_repr(value)} is not HOST:PORT, such as 0.0.0.0:8080, or a port", param, ctx)
         return host or "127.0.0.1", int(port)
-
-
-class ServiceImportParam(PatternedTextParam):
-    """MODULE:NAME of a service, such as shop:app for `app = Service(...)` in shop.py."""
-
-    name = "module:name"
-    pattern = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-    meaning = "MODULE:NAME, such as shop:app for `app = Service(...)` in shop.py"
-
-
-class DatabaseUrlParam(CheckedTextParam):
-    """URL of a database, as SQLAlchemy writes it. Errors do not repeat it: it may have a password."""
-
-    name = "url"
-
-    _IS = re.compile(r"[A-Za-z0-9_]+(\+[A-Za-z0-9_]+)?://.*")
-
-    def fault(self, value: str) -> str | None:
-        if self._IS.fullmatch(value) and value.isprintable():
-            return None
-        return "is not the URL of a database, such as postgresql+psycopg:///shop"
-
-
-class SparkMasterParam(PatternedTextParam):
-    """Master URL of Spark. Source: Spark, "Submitting Applications", "Master URLs"."""
-
-    name = "master"
-    pattern = re.compile(
-        r"local(\[(\*|[1-9]\d{0,4})(,\d{1,4})?\])?|local-cluster(\[\d{1,4},\d{1,4},\d{1,7}\])|yarn|(spark|k8s)://[!-~]+"
-    )
-    meaning = "a master of Spark, such as local[2], yarn or spark://HOST:7077"
 
 
 class SecondsParam(click.ParamType[float]):
@@ -325,11 +256,6 @@ class PathParam(click.Path):
         return super().convert(value, param, ctx)
 
 
-URL = UrlParam()
-SELECTOR = SelectorParam()
-COUNT = click.IntRange(1, NUMBER_MAX)
-
-
 def destination_address(queue: str) -> str:
     """Return the address of a destination: `orders` is /queue/orders; text that begins with / is an address already."""
     if queue.startswith(SUBSCRIPTION_PREFIX):
@@ -350,3 +276,52 @@ def _error_of(check: Callable[[str], object], value: str) -> str | None:
 def _shortened_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= REPR_LENGTH_MAX else f"{text[:REPR_LENGTH_MAX]}..."
+
+
+def _fault_of_text(value: str) -> str | None:
+    # Without the value: it may be a passcode.
+    return None if value and value.isprintable() else "must be a printable text, not empty"
+
+
+def _fault_of_selector(value: str) -> str | None:
+    if _SURROGATE.search(value):
+        return f"{_shortened_repr(value)} is not UTF-8"
+    return _error_of(compile_selector, value)
+
+
+def _fault_of_database_url(value: str) -> str | None:
+    # Without the value: it may have a password.
+    if value.isprintable() and re.fullmatch(r"[A-Za-z0-9_]+(\+[A-Za-z0-9_]+)?://.*", value):
+        return None
+    return "is not the URL of a database, such as postgresql+psycopg:///shop"
+
+
+def _pattern_check(pattern: str, meaning: str) -> Callable[[str], str | None]:
+    """Return a check that a text matches a pattern; `meaning` says in the error what text is expected."""
+    matches = re.compile(pattern).fullmatch
+    return lambda value: None if matches(value) else f"{_shortened_repr(value)} is not {meaning}"
+
+
+COUNT = click.IntRange(1, NUMBER_MAX)
+TEXT = CheckedTextParam("text", _fault_of_text)
+SERVER_NAME = CheckedTextParam("text", fault_of_server_name)
+SELECTOR = CheckedTextParam("selector", _fault_of_selector)
+URL = CheckedTextParam("url", partial(_error_of, parse_url))
+DATABASE_URL = CheckedTextParam("url", _fault_of_database_url)
+QUERY_ID = CheckedTextParam("id", _pattern_check("[0-9A-Za-z_-]{1,64}", "an id of `truenext spark list`"))
+"""Id of a query of Spark, or its first characters."""
+SERVICE = CheckedTextParam(
+    "module:name",
+    _pattern_check(
+        r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*",
+        "MODULE:NAME, such as shop:app for `app = Service(...)` in shop.py",
+    ),
+)
+SPARK_MASTER = CheckedTextParam(
+    "master",
+    _pattern_check(
+        r"local(\[(\*|[1-9]\d{0,4})(,\d{1,4})?\])?|local-cluster(\[\d{1,4},\d{1,4},\d{1,7}\])|yarn|(spark|k8s)://[!-~]+",
+        "a master of Spark, such as local[2], yarn or spark://HOST:7077",
+    ),
+)
+"""Master URL of Spark. Source: Spark, "Submitting Applications", "Master URLs"."""

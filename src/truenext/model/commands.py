@@ -23,7 +23,7 @@ class Login(msgspec.Struct, gc=False):
     secret: str = ""
     """Secret of the connection to take over; "" is none."""
     user: str = ""
-    """Name of the user; "" is none."""
+    """Name; "" is none."""
     passcode: str = ""
 
     def __repr__(self) -> str:
@@ -60,7 +60,6 @@ class Send(msgspec.Struct, gc=False):
     is_gapless: bool = False
     """True if the producer's numbers have no gaps."""
     has_reply_to: bool = False
-    """True if the message has a reply-to."""
     is_repeat: bool = False
     """True if the number was used before and the message was not accepted again; set by the engine."""
     is_unknown: bool = False
@@ -206,8 +205,8 @@ class Release(msgspec.Struct):
 class Begin(msgspec.Struct, gc=False):
     transaction: str
     counts_all: bool = True
-    """False if an end other than COMMIT counts attempts only for messages that the transaction nacked, whatever the
-    frame that ends it requests; True counts them for acknowledged ones, too."""
+    """Messages for which an end of the transaction other than COMMIT counts an attempt: False is only those that it has
+    nacked, whatever the frame that ends it requests; True is also those that it has acknowledged."""
 
 
 class Commit(msgspec.Struct, gc=False):
@@ -237,7 +236,7 @@ class Disconnect(msgspec.Struct, gc=False):
 
 
 class ReceiptRequest(msgspec.Struct, gc=False):
-    """Request an answer once all earlier commands of this connection are durable, as far as they are to be."""
+    """Request an answer once all earlier commands of this connection are as durable as promised."""
 
     receipt: str
     numbered_command: Send | Commit | None = None

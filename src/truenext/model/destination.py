@@ -67,6 +67,10 @@ _FOREIGN_PREFIXES = {
 """Address prefixes of other brokers, with a hint how the address is written here."""
 
 
+def destination_error(reason: str) -> RemoteProtocolError:
+    return RemoteProtocolError(reason, Code.DESTINATION)
+
+
 _NO_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})").search
 
 
@@ -139,24 +143,17 @@ def split_options(address: str) -> tuple[str, dict[str, str]]:
     for each in options_text.split("&"):
         name, equals, text = each.partition("=")
         if not equals or not name:
-            raise RemoteProtocolError(
-                f"option {each[:50]!r} of a destination is not NAME=VALUE; names have no ?", Code.DESTINATION
-            )
+            raise destination_error(f"option {each[:50]!r} of a destination is not NAME=VALUE; names have no ?")
         if _NO_ESCAPE(text) is not None:
-            raise RemoteProtocolError(
-                f"option {name[:50]!r} of a destination has a % without two hexadecimal digits; a % itself is %25",
-                Code.DESTINATION,
+            raise destination_error(
+                f"option {name[:50]!r} of a destination has a % without two hexadecimal digits; a % itself is %25"
             )
         try:
             value = unquote_plus(text, errors="strict")
         except UnicodeDecodeError as error:
-            raise RemoteProtocolError(
-                f"option {name[:50]!r} of a destination is not UTF-8: {error}", Code.DESTINATION
-            ) from error
+            raise destination_error(f"option {name[:50]!r} of a destination is not UTF-8: {error}") from error
         if options.setdefault(name, value) != value:
-            raise RemoteProtocolError(
-                f"option {name[:50]!r} of a destination is set twice, to different values", Code.DESTINATION
-            )
+            raise destination_error(f"option {name[:50]!r} of a destination is set twice, to different values")
     return address, options
 
 
@@ -173,9 +170,8 @@ def parse_address(address: str, session: str) -> Destination:
     """
     if "?" in address and not address.startswith(DURABLE_ADDRESS_PREFIX):
         option = address.partition("?")[2].partition("=")[0]
-        raise RemoteProtocolError(
-            f"option {option[:50]!r} of {address[:100]!r}: options are for SUBSCRIBE, leave it out; names have no ?",
-            Code.DESTINATION,
+        raise destination_error(
+            f"option {option[:50]!r} of {address[:100]!r}: options are for SUBSCRIBE, leave it out; names have no ?"
         )
     return _parse(address, session)
 
@@ -224,11 +220,10 @@ def _parse(address: str, session: str) -> Destination:
     for prefix, hint in _FOREIGN_PREFIXES.items():
         if address.startswith(prefix):
             explanation = hint.format(name=address[len(prefix) :][:100])
-            raise RemoteProtocolError(f"unknown destination {address[:100]!r}: {explanation}", Code.DESTINATION)
-    raise RemoteProtocolError(
+            raise destination_error(f"unknown destination {address[:100]!r}: {explanation}")
+    raise destination_error(
         f"unknown destination {address[:100]!r}: it must begin with /queue/, /topic/, /temp-queue/, /temp-topic/, "
-        "/remote-temp-queue/, /remote-temp-topic/ or /control/, or be the plain name of a queue",
-        Code.DESTINATION,
+        "/remote-temp-queue/, /remote-temp-topic/ or /control/, or be the plain name of a queue"
     )
 
 
@@ -239,38 +234,32 @@ def parse_queue_name(name: str) -> Destination:
     """
     address = f"/queue/{name}"
     if "," in name:
-        raise RemoteProtocolError(f"{address!r} is not a queue: its name has a comma", Code.DESTINATION)
+        raise destination_error(f"{address!r} is not a queue: its name has a comma")
     if is_pattern(name):
-        raise RemoteProtocolError(
-            f"{address!r} is a pattern, which is for SUBSCRIBE only: send to a queue or topic", Code.DESTINATION
-        )
+        raise destination_error(f"{address!r} is a pattern, which is for SUBSCRIBE only: send to a queue or topic")
     return parse_address(address, "")
 
 
 def _parse_composite(address: str, session: str) -> Destination:
     count = address.count(",") + 1
     if count > COMPOSITE_MAX:
-        raise RemoteProtocolError(
-            f"a composite destination of {count} parts; at most {COMPOSITE_MAX}", Code.DESTINATION
-        )
+        raise destination_error(f"a composite destination of {count} parts; at most {COMPOSITE_MAX}")
     addresses = [each.strip() for each in address.split(",")]
     for each in addresses:
         if not each.startswith("/"):
             # ActiveMQ reads /topic/a,b as two topics.
-            raise RemoteProtocolError(
-                f"unknown destination {each[:100]!r}: in a composite destination each begins with /queue/ or /topic/",
-                Code.DESTINATION,
+            raise destination_error(
+                f"unknown destination {each[:100]!r}: in a composite destination each begins with /queue/ or /topic/"
             )
     parts = tuple(_parse(each, session) for each in addresses)
     for part in parts:
         if part.kind is DestinationKind.CONTROL:
-            raise RemoteProtocolError(
-                f"{part.address} is for control requests; it cannot be part of a composite destination",
-                Code.DESTINATION,
+            raise destination_error(
+                f"{part.address} is for control requests; it cannot be part of a composite destination"
             )
         if part.kind is DestinationKind.TOPIC_PATTERN or part.kind is DestinationKind.QUEUE_PATTERN:
-            raise RemoteProtocolError(
-                f"{part.address} is a pattern, which is for SUBSCRIBE only: send to a queue or topic", Code.DESTINATION
+            raise destination_error(
+                f"{part.address} is a pattern, which is for SUBSCRIBE only: send to a queue or topic"
             )
     return Destination(DestinationKind.COMPOSITE, address, session, parts)
 
@@ -281,10 +270,9 @@ def _split_owner(address: str, prefix: str) -> tuple[str, str]:
     if owner and not slash:
         # ActiveMQ's form, which does not name the owner.
         own = f"/{prefix.removeprefix('/remote-')}{owner[:100]}"
-        raise RemoteProtocolError(
+        raise destination_error(
             f"unknown destination {address[:100]!r}: use {own!r} for one of this connection, and the reply-to of a "
-            "MESSAGE for one of another connection",
-            Code.DESTINATION,
+            "MESSAGE for one of another connection"
         )
     return owner, f"/{_check_name(owner, address)}/{_check_name(name, address)}"
 
@@ -372,25 +360,23 @@ def virtual_topic(queue: str) -> str:
 
 def _check_name(name: str, address: str) -> str:
     if not name or name.startswith("/"):
-        raise RemoteProtocolError(f"destination {address!r} has no name, or one that begins with /", Code.DESTINATION)
+        raise destination_error(f"destination {address!r} has no name, or one that begins with /")
     length_max = DESTINATION_LENGTH_MAX
     if not name.startswith(DEAD_LETTER_PREFIX):
         # The name of its dead-letter queue must be valid, too.
         length_max -= len(DEAD_LETTER_PREFIX)
     if len(name) > length_max:
-        raise RemoteProtocolError(f"destination name of {len(name)} characters; at most {length_max}", Code.DESTINATION)
+        raise destination_error(f"destination name of {len(name)} characters; at most {length_max}")
     if is_pattern(name):
-        raise RemoteProtocolError(
-            f"{address!r}: * and > are for subscriptions to /queue/ and /topic/", Code.DESTINATION
-        )
+        raise destination_error(f"{address!r}: * and > are for subscriptions to /queue/ and /topic/")
     if not name.isprintable():
-        raise RemoteProtocolError(f"destination {address!r} has characters that cannot be printed", Code.DESTINATION)
+        raise destination_error(f"destination {address!r} has characters that cannot be printed")
     return name
 
 
 def _check_pattern(pattern: str, address: str) -> str:
     fault = fault_of_pattern(pattern)
     if fault is not None:
-        raise RemoteProtocolError(f"pattern {address!r}: {fault}", Code.DESTINATION)
+        raise destination_error(f"pattern {address!r}: {fault}")
     _check_name(pattern.replace("*", "_").replace(">", "_"), address)
     return pattern

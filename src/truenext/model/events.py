@@ -106,13 +106,9 @@ class EventKind(IntEnum):
 
 
 COLUMNS: dict[EventKind, tuple[tuple[str, str], ...]] = {
-    EventKind.NAME: (),
-    EventKind.RUN_STARTED: (),
-    EventKind.RECOVERED: (),
+    **dict.fromkeys(EventKind, ()),
     EventKind.ACCEPTED: (("sequence", "Q"), ("size", "I"), ("flags", "B")),
-    EventKind.COMMITTED: (),
     EventKind.SUBSCRIBED: (("window", "I"),),
-    EventKind.UNSUBSCRIBED: (),
     EventKind.DISPATCHED: (("sequence", "Q"), ("consumer", "I"), ("deliveries", "I")),
     EventKind.ACKNOWLEDGED: (("sequence", "Q"),),
     EventKind.RETURNED: (("sequence", "Q"), ("attempts", "I")),
@@ -120,17 +116,13 @@ COLUMNS: dict[EventKind, tuple[tuple[str, str], ...]] = {
     EventKind.DEAD_LETTERED: (("sequence", "Q"), ("target_queue", "I"), ("target_sequence", "Q")),
     EventKind.MOVED: (("sequence", "Q"), ("target_queue", "I"), ("target_sequence", "Q")),
     EventKind.REMOVED: (("sequence", "Q"),),
-    EventKind.PAUSED: (),
-    EventKind.RESUMED: (),
     EventKind.ACCEPTED_OF_GROUP: (("sequence", "Q"), ("size", "I"), ("flags", "B"), ("group", "Q")),
-    EventKind.ENDED: (),
     EventKind.WINDOW: (("window", "I"),),
     EventKind.REQUESTED: (("count", "I"),),
     EventKind.STARTED: (("sequence", "Q"), ("consumer", "I")),
     EventKind.SUBSCRIBED_EXCLUSIVE: (("window", "I"), ("priority", "b")),
-    EventKind.CAUSE: (),
 }
-"""Columns of the events of each kind: name, and type as in `array` and `struct`."""
+"""Columns of the events of each kind, if it has any: name, and type as in `array` and `struct`."""
 
 PERSISTENT_FLAG = 16
 """Added to the priority in the flags of an accepted message that is persistent."""

@@ -35,8 +35,8 @@ class Pattern(NamedTuple):
 
     @property
     def may_be_special(self) -> bool:
-        """Whether a name of this pattern may be that of a queue of dead letters, of Spark, or of a virtual topic
-        (`Consumer.NAME.VirtualTopic.TOPIC`), and is not meant by a first word * or >."""
+        """Whether a name of this pattern may be that of a dead-letter queue, of a queue of Spark, or of a queue of a
+        virtual topic (`Consumer.NAME.VirtualTopic.TOPIC`): a first word * or > of a grant covers none of these."""
         words = self.words
         if self.is_topic or len(words) < 2:
             return False

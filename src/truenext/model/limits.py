@@ -40,7 +40,8 @@ Exceeded: `this connection may only send control requests, and has sent none for
 """
 
 LOGIN_BYTES_MAX = 8 * 1024
-"""Bytes that a peer may send before its CONNECT is complete: a stranger gets no more memory than a login needs.
+"""Bytes that a peer may send before its CONNECT is complete, line ends before it included: a stranger gets no more
+memory and time than a login needs.
 
 Exceeded: `more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete`
 """
@@ -156,6 +157,13 @@ UNSENT_ANSWER_BYTES_MAX = 4 * 1024 * 1024
 Exceeded: The connection is cut, and the log says `the client has … bytes of unread answers, at most {UNSENT_ANSWER_BYTES_MAX}`
 """  # noqa: E501
 
+UNREAD_ANSWER_BYTES = 64 * 1024
+"""Bytes of unread answers that each connection may have, however many others have. If all connections together have
+more than a sixteenth of `--memory-limit`, the one with the most of them ends: its client does not read.
+
+Exceeded: The connection is cut, and the log says `bytes of unread answers, the most of all, and those of all clients take more than … bytes (--memory-limit)`
+"""  # noqa: E501
+
 # ---- Names and destinations ----
 
 NAME_LENGTH_MAX = 255
@@ -248,10 +256,11 @@ Exceeded: `is not a number from -{CONSUMER_PRIORITY_MAX} to {CONSUMER_PRIORITY_M
 """
 
 BROWSERS_MAX = 100
-"""Browsers of one broker that have not been shown everything: each turn searches for the next one with credit.
+"""Browsers of one broker that have not been shown everything, and of one user half as many: each turn searches for the
+next one with credit.
 
-Exceeded: `more than {BROWSERS_MAX} browsers at once; try again when others are done`
-"""
+Exceeded: `more than {BROWSERS_MAX} browsers at once; try again when others are done`, `has half of the {BROWSERS_MAX} browsers that there may be at once; try again when others are done`
+"""  # noqa: E501
 
 SELECTOR_LENGTH_MAX = 4096
 """Characters of a selector: it is kept with its subscription, and tested against all waiting messages.
@@ -337,6 +346,13 @@ TRANSACTION_QUEUES_MAX = 5000
 
 Exceeded: `more than {TRANSACTION_QUEUES_MAX} queues in one transaction; commit more often`
 """
+
+TRANSACTION_CRON_SENDS_MAX = 100
+"""Sends with a cron expression in one transaction: its COMMIT computes the next time of each in one step, in up to
+0.2 ms.
+
+Exceeded: `more than {TRANSACTION_CRON_SENDS_MAX} sends with AMQ_SCHEDULED_CRON in one transaction: commit more often, or send them outside of a transaction`
+"""  # noqa: E501
 
 TRANSACTION_MESSAGES_CEILING = 200_000
 """Highest valid setting in place of TRANSACTION_MESSAGES_MAX: a COMMIT is one step of about a second, in which no other
@@ -479,8 +495,8 @@ Exceeded: No error. The rest is left out.
 
 MEMORY_LIMIT = 256 * 1024 * 1024
 """Bytes of the broker's private memory: 48 MiB for itself, a quarter for messages, the rest for queues, subscriptions
-and their selectors. Open transactions of all connections may have a sixteenth, and so may incomplete frames, beside one
-of the largest size.
+and their selectors. Open transactions of all connections may have a sixteenth, and so may answers that clients do not
+read, and incomplete frames beside one of the largest size.
 
 A queue takes 1.3 KiB of the part for queues, 3 to 5 KiB with groups, and 4 bytes more for each byte of its name beyond
 64. A subscription takes 1 KiB, or 4 KiB to a pattern of queues, and its selector 0.1 to 0.8 KiB for each number, text
@@ -698,7 +714,8 @@ DUE_SENDS_PER_READ = 500
 """Scheduled sends that are read at a time and become messages in one step."""
 
 DUE_COPIES_PER_STEP = 1000
-"""Copies of scheduled sends to topics and composite destinations after which the next ones wait for the next step."""
+"""Copies of scheduled sends to topics and composite destinations after which the next ones wait for the next step; a
+cron expression counts as 50."""
 
 SHOWN_SENDS_PER_PIECE = 100
 """Scheduled sends that are listed in one step."""

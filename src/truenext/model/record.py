@@ -211,6 +211,7 @@ def decode_record(key: bytes, record: bytes, content: bytes = b"") -> SentMessag
 
 def verify_record(key: bytes, record: bytes) -> None:
     """Verify a record.
+
     Raises: DamagedRecord if any bit of key or record is not as written, or another version wrote it.
     """
     if len(record) < _HEADER_AT:

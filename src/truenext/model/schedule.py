@@ -2,7 +2,9 @@
 the epoch; cron uses UTC, whose days all have 24 hours.
 """
 
-from datetime import UTC, datetime
+from calendar import monthrange
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
 
 import msgspec
 from cronsim import CronSim, CronSimError
@@ -13,6 +15,10 @@ from truenext.model.limits import CRON_LENGTH_MAX, SCHEDULE_MS_MAX
 
 FOR_EVER = -1
 """Value of `repeat` without an end."""
+
+_CRON_YEARS = 50
+"""Years after which the search for the next time of a cron expression ends: most come round in 28, none later than
+40."""
 
 _CRON_FIELDS = {
     "minute": "0 to 59",
@@ -46,7 +52,8 @@ class Schedule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 def check_schedule(schedule: Schedule) -> Schedule:
-    """Return a schedule that a client requests.
+    """Check a schedule that a client requests, and return it.
+
     Raises: RemoteProtocolError if it is invalid.
     """
     if max(schedule.delay_ms, schedule.period_ms) > SCHEDULE_MS_MAX:
@@ -72,7 +79,10 @@ def check_schedule(schedule: Schedule) -> Schedule:
 
 
 def _check_cron(cron: str) -> None:
-    """Raises: RemoteProtocolError if a cron expression of five fields is invalid, or has no hit."""
+    """Check that a cron expression of five fields is valid, and has a hit.
+
+    Raises: RemoteProtocolError with the faulty field
+    """
     # From any time, as each cron expression comes round within a few years.
     if _next_hit(cron, 0) is not None:
         return
@@ -123,7 +133,42 @@ def fire_schedule(schedule: Schedule, now_ms: int) -> tuple[bool, list[Schedule]
 def _next_hit(cron: str, now_ms: int) -> int | None:
     """Return the first hit after `now_ms`; None if there is none within 50 years, or the expression is invalid."""
     try:
-        hit = next(CronSim(cron, datetime.fromtimestamp(now_ms // 1000, UTC)))
-    except (CronSimError, StopIteration, ValueError, OverflowError):
+        start = datetime.fromtimestamp((now_ms // 60_000 + 1) * 60, UTC)
+        fields = CronSim(cron, start)
+    except (CronSimError, ValueError, OverflowError):
         return None
-    return int(hit.timestamp()) * 1000
+    # Not by CronSim, which tries day after day: a rare date takes it a hundred times as long.
+    for day in _days_from(fields, start.date()):
+        hour, minute = (start.hour, start.minute) if day == start.date() else (0, 0)
+        time = _time_from(fields, hour, minute)
+        if time is not None:
+            return int(datetime(day.year, day.month, day.day, *time, tzinfo=UTC).timestamp()) * 1000
+    return None
+
+
+def _days_from(fields: CronSim, start: date) -> Iterator[date]:
+    """Yield the days of a cron expression from `start` on."""
+    # Months that are equally long and begin with the same day of the week have the same days.
+    days_by_kind: dict[tuple[int, int], list[int]] = {}
+    for number in range(start.year * 12 + start.month - 1, (start.year + _CRON_YEARS + 1) * 12):
+        year, month = number // 12, number % 12 + 1
+        if month not in fields.months:
+            continue
+        kind = monthrange(year, month)
+        days = days_by_kind.get(kind)
+        if days is None:
+            days = [day for day in range(1, kind[1] + 1) if fields.match_day(date(year, month, day))]
+            days_by_kind[kind] = days
+        first = start.day if (year, month) == (start.year, start.month) else 1
+        yield from (date(year, month, day) for day in days if day >= first)
+
+
+def _time_from(fields: CronSim, hour: int, minute: int) -> tuple[int, int] | None:
+    """Return the first hour and minute of a cron expression on a day, from this hour and minute on; None if there is
+    none."""
+    if hour in fields.hours:
+        minutes = [each for each in fields.minutes if each >= minute]
+        if minutes:
+            return hour, min(minutes)
+    hours = [each for each in fields.hours if each > hour]
+    return (min(hours), min(fields.minutes)) if hours else None

@@ -256,7 +256,10 @@ def _count_parts(text: str) -> int:
 
 
 def _check_names(text: str) -> None:
-    """Raises: SelectorError at a name of a header that the selector cannot reach."""
+    """Check that the selector names no header that it cannot reach.
+
+    Raises: SelectorError at the first one
+    """
     prefix = activemq_prefixes(text)
     is_hyphenated = HYPHENATED in prefix
     for name in _NAMES.finditer(text, len(prefix)):

@@ -525,7 +525,6 @@ def _unquote(token: Token) -> str:
 
 
 def _compile_like(pattern: Token, escape: Token | None) -> Like:
-    """Compile the strings of a LIKE, see `compile_like`."""
     escape_character = None if escape is None else _unquote(escape)
     if escape is not None and len(_unquote(escape)) != 1:
         raise SelectorError(_at(escape), "ESCAPE takes one character")

@@ -98,7 +98,6 @@ class SearchedText:
         self._text = text
         self._planes: list[int] = []
         self._places: dict[str, int] = {}
-        """Places of some characters."""
         self._plain_searches = 0
 
     def find_plain(self, plain: str, at: int) -> int:

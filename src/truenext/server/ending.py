@@ -16,7 +16,6 @@ from truenext.broker.broker import Broker
 from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import Code, OtherProtocolError, RemoteProtocolError
 from truenext.model.answers import CloseConnection, ErrorAnswer
-from truenext.model.limits import UNSENT_ANSWER_BYTES_MAX
 from truenext.server.client_socket import ClientSocket
 from truenext.server.input import Input
 from truenext.server.life import OPEN, WITHOUT_SOCKET, ConnectionLife, Life, LifeEvent
@@ -181,9 +180,10 @@ class Ending:
 
     # ---- At once ----
 
-    def on_answers_unread(self, answers: int) -> None:
-        """End the connection of a client that has too many bytes of unread answers."""
-        reason = f"the client has {answers} bytes of unread answers, at most {UNSENT_ANSWER_BYTES_MAX}: read them"
+    def on_answers_unread(self, reason: str) -> None:
+        """End the connection of a client that has too many bytes of unread answers, unless it has ended."""
+        if self.life.state in WITHOUT_SOCKET:
+            return
         self._log_refused(reason)
         # Logged as refused already, so it is not logged as lost.
         self.discard_input()
@@ -217,6 +217,7 @@ class Ending:
         self.life.enter_after(LifeEvent.CLOSE)
         self._cancel_timers()
         self._broker.connection_closed(self._session)
+        self.output.forget_answers()
         self.on_closed()
         # They refer to one another: without this, a garbage collection would have to find them much later.
         del self.input, self.output, self.on_closed, self._socket.on_broken

@@ -29,6 +29,8 @@ WRITE_BYTES = 256 * 1024
 """Largest write, if the data is large or the socket could not take everything."""
 LARGE_WRITE_BYTES = 2 * UNSENT_BYTES_MAX
 """Bytes above which a flush is written in parts: one large message, or a few."""
+JOINED_ANSWER_BYTES = 4096
+"""Bytes up to which unsent answers are joined: alone, a small one would take a multiple of its bytes."""
 
 
 class Cancelled(Enum):
@@ -51,8 +53,8 @@ class OutputEnding(Protocol):
     def half_close(self) -> None:
         """Close our side: all is sent after the last answer."""
 
-    def on_answers_unread(self, answers: int) -> None:
-        """End the connection of a client with this many bytes of unread `answers`."""
+    def on_answers_unread(self, reason: str) -> None:
+        """End the connection of a client that has too many bytes of unread answers."""
 
     def on_socket_broken(self, reason: str) -> None: ...
 
@@ -90,6 +92,8 @@ class Output:
         self._unsent_messages: Counter[Subscriber] = Counter()
         """Number of unsent messages by subscriber."""
         self._unsent_answer_bytes = 0
+        self._counted_answer_bytes = 0
+        """Bytes of unsent answers that the broker knows of."""
         self._first_unsent_offset = 0
         """Bytes of the first unsent frame that the socket has taken."""
         self._sent_counts: dict[BrokerConsumer, int] = {}
@@ -134,6 +138,11 @@ class Output:
         """Add a frame that is no message to the next flush."""
         self._parts.append(frame)
         self._part_owners.append((None, 1))
+
+    def forget_answers(self) -> None:
+        """Count no unsent answers any more: the connection is closed."""
+        if self._counted_answer_bytes:
+            self._count_answers(0)
 
     def send_heart_beat(self) -> None:
         """Send a heart-beat if nothing was sent since the last one was due."""
@@ -261,16 +270,21 @@ class Output:
                 # Most likely a large frame, so it is not copied again.
                 frame = data if data is not None and is_one_frame else b"".join(self._parts[at : at + size])
                 at += size
-                self._unsent.append((frame, consumer))
                 if consumer is None:
                     self._unsent_answer_bytes += len(frame)
+                    if self._unsent and self._unsent[-1][1] is None and len(self._unsent[-1][0]) < JOINED_ANSWER_BYTES:
+                        frame = self._unsent.pop()[0] + frame
+                self._unsent.append((frame, consumer))
             if consumer is not None:
                 self._unsent_messages[consumer] += count
         self._parts.clear()
         self._part_owners.clear()
         self._count_sent(sent)
         if self._unsent_answer_bytes > UNSENT_ANSWER_BYTES_MAX:
-            self._ending.on_answers_unread(self._unsent_answer_bytes)
+            self._ending.on_answers_unread(
+                f"the client has {self._unsent_answer_bytes} bytes of unread answers, at most "
+                f"{UNSENT_ANSWER_BYTES_MAX}: read them"
+            )
 
     def _count_sent(self, sent: int) -> None:
         self._first_unsent_offset += sent
@@ -287,3 +301,9 @@ class Output:
             self._unsent_messages[consumer] -= 1
             if isinstance(consumer, BrokerConsumer) and consumer.mode is AckMode.AUTO:
                 self._sent_counts[consumer] = self._sent_counts.get(consumer, 0) + 1
+        if self._counted_answer_bytes != self._unsent_answer_bytes:
+            self._count_answers(self._unsent_answer_bytes)
+
+    def _count_answers(self, size: int) -> None:
+        self._counted_answer_bytes = size
+        self._broker.unread_answers.update(self._ending, size)

@@ -37,25 +37,15 @@ def order_plot(positions: pandas.DataFrame, *, deliveries: int, arrivals: int) -
     `deliveries` and `arrivals` are the ends of the axes, so that plots can be compared.
     """
     shown = _numbers(positions, ["delivery", "arrival", "priority", "persistent"]).sort_values("delivery")
-    domain = [0, max(deliveries, 1)]
+    most = max(deliveries, 1)
     points: Spec = {
         "width": "container",
         "height": 260,
         "data": _data(shown.iloc[:: stride(len(shown))]),
         "mark": {"type": "point", "filled": True, "opacity": 1, "tooltip": True},
         "encoding": {
-            "x": {
-                "field": "delivery",
-                "type": "quantitative",
-                "scale": {"domain": domain, "nice": False},
-                "axis": None,
-            },
-            "y": {
-                "field": "arrival",
-                "type": "quantitative",
-                "scale": {"domain": [0, max(arrivals, 1)], "nice": False},
-                "axis": {"title": "arrived as number", "tickCount": 5},
-            },
+            "x": _quantity("delivery", most, None),
+            "y": _quantity("arrival", max(arrivals, 1), {"title": "arrived as number", "tickCount": 5}),
             "color": PRIORITY_COLOUR,
             "shape": {
                 "field": "persistent",
@@ -72,11 +62,11 @@ def order_plot(positions: pandas.DataFrame, *, deliveries: int, arrivals: int) -
         "resolve": {"scale": {"color": "independent"}},
         "vconcat": [
             points,
-            _band(_shares(shown, "priority", domain[1]), PRIORITY_COLOUR, domain, 34, ""),
+            _band(_shares(shown, "priority", most), PRIORITY_COLOUR, most, 34, ""),
             _band(
-                _shares(shown, "persistent", domain[1]),
+                _shares(shown, "persistent", most),
                 {"field": "persistent", "type": "nominal", "scale": {"domain": [0, 1]}, "legend": None},
-                domain,
+                most,
                 10,
                 "delivered as number",
             ),
@@ -141,18 +131,8 @@ def depth_plot(depth: pandas.DataFrame, *, most: int, seconds: float) -> Spec:
         "transform": [{"fold": ["waiting", "held"], "as": ["state", "messages"]}],
         "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 2},
         "encoding": {
-            "x": {
-                "field": "seconds",
-                "type": "quantitative",
-                "scale": {"domain": [0, max(seconds, 0.001)], "nice": False},
-                "axis": {"title": "seconds since the first event", **axis},
-            },
-            "y": {
-                "field": "messages",
-                "type": "quantitative",
-                "scale": {"domain": [0, max(most, 1)], "nice": False},
-                "axis": {"title": "messages", **axis},
-            },
+            "x": _quantity("seconds", max(seconds, 0.001), {"title": "seconds since the first event", **axis}),
+            "y": _quantity("messages", max(most, 1), {"title": "messages", **axis}),
             "color": {
                 "field": "state",
                 "type": "nominal",
@@ -168,7 +148,12 @@ def depth_plot(depth: pandas.DataFrame, *, most: int, seconds: float) -> Spec:
     }
 
 
-def _band(shares: pandas.DataFrame, colour: Spec, domain: list[int], height: int, title: str) -> Spec:
+def _quantity(field: str, most: float, axis: Spec | None) -> Spec:
+    """Return the encoding of a field as a position between 0 and `most`."""
+    return {"field": field, "type": "quantitative", "scale": {"domain": [0, most], "nice": False}, "axis": axis}
+
+
+def _band(shares: pandas.DataFrame, colour: Spec, most: int, height: int, title: str) -> Spec:
     axis = {"title": title, "tickCount": 5, "grid": False} if title else None
     return {
         "width": "container",
@@ -177,14 +162,9 @@ def _band(shares: pandas.DataFrame, colour: Spec, domain: list[int], height: int
         "mark": {"type": "rect", "strokeWidth": 0},
         "encoding": {
             "tooltip": [{"field": name, "type": "quantitative"} for name in (colour["field"], "messages")],
-            "x": {
-                "field": "first",
-                "type": "quantitative",
-                "scale": {"domain": domain, "nice": False},
-                "axis": axis,
-            },
+            "x": _quantity("first", most, axis),
             "x2": {"field": "last"},
-            "y": {"field": "from", "type": "quantitative", "scale": {"domain": [0, 1], "nice": False}, "axis": None},
+            "y": _quantity("from", 1, None),
             "y2": {"field": "to"},
             "color": colour,
         },

@@ -9,14 +9,13 @@ import random
 import secrets
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
-
-import msgspec
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.client.core.flows import CLOSE_TIMEOUT_S
 from truenext.client.core.send_options import Outgoing
-from truenext.client.threads.connection import Connection, Message, connect
+from truenext.client.threads.connection import Connection, connect
 from truenext.errors import ConfigurationError, RemoteProtocolError
 from truenext.history.schema import DRAINED
 from truenext.model.limits import WINDOW_MAX
@@ -75,29 +74,8 @@ ReportProgress = Callable[[str, int], None]
 """Called with `sent` or `received`, and the number of messages so far."""
 
 
-class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Row of docs/reference/history.md; None in the columns that its kind does not have."""
-
-    event: int
-    run: int = 1
-    at: datetime
-    kind: str
-    queue: str | None = None
-    sequence: int | None = None
-    priority: int | None = None
-    persistent: bool | None = None
-    size: int | None = None
-    batch: int | None = None
-    consumer: int | None = None
-    deliveries: int | None = None
-    attempts: int | None = None
-    reason: str | None = None
-    mode: str | None = None
-    window: int | None = None
-    target_queue: str | None = None
-    target_sequence: int | None = None
-    count: int | None = None
-    group: int | None = None
+HistoryRow = dict[str, Any]
+"""Row of docs/reference/history.md, without the columns that its kind does not have."""
 
 
 class Recorder:
@@ -187,7 +165,7 @@ class Recorder:
                 while messages := consumer.receive_many(
                     window, ARRIVAL_TIMEOUT_S if len(deliveries) < count else QUIET_TIMEOUT_S
                 ):
-                    for message in sorted(messages, key=_arrival_of):
+                    for message in sorted(messages, key=attrgetter("arrival")):
                         sequence = self._parse_identity(message.headers.get(IDENTITY_HEADER, ""), count, queue)
                         deliveries[sequence] = deliveries.get(sequence, 0) + 1
                         count_now = deliveries[sequence]
@@ -207,13 +185,9 @@ class Recorder:
         return int(number)
 
     def _add_event(self, kind: str, **columns: str | int | bool) -> None:
-        event = {"event": len(self._events) + 1, "at": datetime.now(UTC), "kind": kind, **columns}
-        self._events.append(HistoryRow(**event))  # type: ignore[arg-type]
+        row = {"event": len(self._events) + 1, "run": 1, "at": datetime.now(UTC), "kind": kind}
+        self._events.append(row | columns)
 
 
 def _make_body(sequence: int) -> bytes:
     return f"message {sequence}".encode()
-
-
-def _arrival_of(message: Message) -> int:
-    return message.arrival

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from truenext.errors import ConfigurationError, StoreError
 from truenext.history.export import INSTALL_HINT, write_by_date
 from truenext.spark.recorder import HistoryRow
@@ -34,9 +32,9 @@ def write_recording(events: Sequence[HistoryRow], folder: Path) -> list[Path]:
     pyarrow = _pyarrow()
     from truenext.history.table import SCHEMA
 
-    table = pyarrow.Table.from_pylist([msgspec.structs.asdict(event) for event in events], schema=SCHEMA)
+    table = pyarrow.Table.from_pylist(events, schema=SCHEMA)
     try:
-        return write_by_date(table, folder, f"{events[0].event:016x}")
+        return write_by_date(table, folder, f"{events[0]['event']:016x}")
     except OSError as error:
         raise StoreError(f"cannot write the recording to {folder}: {error}") from error
 

@@ -234,7 +234,6 @@ def _tables(runs: Sequence[AuditedHistory]) -> Iterator[str]:
 
 
 def _legend(runs: Sequence[AuditedHistory]) -> str:
-    """Return the colours of the priorities that occur."""
     found: set[int] = set()
     for run in runs:
         if "positions" in run.tables:
@@ -287,20 +286,18 @@ def _with_seconds(depth: pandas.DataFrame, whole: pandas.DataFrame) -> pandas.Da
 
 def _queues(run: AuditedHistory) -> list[str]:
     """Return the queues of a run, those with most violations first, then those with most messages."""
-    weights: dict[str, tuple[int, int]] = {}
-    for key in ("positions", "latency", "depth"):
-        if key in run.tables:
-            for name in run.tables[key]["queue"].dropna().unique():
-                weights.setdefault(str(name), (0, 0))
-    for rank, key in enumerate(("violations", "positions")):
-        table = run.tables.get(key)
-        if table is None or table.empty:
-            continue
-        for name, count in table["queue"].value_counts().items():
-            if str(name) in weights:
-                violations, messages = weights[str(name)]
-                weights[str(name)] = (int(count), messages) if rank == 0 else (violations, int(count))
-    return sorted(weights, key=lambda name: (-weights[name][0], -weights[name][1], name))
+    tables = run.tables
+    names = {
+        str(name)
+        for key in ("positions", "latency", "depth")
+        if key in tables
+        for name in tables[key]["queue"].dropna().unique()
+    }
+    violations, messages = (
+        tables[key]["queue"].value_counts().to_dict() if key in tables and not tables[key].empty else {}
+        for key in ("violations", "positions")
+    )
+    return sorted(names, key=lambda name: (-violations.get(name, 0), -messages.get(name, 0), name))
 
 
 def _side_by_side(parts: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import (
     BooleanType,
     ByteType,
-    DataType,
     DateType,
     IntegerType,
     LongType,
@@ -24,14 +23,8 @@ from truenext.history.export import export_all
 from truenext.history.files import history_files
 from truenext.spark.paths import path_to_read
 
-_SPARK_TYPES: dict[str, DataType] = {
-    "bigint": LongType(),
-    "int": IntegerType(),
-    "tinyint": ByteType(),
-    "boolean": BooleanType(),
-    "string": StringType(),
-    "timestamp": TimestampType(),
-}
+_TYPES = (LongType(), IntegerType(), ByteType(), BooleanType(), StringType(), TimestampType())
+_SPARK_TYPES = {each.simpleString(): each for each in _TYPES}
 EVENTS = StructType(
     [
         *(StructField(each.name, _SPARK_TYPES[each.type], each.name not in schema.REQUIRED) for each in schema.COLUMNS),

@@ -6,7 +6,7 @@ Plain HTML with a bar or two in each line, so that a hundred flows are small and
 
 from collections.abc import Iterator
 from html import escape
-from itertools import count
+from itertools import count, groupby
 from typing import Any
 
 import pandas
@@ -119,21 +119,9 @@ def _lines(runs: list[ExecutionRow], started: pandas.Timestamp, seconds: float) 
 
 
 def _describe_outcome(runs: list[ExecutionRow]) -> str:
-    """Describe the outcomes of a message's executions in order, and the end of the message."""
-    descriptions: list[str] = []
-    times: list[int] = []
-    for run in runs:
-        outcome = _outcome(run)
-        description = outcome if run["error"] is None else f"{outcome}: {run['error']}"
-        if descriptions and descriptions[-1] == description:
-            times[-1] += 1
-        else:
-            descriptions.append(description)
-            times.append(1)
-    text = ", then ".join(
-        description if count == 1 else f"{description} {count} times"
-        for description, count in zip(descriptions, times, strict=True)
-    )
+    descriptions = (_outcome(run) if run["error"] is None else f"{_outcome(run)}: {run['error']}" for run in runs)
+    times = ((description, len(list(same))) for description, same in groupby(descriptions))
+    text = ", then ".join(description if count == 1 else f"{description} {count} times" for description, count in times)
     return text + END_TEXTS.get(runs[-1]["end_kind"] or "", "")
 
 

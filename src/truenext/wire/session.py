@@ -32,7 +32,7 @@ class Delivery(Protocol):
     def deliveries(self) -> int: ...
     @property
     def was_never_started(self) -> bool:
-        """True if no earlier dispatch can have reached a program, though there was one."""
+        """True if there was an earlier dispatch, and no program can have received the message."""
 
     @property
     def attempts(self) -> int: ...

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from truenext.cli import terminal
-from truenext.cli.exit_status import CommandFailure, NoAnswerFailure
+from truenext.cli.exit_status import NoAnswerFailure
 from truenext.cli.stages.service_loader import load_service, service_argument
 from truenext.cli.terminal import count_noun
 from truenext.cli.values import PathParam
@@ -45,14 +45,12 @@ def check(target: str, file: Path, write: bool) -> None:
         service = load_service(target)
         now = interface_of(service.name, service.endpoints)
         before = None if write and not file.exists() else _read(file, is_replaced=write)
-    except ConfigurationError as error:
-        raise CommandFailure(error) from error
     except OSError as error:
         raise NoAnswerFailure(error) from error
     try:
         findings = [] if before is None else compare_interfaces(before, now)
     except (ValueError, TypeError, AttributeError) as error:
-        raise CommandFailure(_invalid_file(file, error)) from error
+        raise _invalid_file(file, error) from error
     for finding in findings:
         _print_finding(finding)
     if write:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import click
 import msgspec
@@ -18,13 +17,11 @@ from truenext.cli.connection import (
     send_control_request,
     timeout_option,
 )
-from truenext.cli.exit_status import CommandFailure
 from truenext.cli.stages.drawing import draw_dot, draw_mermaid, signature_text
 from truenext.cli.stages.service_loader import load_service, service_argument
 from truenext.cli.terminal import count_noun
 from truenext.cli.values import URL, UrlOption
 from truenext.client.core.credentials import Credentials
-from truenext.errors import ConfigurationError
 from truenext.model.destination import DEAD_LETTER_PREFIX
 from truenext.stage.introspection.graph import EndpointNode, ServiceGraph, StageNode, graph_of
 
@@ -78,60 +75,33 @@ def describe(
     to. These endpoints are read from the code of the stage: those that its function itself names in a call.
     """
     if as_mermaid + as_dot + as_json > 1:
-        raise click.UsageError("--mermaid, --dot and --json exclude each other")
-    try:
-        service = load_service(target)
-    except ConfigurationError as error:
-        raise CommandFailure(error) from error
+        raise click.UsageError("--mermaid, --dot and --json exclude each other: use one of them")
+    service = load_service(target)
     graph = graph_of(service.name, service.endpoints.values(), service.remotes.values(), service.topics.values())
-    counts = None if url is None else _counts(BrokerOptions(url, credentials, connect_timeout_s))
-    notes = _queue_notes(graph, counts)
+    counts = {} if url is None else _counts(graph, BrokerOptions(url, credentials, connect_timeout_s))
+    notes = {queue: str(each) for queue, each in counts.items()}
     if as_mermaid:
         terminal.echo(draw_mermaid(graph, notes))
     elif as_dot:
         terminal.echo(draw_dot(graph, notes))
     elif as_json:
-        terminal.write_json(_graph_json(graph, counts))
+        queues = {} if url is None else {"queues": counts}
+        terminal.write_json(msgspec.to_builtins(graph) | queues)
     else:
         terminal.print_drawn(_tree(graph, notes))
 
 
-def _counts(broker: BrokerOptions) -> dict[str, QueueCounts]:
+def _counts(graph: ServiceGraph, broker: BrokerOptions) -> dict[str, QueueCounts]:
+    """Return the counts of each queue that the service or another one takes messages from."""
     with connected(broker) as connection:
-        queues = {each["name"]: each for each in send_control_request(connection, "queues")}
-    return {
-        name: QueueCounts(
-            facts["waiting"],
-            facts["unacknowledged"],
-            facts["scheduled"],
-            facts["consumers"],
-            queues.get(f"{DEAD_LETTER_PREFIX}{name}", {}).get("waiting", 0),
-        )
-        for name, facts in {**dict.fromkeys(_originals(queues), _NONE), **queues}.items()
-    }
-
-
-_NONE = {"waiting": 0, "unacknowledged": 0, "scheduled": 0, "consumers": 0}
-
-
-def _originals(queues: Mapping[str, Any]) -> list[str]:
-    """Return the original queues of the dead-letter queues; they need not exist any more."""
-    return [name.removeprefix(DEAD_LETTER_PREFIX) for name in queues if name.startswith(DEAD_LETTER_PREFIX)]
-
-
-def _queue_notes(graph: ServiceGraph, counts: Mapping[str, QueueCounts] | None) -> dict[str, str]:
-    """Return a text for each queue; none without `counts` from a broker."""
-    if counts is None:
-        return {}
-    queues = [stage.queue for endpoint in graph.endpoints for stage in endpoint.stages if stage.queue]
-    return {queue: str(counts.get(queue, QueueCounts())) for queue in [*queues, *(each.name for each in graph.remotes)]}
-
-
-def _graph_json(graph: ServiceGraph, counts: Mapping[str, QueueCounts] | None) -> dict[str, Any]:
-    facts: dict[str, Any] = msgspec.to_builtins(graph)
-    if counts is not None:
-        facts["queues"] = {queue: counts.get(queue, QueueCounts()) for queue in _queue_notes(graph, counts)}
-    return facts
+        facts = {each["name"]: each for each in send_control_request(connection, "queues")}
+    names = [stage.queue for endpoint in graph.endpoints for stage in endpoint.stages if stage.queue]
+    counts = {}
+    for name in [*names, *(each.name for each in graph.remotes)]:
+        own = {key: facts.get(name, {}).get(key, 0) for key in ("waiting", "unacknowledged", "scheduled", "consumers")}
+        dead_letters = facts.get(f"{DEAD_LETTER_PREFIX}{name}", {}).get("waiting", 0)
+        counts[name] = QueueCounts(**own, dead_letters=dead_letters)
+    return counts
 
 
 # ---- As text ----

@@ -15,8 +15,6 @@ from truenext.stage.introspection.graph import EndpointNode, ServiceGraph, Stage
 
 
 class _Arrow(NamedTuple):
-    """Arrow between two nodes, given by their keys."""
-
     start: str
     end: str
     how: str = ""
@@ -74,7 +72,6 @@ def draw_mermaid(graph: ServiceGraph, notes: Mapping[str, str]) -> str:
 
 
 def _stage_labels(endpoint: EndpointNode, notes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield key and label of each node."""
     for stage in endpoint.stages:
         yield _stage_key(endpoint, stage), _with_note(signature_text(stage.name, stage.takes, None), stage.queue, notes)
 

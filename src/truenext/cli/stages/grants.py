@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 import tomlkit
+from click.core import ParameterSource
 
 from truenext.broker.users import read_users, suggest_name
 from truenext.cli import terminal
-from truenext.cli.exit_status import CommandFailure, NoAnswerFailure
+from truenext.cli.exit_status import NoAnswerFailure
 from truenext.cli.stages.service_loader import load_service, service_argument
-from truenext.cli.values import PathParam, TextParam
-from truenext.errors import ConfigurationError, TruenextError
+from truenext.cli.values import TEXT, USERS_VARIABLE, PathParam, VariableOption
+from truenext.errors import TruenextError
 from truenext.model.grants import QUEUE_PREFIX, Pattern, Right, User
 from truenext.stage.introspection.grants import missing_grants, needed_grants
 from truenext.stage.service import Service
@@ -22,11 +23,15 @@ from truenext.stage.service import Service
 @click.command()
 @service_argument
 @click.option(
-    "--users", "file", type=PathParam(dir_okay=False), help="Users file: print only what the user --user lacks there."
+    "--users",
+    "file",
+    cls=VariableOption,
+    type=PathParam(dir_okay=False),
+    envvar=USERS_VARIABLE,
+    show_envvar=True,
+    help="Users file: print only what the user --user lacks there.",
 )
-@click.option(
-    "--user", "name", type=TextParam(), help="User of --users, which must be given, too (TRUENEXT_USERS is not read)."
-)
+@click.option("--user", "name", type=TEXT, help="User of --users.")
 def grants(target: str, file: Path | None, name: str | None) -> None:
     """Print the grants that a service needs, as TOML for a users file.
 
@@ -36,14 +41,15 @@ def grants(target: str, file: Path | None, name: str | None) -> None:
 
     With --users and --user, exits 0 if the user has all of these grants, 1 if some are missing, 2 if the check failed.
     """
+    context = click.get_current_context()
+    if name is None and context.get_parameter_source("file") is ParameterSource.ENVIRONMENT:
+        # The variable is there for other commands, too.
+        file = None
     if (file is None) is not (name is None):
-        raise click.UsageError("--users and --user need one another")
-    try:
-        service = load_service(target)
-        needed = needed_grants(service.endpoints.values(), service.remotes.values(), service.topics.values())
-        user = None if file is None or name is None else _read_user(file, name)
-    except ConfigurationError as error:
-        raise CommandFailure(error) from error
+        raise click.UsageError("--users and --user need one another: set both, or neither")
+    service = load_service(target)
+    needed = needed_grants(service.endpoints.values(), service.remotes.values(), service.topics.values())
+    user = None if file is None or name is None else _read_user(file, name)
     missing = needed if user is None else missing_grants(needed, user)
     if user is not None and missing:
         terminal.echo(f"# User {user.name} lacks these grants, which {service.name} needs:")
@@ -58,7 +64,6 @@ def grants(target: str, file: Path | None, name: str | None) -> None:
 
 
 def _read_user(file: Path, name: str) -> User:
-    """Raises: ConfigurationError, NoAnswerFailure"""
     users = read_users(file)
     if name not in users:
         raise NoAnswerFailure(TruenextError(f"{file} has no user {name!r}{suggest_name(name, users)}"))

@@ -8,12 +8,8 @@ import click
 from rich.table import Table
 
 from truenext.cli import terminal
-from truenext.cli.exit_status import CommandFailure
-from truenext.cli.stages.service_loader import load_service, service_argument
+from truenext.cli.stages.service_loader import database_option, load_with_database, service_argument
 from truenext.cli.terminal import count_noun
-from truenext.cli.values import DatabaseUrlParam
-from truenext.errors import ConfigurationError
-from truenext.stage.sql.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
     from truenext.stage.sql.outbox_report import OutboxReport
@@ -21,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @service_argument
-@click.option("--database", type=DatabaseUrlParam(), help="Database instead of the service's own, a URL of SQLAlchemy.")
+@database_option
 @click.option("--inbox", "with_inbox", is_flag=True, help="Count the rows of the inbox, too: there may be millions.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 def outbox(target: str, database: str | None, with_inbox: bool, as_json: bool) -> None:
@@ -32,17 +28,11 @@ def outbox(target: str, database: str | None, with_inbox: bool, as_json: bool) -
     A message is in the outbox for a moment while it is sent. One that is older than a minute waits for the broker or
     for a process.
     """
-    try:
-        service = load_service(target)
-        url = database or service.database
-        if url is None:
-            raise ConfigurationError(f"{target} has no database: name one with --database")
-        # Imported here: the other commands work without SQLAlchemy.
-        from truenext.stage.sql import outbox_report
+    service, url = load_with_database(target, database)
+    # Imported here: the other commands work without SQLAlchemy.
+    from truenext.stage.sql import outbox_report
 
-        facts = outbox_report(url, service.name, with_inbox=with_inbox)
-    except (ConfigurationError, DatabaseUnavailable) as error:
-        raise CommandFailure(error) from error
+    facts = outbox_report(url, service.name, with_inbox=with_inbox)
     if as_json:
         terminal.write_json(facts)
     else:

@@ -30,9 +30,11 @@ class ExitDeadline:
         threading.Thread(target=self._run_timer, name="truenext deadline", daemon=True).start()
 
     def bring_forward(self, seconds: float, status: int) -> None:
-        """End the process `seconds` from now with this exit status, unless an earlier deadline is set. Safe in signal
-        handlers, also nested ones: nothing else in Python that wakes a thread is. The earliest request counts, not
-        the last: the inner handler finishes first."""
+        """End the process `seconds` from now with this exit status, unless an earlier deadline is set.
+
+        Safe in signal handlers, as the queue of requests is. A signal may interrupt the handler of another one, and its
+        handler then finishes first: so the earliest deadline counts, and not the last one.
+        """
         self._requests.put((time.monotonic() + seconds, status))
 
     def cancel(self) -> None:

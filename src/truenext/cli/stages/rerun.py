@@ -9,7 +9,6 @@ from truenext.blocking import Connection, Consumer, Message, Session
 from truenext.cli import terminal
 from truenext.cli.bulk_work import dead_letter_selector_option, queue_exists
 from truenext.cli.connection import BrokerOptions, broker_options, connected
-from truenext.cli.exit_status import CommandFailure
 from truenext.cli.terminal import count_noun
 from truenext.cli.totals import ProgressReporter
 from truenext.cli.values import COUNT, QueueNameParam
@@ -58,7 +57,7 @@ def rerun(
         raise click.UsageError(f"name the queue of their stage with --to: {queue} is not a dead-letter queue")
     with connected(broker) as connection:
         if not queue_exists(connection, queue):
-            raise CommandFailure(TruenextError(f"there is no queue {queue!r}"))
+            raise TruenextError(f"there is no queue {queue!r}: `truenext queues` lists them")
         is_new = not queue_exists(connection, to)
         if force:
             rerunning = Rerun(connection, f"/queue/{queue}", f"/queue/{to}")
@@ -88,7 +87,10 @@ class Rerun:
         return f"{count_noun(self.count, 'message')} sent, and the rest is still in {self._queue}"
 
     def run(self, selector: str | None, limit: int | None) -> None:
-        """Raises: CommandFailure, TruenextError; messages that are not sent yet are still in their queue"""
+        """Send the messages again, in transactions, until the queue is empty or `limit` messages were sent.
+
+        Raises: TruenextError; messages that are not sent yet are still in their queue
+        """
         totals = ProgressReporter("sent")
         batch_max = BATCH_MAX
         options: ConsumerOptions = {"prefetch": BATCH_MAX}
@@ -106,7 +108,7 @@ class Rerun:
                 except (NotDecoded, RolledBack) as error:
                     session.rollback(failed=False)
                     if len(batch) == 1 or not isinstance(error.__cause__, Refused):
-                        raise CommandFailure(TruenextError(f"{error}; {self.summary}")) from error
+                        raise TruenextError(f"{error}; {self.summary}") from error
                     # Large messages can exceed a limit of one transaction together.
                     batch_max = len(batch) // 2
                 else:
@@ -120,7 +122,10 @@ def _receive_batch(consumer: Consumer, count: int) -> list[Message]:
 
 
 def _resend(session: Session, message: Message, to: str) -> None:
-    """Raises: NotDecoded if it is no message of stages"""
+    """Send a message under a new id.
+
+    Raises: NotDecoded if it is not a message of stages
+    """
     try:
         envelope = decode_envelope(message.body)
     except NotDecoded as error:

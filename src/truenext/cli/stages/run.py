@@ -27,9 +27,9 @@ from truenext.cli.exit_status import BROKEN_PIPE, NO_ANSWER, CommandFailure
 from truenext.cli.loops import new_event_loop
 from truenext.cli.stages.health_server import serve_health
 from truenext.cli.stages.process_exit import THREADS_TIMEOUT_S, ExitDeadline, exit_now, join_threads
-from truenext.cli.stages.service_loader import load_service, service_argument
+from truenext.cli.stages.service_loader import database_option, load_service, service_argument
 from truenext.cli.terminal import count_noun
-from truenext.cli.values import URL, DatabaseUrlParam, HostAndPortParam, PathParam, SecondsParam, UrlOption
+from truenext.cli.values import URL, EnumParam, HostAndPortParam, PathParam, SecondsParam, UrlOption
 from truenext.client.core.credentials import Credentials
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.stage.core.health import ServiceHealth, assess_health
@@ -62,7 +62,7 @@ CLOSE_TIMEOUT_S = 10.0
     "with spaces between them: the first broker that answers is used.",
 )
 @credentials_options
-@click.option("--database", type=DatabaseUrlParam(), help="Database instead of the service's own, a URL of SQLAlchemy.")
+@database_option
 @click.option(
     "--events",
     type=PathParam(file_okay=False),
@@ -85,7 +85,7 @@ CLOSE_TIMEOUT_S = 10.0
 )
 @click.option(
     "--log-level",
-    type=click.Choice([each.value for each in LogLevel]),
+    type=EnumParam(LogLevel),
     default=LogLevel.WARNING.value,
     show_default=True,
     help="Lowest level that is logged, to standard error.",
@@ -98,7 +98,7 @@ def run(
     events: Path | None,
     health_at: tuple[str, int] | None,
     stalled_after_s: float,
-    log_level: str,
+    log_level: LogLevel,
 ) -> None:
     """Run the stages of a service until SIGTERM or Ctrl-C.
 
@@ -112,7 +112,7 @@ def run(
     """
     line, environment = split_by_source(credentials)
     terminal.set_line_buffering()
-    logs.configure_logging(log_level)
+    logs.configure_logging(log_level.value)
     deadline, status = ExitDeadline(), 1
     output_error: OSError | None = None
     service: Service | None = None
@@ -299,7 +299,10 @@ class _ServiceProcess:
         return 0 if len(self._signals) < 2 else 128 + self._signals[-1]
 
     def _check_signal(self) -> None:
-        """Raises: CancelledError, unless a signal has cancelled the main task: this cancellation is cleared"""
+        """Clear the cancellation of the main task, which a signal has caused.
+
+        Raises: CancelledError if no signal has come
+        """
         assert self._main is not None, "it listens"
         if not self._signals:
             raise asyncio.CancelledError
@@ -308,7 +311,6 @@ class _ServiceProcess:
 
 
 def _echo(text: str) -> None:
-    """Raises: _OutputError"""
     try:
         terminal.echo(text)
     except OSError as error:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import click
 
 from truenext.cli import terminal
-from truenext.cli.exit_status import CommandFailure
-from truenext.cli.stages.service_loader import load_service, service_argument
-from truenext.cli.values import DatabaseUrlParam
-from truenext.errors import ConfigurationError
-from truenext.stage.sql.errors import DatabaseUnavailable
+from truenext.cli.stages.service_loader import database_option, load_with_database, service_argument
 
 
 @click.command()
 @service_argument
-@click.option("--database", type=DatabaseUrlParam(), help="Database instead of the service's own, a URL of SQLAlchemy.")
+@database_option
 @click.option("--sql", "prints_sql", is_flag=True, help="Print the statements that create all tables, and do nothing.")
 @click.option("--apply", "applies", is_flag=True, help="Create the tables that are missing.")
 def schema(target: str, database: str | None, prints_sql: bool, applies: bool) -> None:
@@ -24,26 +20,17 @@ def schema(target: str, database: str | None, prints_sql: bool, applies: bool) -
     `truenext.stage.sql.tables.metadata`.
     """
     if prints_sql and applies:
-        raise click.UsageError("--sql and --apply exclude each other")
+        raise click.UsageError("--sql and --apply exclude each other: use one of them")
     if not (prints_sql or applies):
         raise click.UsageError("use --sql to print the statements, or --apply to create the tables")
-    try:
-        service = load_service(target)
-        url = database or service.database
-        if url is None:
-            raise ConfigurationError(
-                f'{target} has no database: name one with Service("{service.name}", '
-                'database="postgresql+psycopg:///...") or --database'
-            )
-        # Imported here: the other commands work without SQLAlchemy.
-        from truenext.stage.sql import apply_schema, schema_sql
+    _, url = load_with_database(target, database)
+    # Imported here: the other commands work without SQLAlchemy.
+    from truenext.stage.sql import apply_schema, schema_sql
 
-        if prints_sql:
-            terminal.echo(schema_sql(url).rstrip())
-            return
-        database_name, created = apply_schema(url)
-    except (ConfigurationError, DatabaseUnavailable) as error:
-        raise CommandFailure(error) from error
+    if prints_sql:
+        terminal.echo(schema_sql(url).rstrip())
+        return
+    database_name, created = apply_schema(url)
     if created:
         terminal.echo(f"{database_name} now has {', '.join(created)}.")
     else:

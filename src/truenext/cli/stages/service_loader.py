@@ -11,7 +11,7 @@ from types import ModuleType, TracebackType
 import click
 
 from truenext.cli import terminal
-from truenext.cli.values import ServiceImportParam
+from truenext.cli.values import DATABASE_URL, SERVICE
 from truenext.errors import ConfigurationError
 from truenext.stage.service import Service
 
@@ -26,7 +26,10 @@ _EXTRAS = {
 }
 """Extra of truenext that installs a module, by the name of that module."""
 
-service_argument = click.argument("target", metavar="MODULE:NAME", type=ServiceImportParam())
+database_option = click.option(
+    "--database", type=DATABASE_URL, help="Database instead of the service's own, a URL of SQLAlchemy."
+)
+service_argument = click.argument("target", metavar="MODULE:NAME", type=SERVICE)
 
 
 def load_service(target: str) -> Service:
@@ -49,6 +52,21 @@ def load_service(target: str) -> Service:
         )
     found.check()
     return found
+
+
+def load_with_database(target: str, database: str | None) -> tuple[Service, str]:
+    """Import the service, and return it with the URL of its database, or with `database` in its place.
+
+    Raises: ConfigurationError, also if there is no database
+    """
+    service = load_service(target)
+    url = database or service.database
+    if url is None:
+        raise ConfigurationError(
+            f'{target} has no database: name one with Service("{service.name}", '
+            'database="postgresql+psycopg:///...") or --database'
+        )
+    return service, url
 
 
 def _module(name: str, folder: str, of: str) -> ModuleType:

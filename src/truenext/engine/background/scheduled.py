@@ -59,6 +59,9 @@ from truenext.model.record import (
 )
 from truenext.model.schedule import Schedule
 
+CRON_COPIES = 50
+"""Copies of a message that a cron expression counts as: to compute its next time takes as long."""
+
 _END = object()
 _encode_schedule = msgspec.json.Encoder().encode
 _decode_schedule = msgspec.json.Decoder(Schedule).decode
@@ -159,7 +162,7 @@ class Scheduler(BackgroundTask):
         if first is None or self._current_read is not None or self._frozen_since_batch is not None:
             return False
         commit_state = self._commit_state
-        if commit_state.is_full or commit_state.disk_level >= DiskLevel.NONE:
+        if not commit_state.has_capacity or commit_state.disk_level >= DiskLevel.NONE:
             return False
         if self._page is not None:
             return True
@@ -216,7 +219,7 @@ class Scheduler(BackgroundTask):
         """Send the due messages of a page, or some of them and keep the page for the next step."""
         self._page = page
         copies = 0
-        while (first := self.timers.first) is not None and not self._commit_state.is_full:
+        while (first := self.timers.first) is not None and self._commit_state.has_capacity:
             due_ms, number, _ = split_scheduled_timer(first)
             lane, found = page.lanes.get(number), page.found_by_number.get(number)
             # Meanwhile the clock may have been set, or sends that are due earlier may have been accepted.
@@ -340,7 +343,7 @@ class Scheduler(BackgroundTask):
     # ---- Records ----
 
     def _send_due(self, lane: Lane, found: PageMessage, record: SentMessage, ahead: RouteAhead | None) -> int:
-        """Send a due message; return the number of copies."""
+        """Send a due message; return the number of copies, or what takes as long."""
         copies = 0
         timing, message = _decode_record(record)
         name = lane.queue.name.removeprefix(SCHEDULED_PREFIX)
@@ -349,6 +352,8 @@ class Scheduler(BackgroundTask):
         if is_sent:
             sent = with_ttl(message, timing.ttl_ms, self._commit_state.now_ms) if timing.ttl_ms else message
             copies = self._arrivals.accept_scheduled(name, timing.to, sent, ahead)
+        if timing.cron:
+            copies += CRON_COPIES
         for next_timing in remaining:
             self._add_record(name, message, replace(next_timing, number=timing.number or found.sequence))
         return copies

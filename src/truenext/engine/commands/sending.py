@@ -26,6 +26,7 @@ from truenext.model.limits import (
     COPIES_MAX,
     ROUTING_STEP_NS,
     SPARK_SURPLUS_BYTES_MAX,
+    TRANSACTION_CRON_SENDS_MAX,
     TRANSACTION_QUEUES_MAX,
 )
 from truenext.model.message import SentMessage, with_ttl
@@ -120,6 +121,13 @@ class Sending:
         memory = self._memory
         size = len(send.message.header) + len(send.message.body)
         session.transactions.check_limits(self._limits, size=size)
+        has_cron = send.schedule is not None and send.schedule.cron != ""
+        if has_cron and transaction.cron_count >= TRANSACTION_CRON_SENDS_MAX:
+            raise RemoteProtocolError(
+                f"more than {TRANSACTION_CRON_SENDS_MAX} sends with AMQ_SCHEDULED_CRON in one transaction: commit more "
+                "often, or send them outside of a transaction",
+                Code.LIMIT,
+            )
         if not memory.has_space_for_send(size):
             raise NoSpaceError(
                 f"open transactions of all connections have {memory.transaction_bytes} bytes, at most "
@@ -135,6 +143,7 @@ class Sending:
                 f"more than {TRANSACTION_QUEUES_MAX} queues in one transaction; commit more often", Code.LIMIT
             )
         transaction.sends.append(send)
+        transaction.cron_count += has_cron
         if send.destination.is_multi_queue and send.schedule is None:
             transaction.sends_of_copies.append(send)
         if transaction.balance is not None:

@@ -13,7 +13,7 @@ from sys import getsizeof, maxsize
 from typing import Any, NoReturn
 
 from truenext.model.destination import Destination, DestinationKind
-from truenext.model.limits import UNSENT_BYTES_MAX
+from truenext.model.limits import UNSENT_ANSWER_BYTES_MAX, UNSENT_BYTES_MAX
 from truenext.model.message import SentMessage
 from truenext.model.selector import Selector
 
@@ -84,8 +84,8 @@ UNSENT_THRESHOLD_MIN = 4 * UNSENT_BYTES_MAX
 class MemoryBudget:
     def __init__(self, limit: int = maxsize, queues_limit: int = maxsize) -> None:
         self.limit = limit
-        """Bytes of messages above which some are evicted; those of open transactions, sockets and incomplete frames
-        count too."""
+        """Bytes of messages above which some are evicted; those of open transactions, sockets, unread answers and
+        incomplete frames count too."""
         self.queues_limit = queues_limit
         """Bytes of queues, counted separately, above which no more queues are created."""
         self.queue_bytes = 0
@@ -108,6 +108,8 @@ class MemoryBudget:
         """Bytes of sends and causes in open transactions."""
         self.incomplete_bytes = 0
         """Bytes of large incomplete frames."""
+        self.answer_bytes = 0
+        """Bytes of answers that sockets have not taken."""
         self.is_page_space_short = False
         """A page was requested for which there is hardly memory."""
 
@@ -121,6 +123,7 @@ class MemoryBudget:
             + self.unsent_bytes
             + self.transaction_bytes
             + self.incomplete_bytes
+            + self.answer_bytes
             - self.limit
         )
 
@@ -159,6 +162,11 @@ class MemoryBudget:
     def incomplete_bytes_max(self) -> int:
         """Bytes of incomplete frames above which only one of them is read on."""
         return self.limit // 4
+
+    @property
+    def answer_bytes_max(self) -> int:
+        """Bytes of unread answers above which a connection with many of them ends."""
+        return max(self.limit // 4, UNSENT_ANSWER_BYTES_MAX)
 
     def has_space_for_send(self, size: int) -> bool:
         """Return whether an open transaction may grow by a send of `size` bytes."""

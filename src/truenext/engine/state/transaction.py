@@ -48,7 +48,7 @@ class TransactionLimits:
 
 class BrokerTransaction(EntryHolder):
     __slots__ = (
-        *("balance", "counts_all", "held", "is_rollback_only", "message_count"),
+        *("balance", "counts_all", "cron_count", "held", "is_rollback_only", "message_count"),
         *("nacks", "reserved_queues", "sends", "sends_of_copies", "total_bytes"),
     )
 
@@ -58,6 +58,8 @@ class BrokerTransaction(EntryHolder):
         self.sends: list[Send] = []
         self.sends_of_copies: list[Send] = []
         """The elements of `sends` that go to topics or several destinations at COMMIT."""
+        self.cron_count = 0
+        """Number of sends with a cron expression: COMMIT computes their times."""
         self.held = {}
         """Messages that the transaction has acknowledged or nacked, by sequence."""
         self.nacks: dict[int, Nack] = {}

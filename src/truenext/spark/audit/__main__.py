@@ -19,24 +19,14 @@ def main() -> int:
     parser.add_argument("--master")
     parser.add_argument("--since", type=datetime.fromisoformat)
     parser.add_argument("--queue")
-    parser.add_argument(
-        "--stuck", type=float, default=STUCK_SECONDS, help="seconds without a dispatch that count as stuck"
-    )
+    stuck_help = "seconds without a dispatch that count as stuck"
+    parser.add_argument("--stuck", dest="stuck_seconds", type=float, default=STUCK_SECONDS, help=stuck_help)
     parser.add_argument(
         "--stages", metavar="DIR", action="append", default=[], help="folder of the events of services of stages"
     )
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
     try:
-        verdicts = run_audit(
-            args.folders,
-            master=args.master,
-            since=args.since,
-            queue=args.queue,
-            stuck_seconds=args.stuck,
-            stages=args.stages,
-            out=args.out,
-        )
+        verdicts = run_audit(**vars(parser.parse_args()))
     except TruenextError as error:
         print(f"truenext: {error}", file=sys.stderr)
         return 2

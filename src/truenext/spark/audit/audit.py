@@ -64,7 +64,7 @@ def audit(
     Raises: ConfigurationError if no events are left, or `stages` have another format; HistoryError if `events` are
     of another history version.
     """
-    with _timed(progress, "runs and gaps"):
+    with timed(progress, "runs and gaps"):
         if since is not None:
             # The clock may have been set back, so the cut is made by `event` and not by time.
             first = events.where(F.col("at") >= F.lit(since)).agg(F.min("event")).collect()[0][0]
@@ -78,7 +78,7 @@ def audit(
         ).collect()[0]
         _check_runs(run_rows, since)
     of_queues = events if queue is None else events.where((F.col("queue") == queue) | F.col("queue").isNull())
-    with _timed(progress, "order, loss and time, event by event"):
+    with timed(progress, "order, loss and time, event by event"):
         commit_table = events.transform(commits).persist()
         sweep_rows = (
             of_queues.transform(timeline, run_table, gap_table, commit_table).transform(sweep, stuck_seconds).persist()
@@ -89,7 +89,7 @@ def audit(
             .agg(F.count("*").alias("findings"), F.sum("count").alias("messages"), F.max("duration").alias("duration"))
             .collect()
         )
-    with _timed(progress, "the queues' tables"):
+    with timed(progress, "the queues' tables"):
         tables = _tables(sweep_rows, of_queues, gap_table)
         cached = [block_table, run_table, gap_table, commit_table, sweep_rows, *(tables[name] for name in _CACHED)]
     findings = _findings({row["kind"]: row for row in counts}, stuck_seconds)
@@ -97,7 +97,7 @@ def audit(
     first_event = min(row["first_event"] for row in run_rows)
     notes = _notes(run_rows, first_event, missing[0])
     if stages is not None:
-        with _timed(progress, "flows of stages"):
+        with timed(progress, "flows of stages"):
             results = audit_stages(stages, of_queues, last_gap=missing[2], queue=queue, since=since)
         tables |= results.tables
         cached += results.cached
@@ -106,7 +106,10 @@ def audit(
 
 
 def _check_runs(run_rows: list[Row], since: datetime | None) -> None:
-    """Raises: ConfigurationError if there are no events; HistoryError if they are of another history version."""
+    """Check that there are events, and that all are of the history version that this truenext reads.
+
+    Raises: ConfigurationError, HistoryError
+    """
     if not run_rows:
         raise ConfigurationError("the history has no events" + (f" since {since}" if since is not None else ""))
     unknown = [row["unknown_event"] for row in run_rows if row["unknown_event"] is not None]
@@ -185,7 +188,8 @@ def _notes(run_rows: list[Row], first_event: int, gap_count: int) -> tuple[str, 
 
 
 @contextmanager
-def _timed(progress: ProgressCallback, step: str) -> Iterator[None]:
+def timed(progress: ProgressCallback, step: str) -> Iterator[None]:
+    """Report the duration of a block that succeeds."""
     started = time.monotonic()
     yield
     progress(step, time.monotonic() - started)

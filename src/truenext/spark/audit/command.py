@@ -2,18 +2,16 @@
 
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pandas
-from pyspark.sql import DataFrame, SparkSession
 
 from truenext.errors import ConfigurationError, HistoryError
-from truenext.spark.audit.audit import STUCK_SECONDS, AuditResults, audit
+from truenext.spark.audit.audit import STUCK_SECONDS, AuditResults, audit, timed
 from truenext.spark.audit.run_names import run_names
 from truenext.spark.paths import path_to_read, path_to_write
 from truenext.spark.report import AuditedHistory, write_comparison
@@ -30,23 +28,13 @@ SHOWN_ROWS_MAX = 200_000
 """Rows per table that are read for the page; the Parquet files have all."""
 
 
-def run_audit(
-    folders: Sequence[Path | str],
-    *,
-    master: str | None = None,
-    since: datetime | None = None,
-    queue: str | None = None,
-    stuck_seconds: float = STUCK_SECONDS,
-    stages: Sequence[Path | str] = (),
-    out: Path | None = None,
-) -> list[Verdict]:
+def run_audit(folders: Sequence[Path | str], *, out: Path | None = None, **options: Any) -> list[Verdict]:
     """Audit each of `folders`, print progress and verdicts, and write the tables and one page of all below `out`.
+    `options` are those of `audit_histories`.
 
     Raises: ConfigurationError, HistoryError
     """
-    audited = audit_histories(
-        folders, master=master, since=since, queue=queue, stuck_seconds=stuck_seconds, stages=stages, out=out
-    )
+    audited = audit_histories(folders, out=out, **options)
     if out is not None:
         names = [each.name for each in audited] if len(audited) > 1 else [str(folders[0])]
         write_page(audited, out, title="Audit of " + " and ".join(names))
@@ -88,13 +76,14 @@ def audit_histories(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigurationError(f"cannot write to {out}: {error.strerror}") from error
-    with _timed("Spark started"):
+    with timed(_print_step, "Spark started"):
         spark = start(master, log=None if out is None else out / SPARK_LOG)
     audited = []
     for folder, name in zip(folders, names, strict=True):
         if len(folders) > 1:
             print(f"{name}:", file=sys.stderr, flush=True)
-        with _all_events(spark, folder) as events:
+        with tempfile.TemporaryDirectory(prefix="truenext-audit-") as scratch:
+            events = read_events(spark, folder, Path(scratch))
             stage_events = read_stage_events(spark, stages) if stages else None
             try:
                 results = audit(
@@ -108,7 +97,7 @@ def audit_histories(
             except HistoryError as error:
                 raise HistoryError(f"{folder}: {error}") from error
             if out is not None:
-                with _timed("tables"):
+                with timed(_print_step, "tables"):
                     audited.append(
                         AuditedHistory(
                             name, write_tables(results, out / name if len(folders) > 1 else out), results.verdict
@@ -129,7 +118,7 @@ def write_page(
 
     Raises: ConfigurationError if the package that draws the plots is not installed, OSError
     """
-    with _timed("page"):
+    with timed(_print_step, "page"):
         write_comparison(audited, out / PAGE, title=title, sections=sections)
     print(f"The page: {out / PAGE}", flush=True)
 
@@ -141,20 +130,6 @@ def write_tables(results: AuditResults, out: Path) -> dict[str, pandas.DataFrame
     return {name: table.limit(SHOWN_ROWS_MAX).toPandas() for name, table in results.tables.items()}
 
 
-@contextmanager
-def _all_events(spark: SparkSession, folder: Path | str) -> Iterator[DataFrame]:
-    """Provide all events of a history, also those that its broker has not exported to Parquet yet."""
-    with tempfile.TemporaryDirectory(prefix="truenext-audit-") as scratch:
-        yield read_events(spark, folder, Path(scratch))
-
-
 def _print_step(step: str, seconds: float) -> None:
     """Print to stderr: progress is for people only."""
     print(f"{seconds:6.1f} s  {step}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _timed(step: str) -> Iterator[None]:
-    started = time.monotonic()
-    yield
-    _print_step(step, time.monotonic() - started)

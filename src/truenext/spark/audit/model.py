@@ -11,8 +11,9 @@ NEVER = 1 << 62
 AUTO_WINDOW = 1
 """Window assumed in `auto` mode: a consumer may lack capacity for more bytes once it holds a message, not before."""
 SELECTOR_WINDOW = -1
-"""Window assumed for a consumer with a selector. The history does not have the selector, so neither the messages
-that the consumer got nor those that it did not get are evidence."""
+"""Window assumed for a consumer with a selector. The history lacks the selector, so dispatches to this consumer prove
+nothing.
+"""
 UNLIMITED = 1 << 62
 """Number of messages that a consumer may have if no lower limit is known."""
 NO_MESSAGE = -1

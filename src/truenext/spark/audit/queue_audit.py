@@ -4,9 +4,9 @@ The audit reads the events of one queue in order, once, and keeps only messages 
 plain Python without Spark; `sweep.py` feeds it. It is one file, as events change how others are judged.
 
 A message that is not certain (after a gap, or accepted before the history begins) is no evidence: it is not reported
-as overtaken, lost or delivered twice. Nor is a consumer of which a gap has hidden events. A message of a group is
-evidence only for dispatches of its group: the history does not say whose group it was when others overtook it. While
-it is being committed, later messages of its priority are no evidence: for its consumer they are not ready.
+as overtaken, lost or delivered twice. A consumer is no evidence if a gap has hidden some of its events. A message of a
+group is evidence only for dispatches of its group: the history does not say whose group it was when others overtook
+it. While it is being committed, later messages of its priority are no evidence: for its consumer they are not ready.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ KINDS = ({kind.label for kind in EventKind} - {"name", "cause"}) | {DRAINED}
 
 
 def block() -> Column:
-    """Return the block of an `event`."""
     return F.shiftright("event", BLOCK_BITS)
 
 

@@ -3,48 +3,35 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.types import BooleanType, DataType, LongType, StringType, StructField, StructType
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from truenext.spark.audit.model import AuditedMessage, ConsumerFlags, EventCode, Finding, RemovedMessages
 from truenext.spark.audit.queue_audit import QueueAudit
 
-SWEEP_SCHEMA = StructType(
-    [
-        StructField("row", StringType()),
-        StructField("queue", StringType()),
-        StructField("kind", StringType()),
-        StructField("event", LongType()),
-        StructField("at", LongType()),
-        StructField("sequence", LongType()),
-        StructField("priority", LongType()),
-        StructField("persistent", BooleanType()),
-        StructField("consumer", LongType()),
-        StructField("overtaken_sequence", LongType()),
-        StructField("overtaken_priority", LongType()),
-        StructField("count", LongType()),
-        StructField("duration", LongType()),
-        StructField("detail", StringType()),
-        StructField("arrival", LongType()),
-        StructField("delivery", LongType()),
-        StructField("wait", LongType()),
-        StructField("hold", LongType()),
-        StructField("deliveries", LongType()),
-        StructField("attempts", LongType()),
-        StructField("waiting", LongType()),
-        StructField("held", LongType()),
-    ]
+SWEEP_SCHEMA = pa.schema(
+    {
+        **dict.fromkeys(("row", "queue", "kind", "detail"), pa.string()),
+        "persistent": pa.bool_(),
+        **dict.fromkeys(
+            (
+                *("event", "at", "sequence", "priority", "consumer", "overtaken_sequence", "overtaken_priority"),
+                *("count", "duration", "arrival", "delivery", "wait", "hold", "deliveries", "attempts"),
+                *("waiting", "held"),
+            ),
+            pa.int64(),
+        ),
+    }
 )
 """Three kinds of row, told apart by `row`: `message` (one per message; `kind` is its `end_reason`), `finding`
 (violation of the contract), `depth` (messages waiting and held at an event). Times are microseconds."""
 
-TYPES: dict[DataType, pa.DataType] = {BooleanType(): pa.bool_(), LongType(): pa.int64(), StringType(): pa.string()}
 FLUSH_ROWS = 50_000
 """Rows gathered before they are passed to Spark."""
 
@@ -52,7 +39,8 @@ FLUSH_ROWS = 50_000
 def sweep(timeline: DataFrame, stuck_seconds: float) -> DataFrame:
     """Return the rows of `SWEEP_SCHEMA` for a `timeline`."""
     # mapInArrow keeps partitions whole: one call gets all events of a queue, in order.
-    return timeline.mapInArrow(partial(sweep_batches, stuck_limit=int(stuck_seconds * 1e6)), SWEEP_SCHEMA)
+    sweep_all = partial(sweep_batches, stuck_limit=int(stuck_seconds * 1e6))
+    return timeline.mapInArrow(sweep_all, from_arrow_schema(SWEEP_SCHEMA))
 
 
 def sweep_batches(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.RecordBatch]:
@@ -82,26 +70,16 @@ def _sweep(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.R
                 yield from _flush(name, accounts[name])
     for name, account in accounts.items():
         yield from _flush(name, account)
-        yield from _table(
-            "depth",
-            {
-                "queue": [name] * len(account.depth_points),
-                **_columns(("event", "at", "waiting", "held"), account.depth_points),
-            },
-        )
+        names = ("event", "at", "waiting", "held")
+        points = {column: [point[at] for point in account.depth_points] for at, column in enumerate(names)}
+        yield from _table("depth", name, len(account.depth_points), points)
 
 
 def _process(accounts: list[QueueAudit], columns: list[list[Any]]) -> None:
     """Process events, with one call each and no lookup by kind: this loop takes most of an audit's time."""
-    accepted, dispatched, started, acknowledged, returned, recovered, last_of_events = map(
-        int,
-        (
-            *(EventCode.ACCEPTED, EventCode.DISPATCHED, EventCode.STARTED, EventCode.ACKNOWLEDGED),
-            EventCode.RETURNED,
-            EventCode.RECOVERED,
-            EventCode.STARTED,
-        ),
-    )
+    accepted, dispatched, acknowledged = map(int, (EventCode.ACCEPTED, EventCode.DISPATCHED, EventCode.ACKNOWLEDGED))
+    started, returned, recovered = map(int, (EventCode.STARTED, EventCode.RETURNED, EventCode.RECOVERED))
+    last_of_events = started
     for account, event, at, code, sequence, consumer, number, persistent, visible_event, visible_at, detail_code in zip(
         accounts, *columns, strict=True
     ):
@@ -121,7 +99,7 @@ def _process(accounts: list[QueueAudit], columns: list[list[Any]]) -> None:
         elif code == returned:
             account.on_returned(event, at, sequence, number, detail_code)
         else:
-            _process_rare(account, RareEvent(event, at, code, sequence, consumer, number, visible_at, detail_code))
+            _process_rare(account, (event, at, code, sequence, consumer, number, visible_at, detail_code))
             if code > last_of_events:
                 continue
         account.tick += 1
@@ -129,18 +107,7 @@ def _process(accounts: list[QueueAudit], columns: list[list[Any]]) -> None:
             account.mark_depth(event, at)
 
 
-class RareEvent(NamedTuple):
-    event: int
-    at: int
-    code: int
-    sequence: int
-    consumer: int
-    number: int
-    visible_at: int
-    detail_code: int
-
-
-def _process_rare(account: QueueAudit, rare: RareEvent) -> None:
+def _process_rare(account: QueueAudit, rare: tuple[int, ...]) -> None:
     event, at, code, sequence, consumer, number, visible_at, detail_code = rare
     match code:
         case EventCode.EXPIRED | EventCode.DEAD_LETTERED | EventCode.MOVED | EventCode.REMOVED:
@@ -175,18 +142,15 @@ def _flush(queue: str, account: QueueAudit) -> Iterator[pa.RecordBatch]:
     """Yield the ended messages and the findings since the last flush."""
     finished, account.finished = account.finished, []
     findings, account.findings = account.findings, []
-    for start in range(0, len(finished), FLUSH_ROWS):
-        some = finished[start : start + FLUSH_ROWS]
-        yield from _table(
-            "message",
-            {
-                "queue": [queue] * len(some),
-                **_attributes(_MESSAGE, some),
-            },
-        )
-    for start in range(0, len(findings), FLUSH_ROWS):
-        several = findings[start : start + FLUSH_ROWS]
-        yield from _table("finding", {"queue": [queue] * len(several), **_attributes(_FINDING, several)})
+    of_rows: tuple[tuple[str, dict[str, str], list[Any]], ...] = (
+        ("message", _MESSAGE, finished),
+        ("finding", _FINDING, findings),
+    )
+    for row, attributes, things in of_rows:
+        for start in range(0, len(things), FLUSH_ROWS):
+            some = things[start : start + FLUSH_ROWS]
+            columns = {column: list(map(attrgetter(name), some)) for column, name in attributes.items()}
+            yield from _table(row, queue, len(some), columns)
 
 
 _MESSAGE = {
@@ -201,44 +165,12 @@ _MESSAGE = {
     "deliveries": "deliveries",
     "attempts": "attempts",
 }
-_FINDING = {
-    name: name
-    for name in (
-        "kind",
-        "event",
-        "at",
-        "sequence",
-        "priority",
-        "persistent",
-        "consumer",
-        "overtaken_sequence",
-        "overtaken_priority",
-        "count",
-        "duration",
-        "detail",
-    )
-}
+_FINDING = {name: name for name in Finding.__struct_fields__}
 
 
-def _attributes(names: dict[str, str], things: list[AuditedMessage] | list[Finding]) -> dict[str, list[Any]]:
-    return {column: list(map(attrgetter(name), things)) for column, name in names.items()}
-
-
-def _columns(names: tuple[str, ...], rows: Sequence[tuple[int, ...]]) -> dict[str, list[Any]]:
-    return {name: [row[index] for row in rows] for index, name in enumerate(names)}
-
-
-def _table(row: str, columns: dict[str, list[Any]]) -> Iterator[pa.RecordBatch]:
-    length = len(columns["queue"])
-    if not length:
-        return
-    arrays = []
-    for field in SWEEP_SCHEMA.fields:
-        kind = TYPES[field.dataType]
-        if field.name == "row":
-            arrays.append(pa.repeat(pa.scalar(row, kind), length))
-        elif field.name in columns:
-            arrays.append(pa.array(columns[field.name], kind))
-        else:
-            arrays.append(pa.nulls(length, kind))
-    yield pa.RecordBatch.from_arrays(arrays, names=SWEEP_SCHEMA.names)
+def _table(row: str, queue: str, length: int, columns: dict[str, list[Any]]) -> Iterator[pa.RecordBatch]:
+    """Yield one batch of `length` rows, null in all columns that are not given; nothing if there are no rows."""
+    if length:
+        nulls = {field.name: pa.nulls(length, field.type) for field in SWEEP_SCHEMA}
+        names = {"row": pa.repeat(row, length), "queue": pa.repeat(queue, length)}
+        yield pa.RecordBatch.from_pydict(nulls | names | columns, SWEEP_SCHEMA)

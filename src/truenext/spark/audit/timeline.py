@@ -4,7 +4,7 @@
 row per start, gap and end of the history.
 """
 
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 
 from pyspark.sql import Column, DataFrame, Window
@@ -36,26 +36,9 @@ COLUMNS = (
     "visible_at",
     "detail_code",
 )
-CODES = {
-    "accepted": EventCode.ACCEPTED,
-    "dispatched": EventCode.DISPATCHED,
-    "acknowledged": EventCode.ACKNOWLEDGED,
-    "returned": EventCode.RETURNED,
-    "expired": EventCode.EXPIRED,
-    "dead-lettered": EventCode.DEAD_LETTERED,
-    "moved": EventCode.MOVED,
-    "removed": EventCode.REMOVED,
-    "paused": EventCode.PAUSED,
-    "resumed": EventCode.RESUMED,
-    "subscribed": EventCode.SUBSCRIBED,
-    "unsubscribed": EventCode.UNSUBSCRIBED,
-    "recovered": EventCode.RECOVERED,
-    "drained": EventCode.DRAINED,
-    "ended": EventCode.ENDED,
-    "window": EventCode.WINDOW,
-    "requested": EventCode.REQUESTED,
-    "started": EventCode.STARTED,
-}
+_UNRECORDED = {EventCode.DELAYED, EventCode.BLOCKING, EventCode.RUN_STARTED, EventCode.GAP, EventCode.FINISHED}
+"""Codes that no kind of event stands for alone."""
+CODES = {code.name.lower().replace("_", "-"): code for code in EventCode if code not in _UNRECORDED}
 FLAGS = {
     "auto": ConsumerFlags.AUTO,
     WITH_EXPRESS: ConsumerFlags.EXPRESS,
@@ -236,26 +219,22 @@ def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
             F.lit(int(EventCode.RUN_STARTED)).alias("code"),
             flags.alias("number"),
             # When the run before was last heard of.
-            F.coalesce("previous_at", F.lit(0)).alias("visible_at"),
+            F.col("previous_at").alias("visible_at"),
         )
     )
     missing = gaps.select(
         F.col("first_missing").alias("event"),
         F.lit(0).alias("at"),
         F.lit(int(EventCode.GAP)).alias("code"),
-        F.lit(0).alias("number"),
-        F.lit(0).alias("visible_at"),
     )
     end = runs.agg(
         (F.max("last_event") + 1).alias("event"),
         F.max_by("last_at", "last_event").alias("at"),
         F.lit(int(EventCode.FINISHED)).alias("code"),
-        F.lit(0).alias("number"),
-        F.lit(0).alias("visible_at"),
     )
-    marks = starts.unionByName(missing).unionByName(end)
+    marks = reduce(partial(DataFrame.unionByName, allowMissingColumns=True), (starts, missing, end))
     return marks.select(
-        *(F.col(name).cast("bigint").alias(name) for name in ("event", "at", "number", "visible_at")),
+        *(F.coalesce(name, F.lit(0)).cast("bigint").alias(name) for name in ("event", "at", "number", "visible_at")),
         F.col("code").cast("tinyint").alias("code"),
         *(F.lit(value).cast("boolean" if value is False else "bigint").alias(name) for name, value in nothing.items()),
     )

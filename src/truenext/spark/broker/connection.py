@@ -62,7 +62,7 @@ class Answer:
         self._connection.note_refusal(error)
 
     def on_connection_lost(self) -> None:
-        self.error = ConnectionLost("the connection was lost")
+        self.error = ConnectionLost(f"the connection to {self._connection.url} was lost")
 
 
 class BrokerConnection:
@@ -78,7 +78,6 @@ class BrokerConnection:
         """
         check_files(credentials, addresses)
         self._messages: deque[Frame] = deque()
-        """MESSAGE frames that were received and not returned by `next_message` yet."""
         self._first_refusal: Refused | None = None
         self._write_lock = Lock()
         self._has_ended = Event()
@@ -88,7 +87,7 @@ class BrokerConnection:
         while True:
             self._link = Link(1, HEART_BEAT_SECONDS, monotonic(), on_frame=self._on_frame)
             headers = credentials.headers(current_password(credentials))
-            self._socket, self._url = _connect(addresses, credentials, timeout_s)
+            self._socket, self.url = _connect(addresses, credentials, timeout_s)
             try:
                 self._log_in(headers, timeout_s)
                 break
@@ -160,9 +159,7 @@ class BrokerConnection:
         headers = {"destination": f"/control/{verb}", "reply-to": _REPLIES, "correlation-id": number}
         self.post("SEND", headers, json.dumps(question).encode() if question else b"")
         while True:
-            frame = self.next_message("answers", ANSWER_SECONDS)
-            if frame is None:
-                raise ConnectionLost(f"the broker does not answer {verb} within {ANSWER_SECONDS:g} seconds")
+            frame = self.answer("answers", f"answer {verb}")
             if frame.headers.get("correlation-id") == number:
                 return json.loads(frame.body)
 
@@ -171,23 +168,18 @@ class BrokerConnection:
 
         Raises: Refused, ConnectionLost
         """
-        headers = {"id": "browse", "destination": destination, "browser": "true", "ack": "auto"}
-        if selector is not None:
-            headers["selector"] = selector
-        self.post("SUBSCRIBE", headers)
-        while (frame := self.next_message("browse", ANSWER_SECONDS)) is not None:
-            if frame.headers.get("browser") == "end":
-                self.post("UNSUBSCRIBE", {"id": "browse"})
-                return
+        self._subscribe("browse", destination, selector, {"browser": "true", "ack": "auto"})
+        while (frame := self.answer("browse", f"show {destination}")).headers.get("browser") != "end":
             yield frame
-        raise ConnectionLost(f"the broker does not show {destination} within {ANSWER_SECONDS:g} seconds")
+        self.post("UNSUBSCRIBE", {"id": "browse"})
 
     def subscribe_to_pull(self, name: str, destination: str, ack: str, selector: str | None = None) -> None:
         """Subscribe under this name, for `pull`."""
-        headers = {"id": name, "destination": destination, "ack": ack, "truenext-pull": "true"}
-        if selector is not None:
-            headers["selector"] = selector
-        self.post("SUBSCRIBE", headers)
+        self._subscribe(name, destination, selector, {"ack": ack, "truenext-pull": "true"})
+
+    def _subscribe(self, name: str, destination: str, selector: str | None, options: Mapping[str, str]) -> None:
+        optional = {} if selector is None else {"selector": selector}
+        self.post("SUBSCRIBE", {"id": name, "destination": destination, **options, **optional})
 
     def pull(self, name: str, count: int, *, waits: bool = False, correlation: str = "") -> None:
         """Request `count` more messages; 0 withdraws earlier requests. The notice of unused requests carries this
@@ -199,7 +191,10 @@ class BrokerConnection:
         self.post("SEND", headers)
 
     def flush(self) -> None:
-        """Raises: ConnectionLost"""
+        """Write the frames that `post` has gathered.
+
+        Raises: ConnectionLost
+        """
         chunks, self._link.out_chunks = self._link.out_chunks, []
         if chunks:
             self._write(b"".join(chunks))
@@ -231,7 +226,7 @@ class BrokerConnection:
         deadline = monotonic() + ANSWER_SECONDS
         while not answer.is_there:
             if not self._read(deadline):
-                raise ConnectionLost(f"the broker does not answer within {ANSWER_SECONDS:g} seconds")
+                raise ConnectionLost(f"the broker {self.url} does not answer within {ANSWER_SECONDS:g} seconds")
         self._raise_refusal()
         if answer.error is not None:
             raise answer.error
@@ -260,14 +255,15 @@ class BrokerConnection:
             if is_over:
                 return None
 
-    def answer(self, subscription: str) -> Frame:
-        """Return the answer to a pull that does not wait: a message, or the notice that none is ready.
+    def answer(self, subscription: str, what: str = "answer") -> Frame:
+        """Return the next MESSAGE of a subscription, which must come: for a pull that does not wait it is a message, or
+        the notice that none is ready. `what` says in an error what the broker does not do.
 
         Raises: Refused, ConnectionLost
         """
         frame = self.next_message(subscription, ANSWER_SECONDS)
         if frame is None:
-            raise ConnectionLost(f"the broker does not answer within {ANSWER_SECONDS:g} seconds")
+            raise ConnectionLost(f"the broker {self.url} does not {what} within {ANSWER_SECONDS:g} seconds")
         return frame
 
     def put_back(self, message: Frame) -> None:
@@ -298,21 +294,21 @@ class BrokerConnection:
         except (TimeoutError, BlockingIOError):
             if deadline <= silence_ends:
                 return False
-            raise ConnectionLost("the broker has sent nothing, not even a heart-beat") from None
+            raise ConnectionLost(f"the broker {self.url} has sent nothing, not even a heart-beat") from None
         except OSError as error:
             raise self._lost(error) from error
         if not data:
-            raise ConnectionLost("the broker has closed the connection")
+            raise ConnectionLost(f"the broker {self.url} has closed the connection")
         link.receive_data(data, now)
         return True
 
     def _lost(self, error: OSError) -> ConnectionLost:
         if not isinstance(error, ssl.SSLError):
-            return ConnectionLost(f"the connection was lost: {error}")
+            return ConnectionLost(f"the connection to {self.url} was lost: {error}")
         if self._link.is_up:
-            return ConnectionLost(f"the connection was lost: {reason_of(error)}")
+            return ConnectionLost(f"the connection to {self.url} was lost: {reason_of(error)}")
         # With TLS 1.3 the broker refuses a client's certificate after the client's part of the handshake.
-        return _no_broker(f"no broker: {self._url}: {reason_of(error)}", is_listening=True)
+        return _no_broker(f"no broker: {self.url}: {reason_of(error)}", is_listening=True)
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.command == "MESSAGE":

@@ -72,6 +72,22 @@ def replace_latest(
     return is_replaced
 
 
+def queues_by_query(broker: BrokerConnection, prefix: str) -> dict[tuple[str, str], list[str]]:
+    """Return, by space and id of each query with queues `prefix`SPACE.ID, its queues SPACE.ID.PARTITION with messages.
+
+    Raises: Refused, ConnectionLost
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for queue in broker.ask("queues"):
+        name = queue["name"]
+        words = name.removeprefix(prefix).split(".")
+        if name.startswith(prefix) and len(words) in (2, 3):
+            of_query = found.setdefault((words[0], words[1]), [])
+            if len(words) == 3 and queue["waiting"]:
+                of_query.append(name)
+    return dict(sorted(found.items()))
+
+
 def purge(broker: BrokerConnection, queue: str, selector: str | None = None) -> int:
     """Remove the messages of a queue that match a selector, and return their number; 0 if the queue does not exist.
 

@@ -24,7 +24,10 @@ class GivenOptions:
     """Options that a user has given to a source or a sink, by name in any case, with parsers of their values."""
 
     def __init__(self, options: Mapping[str, str], names: Iterable[str]) -> None:
-        """Raises: ConfigurationError if an option is not among `names`"""
+        """Check the names of the options.
+
+        Raises: ConfigurationError if one is not among `names`
+        """
         names = tuple(names)
         self._given = {name.lower(): value for name, value in options.items()}
         known = {name.lower() for name in names}
@@ -48,7 +51,10 @@ class GivenOptions:
         return self._given.get(name.lower())
 
     def require(self, *names: str) -> None:
-        """Raises: ConfigurationError for the first of these options that is missing"""
+        """Check that these options are given.
+
+        Raises: ConfigurationError for the first that is missing
+        """
         for name in names:
             if not (self.get(name) or "").strip(", "):
                 raise ConfigurationError(f'option {name} is missing: .option("{name}", "{EXAMPLES[name]}")')

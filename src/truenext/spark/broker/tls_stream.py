@@ -76,7 +76,10 @@ class TlsStream:
         self._tls.close()
 
     def _wait(self, event: int, seconds: float) -> None:
-        """Raises: TimeoutError if the event does not occur in time; OSError if the socket is closed"""
+        """Wait until the socket can be read, or written.
+
+        Raises: TimeoutError; OSError if the socket is closed
+        """
         with _Selector() as selector:
             try:
                 selector.register(self._sock, event)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from truenext.errors import TruenextError
 from truenext.spark.broker.connection import BrokerConnection
-from truenext.spark.broker.latest import CLOSED_BATCH, purge
+from truenext.spark.broker.latest import CLOSED_BATCH, purge, queues_by_query
 from truenext.spark.broker.patience import Patience
 from truenext.spark.sink.decision import QUEUES_PREFIX, Decision, SinkQueues, read_decision
 from truenext.spark.sink.driver import decide_next, drop_drafts, finish_decision
@@ -34,16 +34,11 @@ def list_sinks(broker: BrokerConnection) -> list[SinkStatus]:
 
     Raises: Refused, ConnectionLost
     """
-    sinks: dict[tuple[str, str], SinkStatus] = {}
-    for queue in broker.ask("queues"):
-        name = queue["name"]
-        words = name.removeprefix(QUEUES_PREFIX).split(".")
-        if not name.startswith(QUEUES_PREFIX) or len(words) not in (2, 3):
-            continue
-        status = sinks.setdefault((words[0], words[1]), SinkStatus(SinkQueues(words[0], words[1])))
-        if len(words) == 3 and queue["waiting"]:
-            status.draft_queues.append(name)
-    for status in sinks.values():
+    sinks = [
+        SinkStatus(SinkQueues(*key), draft_queues=names)
+        for key, names in queues_by_query(broker, QUEUES_PREFIX).items()
+    ]
+    for status in sinks:
         status.decision = read_decision(broker, status.queues)
         drafts = {each.name: each.bundles for each in status.decision.drafts} if status.decision else {}
         for name in status.draft_queues:
@@ -55,7 +50,7 @@ def list_sinks(broker: BrokerConnection) -> list[SinkStatus]:
                 written_ms = int(headers["timestamp"])
                 status.since_ms = min(status.since_ms or written_ms, written_ms)
     # The broker removes empty queues only after a while.
-    return [sinks[key] for key in sorted(sinks) if sinks[key].decision or sinks[key].draft_queues]
+    return [each for each in sinks if each.decision or each.draft_queues]
 
 
 def publish_decision(broker: BrokerConnection, queues: SinkQueues) -> int:

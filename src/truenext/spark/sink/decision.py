@@ -90,8 +90,8 @@ def decide(
     """Replace `last`, which is published, by this decision; False if another driver was first.
 
     Of two that take the place of `last` only one acknowledges it. Two first decisions have no such message, but the
-    same number, whatever their batches are. If the query was forgotten, that number was used: only an end, which needs
-    no other decision to be kept out, may take a higher one.
+    same number, whatever their batches are. If the query was forgotten, that number is used up: then only the decision
+    that closes the query may have a higher one, as no other decision competes with it.
     Raises: Refused, ConnectionLost
     """
     latest: Latest = {"batch": decision.batch}

@@ -128,7 +128,10 @@ def finish_decision(broker: BrokerConnection, queues: SinkQueues, patience: Pati
 
 
 def _check_not_later(last: Decision, batch: int) -> None:
-    """Raises: OutdatedBatch"""
+    """Check that the query is not closed, and that the last decision is not of a later batch.
+
+    Raises: OutdatedBatch
+    """
     if last.is_closed:
         when = f"after batch {last.last_batch}" if last.last_batch >= 0 else "before its first batch"
         raise OutdatedBatch(f"this query was abandoned, {when}: start it with a new checkpoint")

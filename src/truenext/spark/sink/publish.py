@@ -59,7 +59,7 @@ def _publish_draft(broker: BrokerConnection, queue: str, draft: Draft, patience:
 
 
 def _publish_ready(broker: BrokerConnection, queue: str, selector: str, patience: Patience) -> int:
-    """Publish the bundles that are ready, and return their number."""
+    """Publish the bundles that are ready; return how many these were."""
     broker.subscribe_to_pull("drafts", f"/queue/{queue}", "client-individual", selector)
     published = 0
     broker.pull("drafts", 1)

@@ -77,7 +77,10 @@ class UnsendableRow(TruenextError):
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
-    """Raises: ConfigurationError if the sink cannot make messages from these columns"""
+    """Check that the sink can make messages from these columns.
+
+    Raises: ConfigurationError with the column and what to do
+    """
     names = [field.name.lower() for field in schema.fields]
     for name, field in zip(names, schema.fields, strict=True):
         if name in _PASSED_OVER:
@@ -176,7 +179,6 @@ def _check_send(head: bytes) -> None:
 
 
 def _headers(pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]:
-    """Raises: ValueError"""
     headers = {}
     for name, value in pairs:
         if value is None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from truenext.errors import TruenextError
 from truenext.model.destination import dead_letter_name
 from truenext.spark.broker.connection import BrokerConnection
-from truenext.spark.broker.latest import CLOSED_BATCH
+from truenext.spark.broker.latest import CLOSED_BATCH, queues_by_query
 from truenext.spark.source.bundle import (
     bundle_headers,
     decode_bundle,
@@ -56,16 +56,12 @@ def list_queries(broker: BrokerConnection, space: str | None = None, *, with_row
     Without `with_rows` it reads only the first bundle of each task, so rows and bytes are incomplete.
     Raises: Refused, ConnectionLost
     """
-    queries: dict[tuple[str, str], QueryStatus] = {}
-    for queue in broker.ask("queues"):
-        name = queue["name"]
-        words = name.removeprefix(QUEUES_PREFIX).split(".")
-        if not name.startswith(QUEUES_PREFIX) or len(words) not in (2, 3) or space not in (None, words[0]):
-            continue
-        status = queries.setdefault((words[0], words[1]), QueryStatus(words[0], words[1]))
-        if len(words) == 3 and queue["waiting"]:
-            status.bundle_queues.append(name)
-    for status in queries.values():
+    queries = [
+        QueryStatus(*key, bundle_queues=names)
+        for key, names in queues_by_query(broker, QUEUES_PREFIX).items()
+        if space in (None, key[0])
+    ]
+    for status in queries:
         mark = read_mark(broker, mark_queue(status.space, status.id), allow_closed=True)
         status.is_abandoned = mark == CLOSED_BATCH
         status.batch = 0 if status.is_abandoned else mark
@@ -78,7 +74,7 @@ def list_queries(broker: BrokerConnection, space: str | None = None, *, with_row
                 status.rows += head.rows
                 status.bytes += head.bytes
                 status.since_ms = min(status.since_ms or written_ms, written_ms)
-    return [queries[key] for key in sorted(queries)]
+    return queries
 
 
 def close_source(broker: BrokerConnection, status: QueryStatus) -> list[str]:

@@ -184,7 +184,10 @@ def parse_bundle_origin(headers: Mapping[str, str]) -> BundleOrigin:
 
 
 def parse_bundle_head(headers: Mapping[str, str]) -> BundleHead:
-    """Raises: RemoteProtocolError if a message is not a bundle of a known format"""
+    """Parse the headers of a bundle: its place in a batch, and its size.
+
+    Raises: RemoteProtocolError if the message is not a bundle of a known format
+    """
     try:
         if int(headers["spark_format"]) != BUNDLE_FORMAT:
             raise RemoteProtocolError(
@@ -213,7 +216,10 @@ def encode_bundle(batch: pa.RecordBatch) -> bytes:
 
 
 def decode_bundle(body: bytes) -> pa.RecordBatch:
-    """Raises: RemoteProtocolError if the body does not come from `encode_bundle`"""
+    """Decode the rows of a bundle.
+
+    Raises: RemoteProtocolError if the body does not come from `encode_bundle`
+    """
     try:
         with pa.ipc.open_stream(body) as stream:
             batch: pa.RecordBatch = stream.read_next_batch()

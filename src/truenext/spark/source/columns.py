@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StringType, StructField, StructType
 
+from truenext.spark.source.bundle import ARROW_SCHEMA
 from truenext.spark.source.options import SourceOptions
-
-_COLUMNS = [
-    StructField("queue", StringType()),
-    StructField("sequence", LongType()),
-    StructField("priority", IntegerType()),
-    StructField("persistent", BooleanType()),
-    StructField("group", StringType()),
-    StructField("correlation_id", StringType()),
-    StructField("reply_to", StringType()),
-    StructField("content_type", StringType()),
-    StructField("deliveries", IntegerType()),
-    StructField("attempts", IntegerType()),
-    StructField("timestamp", TimestampType()),
-    StructField("expires", TimestampType()),
-]
 
 
 def spark_schema(options: SourceOptions) -> StructType:
-    columns = list(_COLUMNS)
-    if options.has_headers:
-        columns.append(StructField("headers", MapType(StringType(), StringType())))
-    columns.append(StructField("body", StringType() if options.has_text_body else BinaryType()))
+    columns = [each for each in from_arrow_schema(ARROW_SCHEMA) if each.name != "headers" or options.has_headers]
     if options.has_text_body:
-        columns.append(StructField("error", StringType()))
+        columns[-1:] = [StructField("body", StringType()), StructField("error", StringType())]
     return StructType(columns)
 
 

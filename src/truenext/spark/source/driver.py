@@ -72,7 +72,10 @@ class SourceDriver:
         return self._patiently(lambda broker: self._rows_read(broker, end))
 
     def check_not_cleared(self, end: Offset) -> None:
-        """Raises: Superseded if the bundles of this batch are cleared already, TruenextError"""
+        """Check that the broker still has the bundles of this batch.
+
+        Raises: Superseded if they are cleared already, TruenextError
+        """
         self._patiently(lambda broker: self._check_not_cleared(broker, end))
 
     def waiting_count(self) -> int:
@@ -172,7 +175,7 @@ class SourceDriver:
                 if len(answers) == len(self._probes):
                     break
         if len(answers) < len(self._probes):
-            raise ConnectionLost(f"the broker does not answer within {ANSWER_SECONDS:g} seconds")
+            raise ConnectionLost(f"the broker {broker.url} does not answer within {ANSWER_SECONDS:g} seconds")
         # Suspended, so that the driver owns no group.
         body = json.dumps({"subscriptions": self._probes, "suspend": True}).encode()
         broker.call("SEND", {"destination": "/control/release"}, body)
@@ -182,8 +185,8 @@ class SourceDriver:
         return bool(messages)
 
     def _probe_answers(self, broker: BrokerConnection, round_: str, seconds: float) -> Iterator[Frame]:
-        """Yield messages for the probes of `round_`, and notices that none is ready, for so many seconds.
-        Skips leftovers of earlier rounds."""
+        """Yield the answers to the probes of `round_` that arrive within `seconds`: messages, and notices that none is
+        ready. Answers of earlier rounds are skipped."""
         deadline = monotonic() + seconds
         while (frame := broker.next_message(self._probes, deadline - monotonic())) is not None:
             said = frame.headers.get("correlation-id" if "truenext-unused" in frame.headers else "truenext-round")

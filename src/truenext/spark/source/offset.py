@@ -41,7 +41,6 @@ class Offset:
 
     @property
     def mark_queue(self) -> str:
-        """Name of the queue with the mark."""
         return mark_queue(self.space, self.id)
 
     def bundle_queue(self, partition: int) -> str:

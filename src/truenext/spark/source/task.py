@@ -64,7 +64,10 @@ class Superseded(TruenextError):
 
 
 def check_store(broker: BrokerConnection, offset: Offset) -> None:
-    """Raises: Superseded if the offset belongs to another broker"""
+    """Check that the offset belongs to this broker.
+
+    Raises: Superseded if it does not
+    """
     if broker.store_id != offset.store:
         raise Superseded(
             f"the checkpoint was made with a broker whose data has the name {offset.store}, and the broker at this url "
@@ -124,7 +127,10 @@ class _Task:
             self._check_only_source(broker)
 
     def _check_only_source(self, broker: BrokerConnection) -> None:
-        """Raises: ConfigurationError if another source of the same query reads the same queue with the same selector"""
+        """Check that no other source of the same query reads the same queue with the same selector.
+
+        Raises: ConfigurationError
+        """
         own, origin = self._end.bundle_queue(0), self._plan.origin
         for queue in broker.ask("queues"):
             name = queue["name"]
@@ -216,15 +222,6 @@ class _Task:
         )
 
 
-@dataclass
-class _PulledQueue:
-    """Subscription of a task to one queue or pattern."""
-
-    name: str
-    last_request: str = ""
-    """Correlation id of the last request."""
-
-
 class _Pull:
     """Messages of a task, pulled about one bundle ahead by requests that do not wait. Each request is for the next
     queue in turn that is not empty."""
@@ -238,17 +235,14 @@ class _Pull:
         """Number of messages requested and not received."""
         self._request_count = 0
         self._ahead = _AHEAD_FIRST
-        self._queues: dict[str, _PulledQueue] = {}
-        """Subscriptions to queues that are read, by their ids."""
-        for number, destination in enumerate(options.destinations):
-            queue = _PulledQueue(f"rows{number}")
-            self._queues[queue.name] = queue
-            broker.subscribe_to_pull(queue.name, destination, "client", options.selector)
-        self._subscriptions = tuple(self._queues)
-        in_turn = list(self._queues.values())
-        first %= len(in_turn)
-        self._in_turn = deque(in_turn[first:] + in_turn[:first])
-        """Queues that are not empty."""
+        self._last_requests = {f"rows{number}": "" for number in range(len(options.destinations))}
+        """Correlation id of the last request of each subscription, one to each queue or pattern."""
+        self._subscriptions = tuple(self._last_requests)
+        for subscription, destination in zip(self._subscriptions, options.destinations, strict=True):
+            broker.subscribe_to_pull(subscription, destination, "client", options.selector)
+        self._in_turn = deque(self._subscriptions)
+        """Subscriptions whose queues are not empty."""
+        self._in_turn.rotate(-first)
 
     @property
     def is_exhausted(self) -> bool:
@@ -282,10 +276,10 @@ class _Pull:
         self._request_count += 1
         self._requested += count
         self._unrequested -= count
-        queue = self._in_turn[0]
+        subscription = self._in_turn[0]
         self._in_turn.rotate(-1)
-        queue.last_request = str(self._request_count)
-        self._broker.pull(queue.name, count, correlation=queue.last_request)
+        self._last_requests[subscription] = str(self._request_count)
+        self._broker.pull(subscription, count, correlation=str(self._request_count))
         self._broker.flush()
 
     def _on_unused(self, headers: dict[str, str]) -> None:
@@ -293,6 +287,6 @@ class _Pull:
         unused = int(headers["truenext-unused"])
         self._requested -= unused
         self._unrequested += unused
-        queue = self._queues[headers["subscription"]]
-        if headers.get("correlation-id") == queue.last_request:
-            self._in_turn.remove(queue)
+        subscription = headers["subscription"]
+        if headers.get("correlation-id") == self._last_requests[subscription]:
+            self._in_turn.remove(subscription)

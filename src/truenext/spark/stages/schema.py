@@ -17,29 +17,15 @@ DONE = ("completed", "already processed")
 
 STAGE_EVENTS = StructType(
     [
-        StructField("kind", StringType()),
-        StructField("process", StringType()),
-        StructField("number", LongType()),
-        StructField("at", LongType()),
-        StructField("format", IntegerType()),
-        StructField("service", StringType()),
-        StructField("instance", StringType()),
-        StructField("stage", StringType()),
-        StructField("queue", StringType()),
-        StructField("sequence", LongType()),
-        StructField("exactly_once", BooleanType()),
-        StructField("message", StringType()),
-        StructField("parent", StringType()),
-        StructField("flow", StringType()),
-        StructField("trace", StringType()),
-        StructField("sender", StringType()),
-        StructField("attempt", IntegerType()),
-        StructField("deliveries", IntegerType()),
-        StructField("execution", LongType()),
-        StructField("total_us", LongType()),
-        StructField("run_us", LongType()),
-        StructField("commit_us", LongType()),
-        StructField("error", StringType()),
+        StructField(name, kind)
+        for kind, names in (
+            (StringType(), ("kind", "process", "service", "instance", "stage", "queue", "message", "parent", "flow")),
+            (StringType(), ("trace", "sender", "error")),
+            (LongType(), ("number", "at", "sequence", "execution", "total_us", "run_us", "commit_us")),
+            (IntegerType(), ("format", "attempt", "deliveries")),
+            (BooleanType(), ("exactly_once",)),
+        )
+        for name in names
     ]
 )
 

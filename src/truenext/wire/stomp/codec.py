@@ -13,6 +13,7 @@ Deviations of real clients are accepted: NULs where line ends may come between f
 has no body.
 """
 
+from collections.abc import Callable
 from sys import maxsize
 from typing import Generic
 
@@ -60,8 +61,9 @@ class Decoder(Generic[Read]):
             "_headers_max",
             "_misses",
             "_missing_bytes",
+            "_on_names",
         ),
-        *("_shapes", "_known_shapes", "has_more", "pending", "version"),
+        *("_shapes", "_skipped_bytes", "_known_shapes", "has_more", "pending", "version"),
     )
 
     def __init__(
@@ -70,7 +72,12 @@ class Decoder(Generic[Read]):
         body_bytes_max: int = BODY_BYTES_MAX,
         header_bytes_max: int = HEADER_BYTES_MAX,
         headers_max: int = HEADERS_MAX,
+        *,
+        on_names: Callable[[str, dict[str, str]], None] | None = None,
     ) -> None:
+        """`on_names` is called with command and headers of the first plain frame, and of others of which a shape is
+        searched: names that no shape has are among them."""
+        self._on_names = on_names
         self._body_bytes_max = body_bytes_max
         self._header_bytes_max = header_bytes_max
         self._headers_max = headers_max
@@ -86,6 +93,8 @@ class Decoder(Generic[Read]):
         """Bytes one of which must come before `pending` is decoded again, if `_missing_bytes` is unknown."""
         self._fault: RemoteProtocolError | None = None
         """Error in the bytes after the frames that were returned last."""
+        self._skipped_bytes = 0
+        """Bytes between frames that came before a version was agreed."""
         self._has_rest = False
         """The last call has left complete frames in `pending`."""
 
@@ -136,6 +145,9 @@ class Decoder(Generic[Read]):
                 start = self._read_by_shapes(data, start, frames)
             while start < size and data[start] in _BETWEEN_FRAMES:
                 start += 1
+            if version is None:
+                self._skipped_bytes += start
+                self._check_login(0)
             if start == size:
                 return
 
@@ -229,7 +241,7 @@ class Decoder(Generic[Read]):
                 return crlf, crlf + 3
         if head_end < 0:
             if data.find(b"\0", start, limit) >= 0:
-                raise RemoteProtocolError("NUL inside a frame's header", Code.MALFORMED_FRAME)
+                raise _malformed("NUL inside a frame's header")
             self._awaited_bytes = b"\n\0"
         return head_end, head_end + 2
 
@@ -237,16 +249,11 @@ class Decoder(Generic[Read]):
         """Return the end of a frame's body, given its content-length; -1 if it has not come yet."""
         # Like `are_digits`, without a call.
         if not (length.isdigit() and length.isascii()):
-            raise RemoteProtocolError(
-                f"content-length{self._quoted(length)} is not a number of bytes", Code.MALFORMED_FRAME
-            )
+            raise _malformed(f"content-length{self._quoted(length)} is not a number of bytes")
         digits = length if len(length) <= _NUMBER_LENGTH_MAX else length.lstrip("0") or "0"
         body_bytes = int(digits) if len(digits) <= _NUMBER_LENGTH_MAX else maxsize
         if body_bytes > self._body_bytes_max:
-            raise RemoteProtocolError(
-                f"content-length{self._quoted(length)} is more than {self._body_bytes_max} bytes",
-                Code.MALFORMED_FRAME,
-            )
+            raise _malformed(f"content-length{self._quoted(length)} is more than {self._body_bytes_max} bytes")
         body_end = body_start + body_bytes
         if body_bytes and command not in COMMANDS_WITH_BODY:
             # Before any of the body is kept.
@@ -257,7 +264,7 @@ class Decoder(Generic[Read]):
             return -1
         if data[body_end]:
             what = "" if self.version is None else f"{digits} bytes of the "
-            raise RemoteProtocolError(f"no NUL after the {what}body", Code.MALFORMED_FRAME)
+            raise _malformed(f"no NUL after the {what}body")
         return body_end
 
     def _read_by_shapes(self, data: bytes, start: int, frames: list[Frame | Read]) -> int:
@@ -276,6 +283,8 @@ class Decoder(Generic[Read]):
 
     def _find_shape(self, version: Version, command: str, headers: dict[str, str], data: bytes, start: int) -> None:
         """Find the shape of a plain frame that begins at `start`, for later frames."""
+        if self._on_names is not None:
+            self._on_names(command, headers)
         shape = self._known_shapes.get(version, command, tuple(headers))
         if shape is not None and shape.read(data, start, [], self._body_bytes_max) > start:
             others = [each for each in self._shapes if each is not shape]
@@ -296,7 +305,7 @@ class Decoder(Generic[Read]):
     def _parse_unusual_headers(self, command: str, head: str, has_carriage_returns: bool) -> dict[str, str]:
         """Return the headers of a frame that is unusual: repeated, escaped, padded, or invalid."""
         if "\0" in head:
-            raise RemoteProtocolError("NUL inside a frame's header", Code.MALFORMED_FRAME)
+            raise _malformed("NUL inside a frame's header")
         if has_carriage_returns:
             head = _without_carriage_returns(head)
         headers: dict[str, str] = {}
@@ -306,7 +315,7 @@ class Decoder(Generic[Read]):
                 # The examples of STOMP 1.0 pad their headers, and many clients follow them.
                 name, value = name.strip(" "), value.strip(" ")
             if not colon or not name:
-                raise RemoteProtocolError(f"header line{self._quoted(line)} is not name:value", Code.MALFORMED_FRAME)
+                raise _malformed(f"header line{self._quoted(line)} is not name:value")
             if "\\" in line and self.version not in (None, Version.V1_0) and command not in UNESCAPED_COMMANDS:
                 name, value = self._unescaped(name), self._unescaped(value)
             headers.setdefault(name, value)
@@ -318,28 +327,26 @@ class Decoder(Generic[Read]):
                 raise KeyError("\\r")
             return unescape(text)
         except KeyError as error:
-            raise RemoteProtocolError(
-                f"undefined escape {error.args[0]!r} in a header", Code.MALFORMED_FRAME
-            ) from error
+            raise _malformed(f"undefined escape {error.args[0]!r} in a header") from error
 
     def _refuse_body(self, command: str) -> None:
-        """Raises: RemoteProtocolError unless a body is ignored: STOMP 1.0 states that for SUBSCRIBE alone."""
+        """Refuse the body of a command without one. STOMP 1.0 says of SUBSCRIBE alone that its body is ignored.
+
+        Raises: RemoteProtocolError
+        """
         if command not in COMMANDS_WITHOUT_BODY:
-            raise RemoteProtocolError(unknown_command(command, self.version), Code.MALFORMED_FRAME)
+            raise _malformed(unknown_command(command, self.version))
         if not (command == "SUBSCRIBE" and self.version is Version.V1_0):
-            raise RemoteProtocolError(
-                f"{command} must have no body, and no content-length above 0", Code.MALFORMED_FRAME
-            )
+            raise _malformed(f"{command} must have no body, and no content-length above 0")
 
     def _quoted(self, text: str) -> str:
         """Quote text of the peer for an error. Nothing of a login is quoted: it may be a passcode."""
         return "" if self.version is None else f" {text[:100]!r}"
 
     def _check_login(self, size: int) -> None:
-        if self.version is None and size > LOGIN_BYTES_MAX:
-            raise RemoteProtocolError(
-                f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete", Code.MALFORMED_FRAME
-            )
+        """Check that a peer without an agreed version has not sent too much; `size` is that of its frame so far."""
+        if self.version is None and self._skipped_bytes + size > LOGIN_BYTES_MAX:
+            raise _malformed(f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete")
 
     def _check_pending(self) -> None:
         size = len(self.pending)
@@ -347,19 +354,16 @@ class Decoder(Generic[Read]):
         if not self._missing_bytes:
             if self._awaited_bytes == b"\n\0":
                 if size > self._header_bytes_max:
-                    raise RemoteProtocolError(
-                        f"more than {self._header_bytes_max} bytes of headers in one frame", Code.MALFORMED_FRAME
-                    )
+                    raise _malformed(f"more than {self._header_bytes_max} bytes of headers in one frame")
                 if self.pending.count(b"\n") > self._headers_max + 1:
                     # Now, and not after decoding it again with every piece that comes.
-                    raise RemoteProtocolError(
-                        f"more than {self._headers_max} headers in one frame", Code.MALFORMED_FRAME
-                    )
+                    raise _malformed(f"more than {self._headers_max} headers in one frame")
             elif size > self._header_bytes_max + self._body_bytes_max:
-                raise RemoteProtocolError(
-                    f"frame without an end after {self._header_bytes_max + self._body_bytes_max} bytes",
-                    Code.MALFORMED_FRAME,
-                )
+                raise _malformed(f"frame without an end after {self._header_bytes_max + self._body_bytes_max} bytes")
+
+
+def _malformed(reason: str) -> RemoteProtocolError:
+    return RemoteProtocolError(reason, Code.MALFORMED_FRAME)
 
 
 def unknown_command(command: str, version: Version | None) -> str:
@@ -378,5 +382,5 @@ def _without_carriage_returns(head: str) -> str:
     """
     lines = [line.removesuffix("\r") for line in head.split("\n")]
     if any("\r" in line for line in lines):
-        raise RemoteProtocolError("carriage return inside a header; STOMP 1.2 escapes it as \\r", Code.MALFORMED_FRAME)
+        raise _malformed("carriage return inside a header; STOMP 1.2 escapes it as \\r")
     return "\n".join(lines)

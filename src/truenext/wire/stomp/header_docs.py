@@ -373,8 +373,8 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         ),
     ),
 }
-"""Headers of each frame of a client. Other headers of a SEND are the user's; on other frames they have no effect, or
-are refused if they begin with `truenext-`."""
+"""Headers of each frame of a client. Other headers of a SEND are the user's, and the log warns of the first that begins
+with `truenext-`; on other frames they have no effect, or are refused if they begin with `truenext-`."""
 
 BROKER_FRAME_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
     "CONNECTED": (

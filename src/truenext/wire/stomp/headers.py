@@ -10,19 +10,22 @@ Two names of one option that conflict are refused, too. Names are exact, never p
 user's: gateways pass on headers that browsers add. On SEND all of these are the user's. Of some that are the user's
 the broker warns that they have no effect (INEFFECTIVE_HEADERS).
 
-Names with OWN_PREFIX are truenext's own: one unknown to the frame is a mistake, and refused (`check_own_headers`).
+Names with OWN_PREFIX are truenext's own: one unknown to the frame is a mistake, and refused (`check_own_headers`). On
+SEND it may be the user's own, and causes a warning (`report_unknown_header`).
 
 Source: docs/decisions/0038-other-brokers-headers.md
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
 from typing import TypeVar
 
 from truenext.errors import Code, RemoteProtocolError
+from truenext.model.commands import AckMode, Subscribe
 from truenext.model.destination import Destination, DestinationKind
-from truenext.model.header_lines import DEAD_LETTER_HEADERS
+from truenext.model.header_lines import DEAD_LETTER_HEADERS, HOP_BY_HOP_HEADERS
 from truenext.model.limits import CAUSE_BYTES_MAX, CONSUMER_PRIORITY_MAX, DELAY_MS_MAX, WINDOW_MAX
 from truenext.model.numerals import are_digits
 from truenext.wire.stomp.values import read_boolean, read_number
@@ -241,26 +244,13 @@ INEFFECTIVE_HEADERS: Mapping[str, Mapping[str, str]] = {
 as the header may be the user's own; the broker logs a warning."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubscribeOptions:
-    """Options that a SUBSCRIBE requests."""
-
-    window: int | None
-    """Number of messages that the consumer may hold; None lets the broker choose."""
-    is_pulling: bool
-    """True if the subscription requests each message; then its window is 0 or not stated."""
-    priority: int
-    is_exclusive: bool
-    selector: str
-    """Selector that messages must match; "" is none."""
-    durable: str | None
-    """Name of the durable subscription; None is none."""
-
-
 def parse_subscribe_options(
     headers: Mapping[str, str], options: Mapping[str, str], destination: Destination, subscription: str
-) -> SubscribeOptions:
+) -> tuple[Subscribe, str, str | None]:
     """Parse the headers of a SUBSCRIBE, and the options after its destination.
+
+    Returns the command in mode `auto`, without what only FrameInterpreter can add: the selector and the durable
+    subscription. Their text and name follow; "" is no selector, None is no durable subscription.
 
     Raises: RemoteProtocolError if one of them is not supported, or two conflict.
     """
@@ -300,17 +290,11 @@ def parse_subscribe_options(
         raise RemoteProtocolError(
             f"truenext-pull and {_first_of(values, WINDOW)} of {window} disagree; use one of them"
         )
-    return SubscribeOptions(
-        window=window,
-        is_pulling=is_pulling,
-        priority=_read_any(values, PRIORITY, _consumer_priority) or 0,
-        is_exclusive=_read_any(
-            values, EXCLUSIVE_ON_QUEUE if target is SubscribeTarget.QUEUE else EXCLUSIVE, read_boolean
-        )
-        or False,
-        selector=_read_any(values, SELECTOR, lambda _, text: text or None) or "",
-        durable=durable,
-    )
+    subscribe = Subscribe(subscription, destination, AckMode.AUTO, window, is_pulling=is_pulling)
+    subscribe.priority = _read_any(values, PRIORITY, _consumer_priority) or 0
+    exclusive = EXCLUSIVE_ON_QUEUE if target is SubscribeTarget.QUEUE else EXCLUSIVE
+    subscribe.is_exclusive = _read_any(values, exclusive, read_boolean) or False
+    return subscribe, _read_any(values, SELECTOR, lambda _, text: text or None) or "", durable
 
 
 def check_own_headers(command: str, headers: Mapping[str, str]) -> None:
@@ -328,6 +312,27 @@ def check_own_headers(command: str, headers: Mapping[str, str]) -> None:
                 # The frame repeats a whole MESSAGE, whose producer may have set any header.
                 return
             raise RemoteProtocolError(f"unknown header {name[:50]!r} of {command}: {_suggestion(command, name)}")
+
+
+def report_unknown_header(
+    report: Callable[[str, str, str], None], reported: set[str], command: str, headers: Mapping[str, str]
+) -> None:
+    """Report the first header of a SEND with OWN_PREFIX that is none of truenext's, probably a misspelt one.
+
+    The arguments of `report` are the frame, the header, and what to use instead. Nothing is reported once `reported`
+    has a name, nor for a frame that repeats a whole MESSAGE, whose producer may have set any header.
+    """
+    if command != "SEND" or reported or SEQUENCE in headers:
+        return
+    known = OWN_HEADERS["SEND"]
+    for name in headers:
+        if name.startswith(OWN_PREFIX) and name not in (*known, *DEAD_LETTER_HEADERS, *HOP_BY_HOP_HEADERS):
+            reported.add(name)
+            near = get_close_matches(
+                name.removeprefix(OWN_PREFIX), [each.removeprefix(OWN_PREFIX) for each in known], n=1
+            )
+            report(command, name, f"use {OWN_PREFIX}{near[0]}" if near else _suggestion(command, name))
+            return
 
 
 def parse_counts_all(headers: Mapping[str, str]) -> bool:

@@ -17,6 +17,7 @@ _HEXADECIMAL = frozenset("0123456789abcdef")
 
 def read_login(headers: Mapping[str, str], version: Version) -> Login:
     """Read a login.
+
     Raises: RemoteProtocolError, without text of the login, if a header of truenext is invalid.
     """
     login = Login()
@@ -37,7 +38,7 @@ def _login(headers: Mapping[str, str]) -> Login:
     for name in headers:
         if name.startswith(OWN_PREFIX) and name not in CONNECT_HEADERS:
             raise RemoteProtocolError(
-                f"unknown header of CONNECT; those that begin with {OWN_PREFIX} are {_header_list()}"
+                f"unknown header of CONNECT; those that begin with {OWN_PREFIX} are {', '.join(CONNECT_HEADERS)}"
             )
     if _CLIENT not in headers:
         raise RemoteProtocolError(f"{_SECRET} needs {_CLIENT}")
@@ -56,7 +57,3 @@ def _number(text: str) -> int:
     if not number:
         raise RemoteProtocolError(f"{_CLIENT} must be 1 or more")
     return number
-
-
-def _header_list() -> str:
-    return ", ".join(CONNECT_HEADERS)

@@ -7,6 +7,7 @@ TRANSITIONS alone decides whether a frame may come; what a frame *means* is deci
     client:  CONNECTING --CONNECTED-------> CONNECTED --ERROR-------> CLOSED
 """
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Generic
 
@@ -51,11 +52,7 @@ TRANSITIONS: dict[Side, Transitions] = {
             "ERROR": ProtocolState.CLOSED,
         },
         # The RECEIPT of a DISCONNECT, for example.
-        ProtocolState.CLOSED: {
-            "RECEIPT": ProtocolState.CLOSED,
-            "ERROR": ProtocolState.CLOSED,
-            "MESSAGE": ProtocolState.CLOSED,
-        },
+        ProtocolState.CLOSED: dict.fromkeys((*SERVER_COMMANDS, "ERROR"), ProtocolState.CLOSED),
     },
 }
 _HEART_BEAT_DIGITS = 9
@@ -68,12 +65,18 @@ class StompProtocol(Generic[Read]):
 
     __slots__ = ("_decoder", "_end", "_known", "_peer_transitions", "side", "state", "stateless")
 
-    def __init__(self, side: Side, shapes: ShapeCache[Read]) -> None:
-        """`shapes` reads frames of known shapes; FRAME_SHAPES reads them as frames."""
+    def __init__(
+        self,
+        side: Side,
+        shapes: ShapeCache[Read],
+        on_names: Callable[[str, dict[str, str]], None] | None = None,
+    ) -> None:
+        """`shapes` reads frames of known shapes; FRAME_SHAPES reads them as frames. `on_names` is that of a server's
+        Decoder."""
         self.side = side
         peer = Side.CLIENT if side is Side.SERVER else Side.SERVER
         if side is Side.SERVER:
-            self._decoder = Decoder(shapes)
+            self._decoder = Decoder(shapes, on_names=on_names)
         else:
             self._decoder = Decoder(shapes, ANSWER_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX)
         self._end = BROKER_FRAME_END if side is Side.SERVER else b"\0"

@@ -13,7 +13,6 @@ from truenext.errors import OtherProtocolError
 
 _METHODS = (b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE", b"CONNECT")
 _ANY = None
-"""Any byte."""
 
 _Prefix = tuple[int | None, ...]
 _Prefixes = tuple[tuple[str, _Prefix], ...]

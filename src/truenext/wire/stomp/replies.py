@@ -62,7 +62,6 @@ class ReplyEncoder:
             self._pattern_subscriptions.add(subscription)
 
     def remove_subscription(self, subscription: str) -> None:
-        """Remove a subscription, if it exists."""
         self._heads.pop(subscription, None)
         self._pattern_subscriptions.discard(subscription)
 

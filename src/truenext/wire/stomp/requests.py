@@ -31,6 +31,7 @@ from truenext.model.destination import (
     TEMPORARY_TOPIC_PREFIX,
     Destination,
     DestinationKind,
+    destination_error,
     durable_key,
     parse_address,
     split_options,
@@ -87,7 +88,6 @@ class FrameInterpreter:
         self._replies = replies
         self._on_ineffective_header = on_ineffective_header
         self._reported: frozenset[str] = frozenset()
-        """Ineffective headers that were reported."""
         self._unusual_send = _UNUSUAL_SEND
         """Headers of a SEND that need more than a copy, without the reported ones."""
         self._version = Version.V1_0
@@ -114,11 +114,11 @@ class FrameInterpreter:
             if kind is DestinationKind.CONTROL:
                 return self._parse_control(frame, destination)
             if kind is DestinationKind.TOPIC_PATTERN or kind is DestinationKind.QUEUE_PATTERN:
-                raise RemoteProtocolError(
-                    f"{address} is a pattern, which is for SUBSCRIBE only: send to a queue or topic", Code.DESTINATION
+                raise destination_error(
+                    f"{address} is a pattern, which is for SUBSCRIBE only: send to a queue or topic"
                 )
             if kind is DestinationKind.DURABLE:
-                raise RemoteProtocolError(f"{address} is a durable subscription: send to its topic", Code.DESTINATION)
+                raise destination_error(f"{address} is a durable subscription: send to its topic")
         priority_text = headers.get("priority")
         priority = PRIORITY_DEFAULT
         if priority_text is not None:
@@ -233,9 +233,9 @@ class FrameInterpreter:
         destination = parse_address(address, self._session_id)
         _check_subscribe_destination(address, destination, is_browse=is_browse)
         subscription = self._subscription_id(frame)
-        subscribe_options = parse_subscribe_options(headers, options, destination, subscription)
-        durable = self._durable_key(subscribe_options.durable)
-        if durable and is_browse:
+        subscribe, selector, durable_as = parse_subscribe_options(headers, options, destination, subscription)
+        subscribe.durable_key = self._durable_key(durable_as)
+        if subscribe.durable_key and is_browse:
             raise RemoteProtocolError("browser:true with a durable subscription: a browser keeps nothing")
         ack = headers.get("ack", "auto")
         try:
@@ -254,31 +254,21 @@ class FrameInterpreter:
             raise RemoteProtocolError(
                 "truenext-express is for ack:client-individual, as express messages come out of turn"
             )
-        if subscribe_options.is_pulling and (is_browse or mode is AckMode.AUTO or has_express):
+        if subscribe.is_pulling and (is_browse or mode is AckMode.AUTO or has_express):
             raise RemoteProtocolError(
                 "truenext-pull is for ack:client and client-individual, without truenext-express and browser",
                 Code.NOT_SUPPORTED,
             )
-        if subscribe_options.is_exclusive and is_browse:
+        if subscribe.is_exclusive and is_browse:
             raise RemoteProtocolError(
                 "an exclusive consumer with browser:true: a browser consumes no messages; leave out one of them"
             )
-        compiled = compile_selector(subscribe_options.selector) if subscribe_options.selector else None
+        subscribe.selector = compile_selector(selector) if selector else None
         self._report_ineffective_headers(frame)
         if is_browse:
-            return Browse(subscription, destination, compiled)
-        return Subscribe(
-            subscription,
-            destination,
-            mode,
-            subscribe_options.window,
-            priority=subscribe_options.priority,
-            is_exclusive=subscribe_options.is_exclusive,
-            has_express=has_express,
-            is_pulling=subscribe_options.is_pulling,
-            selector=compiled,
-            durable_key=durable,
-        )
+            return Browse(subscription, destination, subscribe.selector)
+        subscribe.mode, subscribe.has_express = mode, has_express
+        return subscribe
 
     def _parse_unsubscribe(self, frame: Frame) -> Unsubscribe:
         subscription = self._subscription_id(frame)
@@ -423,7 +413,6 @@ def _numbered(headers: dict[str, str]) -> tuple[str | None, int, bool]:
 
 
 def _producers_to_forget(headers: dict[str, str]) -> list[str]:
-    """Return the producers that a DISCONNECT names."""
     text = headers.get("truenext-forget")
     if text is None:
         return []
@@ -445,8 +434,10 @@ def _ttl(headers: dict[str, str]) -> int:
 
 
 def _check_schedule_names(headers: dict[str, str]) -> None:
-    """Raises: RemoteProtocolError at an unknown header with the prefix of a schedule: ignoring it would dispatch the
-    message at once."""
+    """Refuse unknown headers with the prefix of a schedule: ignoring them would dispatch the message at once.
+
+    Raises: RemoteProtocolError
+    """
     for name in headers:
         if name.startswith(SCHEDULE_PREFIX) and name not in SCHEDULE_HEADERS:
             raise RemoteProtocolError(
@@ -461,7 +452,7 @@ def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) ->
     """
     for part in destination.parts or (destination,):
         if part.session:
-            raise RemoteProtocolError(f"{part.address} may be gone when a scheduled send is due", Code.DESTINATION)
+            raise destination_error(f"{part.address} may be gone when a scheduled send is due")
     if headers.get("AMQ_SCHEDULED_CRON") == "":
         raise RemoteProtocolError("AMQ_SCHEDULED_CRON is empty: leave it out, or set five fields, such as 0 8 * * 1-5")
     repeat = headers.get("AMQ_SCHEDULED_REPEAT", "0")
@@ -500,11 +491,12 @@ def _priority(text: str) -> int:
 
 
 def _check_subscribe_destination(address: str, destination: Destination, *, is_browse: bool) -> None:
-    """Raises: RemoteProtocolError if SUBSCRIBE does not take the destination."""
+    """Check that a SUBSCRIBE may name the destination.
+
+    Raises: RemoteProtocolError
+    """
     if destination.kind is DestinationKind.CONTROL:
-        raise RemoteProtocolError(
-            f"{address} is for control requests; subscribe to the queue in your reply-to", Code.DESTINATION
-        )
+        raise destination_error(f"{address} is for control requests; subscribe to the queue in your reply-to")
     if destination.kind is DestinationKind.COMPOSITE:
         raise RemoteProtocolError(
             f"SUBSCRIBE to {address!r}: composite destinations are for SEND; send a SUBSCRIBE for each part, each "
@@ -512,23 +504,18 @@ def _check_subscribe_destination(address: str, destination: Destination, *, is_b
             Code.NOT_SUPPORTED,
         )
     if not is_browse and "#" in destination.address.rpartition("/")[2].split("."):
-        raise RemoteProtocolError(
+        raise destination_error(
             f"SUBSCRIBE to {address!r}: # is not a wildcard here; use > as the last word, for one word or more, or "
-            "* for one word",
-            Code.DESTINATION,
+            "* for one word"
         )
     if is_browse and destination.kind in (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN):
-        raise RemoteProtocolError(
+        raise destination_error(
             "browser:true is for queues, and for a durable subscription as /subscription/CLIENT,NAME: "
-            "no message waits in a topic",
-            Code.DESTINATION,
+            "no message waits in a topic"
         )
     if is_browse and destination.kind is DestinationKind.QUEUE_PATTERN:
-        raise RemoteProtocolError(
-            f"browser:true with {address}: one queue is browsed at a time, name it", Code.DESTINATION
-        )
+        raise destination_error(f"browser:true with {address}: one queue is browsed at a time, name it")
     if destination.kind is DestinationKind.DURABLE and not is_browse:
-        raise RemoteProtocolError(
-            f"{address} is for browser:true only; to consume, subscribe to its topic with durable:true",
-            Code.DESTINATION,
+        raise destination_error(
+            f"{address} is for browser:true only; to consume, subscribe to its topic with durable:true"
         )

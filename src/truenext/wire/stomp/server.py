@@ -5,6 +5,7 @@ answers (replies.py).
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from operator import length_hint
 
 from truenext.errors import Code, RemoteProtocolError
@@ -22,7 +23,7 @@ from truenext.model.commands import (
 )
 from truenext.model.limits import HEART_BEAT_MS_MIN
 from truenext.wire.stomp.frame import Frame
-from truenext.wire.stomp.headers import check_own_headers
+from truenext.wire.stomp.headers import check_own_headers, report_unknown_header
 from truenext.wire.stomp.login import read_login
 from truenext.wire.stomp.protocol import ProtocolState, Side, StompProtocol, choose_version, parse_heart_beat
 from truenext.wire.stomp.protocol_detector import ProtocolDetector, detector_for_client
@@ -47,11 +48,12 @@ class StompSession:
         on_ineffective_header: Callable[[str, str, str], None] = lambda *_: None,
     ) -> None:
         """`identity` makes message ids of this broker unlike those of any other. `on_ineffective_header` is that of
-        FrameInterpreter."""
+        FrameInterpreter, and is also called for an unknown header of truenext on a SEND."""
         self._session_id = session_id
         self._identity = identity
         self._server_name = server_name
-        self._protocol = StompProtocol(Side.SERVER, REQUEST_SHAPES)
+        on_names = partial(report_unknown_header, on_ineffective_header, set())
+        self._protocol = StompProtocol(Side.SERVER, REQUEST_SHAPES, on_names)
         message_id_prefix = f"truenext-{identity}-"
         self.replies = ReplyEncoder(self._protocol, message_id_prefix)
         """Encoder of messages and answers to the client."""
@@ -68,7 +70,6 @@ class StompSession:
         """Agreed heart-beat interval from client to broker, in milliseconds; 0 is none."""
         self._is_truenext_client = False
         self._frame_count = 0
-        """Number of decoded frames."""
         self._remaining: Iterator[Frame | ShapedCommand] = iter(())
         """Decoded frames that were not executed yet."""
         self._refused_frame = 0
@@ -206,7 +207,10 @@ class StompSession:
         return self._refused_frame
 
     def _check(self, command: Send | Ack | Started) -> None:
-        """Raises: RemoteProtocolError if the frame of this command may not come now."""
+        """Check that the frame of this command may come now.
+
+        Raises: RemoteProtocolError
+        """
         self._protocol.check(Frame("ACK" if isinstance(command, Ack) else "SEND", {}))
 
     def _connect(self, frame: Frame) -> Login:

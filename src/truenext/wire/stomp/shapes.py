@@ -28,7 +28,9 @@ CANDIDATES_MAX = 256
 COMPILE_AFTER = 2
 """Number of checks of a shape after which it is compiled."""
 COMPILE_AFTER_WHEN_FULL = 100
-"""Value instead when there are SHAPES_MAX: then causing a compilation takes longer than the compilation."""
+"""Number of checks in place of COMPILE_AFTER when there are SHAPES_MAX shapes: a client that causes compilations then
+spends more time on them than the broker.
+"""
 
 _COMMANDS = frozenset({"SEND", "ACK", "MESSAGE"})
 """Commands that come once for each message."""
