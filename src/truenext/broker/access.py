@@ -21,6 +21,7 @@ from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import (
     Abort,
     Ack,
+    AckRun,
     Begin,
     Browse,
     Commit,
@@ -226,6 +227,7 @@ COMMAND_CHECKS: dict[type[Any], Check] = {
     InvalidFrame: check_nothing,
     Send: _check_send,
     Ack: check_nothing,
+    AckRun: check_nothing,
     Nack: check_nothing,
     ReceiptRequest: check_nothing,
     Subscribe: _check_subscribe,

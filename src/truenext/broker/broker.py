@@ -216,7 +216,7 @@ class Broker:
         self._has_ticked = True
         self._schedule_turn()
 
-    # ---- Start and stop ----
+    # ---- Start, stop, turns and commits ----
 
     async def start(self, *, after_clean_stop: bool = True) -> None:
         """Start a run; returns once the start is durable. Only then may connections be accepted.
@@ -274,8 +274,6 @@ class Broker:
                 await self._idle
             self._turn()
         self._idle = None
-
-    # ---- Turns ----
 
     def _schedule_turn(self) -> None:
         if not self._is_turn_due:
@@ -384,8 +382,6 @@ class Broker:
         self._schedule_turn()
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
 
-    # ---- Commits and pages ----
-
     def _commit(self) -> None:
         """Commit the gathering batch if the store is idle: at once if a client waits for it, else a little later, so
         that acknowledgements without a receipt cost no sync of their own, and delay no batch that a client waits for.
@@ -414,7 +410,6 @@ class Broker:
     def _write(self, batch: Batch) -> None:
         try:
             if self.committer.commit(batch):
-                # The write took time.
                 self._tick()
                 self._engine.store_results.on_committed(batch)
                 if not self._is_turn_due and self._engine.has_work:

@@ -9,6 +9,7 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import (
     Ack,
+    AckRun,
     Command,
     ControlRequest,
     Disconnect,
@@ -67,7 +68,7 @@ class ControlOnlyConnections:
 
 def _is_allowed(session: ConnectionState, command: Command) -> bool:
     match command:
-        case Login() | InvalidFrame() | ControlRequest() | Ack() | Nack() | ReceiptRequest() | Disconnect():
+        case Login() | InvalidFrame() | ControlRequest() | Ack() | AckRun() | Nack() | ReceiptRequest() | Disconnect():
             return True
         case Subscribe():
             destination = command.destination

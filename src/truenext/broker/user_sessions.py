@@ -23,7 +23,7 @@ from truenext.engine.dispatch.plain import Deliveries
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.commands import Browse, Command, ControlRequest, Login, Send
+from truenext.model.commands import Browse, Command, ControlRequest, Login, Send, SendRun
 from truenext.model.destination import Destination, DestinationKind
 from truenext.model.grants import User
 from truenext.model.limits import BROWSERS_MAX
@@ -173,9 +173,10 @@ class UserSessions:
         actions[Send] = self._send
         actions[ControlRequest] = partial(self._control, actions[ControlRequest])
         for command, action in actions.items():
-            if command is not Login:
+            if command not in (Login, SendRun):
                 actions[command] = self._guarded(access.COMMAND_CHECKS.get(command), action)
         checked_send, send_message, last_targets = actions[Send], self._engine.commands.send, self._last_targets
+        send_run = self._engine.commands.send_run
 
         def send_as_user(session: ConnectionState, send: Send) -> None:
             # Most go where the last one went, and equal addresses are one object. A producer's name must be the user's.
@@ -188,7 +189,13 @@ class UserSessions:
                 if not is_last and not any(map(access.is_private, destination.parts or (destination,))):
                     last_targets[session] = destination
 
+        def send_run_as_user(session: ConnectionState, run: SendRun) -> None:
+            # Else each SEND follows, and is checked.
+            if last_targets.get(session) is run.destination:
+                send_run(session, run)
+
         actions[Send] = send_as_user
+        actions[SendRun] = send_run_as_user
 
     def _guarded(self, check: access.Check | None, action: Action) -> Action:
         users = self._users

@@ -70,6 +70,23 @@ class Send(msgspec.Struct, gc=False):
     """Queues of the message, if they were searched for before (engine.queues.topics.RouteAhead); set by the engine."""
 
 
+class SendRun(msgspec.Struct, gc=False):
+    """Consecutive SENDs of one read to one destination, without headers that need more than a place in the queue."""
+
+    destination: Destination
+    messages: list[SentMessage]
+    """Two or more, all of them persistent or all transient."""
+    executed: int = 0
+    """Number of the first messages that were accepted; the others follow as single commands. Set by the engine."""
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __getitem__(self, number: int) -> Send:
+        """Return the command of one message."""
+        return Send(self.destination, self.messages[number])
+
+
 class Subscribe(msgspec.Struct, gc=False):
     subscription: str
     destination: Destination
@@ -123,6 +140,21 @@ class Ack(msgspec.Struct, gc=False):
     """Number of deliveries that the message had at the acknowledged dispatch; 0 if the frame does not state it."""
     started: Started | None = None
     """Message that the client hands to its program next, if the ACK reports one."""
+
+
+class AckRun(msgspec.Struct, gc=False):
+    """Consecutive ACKs of one read for one subscription, without transaction and receipt."""
+
+    subscription: str
+    acks: list[Ack]
+    executed: int = 0
+    """Number of the first ACKs that were executed; the others follow as single commands. Set by the engine."""
+
+    def __len__(self) -> int:
+        return len(self.acks)
+
+    def __getitem__(self, number: int) -> Ack:
+        return self.acks[number]
 
 
 class Nack(msgspec.Struct, gc=False):
@@ -242,10 +274,12 @@ Command = (
     Login
     | InvalidFrame
     | Send
+    | SendRun
     | Subscribe
     | Browse
     | Unsubscribe
     | Ack
+    | AckRun
     | Nack
     | Started
     | Credit

@@ -10,7 +10,7 @@ from truenext.engine.state.queue import STARTED, Entry, RequeueReason
 from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
 from truenext.engine.writing.engine_state import EngineState
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.commands import Ack, AckMode, Nack, Started
+from truenext.model.commands import Ack, AckMode, AckRun, Nack, Started
 
 _INDIVIDUAL = AckMode.INDIVIDUAL
 
@@ -77,6 +77,47 @@ class Acknowledging:
         for sequence in covered:
             if self._settlement.acknowledge(consumer.held.pop(sequence)):
                 session.last_batch = self._commit_state.batch.number
+
+    def acknowledge_run(self, session: ConnectionState, run: AckRun) -> None:
+        """Execute the ACKs of a run up to the first that is not usual, as `acknowledge` would one after the other."""
+        consumer = session.consumers.get(run.subscription)
+        if consumer is None or consumer.mode is not _INDIVIDUAL or consumer.queue is None:
+            return
+        queue, held, events = consumer.queue, consumer.held, self._events
+        complete = self._settlement.complete
+        is_stored = False
+        for ack in run.acks:
+            entry = held.get(ack.sequence)
+            if entry is None or ack.dispatch not in (0, entry.deliveries):
+                break
+            started = ack.started
+            if started is not None:
+                next_one = held.get(started.sequence)
+                if (
+                    next_one is None
+                    or started.dispatch not in (0, next_one.deliveries)
+                    or started.subscription != run.subscription
+                    or not session.is_truenext_client
+                ):
+                    break
+                next_one.start_state = STARTED
+                events.started(next_one, consumer)
+            del held[ack.sequence]
+            if events.acknowledging_queue is queue:
+                events.block_entries.append(entry)
+            else:
+                events.acknowledged(entry)
+            is_stored |= complete(entry)
+            run.executed += 1
+        if run.executed:
+            self._commit_state.touched_queues[queue] = None
+            if is_stored:
+                session.last_batch = self._commit_state.batch.number
+            if consumer.auto_window is not None:
+                consumer.auto_window.settled_count += run.executed
+            if consumer.has_express:
+                self._clients.express_ack_count += run.executed
+                consumer.last_ack_number = self._clients.express_ack_count
 
     def nack(self, session: ConnectionState, nack: Nack) -> None:
         """Requeue or dead-letter the messages that a NACK covers, at once or with the COMMIT of a transaction.

@@ -50,7 +50,9 @@ class Commands:
         self.log_in = connecting.log_in
         self.disconnect = connecting.disconnect
         self.send = sending.send
+        self.send_run = sending.send_run
         self.acknowledge = acknowledging.acknowledge
+        self.acknowledge_run = acknowledging.acknowledge_run
         self.nack = acknowledging.nack
         self.mark_started = acknowledging.mark_started
         self.begin = transactions.begin

@@ -19,7 +19,7 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
 from truenext.engine.writing.engine_state import EngineState
 from truenext.errors import Code, NoSpaceError, RemoteProtocolError
-from truenext.model.commands import Begin, Command, Commit, Send
+from truenext.model.commands import Begin, Command, Commit, Send, SendRun
 from truenext.model.destination import Destination, DestinationKind
 from truenext.model.disk_level import DISK_FULL, DiskLevel
 from truenext.model.limits import (
@@ -101,6 +101,21 @@ class Sending:
         if send.producer is not None:
             self._producers.record_use(send, is_stored=is_stored)
         if is_stored:
+            session.last_batch = self._commit_state.batch.number
+
+    def send_run(self, session: ConnectionState, run: SendRun) -> None:
+        """Accept all SENDs of a run, if nothing but their places in an existing queue is to be decided; else none."""
+        queue = self._by_name.get(run.destination.name)
+        if (
+            queue is None
+            or run.destination.is_multi_queue
+            or self._commit_state.disk_level is not _DISK_PLENTY
+            or not self._arrivals.may_accept_run(queue, len(run))
+        ):
+            return
+        run.executed = len(run)
+        session.has_sent = True
+        if self._arrivals.accept_run(queue, run.messages):
             session.last_batch = self._commit_state.batch.number
 
     def _send_in_transaction(self, session: ConnectionState, send: Send, name: str) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
-from itertools import repeat
+from itertools import islice, repeat
 
 from truenext.engine.dispatch.selective import GroupedQueueDispatch, QueueDispatch, express_receivers
 from truenext.engine.lifecycle.settlement import Settlement
@@ -218,6 +218,12 @@ class Dispatcher:
         consumer_numbers: list[int],
     ) -> bool:
         """Dispatch the ready messages of one lane. Returns whether the lanes after it may be served."""
+        if len(receivers) == 1 and len(lane.arrived) > 1 and not lane.requeued and lane.selected is None:
+            consumer = receivers[0][4]
+            self._dispatch_run(lane, consumer, deliveries, entries, consumer_numbers)
+            if not consumer.has_credit():
+                heappop(receivers)
+                return False
         memory, clients = self._memory, self._clients
         committed, now_ms = self._commit_state.last_committed, self._commit_state.now_ms
         for _ in repeat(None, min(self.budget, self._queue_share) - len(entries)):
@@ -278,3 +284,61 @@ class Dispatcher:
                 return False
         self._commit_state.touched_queues[lane.queue] = None
         return False
+
+    def _dispatch_run(
+        self,
+        lane: Lane,
+        consumer: BrokerConsumer,
+        deliveries: Deliveries,
+        entries: list[Entry],
+        consumer_numbers: list[int],
+    ) -> None:
+        """Dispatch ready messages of a lane without requeued ones to its only receiver, as `_dispatch_lane` would one
+        after the other; that goes on with the first that is not usual."""
+        memory, session, held = self._memory, consumer.session, consumer.held
+        committed, now_ms = self._commit_state.last_committed, self._commit_state.now_ms
+        arrived = lane.arrived
+        room = min(self.budget - len(entries), self._queue_share - len(entries), consumer.window - len(held))
+        unsent, all_unsent, unsent_max = session.unsent_bytes, memory.unsent_bytes, memory.unsent_bytes_max
+        frame_bytes = consumer.frame_bytes
+        had_none = not held
+        run: list[Entry] = []
+        for entry in islice(arrived, max(room, 0)):
+            message = entry.message
+            if (
+                entry.batch > committed
+                or message is None
+                or entry.due_us
+                or 0 < message.expires_ms <= now_ms
+                or unsent >= unsent_max
+            ):
+                break
+            entry.deliveries += 1
+            held[entry.sequence] = entry
+            run.append(entry)
+            size = len(message.body) + len(message.header) + frame_bytes
+            if entry.causes is not None:
+                size += causes_size(entry.causes)
+            unsent += size
+            all_unsent += size
+            if all_unsent > memory.unsent_threshold:
+                memory.unsent_bytes_max = unsent_max = 1
+        if not run:
+            return
+        if len(run) == len(arrived):
+            arrived.clear()
+        else:
+            for _ in run:
+                arrived.popleft()
+        session.unsent_bytes, memory.unsent_bytes = unsent, all_unsent
+        if had_none and consumer.auto_window is not None:
+            consumer.auto_window.start_sample(run[0].sequence, now_ms)
+        clients = self._clients
+        clients.dispatch_count += len(run)
+        consumer.last_dispatch_number = clients.dispatch_count
+        entries += run
+        consumer_numbers += [consumer.number] * len(run)
+        if consumer in deliveries:
+            deliveries[consumer] += run
+        else:
+            deliveries[consumer] = run

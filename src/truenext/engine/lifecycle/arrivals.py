@@ -24,9 +24,9 @@ from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.topics import RouteAhead
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.selecting.selections import Selections
-from truenext.engine.state.queue import UNBOUNDED, Entry, Queue
+from truenext.engine.state.queue import NO_ENTRIES, UNBOUNDED, Entry, Queue
 from truenext.engine.writing.commit_state import CommitState
-from truenext.engine.writing.entries import NO_CONTENTS, ContentNumbers, put, put_shared_content
+from truenext.engine.writing.entries import NO_CONTENTS, ContentNumbers, put, put_run, put_shared_content
 from truenext.model.destination import Destination, DestinationKind, parse_stored_address
 from truenext.model.message import SentMessage
 from truenext.model.policy import StoreAndDispatch
@@ -107,6 +107,56 @@ class Arrivals:
                 self._wildcards.on_message_accepted(entry)
             if batch == commit_state.batch.number:
                 commit_state.is_batch_awaited = True
+            commit_state.waiting_queues.setdefault(batch, {})[queue] = None
+        else:
+            commit_state.touched_queues[queue] = None
+        return is_stored
+
+    def may_accept_run(self, queue: Queue, count: int) -> bool:
+        """Return whether `count` messages without group and expiry may arrive as a run: nothing but their places and
+        their storing depends on them."""
+        commit_state = self._commit_state
+        return (
+            queue.observer is None
+            and not queue.is_temporary
+            and not queue.has_wildcards
+            and commit_state.next_sequence + count <= commit_state.sequence_limit
+            and all(lane.horizon == UNBOUNDED for lane in queue.lanes)
+        )
+
+    def accept_run(self, queue: Queue, messages: Sequence[SentMessage]) -> bool:
+        """Accept new messages, all of them persistent or all transient, as `accept` does one after the other; return
+        whether they are stored. Only if `may_accept_run`."""
+        commit_state = self._commit_state
+        now_ms = commit_state.now_ms
+        sequence = commit_state.next_sequence
+        commit_state.next_sequence = sequence + len(messages)
+        is_stored = messages[0].persistent
+        batch = commit_state.batch.number if is_stored and queue.policy.store_and_dispatch is not _CONCURRENT else 0
+        entries: list[Entry] = []
+        size = 0
+        priority = -1
+        for message in messages:
+            message.arrived_ms = now_ms
+            if message.priority != priority:
+                priority = message.priority
+                lane = queue.lane_of(message)
+                arrived = lane.allocate_arrived() if lane.arrived is NO_ENTRIES else lane.arrived
+            entry = Entry(sequence, message, lane, batch, is_stored, None)
+            arrived.append(entry)
+            entries.append(entry)
+            size += len(message.body) + len(message.header)
+            sequence += 1
+        if is_stored:
+            put_run(commit_state.batch, entries)
+        self._resident.count_run(queue, len(entries), size)
+        events = self._events
+        events.accepted(entries[0])
+        if events.accepting_queue is queue:
+            # Without a history nothing is recorded.
+            events.block_entries.extend(entries[1:])
+        if batch:
+            commit_state.is_batch_awaited = True
             commit_state.waiting_queues.setdefault(batch, {})[queue] = None
         else:
             commit_state.touched_queues[queue] = None

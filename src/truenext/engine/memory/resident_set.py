@@ -173,6 +173,15 @@ class ResidentSet:
         memory.pending_free_bytes += size
         self.lanes_with_unread_in_memory[lane] = None
 
+    def count_run(self, queue: Queue, count: int, size: int) -> None:
+        """Count new messages of which header and body have `size` bytes together."""
+        size += count * ENTRY_BYTES
+        self._memory.message_bytes += size
+        queue.resident_bytes += size
+        queue.resident_count += count
+        if queue.resident_bytes > queue.policy.memory_limit:
+            self.queues_over_limit[queue] = None
+
     def await_dead_letter(self, entry: Entry) -> None:
         """Let an evicted message be read, so that it can be dead-lettered."""
         entry.lane.add_unloaded(entry)

@@ -48,6 +48,22 @@ def put(batch: Batch, entry: Entry) -> None:
         mark(batch, entry, 0)
 
 
+def put_run(batch: Batch, entries: list[Entry]) -> None:
+    """Store new persistent messages of one queue."""
+    queue = entries[0].lane.queue
+    if not queue.is_known_to_store:
+        introduce_queue(batch, queue)
+    number, puts, size = batch.number, batch.puts, 0
+    for entry in entries:
+        message = entry.message
+        assert message is not None, "it is new"
+        key = message_key(entry.lane.key, entry.sequence)
+        puts[key] = record = encode_record(key, message)
+        size += len(record)
+        entry.store_batch = number
+    batch.size += size
+
+
 def _batch_overhead_bytes(entry: Entry) -> int:
     """Return the bytes that a message takes besides its record while its batch is in memory. Only copies and transient
     messages count, because one batch may have very many of these."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from truenext.errors import RemoteProtocolError
-from truenext.model.commands import Ack, Send, Started
+from truenext.model.commands import Ack, AckRun, Send, SendRun, Started
 from truenext.model.destination import Destination, DestinationKind, parse_address
 from truenext.model.header_lines import DEAD_LETTER_HEADERS, HOP_BY_HOP_HEADERS, SCHEDULE_PREFIX
 from truenext.model.limits import HEADER_BYTES_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
@@ -28,8 +28,8 @@ from truenext.wire.stomp.shapes import (
     line_pattern,
 )
 
-ShapedCommand = Send | Ack | Started | tuple[Send | Ack, str]
-"""Command; or command and receipt, if the frame requests a receipt."""
+ShapedCommand = Send | SendRun | Ack | AckRun | Started | tuple[Send | Ack, str]
+"""Command; or command and receipt, if the frame requests a receipt. A run stands for several frames."""
 
 DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
 
@@ -114,7 +114,11 @@ class SendShape:
         at_priority, at_persistent, at_receipt = self._priority, self._persistent, self._receipt
         first, *others = self._forwarded
         optional = self._optional
+        is_plain = not optional and at_receipt is None
         size = len(data)
+        # Of the run that is being read; None before its second message.
+        run: list[SentMessage] | None = None
+        run_destination, is_run_persistent = None, False
         while start < size and (found := match(data, start)) is not None:
             groups = found.groups()
             body_start = found.end()
@@ -141,11 +145,21 @@ class SendShape:
                 priority = _PRIORITIES[groups[at_priority]]
             persistent = at_persistent is not None and groups[at_persistent] == b"true"
             message = SentMessage(priority, persistent, 0, header, data[body_start:body_end])
+            start = body_end + 1
+            if is_plain:
+                if destination is not run_destination or persistent is not is_run_persistent:
+                    run, run_destination, is_run_persistent = None, destination, persistent
+                    into.append(first_send := Send(destination, message))
+                elif run is None:
+                    run = [first_send.message, message]
+                    into[-1] = SendRun(destination, run)
+                else:
+                    run.append(message)
+                continue
             send = Send(destination, message)
             if optional and not self._set_optional_headers(send, groups):
-                break
+                return found.start()
             into.append(send if at_receipt is None else (send, groups[at_receipt].decode()))
-            start = body_end + 1
         return start
 
     def _set_optional_headers(self, send: Send, groups: tuple[bytes, ...]) -> bool:
@@ -197,6 +211,10 @@ class AckShape:
         match = self.match
         at_sequence, at_dispatch, at_subscription = self._id, self._id + 1, self._id + 2
         at_receipt, at_transaction, at_started = self._receipt, self._transaction, self._started
+        is_plain = not (at_receipt or at_transaction)
+        # Of the run that is being read; None before its second ACK.
+        run: list[Ack] | None = None
+        run_name = None
         while (found := match(data, start)) is not None:
             start = found.end()
             name = found[at_subscription].decode()
@@ -209,6 +227,16 @@ class AckShape:
                 ack.started = Started(other, int(sequence), int(which[1:]) if which else 0)
             elif at_transaction:
                 ack.transaction = found[at_transaction].decode()
+            if is_plain:
+                if name != run_name:
+                    run, run_name = None, name
+                    into.append(first := ack)
+                elif run is None:
+                    run = [first, ack]
+                    into[-1] = AckRun(name, run)
+                else:
+                    run.append(ack)
+                continue
             into.append((ack, found[at_receipt].decode()) if at_receipt else ack)
         return start
 

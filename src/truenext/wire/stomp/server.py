@@ -9,7 +9,18 @@ from functools import partial
 from operator import length_hint
 
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.commands import Ack, Command, Commit, InvalidFrame, Login, ReceiptRequest, Send, Started
+from truenext.model.commands import (
+    Ack,
+    AckRun,
+    Command,
+    Commit,
+    InvalidFrame,
+    Login,
+    ReceiptRequest,
+    Send,
+    SendRun,
+    Started,
+)
 from truenext.model.limits import HEART_BEAT_MS_MIN
 from truenext.wire.stomp.frame import Frame
 from truenext.wire.stomp.headers import check_own_headers, report_unknown_header
@@ -115,6 +126,9 @@ class StompSession:
                         self._check(frame)
                     yield frame
                     continue
+                if type(frame) is SendRun or type(frame) is AckRun:
+                    yield from self._receive_run(frame)
+                    continue
                 if isinstance(frame, tuple):
                     command, receipt = frame
                     self.last_receipt = receipt
@@ -161,6 +175,21 @@ class StompSession:
             if not protocol.has_more:
                 return
             data = b""
+
+    def _receive_run(self, run: SendRun | AckRun) -> Iterator[Command]:
+        """Yield a run, and then each of its commands that was not executed with it."""
+        self.last_receipt = None
+        stateless = self._protocol.stateless
+        before = self._frame_count - 1
+        self._frame_count = before + len(run)
+        if ("SEND" if type(run) is SendRun else "ACK") in stateless:
+            yield run
+        for number in range(run.executed, len(run)):
+            self._frame_count = before + number + 1
+            command = run[number]
+            if not self._protocol.stateless:
+                self._check(command)
+            yield command
 
     def accept_last(self) -> None:
         """Note that the command that was yielded last is executed. To take the next command notes that as well. A
