@@ -522,7 +522,7 @@ class ConsumerOptions(TypedDict, total=False):
     """Largest number of messages that the consumer may hold, buffered or unacknowledged. With 0 each message is
     requested. With None, the default, the broker fits the number to the speed of the program."""
     selector: str
-    """JMS selector, such as "region = 'eu' AND JMSPriority > 6". The consumer gets only messages that match it."""
+    """JMS selector that messages must match, such as "region = 'eu' AND JMSPriority > 6"."""
     priority: int
     """Priority from -127 to 127; 0 is the default. If several consumers could take a message, the one with the highest
     priority gets it."""

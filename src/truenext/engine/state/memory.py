@@ -23,7 +23,7 @@ ENTRY_BYTES = 400
 GROUP_BYTES = 150
 """Bytes of each group with an owner, without its name."""
 
-JOIN_BYTES = 300
+JOIN_BYTES = 320
 """Bytes that a wildcard consumer takes for each queue that it has joined and in which messages wait."""
 
 QUEUE_BYTES = 750 + JOIN_BYTES
