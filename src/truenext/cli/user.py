@@ -575,8 +575,7 @@ def _with_comments_after(before: str, after: str) -> str:
 
 
 def _with_keys_before_comments(before: str, after: str) -> str:
-    """Move keys that tomlkit has added at the end of a table to before the last comments, which describe the next
-    table.
+    """Move the keys that tomlkit has added to a table before the table's last comments, which describe the next table.
 
     >>> _with_keys_before_comments("[a]\\nx = 1\\n\\n# Second.\\n[b]\\n", "[a]\\nx = 1\\n\\n# Second.\\ny = 2\\n[b]\\n")
     '[a]\\nx = 1\\ny = 2\\n\\n# Second.\\n[b]\\n'

@@ -55,8 +55,8 @@ class ExitDeadline:
 
 
 def join_threads(status: int) -> None:
-    """Wait for the threads of plain functions. If one does not return in time, end the process; its message was
-    released before."""
+    """Wait up to THREADS_TIMEOUT_S for the threads of plain functions. If one still runs, end the process with
+    `status`; the message of that thread was released before."""
     deadline = time.monotonic() + THREADS_TIMEOUT_S
     threads = [each for each in threading.enumerate() if each.name.startswith(THREAD_NAME_PREFIX)]
     for thread in threads:

@@ -149,10 +149,10 @@ class Producer(msgspec.Struct, gc=False):
         return CommitOutcome.UNKNOWN if self.is_use_unknown(number, is_commit=True) else CommitOutcome.COMMITTED
 
     def resolve(self, number: int) -> bool:
-        """Resolve COMMIT `number` as rolled back, and return True.
+        """Resolve COMMIT `number` as rolled back, if its outcome is NOT_YET_COMMITTED.
 
-        Returns False, and changes nothing, if the outcome is not NOT_YET_COMMITTED. A producer may only have its next
-        number resolved, unless its numbers are known to have gaps; for any other number the method returns False, too.
+        Unless the numbers are known to have gaps, it must also be the producer's next number. Returns False if the
+        number was not resolved; then nothing changes.
         """
         if self.outcome(number) is not CommitOutcome.NOT_YET_COMMITTED:
             return False

@@ -118,7 +118,8 @@ class ProducerRegistry:
         With `resolves`, a COMMIT that was not accepted so far is resolved as rolled back. That is left undone if
         `Producer.resolve` refuses the number, or if there is no space for one more producer or resolved COMMIT.
 
-        Raises: RemoteProtocolError if a user's producer finds no space for its copy of the former numbers.
+        Raises: RemoteProtocolError if there is no space for a copy of the producer that had this name before there were
+            users.
         """
         producer = self._find(name)
         resolves = resolves and self._resolved_count < RESOLVED_TOTAL_MAX

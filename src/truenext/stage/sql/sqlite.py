@@ -173,8 +173,11 @@ async def enable_wal(connection: AsyncConnection) -> None:
 
 
 def set_up(engine: Engine, write_queue: WriteQueue, *, is_interactive: bool) -> None:
-    """Set up all connections of `engine`; for an AsyncEngine pass its `sync_engine`. With `is_interactive`, their
-    writers are served first."""
+    """Prepare every connection that `engine` makes: its PRAGMAs, and its place in `write_queue` before it writes.
+
+    For an AsyncEngine pass its `sync_engine`. With `is_interactive`, these connections write before others in the
+    queue.
+    """
     is_async = engine.dialect.is_async
 
     @event.listens_for(engine, "connect")

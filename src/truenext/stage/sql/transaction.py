@@ -364,8 +364,7 @@ def _transaction_of(connection: Connection) -> SqlTransaction | None:
 
 
 def _return_to_pool(connection: Connection) -> None:
-    """Roll back a connection that was not attached, and return it to its pool. Close the connection if the rollback
-    fails."""
+    """Roll back a connection, and return it to its pool. Close the connection if the rollback fails."""
     try:
         connection.connection.rollback()
     except BaseException:

@@ -52,8 +52,8 @@ class Shape(Protocol[Read]):
 
 
 def header_pattern(command: str, lines: bytes, after: bytes = b"") -> Callable[[bytes, int], re.Match[bytes] | None]:
-    """Return a function that matches bytes between frames, then a header with the pattern `lines` and its blank line,
-    then the pattern `after`."""
+    """Return a function that matches the beginning of a frame: bytes between frames, `command`, header lines (`lines`),
+    the blank line, then `after`."""
     return re.compile(rb"[\n\r\0]*+" + command.encode() + rb"\n" + lines + rb"\n" + after).match
 
 
