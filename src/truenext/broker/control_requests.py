@@ -46,8 +46,8 @@ class ControlRequests:
         self.in_flight: dict[ConnectionState, int] = {}
         """Bytes of large answers on their way to each connection."""
         self._progress: dict[ConnectionState, tuple[int, float, float]] = {}
-        """How each connection with large answers takes them: the bytes that its socket had taken when it last took
-        SMALL_ANSWER_BYTES more, the time of that, and the time of the first check."""
+        """Progress of each connection with large answers: the bytes that its socket had taken when it last took
+        SMALL_ANSWER_BYTES more, the time of this progress, and the time of the first check."""
 
     def pending_count(self, session: ConnectionState) -> int:
         """Return the number of answers for which the connection waits."""

@@ -74,8 +74,8 @@ class UserEntry(NamedTuple):
 
     @property
     def credentials(self) -> tuple[str, ...]:
-        """All that a login may prove to be this user: hashes, the password of the password file, and names of
-        certificates. None of these texts is empty."""
+        """Credentials of this user, one of which a login must match: hashes, the password of the password file, and
+        names of certificates. No credential is empty."""
         return (*(self.hashes if self.password is None else (self.password,)), *self.certificates)
 
 

@@ -192,7 +192,7 @@ class SendBuffer:
 
     @property
     def is_flush_due(self) -> bool:
-        """So many bytes wait that they should be written at once."""
+        """Whether the bytes that wait are enough for a write at once."""
         return self._bytes_since_write >= FLUSH_BYTES
 
     def abandon(self, send: PendingSend) -> Refused | None:

@@ -527,7 +527,7 @@ class ConsumerOptions(TypedDict, total=False):
     """Priority from -127 to 127; 0 is the default. If several consumers could take a message, the one with the highest
     priority gets it."""
     exclusive: bool
-    """While this consumer is there, it alone gets the messages of the queue."""
+    """True if no other consumer gets messages of the queue while this consumer is subscribed."""
     durable: str
     """Name of a durable subscription to a topic. It collects messages also while the client has no connection. It needs
     `client_id`."""

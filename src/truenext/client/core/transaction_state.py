@@ -37,7 +37,7 @@ class Outcome(Enum):
     IN_DOUBT = "in doubt"
     """The connection was lost during the commit, and the broker has not told the outcome yet."""
     ROLLBACK_ONLY = "rollback only"
-    """Something other than the transaction's own code has ended the transaction. The code does not know yet."""
+    """The transaction can only be rolled back, for a reason that the transaction's own code does not know yet."""
     COMMITTED = "committed"
     """The whole transaction took effect."""
     ROLLED_BACK = "rolled back"

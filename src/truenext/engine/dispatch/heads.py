@@ -38,7 +38,7 @@ class WaitReason(Enum):
     PAUSED = "paused"
     """The queue is paused."""
     EXCLUSIVE = "exclusive"
-    """Another consumer receives alone from the queue."""
+    """Another consumer is exclusive, and gets all messages of the queue."""
     SCANNING = "scanning"
     """The selector is being compared with the messages."""
     READING = "reading"

@@ -68,7 +68,7 @@ class GroupOwnership:
         self._owned_max_if_short = GROUPS_MIN
         """Limit in place of `_owned_max` while memory for queues is short."""
         self.assigned_count = self.freed_count = 0
-        """How often a free group got an owner, and how often a group was freed or a delay in a group ended."""
+        """Number of times that a free group got an owner; and that a group was freed, or a delay in a group ended."""
         self._delayed: dict[str, set[tuple[int, int]]] = {}
         """Rank and sequence of delayed messages, by group."""
         self._first_delayed: dict[str, tuple[int, int]] = {}
