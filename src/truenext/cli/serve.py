@@ -174,7 +174,8 @@ def _make_reloadable(
 ) -> None:
     if reread is not None:
         broker.reload = Reloader(configuration, reread, apply=partial(apply, broker)).reload
-        loop.add_signal_handler(signal.SIGHUP, broker.reload)
+        # Not `loop.add_signal_handler`: the loop would reload once more for a SIGHUP that was noted before.
+        signal.signal(signal.SIGHUP, lambda *_: None if loop.is_closed() else loop.call_soon_threadsafe(broker.reload))
         if early_signals.has_noted_sighup():
             # The loop calls it once all listeners are there.
             loop.call_soon(broker.reload)
