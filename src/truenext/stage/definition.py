@@ -223,9 +223,19 @@ class Definition:
 
         return decorate
 
+    @overload
     def terminator(
-        self, name: str, takes: type[M], *, state: type[S] | None = None, **options: Unpack[StageOptions]
-    ) -> Callable[[Callable[..., Any]], Endpoint[M, None]]:
+        self, name: str, takes: type[M], *, state: None = None, **options: Unpack[StageOptions]
+    ) -> Callable[[Callable[..., Any]], StatelessEndpoint[M, None]]: ...
+
+    @overload
+    def terminator(
+        self, name: str, takes: type[M], *, state: type[S], **options: Unpack[StageOptions]
+    ) -> Callable[[Callable[..., Any]], StatefulEndpoint[M, None, S]]: ...
+
+    def terminator(
+        self, name: str, takes: type[M], *, state: type[Any] | None = None, **options: Unpack[StageOptions]
+    ) -> Callable[[Callable[..., Any]], LocalEndpoint[M, None]]:
         """Define an endpoint with one stage, the decorated function, which does not reply. The function's name then
         refers to the endpoint.
 
@@ -240,8 +250,8 @@ class Definition:
         Raises: DefinitionError if an argument or the function is invalid, or the name is already defined
         """
 
-        def decorate(function: Callable[..., Any]) -> Endpoint[M, None]:
-            endpoint: StatelessEndpoint[M, None] | StatefulEndpoint[M, None, S]
+        def decorate(function: Callable[..., Any]) -> Any:
+            endpoint: StatelessEndpoint[M, None] | StatefulEndpoint[M, None, Any]
             if state is None:
                 endpoint = self.endpoint(name, takes, **options)
             else:

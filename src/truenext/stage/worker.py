@@ -38,6 +38,7 @@ from truenext.stage.broker_transaction import (
 )
 from truenext.stage.core.envelope import Envelope, decode_envelope
 from truenext.stage.core.errors import NoAttemptsLeft, Reject
+from truenext.stage.core.failed_request import failed_request
 from truenext.stage.core.failure import cause_of, describe_error, is_text_too_long
 from truenext.stage.core.names import inbox_id
 from truenext.stage.core.outbox_unit import CommitNumber, EncodedMessage, OutboxUnit
@@ -151,6 +152,8 @@ class MessageHandler:
         """
         try:
             envelope = decode_envelope(self._message.body)
+            if self._stage.handles_failures:
+                envelope = failed_request(self._stage, envelope, self._message.headers)
             self._life.record_start(envelope)
             await self._check_inbox(envelope)
             self._check_attempts()

@@ -96,8 +96,10 @@ def encode_first_message(
     state: object = None,
     reply_to: Endpoint[Any, Any] | Topic[Any] | None = None,
     reply_state: object = None,
+    report_to: str = "",
 ) -> FirstMessage:
-    """Check and encode the first message of a flow, its states, and the address of its reply.
+    """Check and encode the first message of a flow, its states, and the address of its reply. `report_to` is the
+    destination that is told of a dead letter of the flow; empty without reports.
 
     Raises: FlowError if an argument is invalid, or `reply_to` takes another type than `to` replies
     """
@@ -112,7 +114,8 @@ def encode_first_message(
             )
         if not is_assignable(reply_to.takes.type, replies.type):
             raise FlowError(f"{to} replies another type than {reply_to} takes")
-        waiting.append(ReplyTo(reply_to.destination, state_for(reply_to, reply_state)))
+        failure = reply_to.failure_destination if isinstance(reply_to, LocalEndpoint) else ""
+        waiting.append(ReplyTo(reply_to.destination, state_for(reply_to, reply_state), failure, report_to))
     elif reply_state is not None:
         raise FlowError("reply_state is the state of reply_to, which is missing")
     return FirstMessage(to, to.takes.encode(message), state_for(to, state), waiting)

@@ -2,7 +2,8 @@
 
     unit       [1, [message, ...]] in MessagePack
     combined   [2, [[time of writing, unit], ...]]: units of several transactions, to be sent in one COMMIT
-    message    destination, body, id, priority, persistent, expiry of its flow, its time to live
+    message    destination, body, id, priority, persistent, expiry of its flow, its time to live, reason of a refusal,
+               where its failure is reported, with which id, which queues handle it
 
 The format is the same in all versions of truenext, so that an older process can send the units of a newer one, and a
 newer process those of an older one. Source: docs/stages-database.md
@@ -52,6 +53,12 @@ class EncodedMessage(msgspec.Struct, frozen=True, array_like=True):
     has the message."""
     refused: str = ""
     """Reason why the broker refused another message, if this message replaces that one; otherwise empty."""
+    report_to: str = ""
+    """Queue or topic that gets a report if the message becomes a dead letter; empty without reports."""
+    report_id: str = ""
+    """Correlation id of the report; empty without reports."""
+    on_failure: tuple[str, ...] = ()
+    """Queues that handle a failure of the message, the first one first."""
 
 
 class OutboxUnit(NamedTuple):

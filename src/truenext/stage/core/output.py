@@ -7,8 +7,14 @@ from typing import Final
 
 import msgspec
 
-from truenext.model.limits import BODY_BYTES_MAX
-from truenext.stage.core.envelope import Envelope, encode_envelope
+from truenext.model.limits import BODY_BYTES_MAX, REPORT_ID_LENGTH_MAX
+from truenext.stage.core.envelope import (
+    Envelope,
+    encode_envelope,
+    failure_handlers,
+    is_dead_lettering,
+    report_address,
+)
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.names import child_id
 from truenext.stage.core.outbox_unit import EncodedMessage
@@ -43,7 +49,16 @@ class OutputMessage(msgspec.Struct, frozen=True):
             )
         id, flow, expires_ms = envelope.id, envelope.flow, self.expires_ms
         priority = PRIORITY_INTERACTIVE if flow.interactive else PRIORITY
-        return EncodedMessage(self.destination, body, id, priority, flow.persistent, expires_ms, self.ttl_s)
+        encoded = EncodedMessage(self.destination, body, id, priority, flow.persistent, expires_ms, self.ttl_s)
+        if not envelope.waiting:
+            return encoded
+        handlers = failure_handlers(envelope.waiting)
+        report_to = report_address(envelope.waiting) if len(flow.id) <= REPORT_ID_LENGTH_MAX else ""
+        if not (handlers or report_to) or not is_dead_lettering(self.destination):
+            return encoded
+        return msgspec.structs.replace(
+            encoded, on_failure=handlers, report_to=report_to, report_id=flow.id if report_to else ""
+        )
 
 
 class Output:

@@ -1,7 +1,8 @@
 """Grants that a service needs at a broker with users. Source: docs/security.md, "Grants of a service or a query"
 
 The grants are derived from the definitions of the service and the code of its stages. Grants for other calls, such as
-`ask` in a program, may be missing. So may grants for replies, since the callers name the queues of their replies.
+`ask` in a program, may be missing. So may grants for replies, failures and reports, since the callers name the queues
+of these.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ def needed_grants(
     """Return the patterns that the service needs for each right: the queues and topics that it takes from, and those
     that it sends to, sorted. Each pattern is a single name."""
     own = list(endpoints)
-    stages = [stage for each in own for stage in each.stages_in_order]
+    stages = [stage for each in own for stage in each.all_stages]
     taken = {stage.destination for stage in stages}
     # A later stage gets what the stage before passes on with `flow.next`.
     sent = {stage.destination for each in own for stage in each.stages_in_order[1:]}
+    # A request names the queue of `on_failure`, and the broker asks for the grant.
+    sent |= {each.failure_destination for each in own if each.failure_stage is not None}
     sent |= {to.destination for stage in stages for to, _ in references_of(stage.function)}
     sent |= {each.destination for each in remotes}
     # A topic is declared for a subscriber, or to be published to.
