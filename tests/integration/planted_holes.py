@@ -266,7 +266,7 @@ def the_last_destination_is_not_checked_again(patch: Patch) -> None:
 
 
 def a_reply_to_is_not_checked_at_the_last_destination(patch: Patch) -> None:
-    _change(patch, UserSessions, "guard", " and not send.has_reply_to:", ":")
+    _change(patch, UserSessions, "guard", " and not send.names_destinations:", ":")
 
 
 def a_browser_gives_the_right_to_reply(patch: Patch) -> None:

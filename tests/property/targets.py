@@ -429,7 +429,7 @@ ACCEPT_SCHEDULED = Target(Scheduler.accept, Scheduler)
 COUNT_SCHEDULED = Target(Queues.scheduled_count, Queues)
 IS_SCHEDULED_DUE = Target(Scheduler.can_step, Scheduler)
 SEND_WHAT_IS_DUE = Target(Scheduler.on_page_read, Scheduler)
-ACCEPT_DUE = Target(Arrivals.accept_scheduled, Arrivals)
+ACCEPT_DUE = Target(Arrivals.accept_with_batch, Arrivals)
 KEYS_OF_DUE = Attribute("keys", DueSendsRead)
 UNWRITTEN_SCHEDULED = Attribute("_uncommitted_batches", Scheduler)
 LIST_OR_CANCEL_SCHEDULED = Target(Scheduler.list_or_cancel, Scheduler)
@@ -744,7 +744,7 @@ def hear_of_due(
 ) -> None:
     """Call `hear` instead of the method that makes a message of a scheduled send; it gets that method first."""
     arrivals: Any = _part(engine, Arrivals)
-    arrivals.accept_scheduled = partial(hear, arrivals.accept_scheduled)
+    arrivals.accept_with_batch = partial(hear, arrivals.accept_with_batch)
 
 
 def find_all_queues_ahead(engine: Engine) -> None:

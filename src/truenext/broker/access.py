@@ -3,7 +3,7 @@
 A check changes nothing but producer names, which it makes names of the user. It runs right before the action of its
 command, and before anything is looked up, so that a refusal does not tell what exists. A command or verb without a
 check is refused. `UserSessions.guard` puts the checks before the actions. Its shortcut `send_as_user` leaves the check
-of a SEND out if the connection's last SEND went to the same destination.
+of a SEND out if the connection's last SEND went to the same destination, and no header names another one.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from truenext.model.destination import (
     DestinationKind,
     parse_stored_address,
 )
+from truenext.model.failure_headers import ON_FAILURE, REPORT_TO
 from truenext.model.grants import Pattern, Right, User
 
 SENDABLE_QUEUES_MAX = 10_000
@@ -173,6 +174,9 @@ def _check_send(user: User, session: ConnectionState, send: Send) -> None:
         _require_send(user, destination)
         if is_queue and len(user.sendable_queues) < SENDABLE_QUEUES_MAX:
             user.sendable_queues.add(destination.name)
+    for named in send.failure_destinations:
+        if not user.may(Right.SEND, _named(named)):
+            raise ForbiddenError(user, f"send to {_named(named)}, which {REPORT_TO} or {ON_FAILURE} names")
     if send.producer is not None:
         send.producer = _own_producer(user, send.producer)
 

@@ -14,9 +14,11 @@ DEAD_LETTER_HEADERS = frozenset(
         *("truenext-original-destination", "truenext-original-priority", "truenext-original-persistent"),
         *("truenext-original-expires", "truenext-original-timestamp", "truenext-original-attempts"),
         *("truenext-original-first-cause", "truenext-original-last-cause"),
+        "truenext-failure",
     }
 )
-"""Headers that the broker adds to a dead letter (engine/lifecycle/redelivery.py). No client can set them on a SEND."""
+"""Headers that the broker adds to a dead letter, a report or a handled message (engine/lifecycle/redelivery.py). No
+client can set them on a SEND."""
 
 SCHEDULE_PREFIX = "AMQ_SCHEDULED_"
 SCHEDULE_HEADERS = frozenset(SCHEDULE_PREFIX + name for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "TIME"))

@@ -145,16 +145,16 @@ def _repeated(joined: DataFrame) -> DataFrame:
 def _orphaned(joined: DataFrame, last_gap: int) -> DataFrame:
     """Return messages that a stage has sent although its own message was never acknowledged: both happen in one commit.
 
-    The own message may be a dead letter or moved; then it may have been completed under another sequence, and is no
-    finding. Messages of exactly-once stages are no finding either, because any process may send them once the SQL is
-    committed.
+    The own message may be a dead letter, handled or moved; then it may have been completed under another sequence, and
+    is no finding. Messages of exactly-once stages are no finding either, because any process may send them once the SQL
+    is committed.
     """
     parents = (
         joined.where("message is not null and queue is not null")
         .groupBy(F.col("message").alias("parent"))
         .agg(
             F.count("acknowledged_event").alias("acknowledged"),
-            F.count_if(F.col("end_kind").isin("dead-lettered", "moved")).alias("elsewhere"),
+            F.count_if(F.col("end_kind").isin("dead-lettered", "handled", "moved")).alias("elsewhere"),
             F.every(F.coalesce("persistent", F.lit(False))).alias("is_known"),
             F.some(F.coalesce("exactly_once", F.lit(False))).alias("is_exactly_once"),
             F.min("last_event").alias("parent_event"),
