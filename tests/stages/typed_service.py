@@ -6,7 +6,7 @@ from typing import assert_type
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from truenext.stage import Endpoint, Flow, Service, Topic
+from truenext.stage import Endpoint, Failure, Flow, Service, Topic
 
 
 class Order(msgspec.Struct):
@@ -112,6 +112,39 @@ async def replies_all_the_same(order: Order) -> Placed:
     return Placed(order.id)
 
 
+@place.on_failure
+async def place_failed(failure: Failure, memo: Memo, flow: Flow) -> Placed | None:
+    flow.next(Reserved(False))
+    return None
+
+
+@place.on_failure(attempts=3)
+def place_failed_with_options(failure: Failure, memo: Memo) -> None: ...
+
+
+@place.on_failure  # wrong
+async def no_failure(order: Order, memo: Memo) -> None: ...
+
+
+@place.on_failure  # wrong
+async def failed_with_another_state(failure: Failure, memo: Order) -> None: ...
+
+
+@place.on_failure  # wrong
+async def failed_with_another_reply(failure: Failure, memo: Memo) -> Reserved:
+    return Reserved(False)
+
+
+@plain.on_failure
+async def plain_failed(failure: Failure) -> Placed:
+    return Placed(failure.stage)
+
+
+@plain.on_failure  # wrong
+def plain_failed_with_another_reply(failure: Failure) -> Order:
+    return Order("x")
+
+
 @app.single("double", Order, Placed)
 async def double(order: Order) -> Placed:
     return Placed(order.id)
@@ -119,6 +152,22 @@ async def double(order: Order) -> Placed:
 
 @app.terminator("takes", Reserved)
 async def takes_reserved(answer: Reserved) -> None: ...
+
+
+@takes_reserved.on_failure
+async def reserved_failed(failure: Failure) -> None: ...
+
+
+@app.terminator("takes with a state", Reserved, state=Memo)
+async def takes_reserved_with_a_state(answer: Reserved, memo: Memo) -> None: ...
+
+
+@takes_reserved_with_a_state.on_failure
+async def failed_with_a_state(failure: Failure, memo: Memo) -> None: ...
+
+
+@takes_reserved_with_a_state.on_failure  # wrong
+async def failed_with_a_wrong_state(failure: Failure, memo: Order) -> None: ...
 
 
 def takes_a_number(number: int) -> None: ...
@@ -147,5 +196,6 @@ async def program() -> None:
     app.single("odd", Order, Placed, concurrency="8")  # wrong
     app.terminator("odd", Order, speed=3)  # wrong
     place.stage(speed=3)  # wrong
+    place.on_failure(name="x")  # wrong
     plain.stage(exactly_once="yes")  # wrong
     app.subscriber(topic, exactly_once=True)  # wrong

@@ -9,6 +9,7 @@ from typing import TypedDict, Unpack, get_origin, get_type_hints
 import msgspec
 
 from truenext.client.core import frames
+from truenext.model.failure_headers import ON_FAILURE, REPORT_ID, REPORT_TO
 from truenext.model.limits import (
     BODY_BYTES_MAX,
     HANDLERS_MAX,
@@ -126,7 +127,7 @@ def encode_send(destination: str, options: SendOptions) -> EncodedSend:
         has_report_id = True
         others = others.copy()
         del others["report_id"]
-        lines += f"truenext-report-id:{report}\n"
+        lines += f"{REPORT_ID}:{report}\n"
     key = (destination, tuple(others.items()), has_report_id)
     try:
         cached = _cache.get(key)
@@ -208,18 +209,18 @@ def _add_failure_headers(headers: dict[str, str], options: SendOptions, has_repo
     if (report_to is None) != (report_id is None and not has_report_id):
         raise ValueError("report_to and report_id must be set together")
     if report_to is not None:
-        headers["truenext-report-to"] = report_to
+        headers[REPORT_TO] = report_to
     if report_id is not None:
         if not 1 <= len(report_id) <= REPORT_ID_LENGTH_MAX:
             raise ValueError(f"report_id has 1 to {REPORT_ID_LENGTH_MAX} characters, not {len(report_id)}")
-        headers["truenext-report-id"] = report_id
+        headers[REPORT_ID] = report_id
     if "on_failure" in options:
         handlers = options["on_failure"]
         if isinstance(handlers, str) or not all(isinstance(each, str) for each in handlers):
             raise TypeError(f"on_failure is a list of destinations, not {handlers!r}")
         if not 1 <= len(handlers) <= HANDLERS_MAX:
             raise ValueError(f"on_failure has 1 to {HANDLERS_MAX} destinations, not {len(handlers)}")
-        headers["truenext-on-failure"] = " ".join(handlers)
+        headers[ON_FAILURE] = " ".join(handlers)
 
 
 def _milliseconds(name: str, seconds: float, max_ms: int) -> int:

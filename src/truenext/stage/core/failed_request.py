@@ -11,12 +11,11 @@ from collections.abc import Mapping
 
 import msgspec
 
+from truenext.model.failure_headers import ON_FAILURE
 from truenext.stage.core.definitions import Stage
 from truenext.stage.core.envelope import Envelope, ReplyTo, failure_handlers
 from truenext.stage.core.errors import NotDecoded
 from truenext.stage.core.failure import FAILURE, HANDLED, failure_of
-
-ON_FAILURE = "truenext-on-failure"
 
 
 def failed_request(stage: Stage, envelope: Envelope, headers: Mapping[str, str]) -> Envelope:
