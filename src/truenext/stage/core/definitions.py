@@ -259,7 +259,7 @@ class LocalEndpoint(Endpoint[M, R]):
 
     @property
     def all_stages(self) -> list[Stage]:
-        """All stages of the endpoint, that of `on_failure` last."""
+        """All stages of the endpoint. The stage of `on_failure` is the last one."""
         return self.stages_in_order if self.failure_stage is None else [*self.stages_in_order, self.failure_stage]
 
     def stage_at(self, destination: str) -> Stage | None:
@@ -355,7 +355,7 @@ class StatelessEndpoint(LocalEndpoint[M, R]):
     def on_failure(self, /, **options: Unpack[StageOptions]) -> StatelessStageDecorator[R]: ...
 
     def on_failure(self, function: Callable[..., Any] | None = None, /, **options: Unpack[StageOptions]) -> Any:
-        """Decorate the function that handles failures of what this endpoint has requested: `@place.on_failure`, or
+        """Decorate the function that handles failures of this endpoint's requests: `@place.on_failure`, or
         `@place.on_failure(attempts=3)`. It is to the endpoint's requests what an `except` block is to calls.
 
         A message that a requested endpoint, or an endpoint that it requests, cannot process does not become a dead
@@ -428,7 +428,7 @@ class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
     def on_failure(self, /, **options: Unpack[StageOptions]) -> StatefulStageDecorator[R, S]: ...
 
     def on_failure(self, function: Callable[..., Any] | None = None, /, **options: Unpack[StageOptions]) -> Any:
-        """Decorate the function that handles failures of what this endpoint has requested. Its first parameter is the
+        """Decorate the function that handles failures of this endpoint's requests. Its first parameter is the
         `Failure`, and its second one the state at the time of the request; `StatelessEndpoint.on_failure` describes
         the rest.
 
