@@ -20,7 +20,7 @@ from truenext.stage.core.definitions import (
     Topic,
 )
 from truenext.stage.core.errors import DefinitionError
-from truenext.stage.core.names import expand_endpoint_name
+from truenext.stage.core.names import expand_endpoint_name, replies_queue
 from truenext.stage.interceptors.interceptor import Interceptor
 from truenext.stage.lifespan import LifespanFactory
 
@@ -320,6 +320,8 @@ class Definition:
 
     def _add_endpoint(self, endpoint: LocalEndpoint[Any, Any]) -> None:
         self._check_not_running(endpoint.name)
+        if endpoint.name == replies_queue(self.name):
+            raise DefinitionError(f"{endpoint.name} is the queue for replies that {self.name} keeps: use another name")
         if endpoint.name in self.endpoints:
             raise DefinitionError(f"{self.name} has an endpoint {endpoint.name} already")
         self.endpoints[endpoint.name] = endpoint

@@ -49,7 +49,8 @@ def grants(target: str, file: Path | None, name: str | None) -> None:
     if (file is None) is not (name is None):
         raise click.UsageError("--users and --user need one another: set both, or neither")
     service = load_service(target)
-    needed = needed_grants(service.endpoints.values(), service.remotes.values(), service.topics.values())
+    keeper = service.name if service.has_outbox else None
+    needed = needed_grants(service.endpoints.values(), service.remotes.values(), service.topics.values(), keeper)
     user = None if file is None or name is None else _read_user(file, name)
     missing = needed if user is None else missing_grants(needed, user)
     if user is not None and missing:

@@ -165,6 +165,8 @@ class Stage:
         """Next stage of the endpoint; None for the last stage, and for the stage of `on_failure`."""
         self.handles_failures = False
         """True for the stage of `on_failure`."""
+        self.keeps_replies = False
+        """True for the stage that keeps replies, and gets reports, too."""
 
     def __repr__(self) -> str:
         return f"<Stage {self.queue} {self.name}>"

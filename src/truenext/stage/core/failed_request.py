@@ -1,4 +1,5 @@
-"""Failed request: makes the message of an `on_failure` stage from a message that another stage could not process.
+"""Failed request: makes the message of an `on_failure` stage from a message that another stage could not process, and
+the message of a kept failure from a report.
 
 The broker moves the failed message as it is, so its envelope is that of the stage that failed: its `waiting` has the
 whole stack of requests. The header `truenext-on-failure` has the handlers that come after this one, which shows to
@@ -13,9 +14,23 @@ import msgspec
 
 from truenext.model.failure_headers import ON_FAILURE
 from truenext.stage.core.definitions import Stage
-from truenext.stage.core.envelope import Envelope, ReplyTo, failure_handlers
+from truenext.stage.core.envelope import VERSION, Envelope, FlowContext, ReplyTo, failure_handlers
 from truenext.stage.core.errors import NotDecoded
 from truenext.stage.core.failure import FAILURE, HANDLED, failure_of
+
+
+def reported_failure(headers: Mapping[str, str]) -> Envelope:
+    """Return an envelope for the stage that keeps replies, made of a report, which has no body."""
+    id = headers.get("correlation-id", "")
+    return Envelope(
+        version=VERSION,
+        id=id,
+        flow=FlowContext(id=id, trace=id, started_ms=0, started_by=""),
+        kind="report",
+        sender="",
+        message=msgspec.Raw(msgspec.json.encode(failure_of(headers))),
+        state=msgspec.Raw(b'{"is_failure":true}'),
+    )
 
 
 def failed_request(stage: Stage, envelope: Envelope, headers: Mapping[str, str]) -> Envelope:

@@ -71,6 +71,13 @@ class OutboxUnit(NamedTuple):
         return _ENCODER.encode(_EncodedUnit(VERSION, list(self.messages)))
 
 
+class KeptFlow(NamedTuple):
+    """Flow whose reply is kept under the key of its initiation."""
+
+    flow: str
+    endpoint: str
+
+
 class InitiationKey(NamedTuple):
     """Key of an initiation: all calls with one key start the flows only once."""
 
@@ -78,6 +85,7 @@ class InitiationKey(NamedTuple):
     """Hash of the service's name and the program's key, as 32 hexadecimal digits."""
     content: str
     """Hash of the flows, as 32 hexadecimal digits."""
+    kept: KeptFlow | None = None
 
 
 class UnreadableUnit(TruenextError):

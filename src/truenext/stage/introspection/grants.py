@@ -12,14 +12,19 @@ from typing import Any
 
 from truenext.model.grants import Pattern, Right, User, parse_pattern
 from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Topic
+from truenext.stage.core.names import kept_topic, replies_queue
 from truenext.stage.introspection.references import references_of
 
 
 def needed_grants(
-    endpoints: Iterable[LocalEndpoint[Any, Any]], remotes: Iterable[Endpoint[Any, Any]], topics: Iterable[Topic[Any]]
+    endpoints: Iterable[LocalEndpoint[Any, Any]],
+    remotes: Iterable[Endpoint[Any, Any]],
+    topics: Iterable[Topic[Any]],
+    keeper: str | None,
 ) -> dict[Right, list[Pattern]]:
     """Return the patterns that the service needs for each right: the queues and topics that it takes from, and those
-    that it sends to, sorted. Each pattern is a single name."""
+    that it sends to, sorted. Each pattern is a single name. `keeper` is the name of a service that keeps replies; None
+    if the service keeps none."""
     own = list(endpoints)
     stages = [stage for each in own for stage in each.all_stages]
     taken = {stage.destination for stage in stages}
@@ -31,6 +36,9 @@ def needed_grants(
     sent |= {each.destination for each in remotes}
     # A topic is declared for a subscriber, or to be published to.
     sent |= {each.destination for each in topics} - taken
+    if keeper is not None:
+        taken.add(f"/queue/{replies_queue(keeper)}")
+        sent |= {f"/queue/{replies_queue(keeper)}", f"/topic/{kept_topic(keeper)}"}
     return {
         right: [parse_pattern(each) for each in sorted(destinations)]
         for right, destinations in ((Right.SEND, sent), (Right.TAKE, taken))

@@ -20,7 +20,7 @@ from truenext.stage.core.errors import FlowError
 from truenext.stage.core.outbox_unit import InitiationKey, OutboxUnit
 from truenext.stage.sql.exactly_once_writer import CLOCK
 from truenext.stage.sql.shielded import run_to_completion
-from truenext.stage.sql.tables import keys, missing_table_text, outbox
+from truenext.stage.sql.tables import keys, missing_table_text, outbox, replies
 
 T = TypeVar("T")
 
@@ -239,6 +239,13 @@ def _write(connection: Connection, service: str, id: str, key: InitiationKey | N
             unit=unit.encode(),
         )
     )
+    if key is not None and key.kept is not None:
+        # A row of an earlier flow is there for some days after its key was deleted.
+        row = {"flow": key.kept.flow, "endpoint": key.kept.endpoint, "kept_ms": _clock(connection)}
+        kept = _INSERTS[connection.dialect.name](replies).values(id=key.id, **row)
+        connection.execute(
+            kept.on_conflict_do_update(index_elements=["id"], set_=row | {"reply": None, "failure": None})
+        )
 
 
 def _clock(connection: Connection) -> ColumnElement[int]:
