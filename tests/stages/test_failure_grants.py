@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,10 @@ from tests.integration import over_tls
 from tests.integration.broker_process import BrokerProcess
 from tests.stages.flows import Number
 from truenext.errors import RolledBack
+from truenext.model.grants import Right
 from truenext.stage import Failure, Flow, FlowFailed, Reject, Service
+from truenext.stage.introspection.grants import needed_grants
+from truenext.stage.sql import apply_schema
 
 PASSWORD = "open sesame"
 PATIENCE_S = 60
@@ -32,22 +36,24 @@ GRANTS: Mapping[str, Mapping[str, list[str]]] = {
     },
 }
 MISSING = [
-    *(("web", grant) for grant in GRANTS["web"]["send"]),
-    *(("shop", grant) for grant in ("stock.reserve", HANDLER, REPLIES)),
-    *(("stock", grant) for grant in GRANTS["stock"]["send"]),
+    *(("web", f"send {grant}") for grant in GRANTS["web"]["send"]),
+    *(("shop", f"send {grant}") for grant in ("stock.reserve", HANDLER, REPLIES)),
+    *(("stock", f"send {grant}") for grant in GRANTS["stock"]["send"]),
 ]
 
 
-def users_file(folder: Path, missing: tuple[str, str] | None) -> Path:
+def users_file(
+    folder: Path, missing: tuple[str, str] | None, grants: Mapping[str, Mapping[str, list[str]]] = GRANTS
+) -> Path:
     file, secret = folder / "users.toml", folder / "password"
     for path in (file, secret):
         path.touch(0o600)
     secret.write_text(PASSWORD)
     lines = []
-    for user, rights in GRANTS.items():
+    for user, rights in grants.items():
         lines += [f"[user.{user}]", 'password_file = "password"']
         for right, patterns in rights.items():
-            left = [each for each in patterns if right != "send" or (user, each) != missing]
+            left = [each for each in patterns if (user, f"{right} {each}") != missing]
             lines.append(f"{right} = {json.dumps(left)}")
     file.write_text("\n".join(lines) + "\n")
     return file
@@ -113,9 +119,71 @@ def test_callers_are_told_with_the_documented_grants_alone(tmp_path: Path) -> No
 def test_one_grant_less_is_named_by_the_error_or_the_cause(tmp_path: Path, missing: tuple[str, str]) -> None:
     user, grant = missing
     error, _ = results(tmp_path, missing)
-    name = grant.removesuffix("*")
+    name = grant.removeprefix("send ").removesuffix("*")
     if user == "web":
         assert isinstance(error, RolledBack) and name in str(error)
     else:
         assert isinstance(error, FlowFailed), error
         assert name in error.last_cause and "send" in error.last_cause
+
+
+# ---- Kept replies ----
+
+KEEPER = {
+    "shop": {
+        "send": ["order.place", "shop.replies", "/topic/replies.shop.*"],
+        "take": ["order.place", "shop.replies", "/topic/replies.shop.*"],
+    }
+}
+"""Grants of a service that keeps replies, and asks its own endpoint."""
+
+
+async def ask_with_key(url: str, database: str) -> list[Any]:
+    """Ask for a number that is in stock, and for one that is not, each under a key; then ask without a key."""
+    shop = Service("shop", broker=url, user="shop", password=PASSWORD, attempts=1, exactly_once=True, database=database)
+
+    @shop.single("order.place", Number, Number)
+    async def place(number: Number) -> Number:
+        if number.n == 2:
+            raise Reject("sold out")
+        return number
+
+    async with asyncio.timeout(PATIENCE_S), shop.running():
+        return await asyncio.gather(
+            *(shop.ask(place, Number(n), trace=f"n{n}", key=f"n{n}", timeout=3) for n in (1, 2)),
+            shop.ask(place, Number(3), trace="n3", timeout=20),
+            return_exceptions=True,
+        )
+
+
+@pytest.mark.parametrize("missing", [None, ("shop", "take shop.replies")], ids=["all", "without take"])
+def test_replies_are_kept_with_the_documented_grants_and_without_them_the_service_does_all_else(
+    tmp_path: Path, missing: tuple[str, str] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "shop.db"
+    file.touch()
+    apply_schema(f"sqlite:///{file}")
+    broker = BrokerProcess(tmp_path, ["--users", str(users_file(tmp_path, missing, KEEPER))])
+    broker.start()
+    try:
+        url = f"{over_tls.SCHEME}://127.0.0.1:{broker.port}"
+        one, two, three = asyncio.run(ask_with_key(url, f"sqlite:///{file}"))
+        broker.stop()
+    finally:
+        broker.clean_up()
+    warnings = [each for each in caplog.records if "lacks grants" in each.getMessage()]
+    assert three == Number(3)
+    if missing is None:
+        assert one == Number(1) and isinstance(two, FlowFailed) and not warnings
+    else:
+        assert isinstance(one, TimeoutError) and isinstance(two, TimeoutError)
+        (warning,) = warnings
+        assert vars(warning)["take"] == ["/queue/shop.replies"]
+
+
+def test_grants_of_a_service_that_keeps_replies_have_its_queue_and_its_topic() -> None:
+    needed = needed_grants([], [], [], "shop")
+    assert {right: [str(each) for each in patterns] for right, patterns in needed.items()} == {
+        Right.SEND: ["/queue/shop.replies", "/topic/replies.shop.kept"],
+        Right.TAKE: ["/queue/shop.replies"],
+    }

@@ -84,7 +84,7 @@ def test_reply_is_found_by_another_process_of_the_service(database: str) -> None
     run(shop.app, work, database=database)
 
 
-def test_failure_is_kept_and_replaced_by_the_reply_of_a_re_driven_flow_but_never_the_reverse(database: str) -> None:
+def test_kept_failure_is_replaced_by_a_later_reply_but_never_the_reverse(database: str) -> None:
     shop = Shop()
 
     async def work(t: Stages) -> None:

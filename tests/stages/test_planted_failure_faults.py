@@ -1,5 +1,5 @@
-"""Tests that tests of failed requests fail when one of the rules is broken. Source: docs/stages.md, "Failures of
-requests" """
+"""Tests that tests of failed requests and of kept replies fail when one of the rules is broken. Source: docs/stages.md,
+"Failures of requests"; docs/stages-database.md, "Kept replies" """
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.stages import flows
+from tests.stages import flows, test_kept_replies
 from tests.stages import test_on_failure as tests
 from tests.unit.mutation import mutated
 from truenext.errors import TruenextError
+from truenext.stage import kept_replies, replies_stage
 from truenext.stage.core import envelope, failed_request, flow_start
 from truenext.stage.core.definitions import LocalEndpoint
 from truenext.stage.core.flow import Flow
+from truenext.stage.core.initiation import Initiation
+from truenext.stage.initiation_contexts import OutboxInitiationContext
 from truenext.stage.initiator import Initiator
+from truenext.stage.kept_replies import KeptReplies
 from truenext.stage.pending_replies import PendingReplies
+from truenext.stage.sql import keep_reply, reply_table, session_outbox
 
 
 class Fault(NamedTuple):
@@ -35,6 +40,17 @@ def continues_with_the_state() -> None:
 
 def hands_on() -> None:
     tests.test_handler_that_fails_hands_on_to_the_next_one_outwards_with_the_state_of_its_own_request(2)
+
+
+SQLITE = "sqlite://"
+
+
+def with_patch(test: Callable[[pytest.MonkeyPatch], None]) -> Callable[[], None]:
+    def run() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            test(patch)
+
+    return run
 
 
 FAULTS = [
@@ -134,6 +150,64 @@ FAULTS = [
         "max(deadline, ",
         tests.test_ask_waits_no_longer_than_the_ttl_of_its_flow,
     ),
+    Fault(
+        "failure replaces a reply",
+        reply_table,
+        "keep_reply",
+        ", replies.c.reply.is_(None)",
+        "",
+        lambda: test_kept_replies.test_kept_failure_is_replaced_by_a_later_reply_but_never_the_reverse(SQLITE),
+    ),
+    Fault(
+        "reply under a key goes to a topic of one process",
+        OutboxInitiationContext,
+        "_start",
+        'f"/queue/{replies_queue(self._definition.name)}"',
+        'f"/topic/replies.{self._definition.name}.{ServiceContext.new_id()}"',
+        lambda: test_kept_replies.test_asks_with_one_key_start_one_flow_and_all_get_its_reply(SQLITE),
+    ),
+    Fault(
+        "report under a key goes nowhere",
+        Initiation,
+        "send",
+        "report=self._kept_to",
+        'report=""',
+        lambda: test_kept_replies.test_kept_failure_is_replaced_by_a_later_reply_but_never_the_reverse(SQLITE),
+    ),
+    Fault(
+        "reply of an earlier flow stays under its key",
+        session_outbox,
+        "_write",
+        'row | {"reply": None, "failure": None}',
+        "row",
+        lambda: test_kept_replies.test_key_that_was_deleted_before_its_reply_starts_another_flow_whose_reply_counts(
+            SQLITE
+        ),
+    ),
+    Fault(
+        "caller does not look once a second",
+        KeptReplies,
+        "wait",
+        "min(left_s, POLL_S)",
+        "left_s",
+        with_patch(test_kept_replies.test_caller_finds_a_reply_whose_news_was_lost),
+    ),
+    Fault(
+        "kept reply is told to no caller",
+        replies_stage,
+        "make_replies_stage",
+        "if id is not None",
+        "if id is not None and False",
+        with_patch(test_kept_replies.test_ask_with_a_key_is_woken_by_the_topic_and_not_by_its_look_once_a_second),
+    ),
+    Fault(
+        "key of another endpoint gives its reply",
+        kept_replies,
+        "_reply_of",
+        "kept.endpoint != to.name",
+        "False",
+        lambda: test_kept_replies.test_key_is_for_one_endpoint_and_one_content(SQLITE),
+    ),
 ]
 
 
@@ -153,6 +227,7 @@ def plant(fault: Fault, patch: pytest.MonkeyPatch) -> None:
 
 def test_planted_faults_of_failures_can_all_be_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of the faults that are not drawn."""
+    assert keep_reply is reply_table.keep_reply
     for fault in FAULTS:
         with monkeypatch.context() as patch:
             plant(fault, patch)

@@ -36,7 +36,9 @@ class Memo(msgspec.Struct):
     place: str = ""
 
 
-app = Service("failing", concurrency=10)
+DATABASE = os.environ.get("FAILING_DATABASE")
+"""Database in which the service keeps replies; None without exactly-once processing."""
+app = Service("failing", concurrency=10, database=DATABASE, exactly_once=DATABASE is not None)
 outer = app.endpoint("failing.outer", Job, Ended, state=Memo)
 middle = app.endpoint("failing.middle", Job, Ended, state=Memo)
 
