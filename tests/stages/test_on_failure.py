@@ -8,12 +8,14 @@ import json
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import truenext
 from tests.stages.flows import Memo, Number, Text, run, until
+from truenext.cli.main import main
 from truenext.clock import monotonic
 from truenext.stage import DefinitionError, Failure, Flow, FlowFailed, NotDecoded, Reject, Service
 from truenext.stage.core.envelope import decode_envelope
@@ -317,6 +319,90 @@ def test_on_failure_that_fails_becomes_a_dead_letter_with_the_facts_of_the_first
         assert failed.first_cause.startswith("Reject: out of stock\n")
         assert (letter.queue, letter.first_cause) == (failed.stage, failed.first_cause)
         assert len(failures) == 1
+
+    run(app, work)
+
+
+def test_dead_letter_of_a_handler_is_re_driven_to_it_with_the_facts_of_the_first_failure() -> None:
+    app = Service("shop")
+    place = app.endpoint("order.place", Number, Number, state=Memo)
+    is_broken = True
+    seen: list[tuple[Failure, int]] = []
+    ended: list[int] = []
+
+    @app.single("stock", Number, Number)
+    async def stock(number: Number) -> Number:
+        raise Reject("no")
+
+    @place.stage
+    async def check(number: Number, memo: Memo, flow: Flow) -> None:
+        memo.n = 7
+        flow.request(stock, number)
+
+    @place.stage
+    async def finish(number: Number, memo: Memo) -> Number:
+        ended.append(memo.n)
+        return number
+
+    @place.on_failure
+    async def failed(failure: Failure, memo: Memo, flow: Flow) -> None:
+        seen.append((failure, memo.n))
+        if is_broken:
+            raise Reject("broken")
+        flow.next(Number(0))
+
+    def run_command(t: Stages, *words: str) -> Result:
+        return CliRunner().invoke(main, [*words, "--url", t.broker.url])
+
+    async def work(t: Stages) -> None:
+        nonlocal is_broken
+        await told(t, place, Number(1))
+        await t.wait_until_ended(dead_letters=1)
+        queue = "DLQ.order.place.stage.on_failure"
+        done = await asyncio.to_thread(run_command, t, "stages", "rerun", queue, "--force")
+        assert done.exit_code == 1 and "is a failure for on_failure" in done.output
+        is_broken = False
+        assert (await asyncio.to_thread(run_command, t, "redrive", queue)).exit_code == 0
+        await t.wait_until_ended()
+        first, second = seen
+        assert first == second and first[0].stage == "stock" and ended == [7]
+
+    run(app, work)
+
+
+def test_message_that_is_run_again_under_a_new_id_still_names_its_handlers_and_reports() -> None:
+    app = Service("shop")
+    place, failures = shop(app)
+
+    async def work(t: Stages) -> None:
+        asking = asyncio.create_task(t.ask(place, Text("return"), timeout=20))
+        await asking
+        await t.wait_until_ended()
+        async with truenext.connect(t.broker.url) as connection:
+            body = json.dumps(
+                {
+                    "version": 2,
+                    "id": "0" * 32,
+                    "flow": {"id": "f1", "trace": "t", "startedMs": 1, "startedBy": "theirs"},
+                    "kind": "request",
+                    "sender": "theirs",
+                    "message": {"text": "x"},
+                    "waiting": [
+                        {
+                            "to": "/queue/order.place.stage.finish",
+                            "state": {"n": 3, "text": "nothing"},
+                            "failure": "/queue/order.place.stage.on_failure",
+                        }
+                    ],
+                }
+            )
+            handlers = ("/queue/order.place.stage.on_failure",)
+            await connection.send("/queue/kept", body, on_failure=handlers, report_to="/queue/reports", report_id="f1")
+        words = ["stages", "rerun", "kept", "--to", "stock.reserve", "--force", "--url", t.broker.url]
+        done = await asyncio.to_thread(CliRunner().invoke, main, words)
+        assert done.exit_code == 0, done.output
+        await t.wait_until_ended()
+        assert [memo.n for _, memo in failures] == [7, 3]
 
     run(app, work)
 

@@ -24,7 +24,8 @@ def reported_failure(headers: Mapping[str, str]) -> Envelope:
     id = headers.get("correlation-id", "")
     return Envelope(
         version=VERSION,
-        id=id,
+        # Each report has an id of its own, also those of one flow.
+        id=headers.get("message-id") or id,
         flow=FlowContext(id=id, trace=id, started_ms=0, started_by=""),
         kind="report",
         sender="",

@@ -49,10 +49,10 @@ class ReplyStore:
     async def find(self, id: str) -> KeptReply | None:
         """Return the row with this id; None if there is none. Raises: OutboxUnusable if the table is missing;
         DatabaseUnavailable"""
-        wanted = select(replies.c.endpoint, replies.c.reply, replies.c.failure).where(replies.c.id == id)
+        query = select(replies.c.endpoint, replies.c.reply, replies.c.failure).where(replies.c.id == id)
         with mapped_errors("the kept replies"):
             async with self._read_only_engine.begin() as connection:
-                row = (await connection.execute(wanted)).first()
+                row = (await connection.execute(query)).first()
         return None if row is None else KeptReply(*row)
 
     @asynccontextmanager
