@@ -56,7 +56,7 @@ from truenext.engine.idle import _QueueInspection
 from truenext.engine.lifecycle import settlement as outcomes_module
 from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.pull_requests import PullRequests
-from truenext.engine.lifecycle.redelivery import make_dead_letter
+from truenext.engine.lifecycle.redelivery import make_dead_letter, make_report
 from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.lifespan import EngineLifespan
 from truenext.engine.memory import delays as delays_module
@@ -297,6 +297,8 @@ END_CONSUMER = Target(Subscribing.end_consumer, Subscribing)
 END_DELAY = Target(Settlement.end_delay, Settlement)
 DEAD_LETTER_EXHAUSTED = Target(Settlement.dead_letter_exhausted, Settlement)
 MAKE_DEAD_LETTER = Target(make_dead_letter, outcomes_module)
+MAKE_REPORT = Target(make_report, outcomes_module)
+SEND_REPORT = Target(Settlement._send_report, Settlement)
 APPEND_CAUSE = Target(append_cause, resident_set_module)
 LOAD_CAUSES = Target(ResidentSet.load_causes, ResidentSet)
 CAN_UNLOAD_CAUSES = Target(ResidentSet.can_unload_causes, ResidentSet)
