@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
+import truenext
 from tests.drawing import each_one_of
 from tests.integration import over_tls
 from tests.integration.broker_process import BrokerProcess
@@ -187,3 +190,56 @@ def test_grants_of_a_service_that_keeps_replies_have_its_queue_and_its_topic() -
         Right.SEND: ["/queue/shop.replies", "/topic/replies.shop.kept"],
         Right.TAKE: ["/queue/shop.replies"],
     }
+
+
+# ---- The outbox of a program ----
+
+
+async def start_in_a_transaction(url: str, database: str) -> truenext.Content | None:
+    """Start a flow whose reply goes to an endpoint with `on_failure`, and return the message that the relay could not
+    send as it was."""
+    shop = Service("shop", broker=url, user="shop", password=PASSWORD, exactly_once=True, database=database)
+
+    @shop.single("order.place", Number, Number)
+    async def place(number: Number) -> Number:
+        raise AssertionError("the SEND is refused")
+
+    @shop.terminator("collect", Number)
+    async def collect(number: Number) -> None: ...
+
+    @collect.on_failure
+    async def failed(failure: Failure) -> None: ...
+
+    def initiate() -> None:
+        engine = create_engine(database)
+        with Session(engine) as session, session.begin(), shop.initiate(session) as initiation:
+            initiation.send(place, Number(1), trace="n1", reply_to=collect)
+        engine.dispose()
+
+    async with asyncio.timeout(PATIENCE_S), shop.running():
+        await asyncio.to_thread(initiate)
+        async with truenext.connect(url, user="shop", password=PASSWORD) as connection:
+            consumer = await connection.consumer("/queue/shop.refused")
+            return await consumer.receive(timeout=PATIENCE_S)
+
+
+def test_message_of_the_outbox_that_lacks_a_grant_goes_to_the_refused_queue_without_its_failure_headers(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "shop.db"
+    file.touch()
+    apply_schema(f"sqlite:///{file}")
+    take = ["order.place", "collect", "collect.>", "shop.refused", "shop.replies"]
+    grants = {"shop": {"send": ["order.place", "collect", "shop.refused"], "take": take}}
+    broker = BrokerProcess(tmp_path, ["--users", str(users_file(tmp_path, None, grants))])
+    broker.start()
+    try:
+        url = f"{over_tls.SCHEME}://127.0.0.1:{broker.port}"
+        message = asyncio.run(start_in_a_transaction(url, f"sqlite:///{file}"))
+        broker.stop()
+    finally:
+        broker.clean_up()
+    assert message is not None
+    assert "truenext-on-failure" not in message.headers
+    assert message.headers["refused"].startswith("/queue/order.place: ")
+    assert "collect.stage.on_failure" in message.headers["refused"]

@@ -50,15 +50,21 @@ class OutputMessage(msgspec.Struct, frozen=True):
         id, flow, expires_ms = envelope.id, envelope.flow, self.expires_ms
         priority = PRIORITY_INTERACTIVE if flow.interactive else PRIORITY
         encoded = EncodedMessage(self.destination, body, id, priority, flow.persistent, expires_ms, self.ttl_s)
-        if not envelope.waiting:
-            return encoded
-        handlers = failure_handlers(envelope.waiting)
-        report_to = report_address(envelope.waiting) if len(flow.id) <= REPORT_ID_LENGTH_MAX else ""
-        if not (handlers or report_to) or not is_dead_lettering(self.destination):
-            return encoded
-        return msgspec.structs.replace(
-            encoded, on_failure=handlers, report_to=report_to, report_id=flow.id if report_to else ""
-        )
+        for each in envelope.waiting:
+            if each.failure or each.report:
+                return _with_failure_headers(encoded, envelope)
+        return encoded
+
+
+def _with_failure_headers(message: EncodedMessage, envelope: Envelope) -> EncodedMessage:
+    """Return the message with what its failure does, unless a failed message stays at its destination."""
+    flow_id, waiting = envelope.flow.id, envelope.waiting
+    if not is_dead_lettering(message.destination):
+        return message
+    report_to = report_address(waiting) if len(flow_id) <= REPORT_ID_LENGTH_MAX else ""
+    return msgspec.structs.replace(
+        message, on_failure=failure_handlers(waiting), report_to=report_to, report_id=flow_id if report_to else ""
+    )
 
 
 class Output:
