@@ -3876,9 +3876,9 @@ def _dead_lettered_by(patch: Patch, change: Callable[[SentMessage, FailedMessage
 def _reported_by(patch: Patch, change: Callable[[SentMessage, SentMessage], SentMessage]) -> None:
     """Change each report; `change` gets the dead letter and the report."""
 
-    def faulty(letter: SentMessage) -> tuple[Destination, SentMessage] | None:
-        report = made(letter)
-        return None if report is None else (report[0], change(letter, report[1]))
+    def faulty(failed: FailedMessage) -> tuple[Destination, SentMessage] | None:
+        report = made(failed)
+        return None if report is None else (report[0], change(failed.message, report[1]))
 
     made = targets.MAKE_REPORT.original
     targets.MAKE_REPORT.replace(patch, faulty)
@@ -3897,11 +3897,11 @@ def _with_headers(message: SentMessage, **changed: str | None) -> SentMessage:
 
 @shows_in(ReportingMachine)
 def a_report_comes_in_a_later_batch(patch: Patch) -> None:
-    late: list[tuple[Settlement, Entry, SentMessage]] = []
+    late: list[tuple[Settlement, Entry, FailedMessage]] = []
     send, turn = targets.SEND_REPORT.original, targets.TURN.original
 
-    def faulty(settlement: Settlement, entry: Entry, letter: SentMessage) -> None:
-        late.append((settlement, entry, letter))
+    def faulty(settlement: Settlement, entry: Entry, failed: FailedMessage) -> None:
+        late.append((settlement, entry, failed))
 
     def turn_later(own: Turn) -> Any:
         reports, late[:] = list(late), []

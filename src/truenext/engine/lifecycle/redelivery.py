@@ -86,6 +86,8 @@ class FailedMessage(NamedTuple):
     message: SentMessage
     is_handled: bool
     """True if the message goes to a handler: it is no dead letter."""
+    headers: dict[str, str]
+    """Headers of the message."""
 
 
 def make_dead_letter(
@@ -125,7 +127,7 @@ def make_dead_letter(
         group=message.group,
         redrive_queue=redrive_queue,
     )
-    return FailedMessage(destination, letter, bool(handlers))
+    return FailedMessage(destination, letter, bool(handlers), headers)
 
 
 def _add_facts(
@@ -159,9 +161,9 @@ def _add_facts(
         headers |= {_FIRST_CAUSE: causes.first, _LAST_CAUSE: causes.last}
 
 
-def make_report(letter: SentMessage) -> tuple[Destination, SentMessage] | None:
+def make_report(failed: FailedMessage) -> tuple[Destination, SentMessage] | None:
     """Return destination and report of a dead letter; None if the dead letter's headers ask for none."""
-    headers = decode_header_lines(letter.header)
+    letter, headers = failed.message, failed.headers
     destination = stored_report_destination(headers.get(REPORT_TO, ""))
     if destination is None:
         return None

@@ -19,6 +19,7 @@ from truenext.engine.lifecycle.redelivery import (
     EXHAUSTED,
     EXPIRED,
     REJECTED,
+    FailedMessage,
     make_dead_letter,
     make_report,
     retry_delay_ms,
@@ -209,11 +210,11 @@ class Settlement:
         self.complete(entry)
         self._arrivals.accept(target, failed.message, self._commit_state.batch.number)
         if _REPORT_TO in message.header and not failed.is_handled:
-            self._send_report(entry, failed.message)
+            self._send_report(entry, failed)
 
-    def _send_report(self, entry: Entry, letter: SentMessage) -> None:
+    def _send_report(self, entry: Entry, failed: FailedMessage) -> None:
         """Send the report of a dead letter, in the batch of the dead letter. `entry` is the message that has failed."""
-        report = make_report(letter)
+        report = make_report(failed)
         if report is None:
             return
         destination, message = report

@@ -444,9 +444,14 @@ class QueueAudit:
         code = self.removed.get(sequence)
         if code == EventCode.DEAD_LETTERED:
             self.removed.add(sequence, EventCode.REPORTED)
-        elif code or sequence in self.messages:
+        elif code or self.is_certain(sequence):
             detail = "twice" if code == EventCode.REPORTED else "although it is no dead letter"
             self.add_finding("duplicate", event, at, sequence, detail=f"reported {detail}")
+
+    def is_certain(self, sequence: int) -> bool:
+        """Return whether a message has not ended for certain: no gap hides its end."""
+        message = self.messages.get(sequence)
+        return message is not None and message.state in (WAITING, HELD, DELAYED)
 
     def end_after_queue_ended(self, event: int, at: int, sequence: int, code: EventCode) -> None:
         """Record the end of a message that the queue does not have: its durable subscription has ended, or it was never
