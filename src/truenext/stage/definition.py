@@ -199,6 +199,8 @@ class Definition:
         made: LocalEndpoint[Any, Any] = kind(
             expand_endpoint_name(name, self.name), takes, replies, state, settings, register=self._register
         )
+        if made.name == replies_queue(self.name):
+            raise DefinitionError(f"{made.name} is the queue for replies that {self.name} keeps: use another name")
         self._add_endpoint(made)
         return made
 
@@ -320,8 +322,6 @@ class Definition:
 
     def _add_endpoint(self, endpoint: LocalEndpoint[Any, Any]) -> None:
         self._check_not_running(endpoint.name)
-        if endpoint.name == replies_queue(self.name):
-            raise DefinitionError(f"{endpoint.name} is the queue for replies that {self.name} keeps: use another name")
         if endpoint.name in self.endpoints:
             raise DefinitionError(f"{self.name} has an endpoint {endpoint.name} already")
         self.endpoints[endpoint.name] = endpoint
