@@ -179,6 +179,10 @@ async def program() -> None:
         assert_type(placed, Placed)
         assert_type(await app.ask(double, Order("x"), trace="t"), Placed)
         await app.ask(place, Reserve("x"), trace="t")  # wrong
+        assert_type(await app.ask(place, Order("x"), trace="t", key="x"), Placed)
+        await app.ask(place, Order("x"), trace="t", key=7)  # wrong
+        assert_type(await app.reply(place, key="x", timeout=0), Placed)
+        await app.reply(place)  # wrong
         await app.send(place, Order("x"), trace="t")
         await app.send(place, Placed("x"), trace="t")  # wrong
         await app.send(place, Order("x"))  # wrong
@@ -189,6 +193,8 @@ async def program() -> None:
             initiation.send(stock, Reserve("x"), trace="t", reply_to=takes_reserved)
             initiation.send(stock, Reserve("x"), trace="t", reply_to=place)  # wrong
             initiation.send(place, Order("x"), trace=7)  # wrong
+            initiation.send(place, Order("x"), trace="t", keep_reply=True)
+            initiation.send(place, Order("x"), trace="t", keep_reply="yes")  # wrong
     app.endpoint("odd", Order, Placed, concurrency="8")  # wrong
     app.endpoint("odd", Order, Placed, retry={"ValueError": "2s"})  # wrong
     app.endpoint("odd", Order, Placed, speed=3)  # wrong
