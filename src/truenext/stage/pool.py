@@ -14,6 +14,7 @@ from truenext.client.tasks.connection import Connection
 from truenext.model.limits import TRANSACTION_BYTES_MAX, TRANSACTIONS_MAX
 from truenext.stage.core.health import PoolStatus
 from truenext.stage.core.output import PRIORITY_INTERACTIVE
+from truenext.stage.interceptors.interceptor import PoolName
 
 _logger = logging.getLogger("truenext.stage")
 
@@ -30,7 +31,7 @@ class PriorityPool:
         self.connection = connection
         self.is_interactive = is_interactive
         self.selector = INTERACTIVE_SELECTOR if is_interactive else OTHERS_SELECTOR
-        self.name = "interactive" if is_interactive else "other"
+        self.name: PoolName = "interactive" if is_interactive else "other"
         self.executor = ThreadPoolExecutor(max(threads, 1), thread_name_prefix=f"{THREAD_NAME_PREFIX} {self.name}")
         self.disk_full_pause_s = 0.0
         """Last pause because the broker's disk was full, in seconds; 0 again after each commit."""

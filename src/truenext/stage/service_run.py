@@ -107,6 +107,8 @@ class ServiceRun:
         self._relay_opening: asyncio.Task[None] | None = None
         """Task that opens the outbox after a program in this process has started the first flow in a database
         transaction."""
+        self._policy_refresh: asyncio.Task[None] | None = None
+        """Task that requests the policies of the stages' queues."""
         self._state: ServiceState = "waiting for the broker"
         self._pools: list[PriorityPool] = []
         self._initiator: Initiator | None = None
@@ -168,6 +170,9 @@ class ServiceRun:
         await self._warn_of_missing_grants()
         for consumption in self.stage_consumers:
             consumption.start()
+        self._policy_refresh = self.context.loop.create_task(
+            self.context.queue_policies.refresh_for_ever(self.connection), name="truenext queue policies"
+        )
         await self._wait_until_subscribed()
         self._state = "running"
 
@@ -373,9 +378,11 @@ class ServiceRun:
             if self.context.gate is not None:
                 last_first.push_async_callback(self.context.gate.stop)
             last_first.push_async_callback(self._close_pools)
-            if self._relay_opening is not None:
-                self._relay_opening.cancel()
-                await asyncio.wait({self._relay_opening})
+            background = {each for each in (self._policy_refresh, self._relay_opening) if each is not None}
+            for task in background:
+                task.cancel()
+            if background:
+                await asyncio.wait(background)
             if self.exactly_once is not None:
                 # Closed before the pools, since the relay may be sending.
                 last_first.push_async_callback(self.exactly_once.stop)
