@@ -28,6 +28,7 @@ from truenext.stage.core.errors import (
     NotDecoded,
     Reject,
 )
+from truenext.stage.core.health import PoolStatus, ServiceHealth, ServiceStatus, StageStatus
 from truenext.stage.definition import Definition
 from truenext.stage.interceptors import interceptor
 from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, MessageToSend
@@ -106,6 +107,12 @@ def _sections() -> Iterator[str]:
     yield from _attributes(Service)
     yield from _methods(Definition, "Service")
     yield from _methods(Service, "Service")
+    yield "## ServiceHealth"
+    yield "It is in `truenext.stage.core.health`, as are the classes below it."
+    yield from _class_text(ServiceHealth)
+    for status in (ServiceStatus, PoolStatus, StageStatus):
+        yield f"### {status.__name__}"
+        yield from _class_text(status)
     yield "## StageOptions"
     yield from _class_text(StageOptions)
     yield "## Endpoint"

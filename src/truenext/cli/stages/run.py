@@ -33,7 +33,7 @@ from truenext.cli.terminal import count_noun
 from truenext.cli.values import URL, EnumParam, HostAndPortParam, PathParam, SecondsParam, UrlOption
 from truenext.client.core.credentials import Credentials
 from truenext.errors import ConfigurationError, TruenextError
-from truenext.stage.core.health import ServiceHealth, assess_health
+from truenext.stage.core.health import STALLED_AFTER_S, ServiceHealth, assess_health
 from truenext.stage.core.names import endpoint_of
 from truenext.stage.definition import Definition
 from truenext.stage.interceptors.metrics import Metrics
@@ -42,7 +42,6 @@ from truenext.stage.service_run import STOP_TIMEOUT_S, RunResources, ServiceRun
 
 logger = logging.getLogger("truenext.stage")
 
-STALLED_S = 300.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NO_TIMEOUT_S = 0.0
 CLOSE_TIMEOUT_S = 10.0
@@ -80,7 +79,7 @@ CLOSE_TIMEOUT_S = 10.0
     "--stalled-after",
     "stalled_after_s",
     type=SecondsParam(),
-    default=STALLED_S,
+    default=STALLED_AFTER_S,
     show_default=True,
     help="Seconds after which a stage is not live if it has messages and completes none.",
 )
