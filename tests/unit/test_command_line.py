@@ -18,7 +18,7 @@ from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions
 from truenext.cli.exit_status import MESSAGE_LENGTH_MAX
 from truenext.cli.main import main
-from truenext.cli.stages import run
+from truenext.cli.stages import run, service_broker
 from truenext.cli.status import COUNTS
 from truenext.cli.user import CLIENT_ID, NAME, PATTERN
 from truenext.cli.values import (
@@ -564,7 +564,7 @@ UNUSED = "; TRUENEXT_USER is unused"
 def test_credentials_of_stages_run_are_a_pair_of_the_first_that_names_a_user(
     line: Credentials, own: Credentials, environment: Credentials, merged: Credentials, note: str
 ) -> None:
-    assert run.merge_credentials(line, own, environment) == (merged, note)
+    assert service_broker.merge_credentials(line, own, environment) == (merged, note)
 
 
 GROUPS = [(), ("stages",), ("store",), ("config",), ("history",), ("user",)]

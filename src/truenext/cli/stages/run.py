@@ -15,7 +15,6 @@ import logging
 import signal
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -23,14 +22,15 @@ import msgspec
 
 from truenext.broker.settings import LogLevel
 from truenext.cli import logs, terminal
-from truenext.cli.connection import URL_VARIABLE, USER_VARIABLE, credentials_options, split_by_source, with_login_hint
+from truenext.cli.connection import credentials_options, split_by_source, with_login_hint
 from truenext.cli.exit_status import BROKEN_PIPE, NO_ANSWER, CommandFailure
 from truenext.cli.loops import new_event_loop
 from truenext.cli.stages.health_server import serve_health
 from truenext.cli.stages.process_exit import THREADS_TIMEOUT_S, ExitDeadline, exit_now, join_threads
+from truenext.cli.stages.service_broker import merge_credentials, urls_option
 from truenext.cli.stages.service_loader import database_option, load_service, service_argument
 from truenext.cli.terminal import count_noun
-from truenext.cli.values import URL, EnumParam, HostAndPortParam, PathParam, SecondsParam, UrlOption
+from truenext.cli.values import EnumParam, HostAndPortParam, PathParam, SecondsParam
 from truenext.client.core.credentials import Credentials
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.stage.core.health import STALLED_AFTER_S, ServiceHealth, assess_health
@@ -50,17 +50,7 @@ CLOSE_TIMEOUT_S = 10.0
 
 @click.command()
 @service_argument
-@click.option(
-    "--url",
-    "urls",
-    cls=UrlOption,
-    takes_several=True,
-    type=URL,
-    envvar=URL_VARIABLE,
-    show_envvar=True,
-    help="Address of the broker, instead of the service's own. May be repeated, and the variable may have several, "
-    "with spaces between them: the first broker that answers is used.",
-)
+@urls_option
 @credentials_options
 @database_option
 @click.option(
@@ -163,31 +153,6 @@ def run(
         # The main group prints the reason and exits with that status, as for any command.
         raise output_error
     raise SystemExit(status)
-
-
-def merge_credentials(line: Credentials, own: Credentials, environment: Credentials) -> tuple[Credentials, str]:
-    """Return the credentials with which a service logs in. Also return a note about the user, for the line that is
-    printed at the start.
-
-    User and password come together, from the first source that names a user: the command line, the service, the
-    environment. A password without a user replaces the password of this source. It is taken from the command line, or
-    else from the environment. A certificate is replaced together with its key.
-    """
-    sources = {"--user": line, "its code": own, USER_VARIABLE: environment}
-    if own.certificate is not None:
-        # The certificate names the user, unless the service does: with a password the broker would not look at it.
-        sources.pop(USER_VARIABLE)
-    source, login = next((each for each in sources.items() if each[1].user is not None), ("", own))
-    note = f" as user {login.user!r} (from {source})" if source else ""
-    if environment.user not in (None, login.user):
-        note += f"; {USER_VARIABLE} is unused"
-    for each in (line, environment):
-        if each.user is None and (each.password is not None or each.password_file is not None):
-            login = replace(login, password=each.password, password_file=each.password_file)
-            break
-    pair = own if line.certificate is None else line
-    ca = own.ca if line.ca is None else line.ca
-    return replace(login, ca=ca, certificate=pair.certificate, key=pair.key), note
 
 
 class _OutputError(Exception):
