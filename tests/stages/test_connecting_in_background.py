@@ -244,6 +244,18 @@ def test_missing_password_file_is_raised_at_once(tmp_path: Path) -> None:
         asyncio.run(main())
 
 
+def test_health_is_told_to_a_thread(absent: BrokerProcess) -> None:
+    """Web frameworks call plain handlers in threads."""
+
+    async def main() -> None:
+        web = Service("web", broker=url_of(absent))
+        async with web.connected(wait=False):
+            health = await asyncio.to_thread(web.health)
+            assert (health.live, health.ready) == (True, False)
+
+    asyncio.run(main())
+
+
 def test_health_of_a_service_that_is_not_connected_is_refused() -> None:
     with pytest.raises(LocalProtocolError, match="is not connected"):
         Service("web").health()

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, overl
 from truenext.errors import ConfigurationError, InDoubt, LocalProtocolError
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.flow_start import FlowOptions, check_endpoint
-from truenext.stage.core.health import STALLED_AFTER_S, ServiceHealth, assess_health
+from truenext.stage.core.health import STALLED_AFTER_S, ServiceHealth, ServiceStatus, assess_health
 from truenext.stage.definition import Definition
 from truenext.stage.initiation_contexts import InitiationContext, OutboxInitiationContext
 from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.planning import DependencyPlans
 from truenext.stage.service_run import CONNECT_TIMEOUT_S, STOP_TIMEOUT_S, RunResources, ServiceRun
-from truenext.stage.user_code import check_can_await, check_not_own_endpoint
+from truenext.stage.user_code import check_can_await, check_not_own_endpoint, running_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -113,14 +113,25 @@ class Service(Definition):
 
     def health(self, *, stalled_after: float = STALLED_AFTER_S) -> ServiceHealth:
         """Return whether this process is live and ready, and why not: what `truenext stages run --health` serves. A web
-        application can serve it under its own addresses.
+        application can serve it under its own addresses. A thread may call it, and waits until the service's event loop
+        has answered.
 
         Args:
             stalled_after: Seconds after which a stage is not live if it has messages and completes none.
 
         Raises: LocalProtocolError if the service is not connected
         """
-        return assess_health(self._run_here.status(), stalled_after)
+        running = self._run_here
+        loop = running.context.loop
+        if running_loop() is loop:
+            status = running.status()
+        else:
+
+            async def read_status() -> ServiceStatus:
+                return running.status()
+
+            status = asyncio.run_coroutine_threadsafe(read_status(), loop).result()
+        return assess_health(status, stalled_after)
 
     @property
     def is_running(self) -> bool:
