@@ -134,6 +134,8 @@ def test_signal_while_the_service_stops_for_a_change_ends_it_when_its_stages_hav
     shop.await_line("first begins 3")
     shop.write(SHOP.format(version="another"))
     shop.await_line("source files have changed")
+    # It stops by now, and not only for the signal.
+    time.sleep(0.5)
     shop.process.send_signal(signal.SIGTERM)
     assert shop.process.wait(PATIENCE_SECONDS) == 0
     assert shop.count("first ends 3 attempt 1") == 1
