@@ -7,14 +7,18 @@ import logging
 import os
 from collections import Counter
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
-from truenext.client.tasks.connection import connect
+from truenext.client.core.client import ConnectOptions
+from truenext.client.core.credentials import CREDENTIAL_FILES, NO_CREDENTIALS, Credentials
+from truenext.client.password_file import absolute_path
+from truenext.client.tasks.connection import connect_with_options
 from truenext.errors import ConfigurationError, LocalProtocolError, TruenextError
 from truenext.model.grants import Right, User, parse_pattern
+from truenext.model.url import parse_url
 from truenext.stage.consumption import StageConsumer
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.errors import FlowError
@@ -110,8 +114,11 @@ class ServiceRun:
         self._relay_opening: asyncio.Task[None] | None = None
         """Task that opens the outbox after a program in this process has started the first flow in a database
         transaction."""
+        self._policy_refresh: asyncio.Task[None] | None = None
+        """Task that requests the policies of the stages' queues."""
         self._state: ServiceState = "waiting for the broker"
         self._pools: list[PriorityPool] = []
+        self._connects_in_background = False
         self._initiator: Initiator | None = None
         self._kept_replies: KeptReplies | None = None
         self._database_lock = asyncio.Lock()
@@ -136,24 +143,33 @@ class ServiceRun:
             self.context.events = StageEvents(folder, self.context.service, self.context.instance)
         self._state = "waiting for the broker"
 
-    async def connect(self) -> None:
-        """Connect both pools.
+    async def connect(self, *, timeout: float | None = CONNECT_TIMEOUT_S) -> None:
+        """Connect both pools, each within `timeout` seconds. A run that waits until its broker is available has no such
+        limit. With a `timeout` of None the pools connect in the background.
 
-        Raises: ConfigurationError if a URL or a certificate file is invalid; ConnectionLost if no broker is available;
-        Refused if the broker refuses the login
+        Raises: ConfigurationError if a URL, a password file or a certificate file is invalid; ConnectionLost if no
+        broker is available; Refused if the broker refuses the login
         """
+        self._connects_in_background = timeout is None
         plain = [stage for stage in self._definition.stages.values() if not stage.signature.is_async]
         threads = sum(stage.settings.concurrency or 1 for stage in plain)
         for is_interactive in (True, False):
-            connection = await connect(
-                *self._resources.broker,
-                **self._resources.credentials.arguments(),
-                heartbeat_thread=True,
-                timeout=FOR_EVER_S if self._waits_until_available else CONNECT_TIMEOUT_S,
+            connection = await connect_with_options(
+                self._connect_options(), FOR_EVER_S if self._waits_until_available else timeout
             )
             self._pools.append(PriorityPool(connection, is_interactive=is_interactive, threads=threads))
         self._initiator = Initiator(self.context, *self._pools)
         self._kept_replies = KeptReplies(self.context.service, self.connection, self._open_reply_store)
+
+    def _connect_options(self) -> ConnectOptions:
+        credentials = self._resources.credentials
+        # The program may change its folder before a reconnect.
+        files = {name: absolute_path(getattr(credentials, name)) for name in CREDENTIAL_FILES}
+        return ConnectOptions(
+            addresses=[parse_url(each) for each in self._resources.broker],
+            credentials=replace(credentials, **files),
+            heartbeat_thread=True,
+        )
 
     async def start(self) -> None:
         """Run the stages, and send the units of the outbox. Call `prepare` and `connect` before.
@@ -176,6 +192,9 @@ class ServiceRun:
         self._add_replies_consumers(user)
         for consumption in self.stage_consumers:
             consumption.start()
+        self._policy_refresh = self.context.loop.create_task(
+            self.context.queue_policies.refresh_for_ever(self.connection), name="truenext queue policies"
+        )
         await self._wait_until_subscribed()
         self._state = "running"
 
@@ -215,18 +234,26 @@ class ServiceRun:
 
     async def start_without_stages(self) -> None:
         """Send the units of the outbox, if the service is defined with `exactly_once`, but no stage has exactly-once
-        processing. Otherwise the processes that run the stages send the units.
+        processing. Otherwise the processes that run the stages send the units. If the pools connect in the background,
+        the outbox is opened in the background, too.
 
         Raises: ConfigurationError if tables are missing; DatabaseUnavailable
         """
         self._runs_no_stages = True
         if self._definition.has_outbox and self._definition.only_initiates:
-            await self._open_database()
-            await self._open_outbox()
-            # No process of this service runs stages.
-            self._add_replies_consumers(await self._find_user())
-            for consumption in self.stage_consumers:
-                consumption.start()
+            if self._connects_in_background and self._resources.database is not None:
+                self.wake_relay()
+            else:
+                await self._open_database()
+                await self._open_outbox()
+                await self._start_replies_consumers()
+        self._state = "running"
+
+    async def _start_replies_consumers(self) -> None:
+        """Consume replies that are kept in a process that runs no stages, since no process of this service runs any."""
+        self._add_replies_consumers(await self._find_user())
+        for consumption in self.stage_consumers:
+            consumption.start()
 
     @property
     def _keeps_replies(self) -> bool:
@@ -276,6 +303,8 @@ class ServiceRun:
                 )
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, OPEN_PAUSE_MAX_S)
+        if self._definition.only_initiates:
+            await self._start_replies_consumers()
 
     async def _wait_until_subscribed(self) -> None:
         """Wait until all topics are subscribed: a message that is published before its subscription is not
@@ -388,10 +417,15 @@ class ServiceRun:
         """Return the status of connections, database and stages, for health checks."""
         gate = self.context.gate
         subscribed = {pool: pool.subscriptions() for pool in self._pools}
+        broker = [each.status() for each in self._pools]
+        state = self._state
+        if state == "running" and not all(each.has_connected for each in self._pools):
+            # The pools connect in the background.
+            state = "waiting for the broker"
         return ServiceStatus(
             service=self._definition.name,
-            state=self._state,
-            broker=[each.status() for each in self._pools],
+            state=state,
+            broker=broker,
             database=""
             if gate is None
             else DATABASE_AVAILABLE
@@ -433,9 +467,11 @@ class ServiceRun:
             if self.context.gate is not None:
                 last_first.push_async_callback(self.context.gate.stop)
             last_first.push_async_callback(self._close_pools)
-            if self._relay_opening is not None:
-                self._relay_opening.cancel()
-                await asyncio.wait({self._relay_opening})
+            background = {each for each in (self._policy_refresh, self._relay_opening) if each is not None}
+            for task in background:
+                task.cancel()
+            if background:
+                await asyncio.wait(background)
             if self.exactly_once is not None:
                 # Closed before the pools, since the relay may be sending.
                 last_first.push_async_callback(self.exactly_once.stop)
