@@ -68,7 +68,7 @@ def _dispatch_order(head: Entry | Wait) -> tuple[int, bool]:
 
 
 def _consumer_reason(consumer: BrokerConsumer) -> WaitReason | None:
-    """Return why the consumer gets nothing, whatever its queues contain; None if there is no such reason."""
+    """Return why the consumer gets nothing from any queue; None if there is no such reason."""
     if consumer.is_suspended:
         return WaitReason.SUSPENDED
     pull_request = consumer.pull_request
@@ -133,8 +133,7 @@ class _QueueInspection:
                 return
 
     def _queue_reason(self, queue: Queue) -> WaitReason | None:
-        """Return why the consumer gets nothing from a queue, whatever the queue contains; None if there is no such
-        reason."""
+        """Return why the consumer gets no message at all from a queue; None if there is no such reason."""
         if queue.is_paused:
             return WaitReason.PAUSED
         if self._engine.state.clients.receivers_of(queue).exclusive not in (None, self._consumer):

@@ -13,8 +13,8 @@ from truenext.model.message import SentMessage
 from truenext.model.selector import Selector
 
 PENDING_ENTRIES_MAX = 10_000
-"""Maximum number of messages that are collected at once for tests. So many, because it takes a while to reach the
-middle of a lane."""
+"""Maximum number of messages that are collected at once for tests. The number is high, because reaching the middle of a
+lane takes long."""
 
 
 class ComparisonBudget:
@@ -113,7 +113,7 @@ class ScanCursor:
         return len(self.found) <= SCAN_FOUND_MAX // 2
 
     def stop_before(self, sequence: int, *, if_full: bool = True) -> bool:
-        """Stop the scan before this sequence; with `if_full` only if the scan is full. Returns whether it has
+        """Stop the scan before this sequence; with `if_full`, only if the scan is full. Returns whether the scan has
         stopped."""
         if if_full and not self.is_full:
             return False
@@ -175,8 +175,8 @@ class ScanCursor:
             self.add_pending(entry)
 
     def add_pending(self, entry: Entry) -> None:
-        """Add a requeued, untested message to `pending`, if its sequence is in the range of `pending`. It is not added
-        to `found`: many such messages would leave no space there for earlier matches."""
+        """Add a requeued, untested message to `pending`, if its sequence is in the range of `pending`. The entry is not
+        added to `found`, because many such messages would leave no space there for earlier matches."""
         pending = self.pending
         if not pending or entry.sequence > self.pending_to:
             return

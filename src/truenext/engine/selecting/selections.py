@@ -224,8 +224,8 @@ class Selections(BackgroundTask):
 
 
 def _is_page_current(read: ScanRead) -> bool:
-    """Return whether the horizon has not moved up since the page was requested, and is not above the page's beginning.
-    Otherwise messages that the page lacks may be below the horizon now."""
+    """Return whether a page can be used: since its request the horizon has not moved up, and is not above the page's
+    beginning. Otherwise messages that the page lacks may be below the horizon now."""
     lane = read.lane
     return (
         lane.selected is not None

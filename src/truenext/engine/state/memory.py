@@ -2,9 +2,9 @@
 
     --memory-limit  =  memory of the broker itself  +  messages, up to `limit`  +  queues, up to `queues_limit`
 
-Messages and queues have separate limits, because memory that many small objects have freed is fragmented, and hardly
-usable for other objects. A message's memory is freed when the message is evicted or gone, a queue's when the queue is
-removed (queues/unused.py).
+Messages and queues have separate limits, because memory freed by many small objects is fragmented, and hardly usable
+for other objects. A message's memory is freed when the message is evicted or gone, a queue's when the queue is removed
+(queues/unused.py).
 """
 
 from __future__ import annotations

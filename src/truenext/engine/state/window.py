@@ -49,7 +49,7 @@ class AutoWindow:
         self.size = SIZE_INITIAL
         """Number of messages that the consumer may hold."""
         self.is_stretched = False
-        """The window has doubled since the consumer last settled a message."""
+        """True if the window has doubled since the consumer last settled a message."""
         self._rate_per_ms = 0.0
         """Messages handled in a millisecond; 0 if not known."""
         self._handling_ms = 0
