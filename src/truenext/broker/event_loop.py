@@ -44,8 +44,8 @@ class SlicedWork:
 # ---- When the event loop must wake though nothing happens: at the next time at which a timer is due ----
 
 SLEEP_SECONDS_MAX = 1.0
-"""Longest time for which the alarm sleeps before the wall clock is read again: if the clock was set, the event loop
-does not notice."""
+"""Longest time for which the alarm sleeps before the wall clock is read again. The event loop does not notice when the
+wall clock is set."""
 
 
 class Alarm:
@@ -56,8 +56,8 @@ class Alarm:
         self._handle: TimerHandle | None = None
 
     def set(self, due_ms: int | None, now_ms: int) -> None:
-        """Wake the loop at `due_ms` (milliseconds since the epoch) or earlier; None is never. Each turn must call
-        this."""
+        """Wake the loop at `due_ms` (milliseconds since the epoch) or earlier; with None, do not wake the loop. Each
+        turn must call this."""
         if due_ms == self._due_ms and (due_ms is None or self._handle is not None):
             return
         self.cancel()
