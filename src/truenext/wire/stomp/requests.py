@@ -1,7 +1,7 @@
 """Requests: makes commands from a client's frames.
 
 Headers of ActiveMQ are understood (`persistent`, `priority`, `expires`, `reply-to`, `activemq.prefetchSize`). Those
-that truenext does not support are refused by name, and not silently ignored (headers.py)."""
+that truenext does not support are refused by name, instead of being ignored (headers.py)."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -80,7 +80,7 @@ class FrameInterpreter:
         replies: ReplyEncoder,
         on_ineffective_header: Callable[[str, str, str], None] = lambda *_: None,
     ) -> None:
-        """`replies` is told of each subscription. `on_ineffective_header` is called once for each header in
+        """`replies` is notified of each subscription. `on_ineffective_header` is called once for each header in
         INEFFECTIVE_HEADERS, with the command, the header, and what to use instead."""
         self._session_id = session_id
         self._message_id_prefix = message_id_prefix
@@ -88,7 +88,8 @@ class FrameInterpreter:
         self._on_ineffective_header = on_ineffective_header
         self._reported: frozenset[str] = frozenset()
         self._unusual_send = _UNUSUAL_SEND
-        """Headers for which a SEND needs more than a copy of its header lines, without those that were reported."""
+        """Headers that need more than copying if a SEND has one of them. Headers that were reported already are left
+        out."""
         self._version = Version.V1_0
         self._queue_by_subscription: dict[str, str] = {}
         """Name of the queue of each subscription to a queue. On the UNSUBSCRIBE of such a subscription the header
@@ -392,12 +393,12 @@ FRAME_INTERPRETERS: dict[str, Callable[[FrameInterpreter, Frame], Command]] = {
     "DISCONNECT": FrameInterpreter._parse_disconnect,
 }
 """Functions that parse a client's frame after the login, by command. They are functions of the class: bound methods in
-an attribute of their own object would be a reference cycle, which keeps the last frame alive."""
+an attribute of their own object would form a reference cycle, which keeps the last frame alive."""
 
 
 def _numbered(headers: dict[str, str]) -> tuple[str | None, int, bool]:
     """Return producer and number of a SEND or COMMIT, and whether the producer's numbers have no gaps. Without a
-    producer this is None, 0, False."""
+    producer the result is None, 0, False."""
     producer = headers.get("truenext-producer")
     text = headers.get("truenext-number")
     gapless = headers.get("truenext-gapless")
@@ -438,10 +439,10 @@ def _ttl(headers: dict[str, str]) -> int:
 
 
 def _check_schedule_names(headers: dict[str, str]) -> None:
-    """Check that headers with the prefix of a schedule are known. If an unknown one were ignored, the message would be
-    sent at once.
+    """Check that all headers with the prefix of a schedule are known. Ignoring an unknown one would send the message at
+    once.
 
-    Raises: RemoteProtocolError at an unknown one
+    Raises: RemoteProtocolError at an unknown header
     """
     for name in headers:
         if name.startswith(SCHEDULE_PREFIX) and name not in SCHEDULE_HEADERS:
@@ -499,7 +500,7 @@ def _priority(text: str) -> int:
 def _check_subscribe_destination(address: str, destination: Destination, *, is_browse: bool) -> None:
     """Check that a SUBSCRIBE may name the destination.
 
-    Raises: RemoteProtocolError if it may not
+    Raises: RemoteProtocolError if the destination is not allowed
     """
     if destination.kind is DestinationKind.CONTROL:
         raise destination_error(f"{address} is for control requests; subscribe to the queue in your reply-to")
