@@ -54,7 +54,7 @@ def try_enqueue(client: Client, batch: SendBatch, send: PendingSend) -> bool:
 def send(client: Client, send: PendingSend, deadline: float | None) -> Flow[None]:
     """Send a message, and wait until the broker has accepted it; a persistent message is durable then.
 
-    Raises: Refused if the broker refuses it; TimeoutError without a confirmation in time; ConnectionLost if no
+    Raises: Refused if the broker refuses the message; TimeoutError without a confirmation in time; ConnectionLost if no
     confirmation can come any more
     """
     yield from _await_capacity(client, deadline)
