@@ -296,7 +296,7 @@ _SEND_INSTEAD: Final = (
 
 
 async def _stop(running: ServiceRun) -> None:
-    """Stop the run completely. A cancellation only ends the wait for running stages.
+    """Stop the run completely. A cancellation ends only the wait for running stages, not the rest of the stop.
 
     Raises: CancelledError after the stop, if this call was cancelled
     """

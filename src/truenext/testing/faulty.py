@@ -1,4 +1,4 @@
-"""Broker that cuts the connection of a COMMIT when a test orders it."""
+"""Broker that cuts the connection of a COMMIT when a test says so."""
 
 from asyncio import AbstractEventLoop
 from collections.abc import Iterable, Iterator

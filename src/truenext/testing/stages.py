@@ -281,7 +281,8 @@ class Stages:
                 each.action()
 
     async def advance(self, *, seconds: float) -> None:
-        """Advance the broker's clock. Then delays that have passed are over, and messages whose time has come expire.
+        """Advance the broker's clock. Delays that end in this time are over afterwards, and messages whose time to live
+        ends have expired.
 
         Args:
             seconds: Seconds to advance, 0 or more.

@@ -4,8 +4,8 @@
     order.place.stage.reserve      the queue of its stage `reserve`
     .price                         in the service `shop`: shop.price
 
-The queue of a later stage has the stage's name and not its number. So if stages are added or change their order,
-messages under way are still in the right queue.
+The queue of a later stage is named after the stage, not numbered. So messages under way stay in the right queue if
+stages are added or change their order.
 """
 
 from __future__ import annotations

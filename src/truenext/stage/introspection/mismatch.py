@@ -184,7 +184,7 @@ class _SchemaComparison:
         return self._of_type(written, expected, path)
 
     def _any_of(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> list[Mismatch]:
-        """Return the mismatches of a value with the option that it matches best."""
+        """Compare a value with all alternatives of an `anyOf`, and return the mismatches with the best one."""
         nearest = [Mismatch(path, "type", str(written), str(expected))]
         is_near = False
         options = expected.alternatives or ()
@@ -333,8 +333,8 @@ class _SchemaComparison:
 
 
 def _of_default(default: Any, expected: Any, path: str) -> Iterator[Mismatch]:
-    """Yield a mismatch if writer and reader have different defaults for a field. The writer leaves out the field if it
-    has the default."""
+    """Yield a mismatch if writer and reader have different defaults for a field. The writer leaves out a field that has
+    its default."""
     other = expected.get("default", _UNKNOWN) if isinstance(expected, dict) else _UNKNOWN
     if other is _UNKNOWN:
         yield Mismatch(path, "default", _json(default), "an unknown value")

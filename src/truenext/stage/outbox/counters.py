@@ -15,8 +15,7 @@ class ExactlyOnceCounters:
         self.already_processed = 0
         """Number of messages that were found in the inbox, since they were already processed."""
         self.in_doubt = 0
-        """Number of times that this process has claimed one of its own producers again, because an answer was
-        missing."""
+        """Number of times that this process has claimed one of its own producers again, after a missing answer."""
         self.claimed = 0
         """Number of producers of dead processes that this process has claimed."""
         self.renumbered = 0

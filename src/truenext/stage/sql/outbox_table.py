@@ -214,8 +214,8 @@ class Outbox:
 
     async def claim(self, name: str, *, owner_is_dead: bool) -> OutboxProducer | Literal["busy", "another's"]:
         """Claim a producer of this process, or with `owner_is_dead` a producer whose process is dead. Return "busy" if
-        an open transaction uses the producer. Return "another's" if the producer does not exist, or now has another
-        owner. Read the units of a claimed producer in a later transaction, which sees all earlier commits.
+        an open transaction uses the producer. Return "another's" if the producer no longer exists or has another owner.
+        Read the units of a claimed producer in a later transaction, so that all earlier commits are visible.
 
         Raises: DatabaseUnavailable
         """

@@ -1,9 +1,10 @@
 """Connections to SQLite: makes commits durable, lets writers wait in a queue, and begins transactions with a write
 lock.
 
-Each commit syncs the write-ahead log (WAL). The writers of this process wait in one queue, in a fair order. For writers
-of other processes, SQLite itself waits. Python's driver would begin a transaction without a write lock. Then, if two
-transactions have read and both want to write, one of them fails. So this module begins transactions with the lock.
+Each commit syncs the write-ahead log (WAL). The writers of this process wait in one queue, in a fair order. Writers of
+other processes are not in this queue: SQLite itself waits for their locks. Python's driver would begin a transaction
+without a write lock. Then, if two transactions have read and both want to write, one of them fails. So this module
+begins transactions with the lock.
 
 Source: https://sqlite.org/wal.html, https://sqlite.org/lang_transaction.html, https://sqlite.org/c3ref/close.html
 """
