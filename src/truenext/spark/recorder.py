@@ -1,8 +1,8 @@
 """Recorder: runs a workload on any STOMP broker, and records the events that its client sees, in the form of a history.
 
 A client sees when a message arrives, but not when it was dispatched. So all messages are sent and confirmed before the
-only consumer subscribes. Then no message is added in between, and the order of arrival is the order of dispatch. The
-recorder uses this order, even if the client would hand the messages out in another one.
+only consumer subscribes. Then no message is added in between, and messages arrive in the order of dispatch. The
+recorder uses the order of arrival, even if a client would deliver the messages to a program in another order.
 """
 
 import random
@@ -24,7 +24,7 @@ from truenext.model.url import parse_url
 # ---- Messages of a recording: the cases in which a broker with two buckets breaks the order ----
 
 PRODUCTION_SHARE = 4
-"""Number of messages in the production case of which one is interactive."""
+"""One message in so many is interactive in the production case."""
 
 
 class WorkloadMessage(NamedTuple):
@@ -112,8 +112,8 @@ class Recorder:
     ) -> list[HistoryRow]:
         """Send `messages` to `queue`, receive and acknowledge each, and return the events in order.
 
-        The queue must be empty, and no other client may use it. Missing messages are not an error: the audit shows that
-        they still waited when the queue was found empty.
+        The queue must be empty, and no other client may use it. Missing messages are not an error here: the audit of
+        the events reports them as lost.
 
         Raises: ConfigurationError if there are too many messages, or `window` is invalid; RemoteProtocolError if the
         queue is not empty; Refused if the broker refuses a frame; ConnectionLost if the connection is lost

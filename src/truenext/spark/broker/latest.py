@@ -1,6 +1,6 @@
 """A queue with one message that records the progress of a query. A new message replaces the old one in one transaction.
 
-The broker forgets the numbers of a producer after a week. It never forgets this message.
+The broker forgets the numbers of a producer after a week, but never this message.
 """
 
 from __future__ import annotations
