@@ -147,7 +147,9 @@ def split_options(address: str) -> tuple[str, dict[str, str]]:
     for each in options_text.split("&"):
         name, equals, text = each.partition("=")
         if not equals or not name:
-            raise destination_error(f"option {each[:50]!r} of a destination is not NAME=VALUE; names have no ?")
+            raise destination_error(
+                f"option {each[:50]!r} of a destination is not NAME=VALUE; the character ? is not allowed in names"
+            )
         if _NO_ESCAPE(text) is not None:
             raise destination_error(
                 f"option {name[:50]!r} of a destination has a % without two hexadecimal digits; a % itself is %25"
@@ -175,7 +177,8 @@ def parse_address(address: str, session: str) -> Destination:
     if "?" in address and not address.startswith(DURABLE_ADDRESS_PREFIX):
         option = address.partition("?")[2].partition("=")[0]
         raise destination_error(
-            f"option {option[:50]!r} of {address[:100]!r}: options are for SUBSCRIBE, leave it out; names have no ?"
+            f"option {option[:50]!r} of {address[:100]!r}: options are for SUBSCRIBE, leave it out; "
+            "the character ? is not allowed in names"
         )
     return _parse(address, session)
 

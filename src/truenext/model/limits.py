@@ -25,7 +25,7 @@ CONNECTIONS_BEFORE_LOGIN_MAX = 200
 """Connections of one listener that have not logged in; fewer if the system lets the broker open fewer files. One more
 ends the oldest.
 
-Exceeded: `no CONNECT yet, and … connections that came later wait for theirs`
+Exceeded: `no CONNECT yet, and … newer connections wait to log in: send CONNECT at once`
 """
 
 CONTROL_ONLY_CONNECTIONS_MAX = 10

@@ -59,7 +59,7 @@ def check_schedule(schedule: Schedule) -> Schedule:
     if max(schedule.delay_ms, schedule.period_ms) > SCHEDULE_MS_MAX:
         raise RemoteProtocolError(f"scheduled more than {SCHEDULE_MS_MAX} milliseconds (100 years) from now")
     if schedule.repeat and not schedule.period_ms:
-        raise RemoteProtocolError("AMQ_SCHEDULED_REPEAT without AMQ_SCHEDULED_PERIOD of 1 or more")
+        raise RemoteProtocolError("AMQ_SCHEDULED_REPEAT needs AMQ_SCHEDULED_PERIOD of 1 or more")
     if schedule.due_ms:
         other = "AMQ_SCHEDULED_DELAY" if schedule.delay_ms else "AMQ_SCHEDULED_CRON" if schedule.cron else None
         if other is not None:

@@ -215,7 +215,9 @@ class Ending:
     def take_over(self, *, is_exempt: bool) -> None:
         """Close the connection at once, parked or not, because another connection takes this one over, or needs the
         durable subscription that this one uses. If `is_exempt`, the end counts no attempt."""
-        logger.info("the client has connected anew: its old connection was taken over", extra={"client": self._client})
+        logger.info(
+            "the client has connected again, and has taken over its old connection", extra={"client": self._client}
+        )
         if self.life.state is Life.PARKED:
             self._end_parked(is_exempt=is_exempt)
             return

@@ -187,7 +187,8 @@ class Listener:
                 return False
             if not connection.has_sent_connect:
                 connection.end_before_login(
-                    f"no CONNECT yet, and {self._places.before_login} connections that came later wait for theirs"
+                    f"no CONNECT yet, and {self._places.before_login} newer connections wait to log in: "
+                    "send CONNECT at once"
                 )
                 return True
         return False
@@ -209,7 +210,7 @@ class Listener:
             self._before_login[connection] = self._loop.time()
         if not may_exceed:
             raise RemoteProtocolError(
-                f"{self._limit_reason}, and the few more are for users with monitor or admin: try again later",
+                f"{self._limit_reason}, and only users with the right monitor or admin may exceed it: try again later",
                 Code.LIMIT,
             )
         if len(self._control_only) >= CONTROL_ONLY_CONNECTIONS_MAX:

@@ -227,7 +227,7 @@ class ServiceRun:
                 await self._open_outbox()
             except Exception as error:
                 _logger.warning(
-                    "the outbox cannot be used here: flows that begin in transactions are sent by other processes",
+                    "this process cannot use the outbox: other processes send the flows that begin in transactions",
                     extra={"error": str(error), "next_s": pause_s},
                 )
                 await asyncio.sleep(pause_s)

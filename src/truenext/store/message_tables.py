@@ -181,7 +181,7 @@ class MessageTables:
         for key in keys:
             stored = self.generation + key
             if not txn.delete(stored, db=self.messages):
-                raise self._damage(f"message {key.hex()} is gone, and cannot be deleted")
+                raise self._damage(f"message {key.hex()} is missing, and cannot be deleted")
             self.marks.delete(txn, stored)
             change[key[:LANE_KEY_SIZE]] -= 1
         self._count(txn, change)

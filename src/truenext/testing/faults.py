@@ -82,7 +82,7 @@ class Faults:
             raise NeverReached(
                 "the test has ended, and these faults that it ordered never happened, so they were not tested:\n"
                 + "\n".join(missed)
-                + "\nMake the program reach them, or order them with required=False"
+                + "\nChange the test so that each of these faults happens, or order the fault with required=False"
             )
 
 

@@ -259,7 +259,7 @@ class Stages:
         """
         if point not in get_args(Point):
             raise ValueError(
-                f"there is no point {point!r} in the way of a message: {known_names_hint(point, get_args(Point))}"
+                f"there is no point {point!r} in the handling of a message: {known_names_hint(point, get_args(Point))}"
             )
         _check_plain_function(action, "action")
         queues = self._service.stages

@@ -198,7 +198,7 @@ def consumer_size(subscription: str, destination: Destination) -> int:
 
 
 def _raise_shared(*_: object) -> NoReturn:
-    raise TypeError("it is shared")
+    raise TypeError("this empty container is shared by all lanes, and cannot be changed")
 
 
 class _EmptyDict(dict[int, Any]):

@@ -206,8 +206,8 @@ class SourceDriver:
         for query in list_queries(broker, self._options.space, with_rows=False):
             if not query.is_abandoned and set(query.source.split(",")) & set(self._options.queues):
                 _log.warning(
-                    "another query has rows of this queue that it has not cleared: if it is not used any more, "
-                    "`truenext spark abandon` returns them",
+                    "another query still has rows of this queue: if that query is not used any more, "
+                    "`truenext spark abandon` returns the rows",
                     extra={"query": query.id, "queue": query.source},
                 )
 

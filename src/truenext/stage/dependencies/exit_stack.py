@@ -92,5 +92,5 @@ def _more_severe(first: BaseException | None, other: BaseException, name: str) -
         return other
     if isinstance(first, Exception) and not isinstance(other, Exception):
         return other
-    _logger.error("the end of a context has failed as well", extra={"context": name}, exc_info=other)
+    _logger.error("the end of a stage's context manager has failed as well", extra={"context": name}, exc_info=other)
     return first

@@ -245,7 +245,7 @@ class OutboxRelay(PeriodicTask):
         await self._drop_unused()
         if unreadable := await self._outbox.count_unreadable():
             _logger.error(
-                "units of a newer truenext are in the outbox: this process leaves them to newer ones",
+                "units of a newer truenext are in the outbox: only processes of that version can send them",
                 extra={"units": unreadable},
             )
         self._deep_check_at = now + DEEP_CHECK_INTERVAL_S
@@ -464,7 +464,7 @@ class OutboxRelay(PeriodicTask):
         if number - highest > RESOLVED_MAX:
             return False
         _logger.error(
-            "the broker has lost numbers of a producer: they are not used any more",
+            "the broker has lost numbers of a producer: these numbers are resolved as rolled back",
             extra={"producer": name, "number": number, "broker": highest},
         )
         for missing in range(highest + 1, number):

@@ -410,7 +410,9 @@ def parse_nack_options(headers: Mapping[str, str]) -> tuple[int | None, bool]:
     )
     if is_rejected and delay_ms is not None:
         header = "truenext-reject:true" if "truenext-reject" in headers else "requeue:false"
-        raise RemoteProtocolError(f"{header} leaves no next try for truenext-delay; use one of them")
+        raise RemoteProtocolError(
+            f"{header} rejects the message, which then has no next try for truenext-delay; use one of them"
+        )
     return delay_ms, is_rejected
 
 

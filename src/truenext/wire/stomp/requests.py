@@ -458,7 +458,9 @@ def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) ->
     """
     for part in destination.parts or (destination,):
         if part.session:
-            raise destination_error(f"{part.address} may be gone when a scheduled send is due")
+            raise destination_error(
+                f"{part.address} is temporary, and may have ended when a scheduled send is due: use another address"
+            )
     if headers.get("AMQ_SCHEDULED_CRON") == "":
         raise RemoteProtocolError("AMQ_SCHEDULED_CRON is empty: leave it out, or set five fields, such as 0 8 * * 1-5")
     repeat = headers.get("AMQ_SCHEDULED_REPEAT", "0")
