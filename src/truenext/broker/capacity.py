@@ -112,8 +112,8 @@ class Capacity:
         self._without_share.pop(session, None)
 
     def on_batch_closed(self) -> None:
-        """Resume, after this pass, the waiting connections that have a share of the new batch. The others wait until
-        the closed batch is durable: the disk is quicker if nothing is read meanwhile."""
+        """Resume, after this pass, the waiting connections that have a share of the new batch. Connections without a
+        share wait until the closed batch is durable, because the disk is quicker if nothing is read meanwhile."""
         if self._waiting:
             self._loop.call_soon(self._resume_with_share)
 

@@ -22,7 +22,7 @@ class SlicedWork:
         """Generators that are not finished, in the order in which they run. Each `next` does one step."""
 
     def add(self, steps: Steps) -> None:
-        """Add work. It begins after all earlier work is done."""
+        """Add work, which begins after all earlier work is done."""
         self.pending.append(steps)
 
     def run_slice(self) -> None:

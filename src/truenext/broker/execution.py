@@ -122,7 +122,7 @@ class Execution:
         users.guard(self.actions)
 
     def connect(self, session: ConnectionState) -> None:
-        """Add a connection. Its first command is a login."""
+        """Add a connection, whose first command is a login."""
         self._before_login.add(session)
 
     def remove(self, session: ConnectionState) -> None:

@@ -30,7 +30,8 @@ class IncompleteFrames:
         self._waiting: set[ConnectionState] = set()
         """Connections that are not read because memory for frames is full."""
         self._suspended: set[ConnectionState] = set()
-        """Connections that are not read because disk space is short. Their frames do not count as the first one."""
+        """Connections that are not read because disk space is short. The frames of these connections cannot be the
+        first frame."""
         self._progress: dict[ConnectionState, tuple[int, int]] = {}
         """Size of a frame when it had last grown by INCOMPLETE_FRAME_PROGRESS_BYTES, and number of checks since
         then."""

@@ -1,5 +1,5 @@
-"""Types of the values on the command line. They make the errors for invalid values, for which click exits with status
-2."""
+"""Types of the values on the command line. Each type makes the errors for its invalid values, for which click exits
+with status 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Password file. It is read for each login, so that the next reconnect uses a changed password."""
+"""Password file: reads the file for each login, so that the next reconnect uses a changed password."""
 
 from __future__ import annotations
 

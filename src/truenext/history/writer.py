@@ -33,8 +33,8 @@ class HistoryWriter:
         on_write_error: Callable[[OSError], None] | None = None,
     ) -> None:
         """`on_rotate` is called when a file is complete, on the thread that appends. `on_write_error` is called after a
-        failed write, on any thread. It must free disk space, after which the write is tried once more, or raise the
-        error if the error is no lack of space.
+        failed write, on any thread. `on_write_error` must free disk space, after which the write is tried once more; or
+        raise the error, if its cause is not a lack of space.
 
         Raises: HistoryError if the folder cannot be created or read, or its last file cannot be continued
         """

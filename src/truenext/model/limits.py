@@ -22,8 +22,8 @@ Exceeded: `the listener has … connections, the most that it accepts`
 """
 
 CONNECTIONS_BEFORE_LOGIN_MAX = 200
-"""Connections of one listener that have not logged in; fewer if the system lets the broker open fewer files. One more
-ends the oldest.
+"""Connections of one listener that have not logged in; fewer if the system lets the broker open fewer files. A further
+connection ends the oldest of these.
 
 Exceeded: `no CONNECT yet, and … newer connections wait to log in: send CONNECT at once`
 """
@@ -212,7 +212,7 @@ Exceeded: No error. The one that was named longest ago is forgotten: replies to 
 
 WINDOW_DEFAULT = 1000
 """Messages in the window of a consumer that names no window and acknowledges cumulatively, and in the largest automatic
-window. It is ActiveMQ's default.
+window. The number is ActiveMQ's default.
 
 Setting: `activemq.prefetchSize` of the SUBSCRIBE
 Exceeded: No error. The next message follows when one is acknowledged.
@@ -580,7 +580,7 @@ READ_BYTES = 128 * 1024
 to be fair to other connections."""
 
 GATHERING_BYTES_MAX = 4 * 1024 * 1024
-"""Approximate bytes of the gathering batch, and of the answers that wait for it. A batch with so many bytes is full:
+"""Approximate bytes of the gathering batch, and of the answers that wait for it. At this size a batch is full:
 clients may only add small shares to it (capacity.py)."""
 
 PENDING_ANSWER_BYTES = 500
@@ -688,8 +688,8 @@ SCAN_BYTES = 1024 * 1024
 """Bytes of records read at a time for comparisons."""
 
 SCAN_FOUND_MAX = 1000
-"""Matching messages of one lane that were found for a selector and are not dispatched yet. With so many matches the
-search waits."""
+"""Matching messages of one lane that were found for a selector and are not dispatched yet. At this number the search
+waits."""
 
 GROUP_FOUND_MIN = 10
 """Messages of one group that may always be found in one lane and not dispatched yet, however many groups there are. If
@@ -710,8 +710,8 @@ JOIN_QUEUES_PER_TURN = 200
 """Queues that a new wildcard consumer checks and joins in one turn."""
 
 EVICTED_BYTES_PER_TURN = 1024 * 1024
-"""Bytes of messages that leave memory in one turn, or half of the excess if that is more. Other clients are served
-between the turns."""
+"""Bytes of messages that leave memory in one turn, or half of the bytes above the limit if that is more. Other clients
+are served between the turns."""
 
 EVICTION_QUEUES_PER_TURN = 300
 EVICTION_QUEUES_SORTED_PER_TURN = 5000
@@ -757,5 +757,5 @@ PAGE_BYTES_SHORT = 64 * 1024
 """Messages and bytes of a page while memory is short: messages that are not dispatched at once are evicted again."""
 
 HISTORY_FILE_BYTES = 16 * 1024 * 1024
-"""Bytes of history after which a new file begins. It then has about a million events; the export to Parquet has all
+"""Bytes of history after which a new file begins. A file then has about a million events; the export to Parquet has all
 events of a file in memory."""

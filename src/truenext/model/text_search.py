@@ -1,8 +1,8 @@
 """Search of a long text for a piece of a LIKE pattern, which is quick for every text and every piece.
 
-A regular expression tries the piece at each position of the text. Its time grows with the product of both lengths. Here
-one operation compares one character of the piece with all positions at once: bit i of an integer stands for position i
-of the text (the lowest bit is the first character).
+A regular expression tries the piece at each position of the text. The time of such a search grows with the product of
+both lengths. Here one operation compares one character of the piece with all positions at once: bit i of an integer
+stands for position i of the text (the lowest bit is the first character).
 
     text   abcab      positions of a                                  01001
     piece  a_c        positions of c                                  00100

@@ -154,7 +154,7 @@ class ServerConnection:
         self._ending.stop()
 
     def end(self) -> None:
-        """Close the connection when the broker stops. Its held messages were requeued before."""
+        """Close the connection when the broker stops. The messages that the connection held were requeued before."""
         self._ending.end()
 
     # ---- Time ----

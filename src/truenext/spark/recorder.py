@@ -24,7 +24,7 @@ from truenext.model.url import parse_url
 # ---- Messages of a recording: the cases in which a broker with two buckets breaks the order ----
 
 PRODUCTION_SHARE = 4
-"""One message in so many is interactive in the production case."""
+"""Ratio of the production case: one of this many messages is interactive."""
 
 
 class WorkloadMessage(NamedTuple):
@@ -68,8 +68,8 @@ ARRIVAL_TIMEOUT_S = 10.0
 QUIET_TIMEOUT_S = 0.5
 """Seconds to wait after the last message once all have come. A message that is delivered twice comes in this time."""
 MESSAGES_MAX = 1_000_000
-"""Largest number of messages in one recording. Its events are in memory until it is complete, about half a kilobyte for
-each."""
+"""Largest number of messages in one recording. The events are in memory until the recording is complete, about half a
+kilobyte for each message."""
 IDENTITY_HEADER = "recorded-as"
 """Header that names the recording, and the sequence of the message."""
 

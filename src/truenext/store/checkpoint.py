@@ -211,7 +211,8 @@ class Checkpoint:
         return self._env.begin()
 
     def page(self, snapshot: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[UndecodedMessage]:
-        """Return a lane's messages after `after_sequence`, in order. Their contents are not read."""
+        """Return a lane's messages after `after_sequence`, in order. If a message shares a content, the content is not
+        read."""
         messages = self._persistent.page(snapshot, lane, after_sequence)
         transients = self._transient.page(snapshot, lane, after_sequence)
         first = next(transients, None)
@@ -220,8 +221,8 @@ class Checkpoint:
         return merge(messages, chain((first,), transients), key=attrgetter("key"))
 
     def find(self, snapshot: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> Iterator[UndecodedMessage]:
-        """Yield the messages with these keys that are in the checkpoint, in the order of `keys`. Their contents are not
-        read."""
+        """Yield the messages with these keys that are in the checkpoint, in the order of `keys`. If a message shares a
+        content, the content is not read."""
         for key in keys:
             found = self._persistent.find(snapshot, key) or self._transient.find(snapshot, key)
             if found is not None:
@@ -365,8 +366,8 @@ class Checkpoint:
 
 
 def _make(folder: Path, map_size: int, segment_bytes: int) -> None:
-    """Make a new checkpoint. Its file gets its name once it is complete, because LMDB rejects a file that a crash has
-    cut.
+    """Make a new checkpoint. The file gets its name once the checkpoint is complete, because LMDB rejects a file that a
+    crash has cut.
 
     Raises: lmdb.Error, OSError if LMDB or the disk fails
     """

@@ -71,9 +71,9 @@ class Checkpointer:
         segments_max: int,
         sync_history: Callable[[], None],
     ) -> None:
-        """Make a checkpointer. `changed` is the condition that guards the overlay. It is notified when a segment is new
-        or checkpointed, and when a view ends for which a checkpoint waits. `sync_history` is called before a segment is
-        freed."""
+        """Make a checkpointer. `changed` is the condition that guards the overlay. `changed` is notified when a segment
+        is new or checkpointed, and when a view ends for which a checkpoint waits. `sync_history` is called before a
+        segment is freed."""
         self._journal = journal
         self._checkpoint = checkpoint
         self._overlay = overlay

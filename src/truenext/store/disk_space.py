@@ -146,6 +146,6 @@ class DiskSpace:
         return folder.free_bytes(self.path) >= 2 * self._checkpoint.segment_bytes
 
     def _reserve(self) -> int:
-        """Return the number of bytes that must stay free. They suffice to checkpoint the whole journal, into pages that
-        may be half empty, and for one more segment."""
+        """Return the number of bytes that must stay free. This space suffices to checkpoint the whole journal, into
+        pages that may be half empty, and for one more segment."""
         return 2 * self._journal.size + self._checkpoint.segment_bytes

@@ -100,7 +100,8 @@ class MessageTables:
         return None if mark is None else decode_mark(mark)[0]
 
     def page(self, txn: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[UndecodedMessage]:
-        """Yield a lane's messages after `after_sequence`, in order. Their contents are not read.
+        """Yield a lane's messages after `after_sequence`, in order. If a message shares a content, the content is not
+        read.
 
         Raises: StoreError if a message is missing or out of order, or its mark is damaged
         """

@@ -64,7 +64,7 @@ class Overlay:
         return sum(index.memory for index in self.indexes)
 
     def apply_changes(self, changes: Changes, segment: int, offset: int) -> None:
-        """Apply the changes of a batch. Its payload is at `offset` in `segment`."""
+        """Apply the changes of a batch. The payload of the batch is at `offset` in `segment`."""
         for view in self.views:
             view.save_before(changes)
         indexes = self.indexes
@@ -243,7 +243,8 @@ class Overlay:
             yield from iter_spans(index.segment, self.copy_segment(index.segment))
 
     def copy_segment(self, segment: int) -> list[tuple[bytes, array[int], array[int]]]:
-        """Return a copy of a segment's index of messages, for `iter_spans`. It takes 16 bytes for each message."""
+        """Return a copy of a segment's index of messages, for `iter_spans`. The copy takes 16 bytes for each
+        message."""
         return [
             (lane_key, index.chunks[lane_key].sequences[:], index.chunks[lane_key].packed[:])
             for index in self.indexes
@@ -312,7 +313,7 @@ class SegmentIndex:
     producers: dict[str, ProducerState] = field(default_factory=dict)
     forgotten_producers: set[str] = field(default_factory=set)
     timers: dict[bytes, bool] = field(default_factory=dict)
-    """Timers that were set (True) or cleared (False) in this segment. They override older segments and the
+    """Timers that were set (True) or cleared (False) in this segment. These timers override older segments and the
     checkpoint."""
     sorted_timers: list[bytes] | None = None
     """Keys of `timers`, sorted. None until the first read after a newer segment exists; from then on `timers` cannot

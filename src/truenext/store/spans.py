@@ -33,7 +33,7 @@ def unpack_extent(segment: int, packed: int) -> tuple[int, int, int]:
 
 
 class LaneSpans:
-    """Positions of one lane's messages in one segment. It is a chunk of a JournalLane."""
+    """Positions of one lane's messages in one segment. Such an object is a chunk of a JournalLane."""
 
     __slots__ = ("lane", "live_count", "packed", "segment", "sequences")
 

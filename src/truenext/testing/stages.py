@@ -129,7 +129,7 @@ class Stages:
 
     def __init__(self, service: Service, running: ServiceRun, local: LocalBroker, control: Connection) -> None:
         self.broker = local
-        """Broker of the test. Its methods order faults (docs/testing.md)."""
+        """Broker of the test. A test calls the broker's methods to make faults happen (docs/testing.md)."""
         self._service = service
         self._service_run = running
         self._control_connection = control

@@ -53,7 +53,7 @@ class ReceivedMessage(Content):
         """True if the client has reported to the broker that the program has the message."""
         self.transaction: object | None = None
         self.redelivery: ReceivedMessage | None = None
-        """Later dispatch of the same message. It arrived while the program still held this dispatch."""
+        """Later dispatch of the same message, which arrived while the program still held this dispatch."""
         self.may_have_missed: bool = False
         """True if the connection was lost before this message, so that earlier messages of its topic may be missing."""
 

@@ -6,8 +6,9 @@
                └──────── connection lost ─────────┴─────────────────────────────────────────────────────┘
 
 After a reconnect the broker is asked for the highest number that it has accepted (C18.5). Sends up to this number count
-as confirmed. The others are written first, in order, under the next numbers. So no send is lost, doubled or overtaken,
-and no number is left out. The number and the bytes of unconfirmed sends are limited.
+as confirmed. The unconfirmed sends are written again, in order and before all later sends, under the next numbers. So
+no send is lost, doubled or overtaken, and no number is left out. The number and the bytes of unconfirmed sends are
+limited.
 """
 
 from __future__ import annotations

@@ -156,8 +156,8 @@ def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) ->
 
 
 def _abandon_batch(client: Client, batch: SendBatch, default_text: str) -> TimeoutError:
-    """Give up the unsettled sends of a batch, and make their error. Its text is `default_text`, unless the broker has
-    no space."""
+    """Give up the unsettled sends of a batch, and make their error. The error's text is `default_text`, unless the
+    broker has no space."""
     count, confirmed = batch.unsettled_count, batch.confirmed_count
     is_none_accepted = client.send_buffer.abandon_batch(batch) is not None
     if client.send_buffer.no_space_error is None:

@@ -612,7 +612,7 @@ class SessionCore(msgspec.Struct, eq=False):
         return (yield from transactions.commit(transaction, deadline, caller_number))
 
     def expire(self) -> None:
-        """Refuse all later calls of this session. It was made for one call of a handler, which has ended."""
+        """Refuse all later calls of this session, because it was made for one call of a handler, which has ended."""
         self.is_closed = self.is_expired = True
 
     def commit_and_expire(self, deadline: float | None) -> Flow[None]:

@@ -405,7 +405,7 @@ class Subscriptions:
             self.release_buffered([received.subscription])
 
     def remember_disposition(self, received: ReceivedMessage, disposition: Disposition) -> None:
-        """Keep a disposition. It is sent when the message is redelivered."""
+        """Keep a disposition, to be sent when the message is redelivered."""
         self.unconfirmed_dispositions[received.message_id] = disposition, received.attempts
         if len(self.unconfirmed_dispositions) > UNCONFIRMED_DISPOSITIONS_MAX:
             del self.unconfirmed_dispositions[next(iter(self.unconfirmed_dispositions))]

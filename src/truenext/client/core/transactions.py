@@ -390,7 +390,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
             self._buffer.wake_all()
 
     def mark_rollback_only(self, transaction: TransactionState, reason: str) -> None:
-        """Abort the transaction if it is open. Its code gets RolledBack at its next call."""
+        """Abort the transaction if it is open. The code of the transaction gets RolledBack at its next call."""
         if transaction.outcome is Outcome.OPEN:
             self._abort(transaction, CountedAttempts.NONE)
             transaction.mark_rollback_only(RolledBack(reason))
@@ -477,8 +477,8 @@ class SessionTransactions(msgspec.Struct, eq=False):
             self.transaction = None
 
     def _finish_when_resolved(self, transaction: TransactionState) -> None:
-        """Finish a transaction as soon as its outcome is known. Its code has stopped waiting, but the next call of the
-        session waits for the outcome."""
+        """Finish a transaction as soon as its outcome is known. The transaction's code has stopped waiting, but the
+        next call of the session waits for the outcome."""
         if transaction.outcome in ENDED_OUTCOMES:
             self._finish(transaction)
         else:

@@ -68,7 +68,7 @@ _decode_schedule = msgspec.json.Decoder(Schedule).decode
 
 
 class DueSendsRead(SideRead):
-    """Read of the records that are due first. They may be in several lanes."""
+    """Read of the records that are due first, which may be in several lanes."""
 
     __slots__ = ("_scheduler", "lanes")
 

@@ -104,8 +104,8 @@ class Sending:
             session.last_batch = self._commit_state.batch.number
 
     def send_run(self, session: ConnectionState, run: SendRun) -> None:
-        """Accept all SENDs of a run, or none of them. They are accepted if only their positions in an existing queue
-        remain to be decided."""
+        """Accept all SENDs of a run, or none of them. The run is accepted if only the positions of its messages in an
+        existing queue remain to be decided."""
         queue = self._by_name.get(run.destination.name)
         if (
             queue is None

@@ -1,8 +1,8 @@
 """Horizon of a lane: the sequence up to which its messages are in memory; and removal of single messages.
 
-The horizon moves up with a page (`apply_page`), and down when memory is short (`lower_horizon`). It is UNBOUNDED when
-all waiting messages are in memory (`update_horizon`). Selected entries are in one container below the horizon and in
-another above it. When the horizon moves, `_move_selected_across` moves entries between the two.
+The horizon moves up with a page (`apply_page`), and down when memory is short (`lower_horizon`). The horizon is
+UNBOUNDED when all waiting messages are in memory (`update_horizon`). Selected entries are in one container below the
+horizon and in another above it. When the horizon moves, `_move_selected_across` moves entries between the two.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class ResidentSet:
         self.queues_over_limit: dict[Queue, None] = {}
         """Queues that may be above their own limits."""
         self.queues_still_over_limit: dict[Queue, None] = {}
-        """Queues above their own limits from which no more messages can leave now. They are checked again when a batch
-        is durable or a page was applied."""
+        """Queues above their own limits from which no more messages can leave now. These queues are checked again when
+        a batch is durable or a page was applied."""
         self.limited_subscriptions: dict[Queue, None] = {}
         """Topic subscriptions that end with their connections, have their own limit, and have messages on disk."""
         self._lanes_awaiting_page: dict[Lane, None] = {}

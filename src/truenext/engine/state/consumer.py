@@ -199,7 +199,8 @@ class BrokerConsumer(Subscriber, EntryHolder):
 
     def has_express_credit(self, rank: int) -> bool:
         """Return whether a message of this rank may be dispatched beyond the window, because less urgent messages fill
-        the window. After False, the answer is False for less urgent ranks, and for the rest of the turn."""
+        the window. Once the result is False, it stays False for this rank and all less urgent ones until the end of the
+        turn."""
         beyond = len(self.held) - self.window
         if not (self.has_express and self.window > 1 and 0 <= beyond < EXPRESS_MAX):
             return False

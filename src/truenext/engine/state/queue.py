@@ -476,7 +476,8 @@ class Lane:
     # ---- Containers ----
 
     def allocate_arrived(self) -> deque[Entry]:
-        """Allocate `arrived` for a first entry. It is freed when dispatch finds the lane empty, or memory is short."""
+        """Allocate `arrived` for a first entry. `arrived` is freed when dispatch finds the lane empty, or memory is
+        short."""
         assert self.arrived is NO_ENTRIES, "it has begun"
         self.queue.memory.deque_bytes += DEQUE_BYTES
         self.arrived = deque()

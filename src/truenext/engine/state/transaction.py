@@ -57,7 +57,7 @@ class BrokerTransaction(EntryHolder):
         """Whether a rollback counts an attempt for acknowledged messages, too. If not, only for nacked messages."""
         self.sends: list[Send] = []
         self.sends_of_copies: list[Send] = []
-        """Those of `sends` that go to topics or to several destinations at COMMIT."""
+        """Elements of `sends` that go to topics or to several destinations at COMMIT."""
         self.cron_count = 0
         """Number of sends with a cron expression. COMMIT computes the times of each."""
         self.held = {}

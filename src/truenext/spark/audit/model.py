@@ -202,7 +202,7 @@ class Finding(msgspec.Struct, gc=False):
 
 
 class RemovedMessages:
-    """How removed messages have ended: one code, of one byte, for each message. The sequences are close together, so
+    """Ends of removed messages: one code, of one byte, for each message. The sequences are close together, so
     the arrays have few unused bytes."""
 
     __slots__ = ("pages",)

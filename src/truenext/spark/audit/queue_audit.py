@@ -468,8 +468,8 @@ class QueueAudit:
     def on_delayed(
         self, event: int, at: int, sequence: int, attempts: int, reason: int = ReturnReason.OTHER, *, is_blocking: bool
     ) -> None:
-        """Record that a message waits for its retry. It has just failed, or a page of the store has shown it as
-        delayed."""
+        """Record that a message waits for its retry. The message has just failed, or a page of the store has shown the
+        message as delayed."""
         # A changed policy may have made it blocking, or no longer blocking.
         self.clear_delay(sequence)
         message = self.messages.get(sequence)

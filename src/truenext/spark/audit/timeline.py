@@ -48,7 +48,7 @@ FLAGS = {
 }
 """Flag for each word in a consumer's mode."""
 RETURN_REASONS = {"released": ReturnReason.RELEASED, "lost": ReturnReason.STARTED, "aborted": ReturnReason.STARTED}
-"""ReturnReason for each word with which the reason of a return may begin."""
+"""ReturnReason for each first word of a return's reason."""
 
 
 def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataFrame) -> DataFrame:

@@ -43,9 +43,9 @@ def replace_latest(
 ) -> bool:
     """Replace the message in one transaction. After a crash there is either the old message or the new one.
 
-    `replaces` decides whether the message may be replaced. It gets the highest batch found; None if no message is
-    ready. Return False, with no change, if `replaces` does, or if the `number` was used before. If two connections use
-    one number, the first COMMIT wins.
+    `replaces` decides whether the message may be replaced. This function gets the highest batch found; None if no
+    message is ready. Return False, with no change, if `replaces` does, or if the `number` was used before. If two
+    connections use one number, the first COMMIT wins.
 
     Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """

@@ -94,7 +94,7 @@ def child_id(parent: str, ordinal: int) -> str:
 
 
 def inbox_id(service: str, queue: str, message_id: str) -> str:
-    """Return the id of a message in the inbox. It depends on service and queue, too, since one message may come to
+    """Return the id of a message in the inbox. The id also depends on service and queue, since one message may come to
     several queues, and several services may share a database."""
     return _derive_id(message_id, f"{service}\n{queue}\n{message_id}")
 

@@ -37,8 +37,8 @@ _COMPARED = ANNOTATIONS | {
     *("properties", "required", "additionalProperties", "items", "prefixItems", "keys", *_LOWER_BOUNDS, *_UPPER_BOUNDS),
 }
 _ANYTHING: Schema = {}
-"""Schema of any value. It is always this object: pairs of schemas are recognized by their `id`, so a comparison of
-types that contain themselves ends."""
+"""Schema of any value. Always the same object, because pairs of schemas are recognized by their `id`, so that a
+comparison of types that contain themselves ends."""
 _INFINITE = float("inf")
 _UNKNOWN = object()
 _ENCODINGS = ("base64", "base64url")
@@ -353,8 +353,8 @@ def _names(names: list[str]) -> str:
 
 
 def _merge_types(found: list[Mismatch], path: str) -> list[Mismatch]:
-    """Merge several type mismatches of one value into one mismatch. They arise if the writer may write several types,
-    and the reader accepts none of them."""
+    """Merge several type mismatches of one value into one mismatch. Several mismatches arise if the writer may write
+    several types and the reader accepts none of these."""
     here = [each for each in found if (each.path, each.kind) == (path, "type")]
     if len(here) < 2:
         return found

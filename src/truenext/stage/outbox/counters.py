@@ -21,7 +21,7 @@ class ExactlyOnceCounters:
         self.renumbered = 0
         """Number of units that got new numbers, because the broker did not know the old numbers."""
         self.refused = 0
-        """Number of messages that the broker refused. They were sent to the queue `SERVICE.refused` instead."""
+        """Number of messages that the broker refused, and that were sent to the queue `SERVICE.refused` instead."""
 
 
 def format_metrics(counters: ExactlyOnceCounters, unsent: UnsentCounts | None) -> str:

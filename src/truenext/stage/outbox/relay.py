@@ -79,8 +79,8 @@ class OutboxRelay(PeriodicTask):
         self._backoffs: dict[str, BackoffState] = {}
         """Backoffs of producers, by the producer's name."""
         self._parts_max = COMBINED_UNITS_MAX
-        """Largest number of units that are combined into one. It is reduced after the broker has refused a combined
-        unit as too large."""
+        """Maximum number of units that are combined into one, reduced after the broker has refused a combined unit as
+        too large."""
         self._free_producers: list[OutboxProducer] = []
         self._borrowed_producers: set[str] = set()
         self._heartbeat = PeriodicTask("truenext alive", self._record_heartbeat)
@@ -131,7 +131,7 @@ class OutboxRelay(PeriodicTask):
         return producer
 
     def return_producer(self, producer: OutboxProducer) -> None:
-        """Free a borrowed producer. It must have no unit that still has to be sent."""
+        """Free a borrowed producer, which must not have any unsent unit."""
         self._borrowed_producers.discard(producer.name)
         self._free_producers.append(producer)
 
@@ -159,8 +159,8 @@ class OutboxRelay(PeriodicTask):
         return 0.0 if is_more else CHECK_INTERVAL_S
 
     async def _record_heartbeat(self) -> float:
-        """Record a heartbeat if the last one is HEARTBEAT_S old. It has a task of its own, since the relay may wait for
-        the broker for longer than ALIVE_MS."""
+        """Record a heartbeat if the last one is HEARTBEAT_S old. Heartbeats have a task of their own, because the relay
+        may wait for the broker for longer than ALIVE_MS."""
         now = asyncio.get_running_loop().time()
         if now - self._checked_at >= HEARTBEAT_S:
             with suppress(DatabaseUnavailable):

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 WAIT_S: Final = 5
 """Seconds for which the transaction waits for another transaction that is handling the same message."""
 IDLE_S: Final = 300
-"""Seconds after which PostgreSQL ends this transaction if it is idle. Its process may be dead, or may have stopped."""
+"""Seconds after which PostgreSQL ends this transaction if it is idle. The transaction's process may be dead, or may
+have stopped."""
 
 CLOCK: Final = {
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)",

@@ -154,8 +154,8 @@ BUSY_S = 5.0
 CONNECT_ARGS: dict[str, Any] = {"isolation_level": None, "timeout": BUSY_S}
 """Options for connections. With `isolation_level` None, the driver itself begins and ends no transactions."""
 THREAD_ARGS = CONNECT_ARGS | {"factory": SerializedConnection}
-"""Options for connections of plain functions. Their calls are serialized by a lock, since a thread that the function
-has left running may use the connection while it is closed."""
+"""Options for connections of plain functions. A lock serializes the calls on such a connection, because a thread that
+the function has left running may use the connection while it is closed."""
 
 _READ_ONLY = "truenext_reads"
 READ_ONLY: dict[str, Any] = {_READ_ONLY: True}

@@ -185,7 +185,7 @@ class SalvagedCheckpoint:
     # ---- Timers and messages ----
 
     def timers(self) -> Iterator[bytes]:
-        """Yield the stored timers. They are in order, and each comes once, unless the checkpoint is damaged."""
+        """Yield the stored timers, in order and each once, unless the checkpoint is damaged."""
         for timer, _ in self._checksummed_values(b"timers"):
             if len(timer) == TIMER_SIZE:
                 yield timer

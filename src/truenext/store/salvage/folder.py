@@ -126,8 +126,7 @@ class Salvage:
         return overlay
 
     def timers(self) -> Iterator[bytes]:
-        """Yield the timers of journal and checkpoint. They are in order, and each comes once, unless the checkpoint is
-        damaged."""
+        """Yield the timers of journal and checkpoint, in order and each once, unless the checkpoint is damaged."""
         return self._overlay.timer_view().iter_after(b"", self.checkpoint.timers())
 
     def messages(self) -> Iterator[SalvagedMessage]:

@@ -1,4 +1,4 @@
-"""Actions: control requests that change only their own connection. They have no answer but a RECEIPT.
+"""Actions: control requests that change only their own connection. An action has no answer but a RECEIPT.
 
     started, credit, wake   headers
     release                 JSON, as it may name more messages than a header can hold

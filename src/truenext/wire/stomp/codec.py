@@ -106,7 +106,7 @@ class Decoder(Generic[Read]):
 
         self._known_shapes = shapes
         self._shapes: tuple[Shape[Read], ...] = ()
-        """Shapes that are tried for each frame of this connection, the one found last first."""
+        """Shapes that are tried for each frame of this connection, the most recently found first."""
         self._misses = 0
         """Number of plain frames that `_decode` has decoded since the last frame that was read by a shape."""
 

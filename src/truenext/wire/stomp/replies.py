@@ -40,7 +40,8 @@ class ReplyEncoder:
         """True for a truenext client: its MESSAGEs state the release count and a lost attempt, and their `ack` headers
         the dispatch."""
         self._pattern_subscriptions: set[str] = set()
-        """Subscriptions to patterns of queues. Their MESSAGEs have the name of the queue as destination."""
+        """Subscriptions to patterns of queues. A MESSAGE of such a subscription has the name of the queue as
+        destination."""
 
     def on_connected(self, version: Version, login: Login) -> None:
         """Note the agreed version, and whether the client is a truenext client."""

@@ -1,6 +1,6 @@
 """Requests: makes commands from a client's frames.
 
-Headers of ActiveMQ are understood (`persistent`, `priority`, `expires`, `reply-to`, `activemq.prefetchSize`). Those
+Headers of ActiveMQ are understood (`persistent`, `priority`, `expires`, `reply-to`, `activemq.prefetchSize`). Headers
 that truenext does not support are refused by name, instead of being ignored (headers.py)."""
 
 from collections import Counter
@@ -178,8 +178,8 @@ class FrameInterpreter:
                 self._on_ineffective_header(frame.command, name, known[name])
 
     def _forwarded(self, frame: Frame, priority: int) -> bytes:
-        """Return the header lines that are stored and sent to the consumer. Their priority is from 0 to 9, and a
-        reply-to is an address for all connections."""
+        """Return the header lines that are stored and sent to the consumer. In these lines the priority is from 0 to 9,
+        and a reply-to is an address that is valid on all connections."""
         headers = frame.headers
         priority_text = headers.get("priority")
         is_canonical = priority_text is None or priority_text in _PRIORITIES
@@ -392,8 +392,9 @@ FRAME_INTERPRETERS: dict[str, Callable[[FrameInterpreter, Frame], Command]] = {
     "ABORT": FrameInterpreter._parse_abort,
     "DISCONNECT": FrameInterpreter._parse_disconnect,
 }
-"""Functions that parse a client's frame after the login, by command. They are functions of the class: bound methods in
-an attribute of their own object would form a reference cycle, which keeps the last frame alive."""
+"""Functions that parse a client's frame after the login, by command. The values are functions of the class, not bound
+methods: bound methods in an attribute of their own object would form a reference cycle, which keeps the last frame
+alive."""
 
 
 def _numbered(headers: dict[str, str]) -> tuple[str | None, int, bool]:
