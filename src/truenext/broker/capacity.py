@@ -6,7 +6,7 @@
     memory for incomplete frames is full       one large frame is read on at a time (incomplete_frames.py)
     a pass has no time left to read            connections that were not read wait for a turn (read_turns.py)
 
-While some clients fill the batch, a client that sends little goes on with its share. Without a share it would wait for
+While some clients fill the batch, a client that sends little may still use its share. Without a share it would wait for
 several writes of the disk. SHARES_BYTES is less than a batch takes, so that eviction frees more than shares add.
 """
 

@@ -1,7 +1,7 @@
 """Sliced work: long work that does not block the event loop. Alarm: wakes the event loop when a timer is due.
 
 Work is a generator that yields after each step. A step takes about a millisecond at most. Each turn runs steps for
-SLICE_NS, and the next turn goes on with the remaining steps. Source: docs/decisions/0037-asking-a-full-broker.md
+SLICE_NS, and the next turn continues with the remaining steps. Source: docs/decisions/0037-asking-a-full-broker.md
 """
 
 from asyncio import AbstractEventLoop, TimerHandle

@@ -67,7 +67,7 @@ class Peer(Protocol):
         """
 
     def resume_reading(self) -> None:
-        """Execute the commands that wait, and read the socket again. Called when the reason for waiting is gone."""
+        """Execute the commands that wait, and read the socket again. Called when the reason for waiting has ended."""
 
     def end_slow_client(self, reason: str) -> None:
         """End the connection with an ERROR: its client reads or sends so slowly that it takes too much memory."""

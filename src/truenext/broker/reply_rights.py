@@ -4,7 +4,7 @@
     SEND        needs this right if it goes to a temporary queue or topic of another user, or its reply-to names one
 
 Dispatch and check use the same function, `_named_in_reply_to`. So they agree on which queues a reply-to names. Ids of
-connections are never used again: a queue that a message of an earlier run of the broker names is gone.
+connections are never used again: a queue that a message of an earlier run of the broker names no longer exists.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class _BlockedWildcards:
     being read, compared or committed."""
 
     def __init__(self, engine: Engine, busy_queues: set[Queue]) -> None:
-        """`busy_queues` are queues of which a page is being read, or in which the next turn goes on dispatching."""
+        """`busy_queues` are queues of which a page is being read, or in which the next turn continues dispatching."""
         self._has_uncommitted_for_wildcards = engine.queues.wildcards.has_uncommitted
         self._touched = engine.state.commit_state.touched_wildcards
         self._busy_queues = busy_queues

@@ -258,9 +258,9 @@ class Service(Definition):
                 the reply.
             **options: Options of the flow (`FlowOptions`).
 
-        Raises: TimeoutError if no reply comes within `timeout` seconds, and then the flow goes on; NotDecoded if the
-        reply is not of the endpoint's type; FlowError if an argument is invalid, or a stage asks its own endpoint; also
-        the errors of `send`
+        Raises: TimeoutError if no reply comes within `timeout` seconds (the flow continues); NotDecoded if the reply is
+        not of the endpoint's type; FlowError if an argument is invalid, or a stage asks its own endpoint; also the
+        errors of `send`
         """
         check_can_await(f"{self.name}.ask", "request the endpoint with the flow: the reply comes to the next stage")
         return self._ask(to, message, trace, timeout, options)

@@ -1,8 +1,8 @@
 """Export of a damaged data folder: writes the readable part into a new folder.
 
 The new folder has a checkpoint and no journal. Messages keep their keys, attempts, deliveries and due times. Queues,
-producers and timers are kept, too. Sequences that were given out are never given out again. If anything was damaged,
-acknowledged messages may be exported as well. Then every message counts as dispatched before.
+producers and timers are kept, too. Sequences that were used are never used again. If anything was damaged, acknowledged
+messages may be exported as well. Then every message counts as dispatched before.
 """
 
 from __future__ import annotations

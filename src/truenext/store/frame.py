@@ -50,7 +50,7 @@ def payload_at(content: memoryview, offset: int, segment: int, number: int, salt
 
 
 def iter_starts(content: bytearray, segment: int, after: int) -> Iterator[tuple[int, int, int]]:
-    """Yield each place after `after` where a frame may start: its offset, the size of the payload, and the frame's
+    """Yield each position after `after` where a frame may start: the offset, the size of the payload, and the frame's
     number."""
     needle = struct.pack("<Q", segment)
     at = content.find(needle, after + SEGMENT_OFFSET)

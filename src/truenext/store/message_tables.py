@@ -84,7 +84,8 @@ class MessageTables:
         return False
 
     def find(self, txn: lmdb.Transaction[bytes], key: bytes) -> UndecodedMessage | None:
-        """Return the message with this key, or None. Raises: StoreError if only its mark is there"""
+        """Return the message with this key, or None. Raises: StoreError if the message is missing but its mark
+        exists"""
         record, value = self.record(txn, key), self.marks.get(txn, self.generation + key)
         if record is not None:
             return stored_message(key, record, value)

@@ -87,7 +87,7 @@ class Faults:
 
 
 def caller_location() -> str:
-    """Return the place of the innermost caller outside of this package, as FILE:LINE."""
+    """Return the location of the innermost caller outside of this package, as FILE:LINE."""
     frame = sys._getframe(1)
     while f"{frame.f_globals.get('__name__')}.".startswith(f"{_PACKAGE}.") and frame.f_back is not None:
         frame = frame.f_back

@@ -90,8 +90,8 @@ class Driver(BaseDriver):
         self._is_reading = True
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
-        """Time at which the timer is due. uvloop's timers do not tell their time if they were due when they were
-        made."""
+        """Time at which the timer is due. Stored here because a timer of uvloop that was due when it was made does not
+        report its time."""
         self._socket_closed: asyncio.Future[None] | None = None
         self._connect_task: asyncio.Task[None] | None = None
         self._is_confirmation_checked = False

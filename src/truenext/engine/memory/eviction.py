@@ -80,8 +80,8 @@ class Eviction:
         return self._batch == self._commit_state.batch.number and self._batch_bytes >= EVICTED_BYTES_PER_BATCH
 
     def enforce_memory_limits(self, queues: Collection[Queue]) -> list[Queue]:
-        """Evict messages until the limits are kept, at most as many as one turn may. Messages that the store lacks are
-        added to the gathering batch.
+        """Evict messages until memory is within its limits, at most as many as one turn may evict. Messages that the
+        store lacks are added to the gathering batch.
 
         Do not call it between a dispatch and the writing of the dispatched messages. Returns temporary queues whose
         connections must be closed: the largest reply queue, if nothing else can leave memory, and topic subscriptions

@@ -159,7 +159,7 @@ def is_first_uncommitted(lane: Lane, committed: int) -> bool:
     """Return whether the first message of `unread_in_memory` is not visible yet, and precedes all messages in
     `loaded_early`. Call this function only if the lane has no head, and all unread messages are in `unread_in_memory`.
 
-    `loaded_early` may have a requeued message even when the queue's selectors and groups are gone.
+    `loaded_early` may have a requeued message even when the queue no longer has selectors or groups.
     """
     first = lane.unread_in_memory[0]
     if first.batch <= committed:

@@ -108,7 +108,7 @@ class ScanCursor:
 
     @property
     def has_space(self) -> bool:
-        """Whether at most half of the permitted number of matches wait. A scan that was full goes on when this is
+        """Whether at most half of the permitted number of matches wait. A scan that was full continues when this is
         true."""
         return len(self.found) <= SCAN_FOUND_MAX // 2
 

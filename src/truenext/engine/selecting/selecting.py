@@ -121,7 +121,7 @@ class QueueSelection:
                     self.unfinished_cursors.pop(cursor, None)
 
     def _restart_deferred(self) -> None:
-        """Begin all comparisons of the first deferred messages anew, because the scans have changed."""
+        """Restart all comparisons of the first deferred messages, because the scans have changed."""
         for lane in self._deferred_lanes.values():
             _deferred_of(lane).compared_scans = 0
 
@@ -216,7 +216,7 @@ class QueueSelection:
             self._deferred_lanes[lane.rank] = lane
 
     def _may_requeue(self, budget: ComparisonBudget) -> bool:
-        """Return whether there is time to find the place of a requeued message in its group."""
+        """Return whether there is time to find the position of a requeued message in its group."""
         return self.groups is None or budget.has_time
 
     def _test_requeued(self, entry: Entry, budget: ComparisonBudget, first: int = 0) -> int | None:

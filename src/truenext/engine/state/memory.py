@@ -134,7 +134,7 @@ class MemoryBudget:
         return self.queue_bytes + QUEUE_BYTES + LANE_BYTES <= self.queues_limit
 
     def has_space_for_consumer(self, size: int) -> bool:
-        """Return whether a consumer may be added for which `size` bytes are kept in all."""
+        """Return whether memory has space for a consumer that takes `size` bytes in all."""
         return self.queue_bytes + size <= self.queues_limit + CONSUMERS_RESERVE
 
     def bytes_for_selector(self, selector: Selector | None) -> int:

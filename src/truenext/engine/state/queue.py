@@ -169,7 +169,7 @@ class DeferredEntries:
         """Number of scans with which the first entry was compared so far."""
         self.was_in_memory = True
         """Whether the first entry was in memory when it was compared. When this changes, all comparisons of the entry
-        are done anew."""
+        are repeated."""
 
     def add(self, entry: Entry) -> None:
         if self._heap and entry.sequence <= self._heap[0]:
@@ -394,7 +394,7 @@ class Lane:
         return entry
 
     def requeue(self, entry: Entry) -> None:
-        """Put a dispatched entry back to its place in the lane."""
+        """Put a dispatched entry back to its position in the lane."""
         sequence = entry.sequence
         entry.is_out_of_lane = False
         entry.is_requeued = True

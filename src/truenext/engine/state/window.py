@@ -20,7 +20,7 @@ from truenext.model.limits import WINDOW_DEFAULT
 SIZE_INITIAL = 10
 """Initial size in messages, before anything is measured."""
 SIZE_MIN = 2
-"""Smallest size in messages. With 2, the next message is there when the consumer is done with one."""
+"""Smallest size in messages. With 2, a consumer that has finished a message already has the next one."""
 QUEUED_WORK_MS = 50
 """Milliseconds of work that may wait at a consumer, besides twice the messages that it handles at once."""
 MEASURE_MIN_MS = 20

@@ -33,7 +33,7 @@ class CommitState:
         self.now_ms = 0
         """Time of the last tick, in milliseconds since the epoch."""
         self.is_read_long = False
-        """The commands from the current read of a socket may take long. The broker sets this flag anew before each
+        """True if commands from the current read of a socket may take long. The broker sets this flag before each
         read; a command that may take long sets it to True."""
         self.now_us = 0
         """Time of the last tick, in microseconds of a monotonic clock."""
@@ -245,7 +245,7 @@ class BackgroundTask(ABC):
 
     @abstractmethod
     def step(self) -> Sequence[StoreRead]:
-        """Do a slice of the work. Returns the reads of pages that the task needs to go on."""
+        """Do a slice of the work. Returns the reads of pages that the task needs to continue."""
 
     def next_due_ms(self) -> int | None:
         """Return the time when a step is due, in milliseconds since the epoch. None if the task waits for no time."""

@@ -1,7 +1,7 @@
 """Operator commands for queries with bundles in the broker: list, close, return rows, reject a row.
 
-Each step of a command is one transaction. So an interrupted command leaves every row in exactly one place, and can be
-repeated.
+Each step of a command is one transaction. So after an interrupted command every row is still stored exactly once, and
+the command can be repeated.
 """
 
 from __future__ import annotations

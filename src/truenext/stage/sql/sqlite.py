@@ -174,7 +174,7 @@ async def enable_wal(connection: AsyncConnection) -> None:
 
 
 def set_up(engine: Engine, write_queue: WriteQueue, *, is_interactive: bool) -> None:
-    """Prepare every connection that `engine` makes: its PRAGMAs, and its place in `write_queue` before it writes.
+    """Prepare every connection that `engine` makes: it gets its PRAGMAs, and waits in `write_queue` before it writes.
 
     For an AsyncEngine pass its `sync_engine`. With `is_interactive`, these connections write before others in the
     queue.

@@ -206,7 +206,8 @@ class StompSession:
         return self._frame_count - length_hint(self._remaining)
 
     def mark_refused(self) -> int:
-        """Note that the last frame was refused while the connection goes on, and drop the frame's remaining commands.
+        """Note that the last frame was refused while the connection stays open, and drop the frame's remaining
+        commands.
 
         Returns the number of the frame.
         """
