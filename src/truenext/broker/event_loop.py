@@ -37,7 +37,6 @@ class SlicedWork:
                 return
 
     def drop(self) -> None:
-        """Drop all pending work."""
         self.pending.clear()
 
 

@@ -15,7 +15,6 @@ class WriteTimeEstimate:
 
     def __init__(self) -> None:
         self._small_batch_seconds = 0.0
-        """Average time of a small batch."""
         self._seconds_per_byte = INITIAL_SECONDS_PER_BYTE
         """Average time for each byte of a large batch, beyond the time of a small one."""
         self._is_slow = False

@@ -189,7 +189,6 @@ class Turn:
 
     @property
     def has_work(self) -> bool:
-        """Whether a turn has work to do."""
         commit_state = self._commit_state
         if commit_state.touched_queues or commit_state.touched_wildcards or commit_state.has_answers:
             return True

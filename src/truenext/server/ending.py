@@ -63,7 +63,6 @@ class Ending:
         self._loop = loop
         self._client = client
         self._has_client_closed = False
-        """True once the client has closed its side of the socket."""
         self._timers: dict[str, TimerHandle] = {}
 
     def attach(self, connection_input: Input, output: Output, on_closed: Callable[[], None]) -> None:

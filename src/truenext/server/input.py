@@ -76,9 +76,7 @@ class Input:
         self._waiting: Iterator[Command] | None = None
         """Commands that were read and wait to be executed; None if none wait."""
         self._last_received_at = loop.time()
-        """Loop time of the last input."""
         self._needs_socket_check = False
-        """True if input has come since the last check of the socket."""
 
     @property
     def has_waiting_commands(self) -> bool:

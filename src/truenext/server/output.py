@@ -89,11 +89,9 @@ class Output:
         """Owners of `_parts`, in order: a subscriber and its number of messages, or None and 1 for a frame that is no
         message."""
         self._has_messages = False
-        """True if `_parts` or `_unsent` has a message."""
         self._unsent: deque[tuple[bytes, Owner]] = deque()
         """Frames that the socket has not taken yet, each with its owner. Empty unless the client reads slowly."""
         self._unsent_messages: Counter[Subscriber] = Counter()
-        """Number of unsent messages by subscriber."""
         self._unsent_answer_bytes = 0
         self._counted_answer_bytes = 0
         """Bytes of unsent answers as they were last reported to the broker."""

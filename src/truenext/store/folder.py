@@ -85,7 +85,6 @@ def is_writable_by_others(path: Path) -> bool:
 
 
 def has_journal(data: Path) -> bool:
-    """Return whether the folder has files of a journal."""
     journal = data / "journal"
     return journal.is_dir() and any(journal.iterdir())
 

@@ -77,7 +77,6 @@ class Journal:
         self._last_start = 0
         """Offset of the newest segment's last replayed frame; 0 if there is none."""
         self._size = 0
-        """Size of the newest segment in bytes."""
         self.last_frame_number = 0
         """Number of the last frame; 0 if the journal has none."""
         self._last_frames: dict[int, int] = {}

@@ -50,7 +50,6 @@ class AdvanceableLoop:
         self._on_failed = on_failed
         self._timers = DelayedCalls()
         self._first_timer_handle: TimerHandle | None = None
-        """Timer of the real loop that runs the first timer of this loop; None without timers."""
         self._readers: dict[socket, Callable[[], object]] = {}
         self._writers: dict[socket, Callable[[], object]] = {}
         self._unwatched: set[socket] = set()

@@ -163,7 +163,6 @@ class Client:
         """True if the driver must not read the socket for now, because a browser has enough messages."""
         self._reconciler = Reconciler(context, self.subscriptions, self.pending_requests, self.on_connection_lost)
         self._last_link_number = 0
-        """Number of the last link. It rises with each link."""
         self._takeover_secret = ""
         self._last_store_id = ""
         self._is_pump_due = False

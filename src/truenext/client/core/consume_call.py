@@ -75,7 +75,6 @@ class ConsumeCall:
         return self._buffer.is_closed
 
     def wait_until_stopped(self) -> Flow[None]:
-        """Wait until `stop` is called."""
         while not self._buffer.is_closed:
             yield Wait(self._changed)
 

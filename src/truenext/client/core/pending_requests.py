@@ -65,7 +65,6 @@ class _PendingRequest(AnswerHandler, msgspec.Struct, eq=False):
 class PendingRequests:
     def __init__(self) -> None:
         self._pending: dict[str, _PendingRequest] = {}
-        """Pending requests by correlation id."""
         self._numbers = count(1)
         self._subscribed_link: Link | None = None
 

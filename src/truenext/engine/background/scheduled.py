@@ -121,7 +121,6 @@ class Scheduler(BackgroundTask):
         self._by_number: dict[int, Queue] = {}
         """Hidden queues (`Queues.hidden_by_name`) by number."""
         self._maybe_empty_queues: dict[Queue, None] = {}
-        """Hidden queues that may be empty."""
         self._uncommitted_batches: dict[int, int] = {}
         """Batches of uncommitted records, by number of the record."""
         self._current_read: DueSendsRead | None = None
@@ -301,7 +300,6 @@ class Scheduler(BackgroundTask):
     def list_or_cancel(
         self, request: bulk.ScheduledRequest, read: bulk.BulkRead, page: PageResult
     ) -> bulk.ScheduledResult:
-        """List or cancel the scheduled sends of a page."""
         lane = read.lane
         chosen = selector.compile_selector(request.selector) if request.selector is not None else None
         budget = ComparisonBudget(SCAN_NS_PER_TURN)

@@ -104,7 +104,6 @@ class Releasing:
                 self._commit_state.touched_queues[queue] = None
 
     def wake_consumer(self, consumer: BrokerConsumer) -> None:
-        """Wake the consumer, if it is suspended."""
         if consumer.is_suspended:
             consumer.wake(self._commit_state.now_ms)
             self._log_window(consumer, consumer.window)

@@ -34,7 +34,6 @@ class DiscardedSubscription(NamedTuple):
     """Durable subscription whose messages were dropped because a SUBSCRIBE changed its topic or selector."""
 
     durable_key: str
-    """Key from `destination.durable_key`."""
     message_count: int
     old_destination: Destination
     """Destination of the discarded queue, with the old topic and selector."""

@@ -230,7 +230,6 @@ class QueueDispatch:
         return consumer_class
 
     def _owns_groups(self, consumer: BrokerConsumer, scan: QueueScan | None) -> bool:
-        """Return whether the consumer owns groups with waiting messages."""
         return False
 
     def _is_available_to(self, consumer_class: ConsumerClass, entry: Entry) -> bool:
@@ -244,7 +243,6 @@ class QueueDispatch:
         return queried
 
     def head_for(self, consumer: BrokerConsumer) -> Head:
-        """Return the head of the queue for a consumer."""
         return self._head_of_queue(None if self._selection is None else self._scans.find_scan(consumer, self._queue))
 
     def _head_of_class(self, consumer_class: ConsumerClass) -> Head:

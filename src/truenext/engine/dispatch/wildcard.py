@@ -83,7 +83,6 @@ class WildcardDispatch:
         """Wildcard consumers whose true next is unknown until a message is read or compared."""
         self._queue_dispatches: dict[Queue, QueueDispatch] = {}
         self._searched_last: dict[QueueDispatch, None] = {}
-        """Queues searched since the last dispatch."""
         self._classes_by_queue: dict[Queue, list[ConsumerClass]] = {}
         """By queue: classes of the consumers that have credit. Wildcard consumers are left out."""
         self._first_by_source: dict[Queue | Wildcard, Entry | None] = {}

@@ -67,7 +67,6 @@ class Eviction:
         self._batch = 0
         """Number of the last batch that has taken evicted messages."""
         self._batch_bytes = 0
-        """Bytes of the evicted messages in batch `_batch`."""
 
     @property
     def is_unfinished(self) -> bool:

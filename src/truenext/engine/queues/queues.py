@@ -269,7 +269,6 @@ class Queues:
         new.append(name)
 
     def has_open_sends(self, queue: Queue) -> bool:
-        """Return whether an open transaction sends to the queue."""
         return queue.name in self._reservations
 
     def free_reserved(self, reserved: Iterable[str]) -> None:
@@ -465,7 +464,6 @@ class Queues:
         return not queue.has_unloaded_held
 
     def remove(self, queue: Queue) -> None:
-        """Remove an unused queue."""
         self._unregister(queue)
         self.wildcards.on_queue_removed(queue)
         self._numbers.free(queue)

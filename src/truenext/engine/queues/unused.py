@@ -123,5 +123,4 @@ class QueueReservations:
 
 
 def _queue_bytes(destination: Destination) -> int:
-    """Return the bytes of a queue with one lane."""
     return queue_size(destination) + LANE_BYTES

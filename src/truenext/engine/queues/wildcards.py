@@ -30,7 +30,6 @@ class Wildcards(BackgroundTask):
         self._clients = state.clients
         self._selections = selections
         self._wildcards: dict[Wildcard, None] = {}
-        """Wildcard consumers in order of subscription."""
         self.joining: dict[Wildcard, int] = {}
         """Wildcard consumers that have not joined all their queues, with the bytes reserved for further queues. The
         first consumer joins first."""

@@ -79,7 +79,6 @@ class GroupOwnership:
         return self.owners.get(group, consumer) is consumer
 
     def owns_any(self, consumer: BrokerConsumer) -> bool:
-        """Return whether the consumer owns a group."""
         return consumer in self._groups_by_owner
 
     def has_earlier_delayed(self, group: str, rank: int, sequence: int) -> bool:

@@ -76,7 +76,6 @@ class ScanCursor:
         self.found: dict[int, Entry] = {}
         """Matches by sequence. Some may have been dispatched since."""
         self._found_heap: list[int] = []
-        """Sequences of `found`, as a heap."""
         self._untested = NO_SEQUENCES
         """Sequences in `found` of evicted messages, which cannot be tested before they are read."""
         self.pending: list[Entry] = []
@@ -252,7 +251,6 @@ class ConsumerScans:
             self._by_wildcard.setdefault(consumer, {})[queue] = scan
 
     def remove(self, consumer: BrokerConsumer, queue: Queue) -> QueueScan | None:
-        """Remove and return the scan of a consumer that leaves a queue."""
         if consumer.queue is not None:
             return self._by_consumer.pop(consumer, None)
         scans = self._by_wildcard.get(consumer)

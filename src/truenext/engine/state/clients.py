@@ -116,7 +116,6 @@ class ClientRegistry:
             receivers.add_exclusive(wildcard)
 
     def remove_consumer(self, consumer: BrokerConsumer, queue: Queue) -> None:
-        """Remove a consumer from the receivers of one queue."""
         receivers = self.receivers_by_queue[queue]
         if isinstance(consumer, QueueConsumer):
             del receivers.consumers[bisect_left(receivers.consumers, consumer.number, key=_number)]

@@ -160,7 +160,6 @@ class BrokerConsumer(Subscriber, EntryHolder):
             self.window = SUSPENDED_WINDOW
 
     def wake(self, now_ms: int) -> None:
-        """Wake the consumer, if it is suspended."""
         if self.awake_window is not None:
             self.window, self.awake_window = self.awake_window, None
             self.restart_auto_window(now_ms)

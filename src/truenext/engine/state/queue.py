@@ -141,7 +141,6 @@ class Entry(msgspec.Struct, gc=False):
 
     @property
     def address(self) -> str:
-        """Address of the entry's queue."""
         return self.lane.queue.destination.address
 
     @property
@@ -164,7 +163,6 @@ class DeferredEntries:
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
         self._heap: list[int] = []
-        """Sequences of `_entries`, as a heap."""
         self.compared_scans = 0
         """Number of scans with which the first entry was compared so far."""
         self.was_in_memory = True
@@ -435,7 +433,6 @@ class Lane:
             self.queue.observer.on_delayed(entry)
 
     def end_delay(self, sequence: int) -> None:
-        """End the delay of an entry, if it is delayed."""
         entry = self.delayed.pop(sequence, None)
         if entry is not None and entry.group:
             assert self.queue.observer is not None, "there are groups"
@@ -674,7 +671,6 @@ class Queue:
         return self.is_temporary or self.holds_dead_letters
 
     def lane_of(self, message: SentMessage) -> Lane:
-        """Return the lane of a message of this queue."""
         index = self._lane_index[message.priority]
         return self.lanes[index] if index >= 0 else self.lane(rank(message.priority))
 

@@ -67,7 +67,6 @@ class Wildcard(BrokerConsumer):
         return list(self.queues)
 
     def matches_queue(self, queue: Queue) -> bool:
-        """Return whether the pattern matches a queue."""
         destination = queue.destination
         name = destination.name
         if (

@@ -57,7 +57,6 @@ class AutoWindow:
         self.settled_count = 0
         """Number of messages acknowledged or nacked since the last measurement; counted by the callers."""
         self._measured_since_ms = now_ms
-        """Time of the last measurement."""
         self._last_activity_ms = now_ms
         """Time when the consumer last settled a message, or got one while it held none."""
         self._sampled_sequence = 0

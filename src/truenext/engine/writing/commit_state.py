@@ -45,7 +45,6 @@ class CommitState:
         """True while the broker stops: no message is dispatched, expires or becomes due, and waiting messages are being
         stored."""
         self.batch = Batch(1)
-        """The gathering batch."""
         self.is_eviction_behind = False
         """True if memory is short and the gathering batch takes no more evicted messages."""
         self.last_committed = 0

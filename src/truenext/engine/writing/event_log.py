@@ -109,7 +109,6 @@ class EventLog:
         self._started_entries: list[Entry] = []
         """Entries of the block of started events, which may be open at the same time as the other block."""
         self._started_consumer_numbers: list[int] = []
-        """Number of the consumer of each entry in `_started_entries`."""
         self._started_us = 0
         """Time of the first event in the block of started events, in microseconds since the epoch."""
         self.block_entries: list[Entry] = []

@@ -66,7 +66,6 @@ class BundleRows:
         """Ack id of the last message of each subscription. An ACK with this id acknowledges all messages of the
         subscription up to this one."""
         self._total_bytes = 0
-        """Estimated bytes of the rows in the bundle."""
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -234,7 +234,6 @@ class _Pull:
         self._unrequested = rows_max
         """Number of messages that may still be requested."""
         self._requested = 0
-        """Number of messages that were requested and have not arrived."""
         self._request_count = 0
         self._ahead = _AHEAD_FIRST
         self._last_requests = {f"rows{number}": "" for number in range(len(options.destinations))}

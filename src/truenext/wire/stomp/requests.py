@@ -100,7 +100,6 @@ class FrameInterpreter:
         """Value of `client-id` on CONNECT; "" if the client has sent none."""
 
     def on_connected(self, version: Version, client_id: str) -> None:
-        """Note the agreed version and the client id."""
         self._version = version
         self.client_id = client_id
 
