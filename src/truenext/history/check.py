@@ -13,8 +13,8 @@ from truenext.model.events import CHUNK, FILE, FROM_BATCH
 
 
 def last_batch_chunk(folder: Path) -> tuple[int, int] | None:
-    """Return run and first event of the last chunk that came from a batch, in the newest file that can be read; None if
-    there is no such chunk. A complete store also has that batch.
+    """Return the number of the run and of the first event of the last chunk that came from a batch, in the newest file
+    that can be read; None if there is no such chunk. A store that lacks the batch of this chunk has lost its end.
 
     Raises: OSError if the folder cannot be read
     """

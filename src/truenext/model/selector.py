@@ -46,8 +46,8 @@ _PURGE_LENGTH = 256
 """Length of a selector from which its regular expressions may be large; the cache of the module `re` is then
 emptied."""
 _LOOKUPS_MAX = 8
-"""Most properties of a selector that are searched one by one in the header lines. If there are more, all header lines
-are decoded once."""
+"""Largest number of properties of one selector for which each is searched for in the header lines. For a selector with
+more properties all header lines are decoded once."""
 
 BASE_NS = 1500
 LEAF_NS = 400

@@ -23,7 +23,8 @@ class Life(Enum):
     reset it, and the client would lose the last frame."""
     PARKED = "parked"
     """The socket is closed without a DISCONNECT. For a second the broker keeps the messages that would count an
-    attempt, and the client may take the connection over. (In the contract such a connection is "cut".)"""
+    attempt, the client may take the connection over, and an end would count an
+    attempt. (In the contract such a connection is "cut".)"""
     STOPPING = "stopping"
     """The broker stops: input is not read, and bytes that the socket does not take at once are never sent."""
     STOPPING_CLOSING = "stopping-closing"
@@ -37,7 +38,8 @@ class LifeEvent(Enum):
     DISCARD = "discard"
     """From now on input is discarded: after a DISCONNECT, an ERROR, a takeover, or when the client is lost."""
     PARK = "park"
-    """The socket has ended without a DISCONNECT, and the client may take the connection over."""
+    """The socket has ended without a DISCONNECT, the client may take the connection over, and an end would count an
+    attempt."""
     LAST_ANSWER = "last-answer"
     """The last answer was added to the output."""
     HALF_CLOSE = "half-close"

@@ -117,7 +117,7 @@ class Service(Definition):
             raise LocalProtocolError(f"{self.name} is not connected: use async with {self.name}.connected()")
         if not self.is_running:
             raise LocalProtocolError(
-                f"{self.name} was connected before this process was forked: connect in each process, with "
+                f"{self.name} was connected before this process was forked: connect in each process: "
                 f"async with {self.name}.connected()"
             )
         return self._current_run.initiator

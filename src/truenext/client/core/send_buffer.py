@@ -248,7 +248,7 @@ class SendBuffer:
         self.pump()
 
     def on_link_ended(self) -> None:
-        """Stop sending until the next connection. `on_send_lost` has been called for each send in flight."""
+        """Stop sending until the next connection. Must be called after `on_send_lost` for each send in flight."""
         self._link = None
         self._to_resend = None
         self._in_flight_count = self._bytes_since_receipt = 0
@@ -268,7 +268,7 @@ class SendBuffer:
                 continue
             try:
                 if send.producer_lines:
-                    link.require_truenext("a producer of your own")
+                    link.require_truenext("send(producer=..., number=...)")
                 ttl = ""
                 if send.expires_at is not None:
                     link.require_truenext("a ttl")

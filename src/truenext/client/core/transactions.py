@@ -285,7 +285,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
         if transaction.failed_messages:
             link.require_truenext("a commit after a message has failed")
         if caller_number is not None:
-            link.require_truenext("a commit under a number of your own")
+            link.require_truenext("commit(producer=..., number=...)")
         self._begin(transaction, link)
         if self._acknowledges_at_commit:
             for received in transaction.delivered_messages:

@@ -106,7 +106,8 @@ class ResidentSet:
         self._set_causes(entry, ONLY_IN_STORE)
 
     def load_causes(self, entry: Entry, causes: Causes) -> None:
-        """Fill in the causes of an entry with those from a page. Does nothing if the message has no causes."""
+        """Add to an entry the causes of its failures, which a page brought from the store. Does nothing if the entry is
+        not known to have causes."""
         if entry.causes is not None:
             self._set_causes(entry, merge_stored_causes(entry.causes, causes))
 

@@ -92,7 +92,8 @@ class CommitState:
 
     @property
     def first_uncommitted_sequence(self) -> int:
-        """First sequence of the batch that was closed last. Messages with lower sequences are durable."""
+        """First sequence of the batch that was handed to the store last, whether it is durable yet or not. Messages
+        with lower sequences belong to earlier batches, which are durable."""
         return self._first_sequences[0]
 
     @property

@@ -13,7 +13,8 @@ from truenext.errors import Code, Refused
 from truenext.spark.broker.connection import BrokerConnection
 
 Latest = dict[str, Any]
-"""Content of the message. It has at least the number `batch`, which only rises."""
+"""Content of the message that records a query's progress. It has at least `batch`, the number of a batch of the query,
+which never falls."""
 
 CLOSED_BATCH = (1 << 43) - 1
 """Number of the batch of an abandoned query. It is higher than any real one."""

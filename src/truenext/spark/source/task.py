@@ -106,7 +106,8 @@ class _Task:
         self._given = 0
         """Number of bundles that Spark has got."""
         self._repeated = -1
-        """Number of the bundle whose COMMIT was a repeat; -1 if there was none."""
+        """Number of the bundle whose COMMIT the broker answered as a repeat, because another attempt of the task had
+        committed the bundle; -1 if there was none."""
         self._rows_max, self._bytes_left = plan.end.share(plan.partition)
         self._rows_left = self._rows_max
         self.is_done = False

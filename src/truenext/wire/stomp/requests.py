@@ -62,7 +62,8 @@ _NOT_FORWARDED = HOP_BY_HOP_HEADERS | header_lines.DEAD_LETTER_HEADERS
 _SCHEDULED_OR_INEFFECTIVE = SCHEDULE_HEADERS | INEFFECTIVE_HEADERS["SEND"].keys()
 _UNUSUAL_SEND = _NOT_FORWARDED | _SCHEDULED_OR_INEFFECTIVE | {"reply-to", "JMSXGroupID"}
 _MESSAGE_ONLY = SCHEDULE_HEADERS | {"reply-to"}
-"""Headers that mean nothing on a SEND to /control/ without an answer, and are refused there."""
+"""Headers that are refused on a SEND to an action of /control/, such as /control/release: an action is done at once,
+and has no answer."""
 # A name is cheaper to look up than a member of an enumeration; every message needs this one.
 _QUEUE = DestinationKind.QUEUE
 _SCHEDULE_PREFIX = SCHEDULE_PREFIX.encode()
