@@ -97,6 +97,7 @@ class Rig:
         self.broker.ends.park.return_value = False
         self.broker.execute.return_value = None
         self.broker.capacity.may_read.return_value = True
+        self.broker.capacity.read_turns.end = lambda _, end: end()
         self.broker.capacity.incomplete_frames.is_full = False
         self.wire = mock.Mock(pending=bytearray(), is_connected=True, is_closed=False, last_receipt="r")
 
@@ -358,7 +359,7 @@ def test_commands_that_wait_are_forgotten_when_input_ends(rig: Rig) -> None:
     rig.broker.execute.return_value = PendingCommand(None, WaitsFor.OTHERS)
     rig.here.sendall(b"frame")
     made.on_readable()
-    rig.broker.capacity.read_turns.wait.assert_called_once_with(SESSION)
+    rig.broker.capacity.read_turns.wait_for_others.assert_called_once_with(SESSION)
     rig.wire.pending += b"half"
     ending.life.enter_after(LifeEvent.DISCARD)
     made.discard()
@@ -379,7 +380,10 @@ def test_commands_of_a_connection_that_one_of_them_has_closed_do_not_wait(rig: R
     rig.here.sendall(b"frame")
     made.on_readable()
     assert not made.has_waiting_commands
-    assert not rig.broker.capacity.read_turns.wait.called and not rig.broker.capacity.note_incomplete_frame.called
+    assert (
+        not rig.broker.capacity.read_turns.wait_for_others.called
+        and not rig.broker.capacity.note_incomplete_frame.called
+    )
 
 
 def test_input_reports_how_the_client_has_ended(rig: Rig) -> None:

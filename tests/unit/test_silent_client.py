@@ -72,7 +72,7 @@ class Broker:
         self.ends = SimpleNamespace(lost=self._lost, park=lambda _: False)
         self.capacity = SimpleNamespace(
             incomplete_frames=self.incomplete_frames,
-            read_turns=SimpleNamespace(has_time=lambda: True),
+            read_turns=SimpleNamespace(has_time=lambda _: True, end=lambda _, end: end()),
             may_read=lambda _: self.has_capacity,
             bytes_to_read=lambda *_: 0,
             wait=lambda *_, **__: None,
