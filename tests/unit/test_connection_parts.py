@@ -95,6 +95,7 @@ class Rig:
         self.socket = ClientSocket(there, None, cast(Any, self.loop))
         self.broker = mock.Mock()
         self.broker.ends.park.return_value = False
+        self.broker.ends.soon = lambda _, end: end()
         self.broker.execute.return_value = None
         self.broker.capacity.may_read.return_value = True
         self.broker.capacity.read_turns.end = lambda _, end: end()

@@ -130,6 +130,7 @@ class Broker:
             tick=self._tick,
             schedule_turn=self._schedule_turn,
             drop_answers=lambda session: self.control.requests.connection_closed(session),
+            monotonic_ns=monotonic_ns,
         )
         self.users = UserSessions(
             users,
@@ -239,6 +240,7 @@ class Broker:
         self._sliced_work.drop()
         self._execution.routing.drop()
         self._stuck_check.drop()
+        self.ends.drop_due()
         await self._drain()
         for session in list(self._peers):
             self.ends.drop_unsent(session)
@@ -295,6 +297,7 @@ class Broker:
             or self._stuck_check.pending
             or self._execution.routing.pending
             or self.capacity.read_turns.has_waiting
+            or self.ends.due
         ):
             self._schedule_turn()
 
@@ -348,8 +351,10 @@ class Broker:
             peer.flush()
         for piece, done in finished:
             self.control.send_answer(piece.session, piece.control, msgspec.json.encode(done))
+        if self.ends.spent_ns:
+            self.ends.run_due()
         for session, reason in engine.evict().items():
-            peers[session].end_slow_client(reason)
+            self.ends.soon(session, partial(peers[session].end_slow_client, reason))
         self._alarm.set(engine.tasks.next_due_ms, commit_state.now_ms)
         self._commit()
         if self._sliced_work.pending:

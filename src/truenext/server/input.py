@@ -180,7 +180,7 @@ class Input:
         if self._needs_socket_check and self._life.state not in WITHOUT_SOCKET:
             self._needs_socket_check = False
             if self._socket.is_broken():
-                self._ending.on_socket_broken("connection broken")
+                self._broker.ends.soon(self._session, partial(self._ending.on_socket_broken, "connection broken"))
 
     def _execute(self, commands: Iterator[Command]) -> None:
         try:
