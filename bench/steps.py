@@ -287,6 +287,23 @@ def transaction(trial: Trial) -> None:
 
 
 @scenario
+def commits(trial: Trial) -> None:
+    """Transactions of several connections that are committed at once."""
+    clients = [trial.client() for _ in range(8)]
+    for client in clients:
+        client.write("BEGIN", {"transaction": "t"})
+        data = frame("SEND", {"destination": "/queue/c", "transaction": "t", "persistent": "true"}, b"x")
+        for _ in range(TRANSACTION_MESSAGES_MAX // 1000):
+            client.write_frames(data * 1000)
+        client.confirm()
+    with trial.measures(f"{len(clients)} COMMITs of {TRANSACTION_MESSAGES_MAX:,} persistent sends at once", LISTED_MS):
+        for client in clients:
+            client.write("COMMIT", {"transaction": "t", "receipt": "c"})
+        for client in clients:
+            client.await_receipt("c")
+
+
+@scenario
 def nack(trial: Trial) -> None:
     for kind, persistent in (("transient", "false"), ("persistent", "true")):
         queue = f"/queue/{kind}"

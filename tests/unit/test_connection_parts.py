@@ -95,10 +95,10 @@ class Rig:
         self.socket = ClientSocket(there, None, cast(Any, self.loop))
         self.broker = mock.Mock()
         self.broker.ends.park.return_value = False
-        self.broker.ends.soon = lambda _, end: end()
+        self.broker.ends.soon.side_effect = lambda _, end: end()
         self.broker.execute.return_value = None
         self.broker.capacity.may_read.return_value = True
-        self.broker.capacity.read_turns.end = lambda _, end: end()
+        self.broker.capacity.read_turns.end.side_effect = lambda _, end: end()
         self.broker.capacity.incomplete_frames.is_full = False
         self.wire = mock.Mock(pending=bytearray(), is_connected=True, is_closed=False, last_receipt="r")
 
@@ -440,6 +440,7 @@ def test_client_that_has_closed_its_side_gets_what_is_due_and_no_time_to_linger(
     rig.here.shutdown(socket.SHUT_WR)
     rig.loop.readers[rig.sock]()
     assert state_of(ending) is Life.DISCARDING and answers(rig) == [CloseConnection]
+    assert rig.broker.capacity.read_turns.end.call_count == 1, "it takes time from others"
     output = ending.output
     output.answer(Receipt("1"))
     output.answer(CloseConnection())
@@ -459,6 +460,7 @@ def test_lost_connection_is_parked_and_ends_without_a_takeover(rig: Rig) -> None
     ending._timers["takeover"].run()  # type: ignore[attr-defined]
     assert state_of(ending) is Life.CLOSED
     rig.broker.ends.lost.assert_called_once_with(SESSION, is_exempt=False)
+    assert rig.broker.ends.soon.call_count == 1
 
 
 def test_closed_connection_is_freed_without_a_garbage_collection(rig: Rig) -> None:

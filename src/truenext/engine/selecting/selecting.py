@@ -211,9 +211,11 @@ class QueueSelection:
             lane = entry.lane
             selected = lane.selected
             assert selected is not None, "a consumer has a selector"
-            selected.deferred = selected.deferred or DeferredEntries()
-            selected.deferred.add(entry)
-            self._deferred_lanes[lane.rank] = lane
+            deferred = selected.deferred
+            if deferred is None:
+                deferred = selected.deferred = DeferredEntries()
+                self._deferred_lanes[lane.rank] = lane
+            deferred.add(entry)
 
     def _test_requeued(self, entry: Entry, budget: ComparisonBudget, first: int = 0) -> int | None:
         """Test a requeued message with all scans, beginning with the scan of number `first`. Returns None when done; if
