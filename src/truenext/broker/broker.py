@@ -56,7 +56,6 @@ from truenext.store.store import Store
 logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 1.0
-"""Time between two periodic checks, such as the one for stuck queues."""
 
 
 class Broker:
@@ -124,6 +123,7 @@ class Broker:
             tick=self._tick,
             schedule_turn=self._schedule_turn,
             drop_answers=lambda session: self.control.requests.connection_closed(session),
+            monotonic_ns=monotonic_ns,
         )
         self.users = UserSessions(
             users,
@@ -211,7 +211,6 @@ class Broker:
         self._schedule_turn()
 
     def _begin_read(self) -> None:
-        """Read the clock for the commands of one read, and schedule a turn to follow them."""
         self._tick()
         self._has_ticked = True
         self._schedule_turn()
@@ -239,6 +238,7 @@ class Broker:
         self._sliced_work.drop()
         self._execution.routing.drop()
         self._stuck_check.drop()
+        self.ends.drop_due()
         await self._drain()
         for session in list(self._peers):
             self.ends.drop_unsent(session)
@@ -295,6 +295,7 @@ class Broker:
             or self._stuck_check.pending
             or self._execution.routing.pending
             or self.capacity.read_turns.has_waiting
+            or self.ends.due
         ):
             self._schedule_turn()
 
@@ -348,8 +349,9 @@ class Broker:
             peer.flush()
         for piece, done in finished:
             self.control.send_answer(piece.session, piece.control, msgspec.json.encode(done))
+        self.ends.run_due()
         for session, reason in engine.evict().items():
-            peers[session].end_slow_client(reason)
+            self.ends.soon(session, partial(peers[session].end_slow_client, reason))
         self._alarm.set(engine.tasks.next_due_ms, commit_state.now_ms)
         self._commit()
         if self._sliced_work.pending:
@@ -383,9 +385,8 @@ class Broker:
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
 
     def _commit(self) -> None:
-        """Commit the gathering batch if the store is idle: at once if a client waits for the batch, else a little
-        later. The delay saves syncs for acknowledgements without a receipt, which would delay batches with one.
-        Source: docs/decisions/0047-larger-batches-at-once.md"""
+        """Commit the gathering batch if the store is idle: at once if a client waits for the batch, else a little later.
+        The delay saves syncs that would delay batches with a receipt (docs/decisions/0047-larger-batches-at-once.md)."""
         if self.committer.is_busy or self._has_failed:
             return
         if self._commit_state.is_batch_awaited:

@@ -150,7 +150,7 @@ class Capacity:
         if session in self._waiting and self.incomplete_frames.may_resume(session) and self.may_read(session):
             del self._waiting[session]
             self.incomplete_frames.resume(session)
-            if self.read_turns.has_time():
+            if self.read_turns.has_time(session):
                 self._resume(session)
             else:
                 self.read_turns.wait(session)

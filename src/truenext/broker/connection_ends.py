@@ -6,6 +6,8 @@ socket broken    parked (in the contract: cut) if its client has a secret for a 
 lost             held messages are requeued, with attempts unless the end is exempt
 takeover         a new connection names the secret of the old one; the old one is closed, and counts no attempt
 closed           no answer can follow; messages that were sent in part are requeued
+
+Ends that a time or a lack of memory causes may be many at once. Turns share them out (`soon`).
 """
 
 from collections import deque
@@ -18,6 +20,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.queue import Entry
 from truenext.model.commands import AckMode, Disconnect, Login, Release, Unsubscribe
+from truenext.model.limits import ENDS_NS_PER_TURN
 
 
 class ConnectionEnds:
@@ -30,6 +33,7 @@ class ConnectionEnds:
         tick: Callable[[], object],
         schedule_turn: Callable[[], object],
         drop_answers: Callable[[ConnectionState], object],
+        monotonic_ns: Callable[[], int],
     ) -> None:
         """`tick` reads the clock. `drop_answers` drops the answers to control requests of a connection."""
         self._engine = engine
@@ -38,12 +42,46 @@ class ConnectionEnds:
         self._tick = tick
         self._schedule_turn = schedule_turn
         self._drop_answers = drop_answers
+        self._monotonic_ns = monotonic_ns
+        self.spent_ns = 0
+        """Nanoseconds that ends by `soon` have taken since the last turn."""
+        self.due: dict[ConnectionState, Callable[[], object]] = {}
+        """Ends that wait for the next turn, the first one first."""
         self._takeovers = TakeoverSecrets()
         self._parked: set[ConnectionState] = set()
         """Parked connections: they have no socket, and their clients may take them over."""
         self._partially_sent: dict[ConnectionState, deque[Entry | None]] = {}
         """Messages that were sent in part, or encrypted, when their consumer ended or released its messages, in the
         order of sending. None stands for a message of a browser, or of a consumer that acknowledges its messages."""
+
+    # ---- Many at once ----
+
+    def soon(self, session: ConnectionState, end: Callable[[], object]) -> None:
+        """End a connection by `end`: now, or in one of the next turns if other ends have taken ENDS_NS_PER_TURN since
+        the last turn. If the connection is closed meanwhile, `end` is not called."""
+        if self.due or self.spent_ns >= ENDS_NS_PER_TURN:
+            self.due.setdefault(session, end)
+            self._schedule_turn()
+        else:
+            self._run(end)
+
+    def run_due(self) -> None:
+        """Run ends that wait, until they have taken all their time of one turn. Called in each turn."""
+        self.spent_ns = 0
+        while self.due and self.spent_ns < ENDS_NS_PER_TURN:
+            session = next(iter(self.due))
+            self._run(self.due.pop(session))
+
+    def drop_due(self) -> None:
+        """Forget the ends that wait, as the broker stops: it ends all connections without an attempt."""
+        self.due.clear()
+
+    def _run(self, end: Callable[[], object]) -> None:
+        began_ns = self._monotonic_ns()
+        end()
+        self.spent_ns += self._monotonic_ns() - began_ns
+
+    # ---- Causes ----
 
     def take_over(self, session: ConnectionState, login: Login, user: str) -> tuple[str, bool]:
         """Close the old connection whose secret a login names, if there is one, in favour of the new connection.
@@ -92,6 +130,7 @@ class ConnectionEnds:
         """Requeue the messages in auto mode that a closed connection has sent only in part."""
         self.release_partially_sent(session)
         self._parked.discard(session)
+        self.due.pop(session, None)
 
     # ---- Commands that end something ----
 

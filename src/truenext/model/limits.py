@@ -610,6 +610,15 @@ READ_NS_PER_PASS = 5_000_000
 """Nanoseconds after which one pass of the event loop begins no further read. Connections that have waited for a turn
 have the same amount of time in addition, so that they and the other connections do not delay each other."""
 
+LONG_READ_NS = 20_000_000
+"""Nanoseconds from which on the commands of one read, or the end of a connection, set back the connection's user."""
+
+SET_BACK_NS = 1_000_000_000
+"""Nanoseconds for which a user is set back: other users are read before it, and answered by a turn."""
+
+ENDS_NS_PER_TURN = 5_000_000
+"""Nanoseconds after which no further connection ends in one turn, of those that end because of time or memory."""
+
 REFUSALS_PER_PASS_MAX = 200
 """Frames of one connection that are refused in one pass. Later frames wait for the next turn."""
 

@@ -201,7 +201,7 @@ class ServerConnection:
             # Perhaps the broker itself was suspended: input of that time is in the socket.
             source.on_readable()
         if source.silence_s >= limit_s and self._life.state is OPEN and not source.is_paused:
-            self._ending.lose("no heart-beat from the client")
+            self._broker.ends.soon(self._session, partial(self._ending.lose, "no heart-beat from the client"))
         if self._life.state is not OPEN:
             return
         # A client that is not read is checked again after a whole limit.

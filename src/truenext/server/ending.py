@@ -261,6 +261,9 @@ class Ending:
         return True
 
     def _on_takeover_overdue(self) -> None:
+        self._broker.ends.soon(self._session, self._end_without_takeover)
+
+    def _end_without_takeover(self) -> None:
         self._log_lost(f"no takeover within {TAKEOVER_GRACE_S:g} seconds")
         self._end_parked()
 

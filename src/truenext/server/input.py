@@ -6,6 +6,7 @@ of a password, for the queues of a message to be found, or until other connectio
 import ssl
 from asyncio import AbstractEventLoop
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from typing import Protocol
 
@@ -108,7 +109,7 @@ class Input:
                 self._pause()
                 self._capacity.wait(self._session, needs_disk=False)
                 return
-            if not self._read_turns.has_time():
+            if not self._read_turns.has_time(self._session):
                 self._pause()
                 self._read_turns.wait(self._session)
                 return
@@ -132,12 +133,12 @@ class Input:
         except OSError as error:
             if isinstance(error, ssl.SSLError) and not self._wire.is_connected:
                 self._broker.users.log_failed_handshake(self._session, reason_of(error))
-            self._ending.on_socket_broken(f"connection broken: {error}")
+            self._read_turns.end(self._session, partial(self._ending.on_socket_broken, f"connection broken: {error}"))
             return
         if self._has_tls:
             self._output.flush_tls()
         if not data:
-            self._ending.on_eof()
+            self._read_turns.end(self._session, self._ending.on_eof)
         elif is_open:
             self._last_received_at = self._loop.time()
             self._needs_socket_check = True
@@ -176,7 +177,7 @@ class Input:
         if self._needs_socket_check and self._life.state not in WITHOUT_SOCKET:
             self._needs_socket_check = False
             if self._socket.is_broken():
-                self._ending.on_socket_broken("connection broken")
+                self._broker.ends.soon(self._session, partial(self._ending.on_socket_broken, "connection broken"))
 
     def _execute(self, commands: Iterator[Command]) -> None:
         try:
@@ -200,7 +201,7 @@ class Input:
             if waiting.waits_for is WaitsFor.DISK:
                 self._capacity.wait(self._session, needs_disk=True)
             elif waiting.waits_for is WaitsFor.OTHERS:
-                self._read_turns.wait(self._session)
+                self._read_turns.wait_for_others(self._session)
         elif self._wire.is_closed:
             self._ending.on_disconnect()
 

@@ -10,6 +10,7 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Queue, RequeueReason
 from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits, rollback_only_error
 from truenext.engine.writing.engine_state import EngineState
+from truenext.engine.writing.entries import NO_CONTENTS
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Abort, Begin, Commit, Send
 from truenext.model.schedule import Schedule
@@ -66,15 +67,23 @@ class Transactions:
         sends = [self._sending.with_ttl(send) if send.ttl_ms else send for send in transaction.sends]
         queues_of_sends: list[list[Queue]] = []
         copies = 0
+        # Found once for all sends to one queue.
+        by_name: dict[str, list[Queue]] = {}
         for send in sends:
             if send.schedule is not None:
                 queues.create_for_schedule(send.destination, queues.ensure_if_connected)
                 queues_of_sends.append([])
                 continue
-            queues_of_sends.append(queues.queues_for(send, queues.ensure_if_connected))
-            if send.destination.is_multi_queue:
-                copies += len(queues_of_sends[-1])
+            destination = send.destination
+            if destination.is_multi_queue:
+                found = queues.queues_for(send, queues.ensure_if_connected)
+                copies += len(found)
                 self._sending.check_copies(copies)
+            elif destination.name in by_name:
+                found = by_name[destination.name]
+            else:
+                found = by_name[destination.name] = queues.queues_for(send, queues.ensure_if_connected)
+            queues_of_sends.append(found)
         self._end(session, commit.transaction)
         is_stored = transaction.acknowledges_persistent() or any(
             send.message.persistent and (send.schedule is not None or not all(queue.is_temporary for queue in each))
@@ -86,7 +95,7 @@ class Transactions:
             if send.schedule is not None:
                 scheduled.append((send, send.schedule))
                 continue
-            contents = self._arrivals.share_content(send.message, each)
+            contents = NO_CONTENTS if len(each) < 2 else self._arrivals.share_content(send.message, each)
             for queue in each:
                 self._arrivals.accept(queue, send.message, batch, contents)
         # After the others, whose sequences are one block.

@@ -143,7 +143,10 @@ class GroupOwnership:
         self.suspended_owners.pop(consumer, None)
         for cursor in self._cursors():
             cursor.heads_by_owner.pop(consumer, None)
-        self._free(list(self._groups_by_owner.get(consumer, ())))
+        groups = list(self._groups_by_owner.pop(consumer, ()))
+        for group in groups:
+            del self.owners[group]
+        self._on_all_freed(groups)
 
     def on_delayed(self, entry: Entry) -> None:
         """Hold back the later messages of a delayed message's group."""
@@ -184,6 +187,9 @@ class GroupOwnership:
     def _free(self, groups: list[str]) -> None:
         for group in groups:
             self._remove_from_owner(group, self.owners.pop(group))
+        self._on_all_freed(groups)
+
+    def _on_all_freed(self, groups: list[str]) -> None:
         if groups:
             self._add_owned_bytes(-sum(map(group_bytes, groups)))
             self.freed_count += len(groups)

@@ -34,6 +34,11 @@ class ComparisonBudget:
     def is_spent(self) -> bool:
         return self._ns <= 0 and self._costly_ns <= 0
 
+    def is_spent_for_requeued(self, has_groups: bool) -> bool:
+        """Return whether no time is left for a requeued message, of a queue that `has_groups` or not. One call, as one
+        event may requeue very many."""
+        return self._ns <= 0 and (has_groups or self._costly_ns <= 0)
+
     @property
     def has_time(self) -> bool:
         """Whether there is time for other work than costly comparisons."""

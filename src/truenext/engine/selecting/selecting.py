@@ -207,17 +207,15 @@ class QueueSelection:
     def on_requeued(self, entry: Entry) -> None:
         """Test a message that was requeued, or defer it if the time for comparisons in this pass is spent."""
         budget = self._arrival_budget
-        if budget.is_spent or not self._may_requeue(budget) or self._test_requeued(entry, budget) is not None:
+        if budget.is_spent_for_requeued(self.groups is not None) or self._test_requeued(entry, budget) is not None:
             lane = entry.lane
             selected = lane.selected
             assert selected is not None, "a consumer has a selector"
-            selected.deferred = selected.deferred or DeferredEntries()
-            selected.deferred.add(entry)
-            self._deferred_lanes[lane.rank] = lane
-
-    def _may_requeue(self, budget: ComparisonBudget) -> bool:
-        """Return whether there is time to find the position of a requeued message in its group."""
-        return self.groups is None or budget.has_time
+            deferred = selected.deferred
+            if deferred is None:
+                deferred = selected.deferred = DeferredEntries()
+                self._deferred_lanes[lane.rank] = lane
+            deferred.add(entry)
 
     def _test_requeued(self, entry: Entry, budget: ComparisonBudget, first: int = 0) -> int | None:
         """Test a requeued message with all scans, beginning with the scan of number `first`. Returns None if all tests
@@ -276,7 +274,7 @@ class QueueSelection:
             while has_more:
                 entry = deferred.first
                 if not entry.is_out_of_lane:
-                    if not self._may_requeue(budget):
+                    if self.groups is not None and not budget.has_time:
                         return
                     if deferred.was_in_memory is not (entry.message is not None):
                         deferred.was_in_memory = not deferred.was_in_memory

@@ -170,11 +170,12 @@ class DeferredEntries:
         are repeated."""
 
     def add(self, entry: Entry) -> None:
-        if self._heap and entry.sequence <= self._heap[0]:
+        sequence, heap, entries = entry.sequence, self._heap, self._entries
+        if heap and sequence <= heap[0]:
             self.compared_scans = 0
-        if entry.sequence not in self._entries:
-            heappush(self._heap, entry.sequence)
-        self._entries[entry.sequence] = entry
+        if sequence not in entries:
+            heappush(heap, sequence)
+        entries[sequence] = entry
 
     @property
     def first(self) -> Entry:
@@ -402,7 +403,10 @@ class Lane:
         elif selected is not None and sequence in selected.requeued_gaps:
             selected.requeued_gaps.discard(sequence)
         else:
-            self.push(sequence, entry)
+            # push, inlined for speed.
+            if self.requeued is _NO_REQUEUED:
+                self.requeued = []
+            heappush(self.requeued, (sequence, entry))
         if entry.message is None:
             self.add_unloaded(entry)
 
