@@ -385,8 +385,8 @@ class Broker:
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
 
     def _commit(self) -> None:
-        """Commit the gathering batch if the store is idle: at once if a client waits for the batch, else a little later.
-        The delay saves syncs that would delay batches with a receipt (docs/decisions/0047-larger-batches-at-once.md)."""
+        """Commit the gathering batch if the store is idle: at once if a client waits for it, else a little later. The
+        delay saves syncs that would delay batches with a receipt (docs/decisions/0047-larger-batches-at-once.md)."""
         if self.committer.is_busy or self._has_failed:
             return
         if self._commit_state.is_batch_awaited:
