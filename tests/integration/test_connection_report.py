@@ -14,6 +14,9 @@ from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient
 
 pytestmark = LIMITS
 
+REDELIVERY = {"attempts_max": 7, "first_delay_ms": 0, "delay_ms": 1000, "backoff": 1.0, "delay_max_ms": 300_000}
+"""Defaults of the policies."""
+
 
 @pytest.fixture
 def client(broker: BrokerProcess) -> RawClient:
@@ -90,9 +93,10 @@ def test_report_has_round_transactions_and_subscriptions_of_a_connection(
         {"name": "a", "sends": 0, "acknowledged": 0, "nacked": 0, "rollback_only": True},
         {"name": "b", "sends": 1, "acknowledged": 1, "nacked": 1, "rollback_only": False},
     ]
-    nothing = {"held": 0, "started": 0, "window": None, "requested": None, "idle": "empty"}
+    nothing = {"held": 0, "started": 0, "window": None, "requested": None, "idle": "empty", "redelivery": None}
+    own = {"redelivery": REDELIVERY | {"attempts_max": None}}
     assert {row.pop("id"): row for row in answer["subscriptions"]} == {
-        "answers": nothing | {"destination": "/temp-queue/answers"},
+        "answers": nothing | own | {"destination": "/temp-queue/answers"},
         "1": {
             "destination": f"/queue/{queue}",
             "held": 3,
@@ -100,9 +104,10 @@ def test_report_has_round_transactions_and_subscriptions_of_a_connection(
             "window": 5,
             "requested": None,
             "idle": "empty",
+            "redelivery": REDELIVERY,
         },
         "b": nothing | {"destination": f"/queue/{queue}", "idle": "browses"},
-        "t": nothing | {"destination": "/temp-topic/own"},
+        "t": nothing | own | {"destination": "/temp-topic/own"},
         "p": nothing | {"destination": f"/queue/{queue}.*", "requested": 2},
     }
 

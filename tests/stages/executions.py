@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from truenext.stage.core.retry import GiveUpReason
 from truenext.stage.dependencies.exit_stack import StageExitStack
 from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.interceptors.interceptor import Execution, ExecutionOutcome, ExecutionResult, MessageToSend
@@ -12,7 +13,7 @@ FACTS: dict[str, Any] = {"message_id": "m1", "flow_id": "f1", "trace": "order 7"
 
 
 def execution(stage: str = "place", **other: Any) -> Execution:
-    facts: dict[str, Any] = {"queue": f"order.{stage}", "attempt": 1, "interactive": False, **FACTS}
+    facts: dict[str, Any] = {"queue": f"order.{stage}", "attempt": 1, "interactive": False, "pool": "other", **FACTS}
     return Execution(endpoint="order", stage=stage, **(facts | other))
 
 
@@ -21,9 +22,12 @@ def send(destination: str = "price", **other: Any) -> MessageToSend:
 
 
 def ending(
-    outcome: ExecutionOutcome = "completed", error: BaseException | None = None, run: float | None = 0.02
+    outcome: ExecutionOutcome = "completed",
+    error: BaseException | None = None,
+    run: float | None = 0.02,
+    given_up_for: GiveUpReason | None = None,
 ) -> ExecutionResult:
-    return ExecutionResult(outcome=outcome, error=error, run=run, commit=0.001, total=0.03)
+    return ExecutionResult(outcome=outcome, error=error, run=run, commit=0.001, total=0.03, given_up_for=given_up_for)
 
 
 @contextmanager

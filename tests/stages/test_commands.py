@@ -176,6 +176,14 @@ def test_command_without_database_driver_says_what_to_install_in_one_line(
     assert f"pip install 'truenext[{extra}]'" in done.stderr
 
 
+def test_reload_without_its_extra_says_what_to_install(folder: Path) -> None:
+    done = without(("watchfiles",), "stages", "run", "shop:app", "--reload")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "truenext: --reload needs watchfiles: pip install 'truenext[reload]'\n",
+    )
+
+
 def without(modules: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a process that cannot import `modules`."""
     program = (

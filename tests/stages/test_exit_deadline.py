@@ -46,3 +46,21 @@ time.sleep(30)
 """
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as process:
         assert process.wait(SECONDS * 2) == 7
+
+
+ONCE_MORE = """
+import os
+from truenext.cli.stages.process_exit import RESTART
+if os.environ.get("TRUENEXT_AGAIN"):
+    raise SystemExit(5)
+os.environ["TRUENEXT_AGAIN"] = "1"
+"""
+
+
+def test_deadline_of_a_restart_runs_the_command_line_again() -> None:
+    assert status_after(f"{ONCE_MORE}\ndeadline.bring_forward(0.01, RESTART)") == 5
+
+
+def test_signal_after_a_restart_was_due_ends_the_process_at_the_earlier_deadline() -> None:
+    assert status_after(f"{ONCE_MORE}\ndeadline.bring_forward(0.5, RESTART); deadline.bring_forward(1000, 7)") == 7
+    assert status_after(f"{ONCE_MORE}\ndeadline.bring_forward(1000, 7); deadline.bring_forward(0.5, RESTART)") == 7

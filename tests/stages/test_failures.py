@@ -12,10 +12,13 @@ import pytest
 
 import truenext
 from tests.stages.flows import Memo, Number, Text, disconnected, run, until
+from truenext.engine.lifecycle.redelivery import retry_delay_ms
 from truenext.model.limits import CAUSE_BYTES_MAX
-from truenext.stage import Endpoint, Flow, FlowError, Reject, Service
+from truenext.model.policy import Policy
+from truenext.stage import Endpoint, Flow, FlowError, Reject, Service, queue_policies
 from truenext.stage.core.failure import cause_of, describe_error
-from truenext.stage.core.retry import RetryDecision, RetryRules
+from truenext.stage.core.retry import RedeliveryPolicy, RetryDecision, RetryRules
+from truenext.stage.interceptors.metrics import Metrics
 from truenext.testing.stages import Stages
 
 POLICY_ATTEMPTS = 7
@@ -163,7 +166,7 @@ def test_a_stage_that_says_nothing_is_tried_again_as_the_policy_of_its_queue_say
     run(app, work)
 
 
-def test_attempts_beyond_the_policy_of_the_queue_change_nothing() -> None:
+def test_attempts_above_attempts_max_change_nothing_and_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     app = Service("shop", attempts=100)
 
     @app.terminator("fails", Number)
@@ -174,8 +177,190 @@ def test_attempts_beyond_the_policy_of_the_queue_change_nothing() -> None:
         await t.send(fails, Number())
         (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.attempts == POLICY_ATTEMPTS
+        await until(lambda: bool(warnings_of_attempts(caplog)))
 
     run(app, work)
+    (warning,) = warnings_of_attempts(caplog)
+    facts = vars(warning)
+    assert (facts["stage"], facts["attempts"], facts["attempts_max"]) == ("fails", 100, POLICY_ATTEMPTS)
+
+
+def test_attempts_up_to_attempts_max_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    app = Service("shop", attempts=POLICY_ATTEMPTS)
+    topic = app.topic("news", Number)
+
+    @app.terminator("take", Number)
+    async def take(number: Number) -> None: ...
+
+    # The broker sets no limit for it.
+    @app.subscriber(topic)
+    async def listen(number: Number) -> None: ...
+
+    async def work(t: Stages) -> None:
+        await until_policies_are_known(t, app)
+
+    run(app, work)
+    assert warnings_of_attempts(caplog) == []
+
+
+def test_attempts_max_is_requested_again_and_warned_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_policies, "PERIOD_S", 0.02)
+    app = Service("shop")
+
+    @app.terminator("take", Number)
+    async def take(number: Number) -> None: ...
+
+    async def work(t: Stages) -> None:
+        (stage,) = app.stages.values()
+        policies = t._service_run.context.queue_policies
+        await until(lambda: policies.of(stage) is not None)
+        await asyncio.sleep(0.1)
+        assert warnings_of_attempts(caplog) == []
+        stage.settings.attempts = 8
+        await until(lambda: bool(warnings_of_attempts(caplog)))
+        await asyncio.sleep(0.1)
+
+    run(app, work)
+    assert len(warnings_of_attempts(caplog)) == 1
+
+
+def warnings_of_attempts(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [each for each in caplog.records if "gives up messages of a stage before" in each.message]
+
+
+# ---- What the log says of a failure ----
+
+
+def failures_in(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [each for each in caplog.records if each.message.startswith("a stage has ")]
+
+
+async def until_policies_are_known(t: Stages, app: Service) -> None:
+    policies = t._service_run.context.queue_policies
+    await until(lambda: None not in map(policies.of, app.stages.values()))
+
+
+def test_failure_that_is_tried_again_is_one_line_and_the_traceback_comes_with_the_last(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = Service("shop", retry={Busy: "2s"})
+
+    @app.terminator("fails", Number)
+    async def fails(number: Number, flow: Flow) -> None:
+        raise Busy("no answer") if flow.attempt == 1 else ValueError("wrong")
+
+    async def work(t: Stages) -> None:
+        await until_policies_are_known(t, app)
+        await t.send(fails, Number(), trace="web o1")
+        await t.wait_until_ended(dead_letters=1)
+
+    run(app, work)
+    *again, last = failures_in(caplog)
+    assert [each.message for each in again] == ["a stage has failed, and is tried again"] * (POLICY_ATTEMPTS - 1)
+    assert [each.exc_info for each in again] == [None] * (POLICY_ATTEMPTS - 1)
+    facts = [vars(each) for each in again]
+    assert [each["attempt"] for each in facts] == list(range(1, POLICY_ATTEMPTS))
+    # The rule of the stage, and then the policy of the queue.
+    assert [each["next_s"] for each in facts] == [2.0, *[1.0] * (POLICY_ATTEMPTS - 2)]
+    assert (facts[0]["stage"], facts[0]["trace"], facts[0]["error"]) == ("fails", "web o1", "Busy: no answer")
+    assert last.message == "a stage has failed" and last.exc_info is not None
+    assert (vars(last)["attempt"], str(last.exc_info[1])) == (POLICY_ATTEMPTS, "wrong")
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_last_attempt_of_the_stages_own_limit_has_the_traceback(
+    caplog: pytest.LogCaptureFixture, attempts: int
+) -> None:
+    app = Service("shop", attempts=attempts)
+
+    @app.terminator("fails", Number)
+    async def fails(number: Number) -> None:
+        raise ValueError("wrong")
+
+    async def work(t: Stages) -> None:
+        await until_policies_are_known(t, app)
+        await t.send(fails, Number())
+        await t.wait_until_ended(dead_letters=1)
+
+    run(app, work)
+    failures = failures_in(caplog)
+    assert [each.exc_info is not None for each in failures] == [*[False] * (attempts - 1), True]
+
+
+def test_failure_before_the_broker_has_told_its_policy_has_a_traceback(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt may be the last one."""
+    monkeypatch.setattr(queue_policies.QueuePolicies, "of", lambda *_: None)
+    app = Service("shop")
+
+    @app.terminator("fails", Number)
+    async def fails(number: Number) -> None:
+        raise ValueError("wrong")
+
+    async def work(t: Stages) -> None:
+        await t.send(fails, Number())
+        await t.wait_until_ended(dead_letters=1)
+
+    run(app, work)
+    assert [each.exc_info is not None for each in failures_in(caplog)] == [True] * POLICY_ATTEMPTS
+
+
+def test_delays_that_a_service_logs_are_those_of_the_broker() -> None:
+    for first, delay, backoff, most in [(0, 1000, 1.0, 300_000), (7, 250, 3.5, 9_999), (5000, 0, 1.0, 1000)]:
+        broker = Policy(first_delay_ms=first, delay_ms=delay, backoff=backoff, delay_max_ms=most)
+        service = RedeliveryPolicy(None, first, delay, backoff, most)
+        for failures in (1, 2, 3, 7, 50, 100_000):
+            expected = retry_delay_ms(broker, failures, lambda: 0.5)
+            assert round(service.delay_s(failures) * 1000) == expected
+
+
+# ---- What metrics say of a failure ----
+
+
+def test_metrics_of_stages_count_what_was_given_up_and_why() -> None:
+    metrics = Metrics()
+    app = Service("shop", interceptors=[metrics])
+
+    @app.terminator("take", Number, attempts=2)
+    async def take(number: Number, flow: Flow) -> None:
+        if number.n == 1:
+            raise Reject("no")
+        if number.n == 2:
+            raise ValueError("wrong")
+        if number.n == 3:
+            flow.reply(number)
+        if number.n == 4 and flow.attempt == 1:
+            raise ValueError("once")
+
+    @app.terminator("fails", Number)
+    async def fails(number: Number) -> None:
+        raise ValueError("wrong")
+
+    async def work(t: Stages) -> None:
+        await until_policies_are_known(t, app)
+        for number in range(6):
+            await t.send(take, Number(number), interactive=number == 5)
+        await t.send(fails, Number())
+        async with truenext.connect(t.broker.url) as connection:
+            await connection.send("/queue/take", "plain text")
+        await t.wait_until_ended(dead_letters=5)
+
+    run(app, work)
+    figures = metrics.snapshot()
+    taken = figures["take", "take", "other"]
+    # A message that is no message of stages has no flow, and so no execution.
+    assert taken.given_up == {"rejected": 1, "attempts exhausted": 1, "wrong call": 1}
+    assert taken.outcomes == {"completed": 2, "failed": 2, "rejected": 3}
+    assert (taken.attempts.count, taken.attempts.sum) == (5, 7)
+    assert figures["fails", "fails", "other"].given_up == {"attempts exhausted": 1}
+    assert figures["fails", "fails", "other"].outcomes == {"failed": POLICY_ATTEMPTS}
+    assert figures["take", "take", "interactive"].outcomes == {"completed": 1}
+    # Redeliveries have not waited in the queue.
+    counts = {key: each.waited.count for key, each in figures.items()}
+    assert counts == {("take", "take", "other"): 5, ("take", "take", "interactive"): 1, ("fails", "fails", "other"): 1}
 
 
 def test_retry_delays_are_those_of_the_list_and_the_last_one_repeats() -> None:

@@ -15,8 +15,12 @@ from truenext.stage.core.health import (
 )
 
 
-def broker(state: str = "connected", since_s: float = 5.0, *, has_disk_space: bool = True) -> PoolStatus:
-    return PoolStatus(pool="other", state=state, since_s=since_s, reconnects=0, has_disk_space=has_disk_space)
+def broker(
+    state: str = "connected", since_s: float = 5.0, *, error: str = "", has_disk_space: bool = True
+) -> PoolStatus:
+    return PoolStatus(
+        pool="other", state=state, error=error, since_s=since_s, reconnects=0, has_disk_space=has_disk_space
+    )
 
 
 def stage(**other: Any) -> StageStatus:

@@ -40,7 +40,7 @@ def life_in(state: MessageState) -> MessageLife:
     while ways[0][-1] is not state:
         way = ways.pop(0)
         ways += [[*way, each] for each in sorted(TRANSITIONS[way[-1]], key=str) if each not in way]
-    life = MessageLife(context, unknown, unknown)
+    life = MessageLife(context, unknown, "other", unknown)
     for each in ways[0][1:]:
         life.enter(each)
     return life

@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.stages.executions import around, ending, execution, send
 from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.interceptors.exposition import HistogramSample, Sample, format_metric
-from truenext.stage.interceptors.metrics import BUCKETS, Metrics
+from truenext.stage.interceptors.interceptor import PoolName
+from truenext.stage.interceptors.metrics import ATTEMPT_BUCKETS, BUCKETS, WAIT_BUCKETS, Metrics
 
-KEY = ("order", "place")
+KEY: tuple[str, str, PoolName] = ("order", "place", "other")
 
 
 def test_outcomes_are_counted_by_stage() -> None:
@@ -19,7 +20,7 @@ def test_outcomes_are_counted_by_stage() -> None:
     metrics.ended(execution("pay"), ending("released"))
     figures = metrics.snapshot()
     assert figures[KEY].outcomes == {"completed": 2, "failed": 1}
-    assert figures["order", "pay"].outcomes == {"released": 1}
+    assert figures["order", "pay", "other"].outcomes == {"released": 1}
 
 
 def test_a_run_counts_as_running_until_its_stage_ends_however_it_does() -> None:
@@ -39,7 +40,7 @@ def test_a_duration_falls_into_the_bucket_whose_bound_it_does_not_exceed() -> No
     run = metrics.snapshot()[KEY].run
     assert (run.buckets[0], run.buckets[7], run.buckets[-2], run.buckets[-1]) == (2, 1, 1, 1)
     assert run.count == 5
-    assert run.seconds == BUCKETS[0] + 0.3 + BUCKETS[-1] + 11.0
+    assert run.sum == BUCKETS[0] + 0.3 + BUCKETS[-1] + 11.0
 
 
 def test_a_message_that_came_to_no_run_counts_without_one() -> None:
@@ -47,6 +48,47 @@ def test_a_message_that_came_to_no_run_counts_without_one() -> None:
     metrics.ended(execution(), ending("rejected", run=None))
     figures = metrics.snapshot()[KEY]
     assert (figures.outcomes, figures.run.count, figures.total.count) == ({"rejected": 1}, 0, 1)
+
+
+def test_message_handled_in_the_other_pool_counts_apart() -> None:
+    metrics = Metrics()
+    metrics.ended(execution(), ending())
+    metrics.ended(execution(pool="interactive"), ending("failed"))
+    figures = metrics.snapshot()
+    assert figures[KEY].outcomes == {"completed": 1}
+    assert figures["order", "place", "interactive"].outcomes == {"failed": 1}
+
+
+def test_message_that_is_given_up_counts_by_its_reason() -> None:
+    metrics = Metrics()
+    metrics.ended(execution(attempt=7), ending("failed", given_up_for="attempts exhausted"))
+    metrics.ended(execution(), ending("rejected", given_up_for="unreadable"))
+    metrics.ended(execution(), ending("rejected", given_up_for="unreadable"))
+    metrics.ended(execution(), ending("failed"))
+    assert metrics.snapshot()[KEY].given_up == {"attempts exhausted": 1, "unreadable": 2}
+
+
+def test_attempts_are_those_of_messages_that_were_completed_or_given_up() -> None:
+    metrics = Metrics()
+    metrics.ended(execution(attempt=1), ending("failed"))
+    metrics.ended(execution(attempt=2), ending("released"))
+    metrics.ended(execution(attempt=2), ending())
+    metrics.ended(execution(attempt=7), ending("failed", given_up_for="attempts exhausted"))
+    attempts = metrics.snapshot()[KEY].attempts
+    assert (attempts.count, attempts.sum) == (2, 9)
+    assert dict(zip(attempts.bounds, attempts.buckets, strict=False)) == dict.fromkeys(ATTEMPT_BUCKETS, 0) | {
+        2: 1,
+        7: 1,
+    }
+
+
+def test_waiting_counts_only_messages_that_came_for_the_first_time() -> None:
+    metrics = Metrics()
+    metrics.ended(execution(waited=90.0), ending())
+    metrics.ended(execution(waited=None), ending())
+    waited = metrics.snapshot()[KEY].waited
+    assert (waited.count, waited.sum) == (1, 90.0)
+    assert waited.buckets[WAIT_BUCKETS.index(300.0)] == 1
 
 
 def test_messages_are_counted_by_the_stage_that_sends_them() -> None:
@@ -84,18 +126,26 @@ def test_metrics_counted_by_several_threads_are_complete() -> None:
 
 def test_figures_as_text_for_prometheus() -> None:
     metrics = Metrics()
-    metrics.ended(execution(), ending("released", run=0.02))
+    metrics.ended(execution(waited=0.02), ending("released", run=0.02))
     metrics.ended(execution(), ending(run=0.2))
+    metrics.ended(execution(pool="interactive"), ending("rejected", given_up_for="wrong call"))
     metrics.sending(None, send())
     lines = metrics.exposition().splitlines()
-    labels = 'endpoint="order",stage="place"'
+    labels = 'endpoint="order",stage="place",pool="other"'
+    asked = 'endpoint="order",stage="place",pool="interactive"'
     for line in (
         "# TYPE truenext_stage_running gauge",
         f"truenext_stage_running{{{labels}}} 0",
         "# TYPE truenext_stage_messages_total counter",
         f'truenext_stage_messages_total{{{labels},outcome="completed"}} 1',
         f'truenext_stage_messages_total{{{labels},outcome="released"}} 1',
-        'truenext_stage_sent_total{endpoint="",stage=""} 1',
+        'truenext_stage_sent_total{endpoint="",stage="",pool=""} 1',
+        "# TYPE truenext_stage_given_up_total counter",
+        f'truenext_stage_given_up_total{{{asked},reason="wrong call"}} 1',
+        f'truenext_stage_attempts_bucket{{{labels},le="1"}} 1',
+        f"truenext_stage_attempts_count{{{asked}}} 1",
+        f'truenext_stage_wait_seconds_bucket{{{labels},le="43200.0"}} 1',
+        f"truenext_stage_wait_seconds_sum{{{labels}}} 0.02",
         "# TYPE truenext_stage_run_seconds histogram",
         f'truenext_stage_run_seconds_bucket{{{labels},le="0.01"}} 0',
         f'truenext_stage_run_seconds_bucket{{{labels},le="0.025"}} 1',

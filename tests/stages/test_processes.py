@@ -259,7 +259,7 @@ def test_a_service_that_runs_says_how_its_stages_are(broker: BrokerProcess, star
     busy = {(each["stage"], each["pool"]): each["active"] for each in json.loads(printed)["stages"]}
     assert busy.pop(("work.never", "other")) == 1
     assert set(busy.values()) == {0}
-    assert 'truenext_stage_running{endpoint="work.never",stage="never"} 1' in get(port, "/metrics")[1]
+    assert 'truenext_stage_running{endpoint="work.never",stage="never",pool="other"} 1' in get(port, "/metrics")[1]
     broker.kill()
     process.await_lines("connection lost")
     assert get(port, "/ready")[0] == 503

@@ -18,7 +18,7 @@ from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions
 from truenext.cli.exit_status import MESSAGE_LENGTH_MAX
 from truenext.cli.main import main
-from truenext.cli.stages import run
+from truenext.cli.stages import run, service_broker
 from truenext.cli.status import COUNTS
 from truenext.cli.user import CLIENT_ID, NAME, PATTERN
 from truenext.cli.values import (
@@ -109,6 +109,7 @@ SENSE: dict[object, str] = {
     click.IntRange: "1",
     DestinationParam: "q",
     SERVICE: "nowhere:app",
+    TEXT: "order.place",
     QueueNameParam: "q",
     BodyParam: "b",
     click.Choice: "mix",
@@ -355,7 +356,9 @@ def test_bad_address_on_the_command_line_is_not_attributed_to_the_variable() -> 
     assert "TRUENEXT_URL" not in message and "'localhost'" in message
 
 
-OF_ONE_BROKER = [(path, param) for path, _, param in ALL if param.opts[-1] == "--url" and path != ("stages", "run")]
+OF_SERVICES = {("stages", "run"), ("stages", "send")}
+"""Commands that connect as a service, which may have several brokers."""
+OF_ONE_BROKER = [(path, param) for path, _, param in ALL if param.opts[-1] == "--url" and path not in OF_SERVICES]
 
 
 @pytest.mark.parametrize(("path", "param"), OF_ONE_BROKER, ids=name_of)
@@ -487,7 +490,8 @@ def test_commands_with_a_broker_have_a_user_and_a_password_file_but_no_password(
         assert params["--password-file"].envvar == "TRUENEXT_PASSWORD_FILE", path
         assert "--password" not in params, path
         assert params["--ca"].envvar == "TRUENEXT_CA", path
-        assert "--certificate" in params and "--key" in params, path
+        # There `--key` will be the key of a flow.
+        assert "--certificate" in params and ("--key" in params or path == ("stages", "send")), path
         assert "TRUENEXT_PASSWORD " in " ".join(CliRunner().invoke(main, [*path, "--help"]).output.split()), path
 
 
@@ -564,7 +568,7 @@ UNUSED = "; TRUENEXT_USER is unused"
 def test_credentials_of_stages_run_are_a_pair_of_the_first_that_names_a_user(
     line: Credentials, own: Credentials, environment: Credentials, merged: Credentials, note: str
 ) -> None:
-    assert run.merge_credentials(line, own, environment) == (merged, note)
+    assert service_broker.merge_credentials(line, own, environment) == (merged, note)
 
 
 GROUPS = [(), ("stages",), ("store",), ("config",), ("history",), ("user",)]

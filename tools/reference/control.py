@@ -9,7 +9,13 @@ from tools.reference.json_types import enum_table, fields_table, in_json, struct
 from tools.reference.markdown import code, fence, joined, paragraphs, table, wrapped
 from tools.reference.members import members_of
 from truenext.broker import connection_request, control_answers, producer_request
-from truenext.broker.connection_request import ConnectionReport, SubscriptionReport, TransactionReport, UserReport
+from truenext.broker.connection_request import (
+    ConnectionReport,
+    RedeliveryReport,
+    SubscriptionReport,
+    TransactionReport,
+    UserReport,
+)
 from truenext.broker.control import QUERIES, QUEUE_CHANGES, QueueRequest
 from truenext.broker.producer_request import ProducerAnswer, ProducerRequest
 from truenext.broker.reload import ReloadResult
@@ -157,6 +163,7 @@ def _connection() -> Iterator[str]:
     yield from struct_parts(ConnectionReport, "###")
     yield from struct_parts(TransactionReport, "###")
     yield from struct_parts(SubscriptionReport, "###")
+    yield from struct_parts(RedeliveryReport, "###")
     yield from struct_parts(UserReport, "###")
     yield enum_table("`idle`", WaitReason)
 

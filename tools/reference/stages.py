@@ -18,6 +18,7 @@ from tools.reference.members import (
     text_below,
 )
 from truenext.stage import Depends, Endpoint, Flow, FlowOptions, Initiation, Interceptor, Service, StageOptions, Topic
+from truenext.stage.core import retry
 from truenext.stage.core.definitions import StatefulEndpoint, StatelessEndpoint
 from truenext.stage.core.errors import (
     BaseExceptionRaised,
@@ -27,11 +28,12 @@ from truenext.stage.core.errors import (
     NotDecoded,
     Reject,
 )
+from truenext.stage.core.health import PoolStatus, ServiceHealth, ServiceStatus, StageStatus
 from truenext.stage.definition import Definition
 from truenext.stage.interceptors import interceptor
 from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, MessageToSend
 from truenext.stage.interceptors.log import LogFields, StageFields
-from truenext.stage.interceptors.metrics import DurationHistogram, Metrics, StageMetrics
+from truenext.stage.interceptors.metrics import Histogram, Metrics, StageMetrics
 from truenext.stage.interceptors.tracing import Tracing
 from truenext.stage.sql.errors import (
     CommitInDoubt,
@@ -105,6 +107,12 @@ def _sections() -> Iterator[str]:
     yield from _attributes(Service)
     yield from _methods(Definition, "Service")
     yield from _methods(Service, "Service")
+    yield "## ServiceHealth"
+    yield "It is in `truenext.stage.core.health`, as are the classes below it."
+    yield from _class_text(ServiceHealth)
+    for status in (ServiceStatus, PoolStatus, StageStatus):
+        yield f"### {status.__name__}"
+        yield from _class_text(status)
     yield "## StageOptions"
     yield from _class_text(StageOptions)
     yield "## Endpoint"
@@ -145,6 +153,11 @@ def _interceptors() -> Iterator[str]:
         yield from _class_text(cls)
     yield "### ExecutionOutcome"
     yield from paragraphs(text_below(interceptor, "ExecutionOutcome"))
+    yield "### PoolName"
+    yield from paragraphs(text_below(interceptor, "PoolName"))
+    yield "### GiveUpReason"
+    yield "It is in `truenext.stage.core.retry`."
+    yield from paragraphs(text_below(retry, "GiveUpReason"))
     yield "## Ready interceptors"
     yield "### LogFields and StageFields"
     yield "Both are in `truenext.stage.interceptors.log`."
@@ -155,7 +168,7 @@ def _interceptors() -> Iterator[str]:
     yield "It is in `truenext.stage.interceptors.metrics`."
     yield fence("Metrics()")
     yield from _class_text(Metrics)
-    for metrics in (StageMetrics, DurationHistogram):
+    for metrics in (StageMetrics, Histogram):
         yield f"### {metrics.__name__}"
         yield from _class_text(metrics)
     yield "### Tracing"

@@ -12,6 +12,7 @@ from truenext.engine.dispatch.heads import WaitReason
 from truenext.engine.engine import Engine
 from truenext.engine.idle import find_next
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
+from truenext.engine.state.queue import Queue
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import AckMode
 from truenext.model.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, DestinationKind
@@ -38,6 +39,21 @@ class TransactionReport(msgspec.Struct):
     """True if a frame of the transaction was refused, so that it can only be aborted."""
 
 
+class RedeliveryReport(msgspec.Struct):
+    """Settings of a queue's policy for failed messages ([settings](settings.md))."""
+
+    attempts_max: int | None
+    """Failures after which a message becomes a dead letter; None if the queue keeps failed messages."""
+    first_delay_ms: int
+    """Delay between the first failure of a message and its next try."""
+    delay_ms: int
+    """Delay between the second failure of a message and its next try."""
+    backoff: float
+    """Factor by which the delay grows with each further failure."""
+    delay_max_ms: int
+    """Maximum of the delay, before the jitter."""
+
+
 class SubscriptionReport(msgspec.Struct):
     """One subscription of the connection."""
 
@@ -58,6 +74,8 @@ class SubscriptionReport(msgspec.Struct):
     """Reason why no message is dispatched now (WaitReason); "" if a message could be dispatched. If several reasons are
     true, the first in the order of WaitReason is reported; for a pattern of queues, the reason of the queue whose
     message is next."""
+    redelivery: RedeliveryReport | None
+    """Policy for messages that fail; None for a browser and for a pattern of queues."""
 
 
 class UserReport(msgspec.Struct):
@@ -148,6 +166,18 @@ def _report_consumer(consumer: BrokerConsumer, idle: str) -> SubscriptionReport:
         window=window if has_window else None,
         requested=None if consumer.pull_request is None else consumer.pull_request.remaining,
         idle=idle,
+        redelivery=None if consumer.queue is None else _report_redelivery(consumer.queue),
+    )
+
+
+def _report_redelivery(queue: Queue) -> RedeliveryReport:
+    policy = queue.policy
+    return RedeliveryReport(
+        attempts_max=None if queue.keeps_failures else policy.attempts_max,
+        first_delay_ms=policy.first_delay_ms,
+        delay_ms=policy.delay_ms,
+        backoff=policy.backoff,
+        delay_max_ms=policy.delay_max_ms,
     )
 
 
@@ -171,6 +201,7 @@ def _report_browser(browser: Browser) -> SubscriptionReport:
         window=None,
         requested=None,
         idle=WaitReason.BROWSES.value,
+        redelivery=None,
     )
 
 

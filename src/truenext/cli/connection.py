@@ -19,7 +19,7 @@ from truenext.cli import terminal
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.values import TEXT, URL, PathParam, SecondsParam, UrlOption, VariableOption
 from truenext.client.core.context import NO_SPACE_TEXT
-from truenext.client.core.credentials import Credentials
+from truenext.client.core.credentials import CREDENTIAL_FILES, Credentials
 from truenext.client.core.flows import CLOSE_TIMEOUT_S
 from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
 from truenext.model.url import DEFAULT_URL
@@ -137,15 +137,17 @@ def address_options(command: Callable[..., None]) -> Callable[..., None]:
     return _url_option(credentials_options(with_broker))
 
 
-def credentials_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options for the login and for TLS to a command. The command gets them as the argument `credentials`."""
+def credentials_options(command: Callable[..., None], *, has_key: bool = True) -> Callable[..., None]:
+    """Add the options for the login and for TLS to a command. The command gets them as the argument `credentials`.
+    Without `has_key` there is no `--key`: the private key is in the file of the certificate."""
 
     @wraps(command)
     def with_credentials(*, user: str | None, **values: Any) -> None:
-        files = {name: values.pop(name) for name in ("password_file", "ca", "certificate", "key")}
+        files = {name: values.pop(name, None) for name in CREDENTIAL_FILES}
         command(credentials=_credentials(user, files), **values)
 
-    return _user_option(_password_file_option(_ca_option(_certificate_option(_key_option(with_credentials)))))
+    with_key = _key_option(with_credentials) if has_key else with_credentials
+    return _user_option(_password_file_option(_ca_option(_certificate_option(with_key))))
 
 
 def _credentials(user: str | None, files: Mapping[str, Path | None]) -> Credentials:

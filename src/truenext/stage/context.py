@@ -13,6 +13,7 @@ from truenext.clock import time_ns
 from truenext.stage.core.names import RANDOM_BYTES, first_id
 from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.planning import FLOW, LIFESPAN, SESSION
+from truenext.stage.queue_policies import QueuePolicies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -47,6 +48,7 @@ class ServiceContext:
         """Gate of the database; None if no database is open."""
         self.events: StageEvents | None = None
         """Recorder of executions; None if the service has no folder for events."""
+        self.queue_policies = QueuePolicies(definition.stages)
         self.on_test_point: Callable[[str, Stage], None] = _do_nothing
         """Function that the test kit sets. It is called at each `Point` of a message's handling
         (`truenext.testing.stages`)."""

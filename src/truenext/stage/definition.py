@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar, Unpack, overload
 
-from truenext.client.core.credentials import Credentials
+from truenext.client.core.credentials import CREDENTIAL_FILES, Credentials
 from truenext.errors import ConfigurationError
 from truenext.model.url import DEFAULT_URL, parse_url
 from truenext.stage.core.definitions import (
@@ -340,7 +340,7 @@ _TYPES: Final[Mapping[str, tuple[Any, str]]] = {
     "broker": (Sequence, "a URL, or several"),
     "database": (str | None, "a URL of SQLAlchemy, as text"),
     **dict.fromkeys(("user", "password"), (str | None, "text")),
-    **dict.fromkeys(("password_file", "ca", "certificate", "key"), (Path | str | None, "a path")),
+    **dict.fromkeys(CREDENTIAL_FILES, (Path | str | None, "a path")),
     "interceptors": (Sequence, "a list of Interceptors"),
     "events": (Path | str | None, "a folder"),
 }

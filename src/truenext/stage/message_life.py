@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from truenext.client.tasks.connection import Message
-from truenext.clock import monotonic
+from truenext.clock import monotonic, time_ns
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.definitions import Stage
 from truenext.stage.core.envelope import Envelope
-from truenext.stage.interceptors.interceptor import Execution, ExecutionOutcome, ExecutionResult
+from truenext.stage.core.retry import GiveUpReason
+from truenext.stage.interceptors.interceptor import Execution, ExecutionOutcome, ExecutionResult, PoolName
 from truenext.stage.message_state import (
     COMMITTED,
     OUTCOMES,
@@ -21,10 +22,11 @@ from truenext.stage.message_state import (
 
 
 class MessageLife:
-    def __init__(self, context: ServiceContext, stage: Stage, message: Message) -> None:
+    def __init__(self, context: ServiceContext, stage: Stage, pool: PoolName, message: Message) -> None:
         self._chain = context.chain
         self._events = context.events
         self._stage = stage
+        self._pool: PoolName = pool
         self._message = message
         self.state: MessageState = RECEIVED
         self.execution: Execution | None = None
@@ -61,6 +63,8 @@ class MessageLife:
                 trace=flow.trace,
                 attempt=message.attempts + 1,
                 interactive=flow.interactive,
+                pool=self._pool,
+                waited=_waited_s(message),
                 size=len(message.body),
                 carrier=envelope.carrier,
                 interceptor_data={},
@@ -70,8 +74,11 @@ class MessageLife:
         if self._events is not None:
             self._events.add_sql_committed(self._event_number)
 
-    def end(self, outcome: ExecutionOutcome, error: BaseException | None) -> None:
-        """Enter the last state, and report the outcome to events and interceptors."""
+    def end(
+        self, outcome: ExecutionOutcome, error: BaseException | None, given_up_for: GiveUpReason | None = None
+    ) -> None:
+        """Enter the last state, and report the outcome to events and interceptors. `given_up_for` is the reason if the
+        message is given up."""
         is_committed = self.state in (COMMITTED, REPEATED)
         self.enter(OUTCOMES[outcome])
         execution = self.execution if self._chain.has_ended else None
@@ -82,6 +89,7 @@ class MessageLife:
         result = ExecutionResult(
             outcome=outcome,
             error=error,
+            given_up_for=given_up_for,
             run=returned_at - self._started_at,
             commit=now - returned_at if is_committed else None,
             total=now - self._started_at,
@@ -98,3 +106,12 @@ class MessageLife:
             "message_id": self._message.message_id,
             "attempt": self._message.attempts + 1,
         }
+
+
+def _waited_s(message: Message) -> float | None:
+    """Return the seconds since the message's arrival in its queue; None if a program may have received it before."""
+    arrived_ms = message.timestamp_ms
+    if message.redelivered or not arrived_ms:
+        return None
+    # The clocks of two machines may differ.
+    return max(0.0, time_ns() / 1e9 - arrived_ms / 1000)

@@ -14,6 +14,7 @@ from truenext.client.tasks.connection import Connection
 from truenext.model.limits import TRANSACTION_BYTES_MAX, TRANSACTIONS_MAX
 from truenext.stage.core.health import PoolStatus
 from truenext.stage.core.output import PRIORITY_INTERACTIVE
+from truenext.stage.interceptors.interceptor import PoolName
 
 _logger = logging.getLogger("truenext.stage")
 
@@ -30,8 +31,10 @@ class PriorityPool:
         self.connection = connection
         self.is_interactive = is_interactive
         self.selector = INTERACTIVE_SELECTOR if is_interactive else OTHERS_SELECTOR
-        self.name = "interactive" if is_interactive else "other"
+        self.name: PoolName = "interactive" if is_interactive else "other"
         self.executor = ThreadPoolExecutor(max(threads, 1), thread_name_prefix=f"{THREAD_NAME_PREFIX} {self.name}")
+        self.has_connected = connection.health().state == "connected"
+        """True once the connection has been seen connected."""
         self.disk_full_pause_s = 0.0
         """Length in seconds of the last pause because of a full disk of the broker; 0 again after each commit."""
         self._disk_full_until = 0.0
@@ -53,9 +56,11 @@ class PriorityPool:
 
     def status(self) -> PoolStatus:
         health = self.connection.health()
+        self.has_connected |= health.state == "connected"
         return PoolStatus(
             pool=self.name,
             state=health.state,
+            error=health.error,
             since_s=health.since_s,
             reconnects=health.reconnects,
             has_disk_space=asyncio.get_running_loop().time() >= self._disk_full_until,

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, overl
 from truenext.errors import ConfigurationError, InDoubt, LocalProtocolError
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.flow_start import FlowOptions, check_endpoint
+from truenext.stage.core.health import STALLED_AFTER_S, ServiceHealth, ServiceStatus, assess_health
 from truenext.stage.definition import Definition
 from truenext.stage.initiation_contexts import InitiationContext, OutboxInitiationContext
 from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.planning import DependencyPlans
-from truenext.stage.service_run import STOP_TIMEOUT_S, RunResources, ServiceRun
-from truenext.stage.user_code import check_can_await, check_not_own_endpoint
+from truenext.stage.service_run import CONNECT_TIMEOUT_S, STOP_TIMEOUT_S, RunResources, ServiceRun
+from truenext.stage.user_code import check_can_await, check_not_own_endpoint, running_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -51,16 +52,24 @@ class Service(Definition):
     # ---- Running ----
 
     @asynccontextmanager
-    async def connected(self) -> AsyncIterator[Self]:
+    async def connected(self, *, wait: bool = True) -> AsyncIterator[Self]:
         """Connect this process to the broker for the duration of the block. In the block the process can start flows
         and ask, and runs no stages. If the service is defined with `exactly_once`, but no stage has exactly-once
         processing, the process also sends the units of the outbox.
 
-        Raises: ConfigurationError or DefinitionError if the definition is incomplete or wrong; ConnectionLost if no
-        broker is available; Refused if the broker refuses the login; DatabaseUnavailable if the process sends units and
-        the database is not available
+        Args:
+            wait: True to begin the block when the broker has accepted the login, within 10 seconds. False to begin it
+                at once, and to connect in the background: then `initiate(session)` works without a broker, other
+                calls wait for it within their timeouts, and each call raises Refused if the broker refuses the login.
+                `health` tells whether the process is connected.
+
+        Raises: ConfigurationError or DefinitionError if the definition is incomplete or wrong, or a file of the
+        credentials cannot be used. With `wait`: ConnectionLost if no broker is available; Refused if the broker refuses
+        the login; DatabaseUnavailable if the process sends units and the database is not available
         """
-        async with self._while_running(with_stages=False):
+        async with self._bound_run() as running:
+            await running.connect(timeout=CONNECT_TIMEOUT_S if wait else None)
+            await running.start_without_stages()
             yield self
 
     @asynccontextmanager
@@ -73,21 +82,17 @@ class Service(Definition):
         broker is available; Refused if the broker refuses the login; DatabaseUnavailable if the database is not
         available; errors of the lifespan
         """
-        async with self._while_running(with_stages=True):
+        async with self._bound_run() as running:
+            await running.prepare()
+            await running.connect()
+            await running.start()
             yield self
 
     @asynccontextmanager
-    async def _while_running(self, *, with_stages: bool) -> AsyncIterator[None]:
+    async def _bound_run(self) -> AsyncIterator[ServiceRun]:
         running = ServiceRun(self, self.plans(), RunResources.of(self))
         async with self.bound_to(running):
-            if with_stages:
-                await running.prepare()
-            await running.connect()
-            if with_stages:
-                await running.start()
-            else:
-                await running.start_without_stages()
-            yield
+            yield running
 
     @asynccontextmanager
     async def bound_to(self, running: ServiceRun) -> AsyncIterator[None]:
@@ -106,6 +111,28 @@ class Service(Definition):
             finally:
                 self._current_run = None
 
+    def health(self, *, stalled_after: float = STALLED_AFTER_S) -> ServiceHealth:
+        """Return whether this process is live and ready, and why not: what `truenext stages run --health` serves. A web
+        application can serve it under its own addresses. A thread may call it, and waits until the service's event loop
+        has answered.
+
+        Args:
+            stalled_after: Seconds after which a stage is not live if it has messages and completes none.
+
+        Raises: LocalProtocolError if the service is not connected
+        """
+        running = self._run_here
+        loop = running.context.loop
+        if running_loop() is loop:
+            status = running.status()
+        else:
+
+            async def read_status() -> ServiceStatus:
+                return running.status()
+
+            status = asyncio.run_coroutine_threadsafe(read_status(), loop).result()
+        return assess_health(status, stalled_after)
+
     @property
     def is_running(self) -> bool:
         """Whether the service runs in this process. After a fork, it does not run in the child process."""
@@ -113,6 +140,11 @@ class Service(Definition):
 
     @property
     def _initiator(self) -> Initiator:
+        return self._run_here.initiator
+
+    @property
+    def _run_here(self) -> ServiceRun:
+        """Run of the service in this process. Raises: LocalProtocolError if the service is not connected"""
         if self._current_run is None:
             raise LocalProtocolError(f"{self.name} is not connected: use async with {self.name}.connected()")
         if not self.is_running:
@@ -120,7 +152,7 @@ class Service(Definition):
                 f"{self.name} was connected before this process was forked: connect in each process: "
                 f"async with {self.name}.connected()"
             )
-        return self._current_run.initiator
+        return self._current_run
 
     def plans(self, *, has_database: bool | None = None, overrides: Overrides | None = None) -> DependencyPlans:
         """Return the dependencies of all stages. For tests, `has_database` and `overrides` replace the database setting

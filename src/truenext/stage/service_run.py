@@ -7,14 +7,18 @@ import logging
 import os
 from collections import Counter
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
-from truenext.client.tasks.connection import connect
+from truenext.client.core.client import ConnectOptions
+from truenext.client.core.credentials import CREDENTIAL_FILES, NO_CREDENTIALS, Credentials
+from truenext.client.password_file import absolute_path
+from truenext.client.tasks.connection import connect_with_options
 from truenext.errors import ConfigurationError, LocalProtocolError, TruenextError
 from truenext.model.grants import Right, User, parse_pattern
+from truenext.model.url import parse_url
 from truenext.stage.consumption import StageConsumer
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.health import DATABASE_AVAILABLE, ServiceState, ServiceStatus
@@ -107,8 +111,11 @@ class ServiceRun:
         self._relay_opening: asyncio.Task[None] | None = None
         """Task that opens the outbox after a program in this process has started the first flow in a database
         transaction."""
+        self._policy_refresh: asyncio.Task[None] | None = None
+        """Task that requests the policies of the stages' queues."""
         self._state: ServiceState = "waiting for the broker"
         self._pools: list[PriorityPool] = []
+        self._connects_in_background = False
         self._initiator: Initiator | None = None
         self._stack = AsyncExitStack()
 
@@ -131,23 +138,32 @@ class ServiceRun:
             self.context.events = StageEvents(folder, self.context.service, self.context.instance)
         self._state = "waiting for the broker"
 
-    async def connect(self) -> None:
-        """Connect both pools.
+    async def connect(self, *, timeout: float | None = CONNECT_TIMEOUT_S) -> None:
+        """Connect both pools, each within `timeout` seconds. A run that waits until its broker is available has no such
+        limit. With a `timeout` of None the pools connect in the background.
 
-        Raises: ConfigurationError if a URL or a certificate file is invalid; ConnectionLost if no broker is available;
-        Refused if the broker refuses the login
+        Raises: ConfigurationError if a URL, a password file or a certificate file is invalid; ConnectionLost if no
+        broker is available; Refused if the broker refuses the login
         """
+        self._connects_in_background = timeout is None
         plain = [stage for stage in self._definition.stages.values() if not stage.signature.is_async]
         threads = sum(stage.settings.concurrency or 1 for stage in plain)
         for is_interactive in (True, False):
-            connection = await connect(
-                *self._resources.broker,
-                **self._resources.credentials.arguments(),
-                heartbeat_thread=True,
-                timeout=FOR_EVER_S if self._waits_until_available else CONNECT_TIMEOUT_S,
+            connection = await connect_with_options(
+                self._connect_options(), FOR_EVER_S if self._waits_until_available else timeout
             )
             self._pools.append(PriorityPool(connection, is_interactive=is_interactive, threads=threads))
         self._initiator = Initiator(self.context, *self._pools)
+
+    def _connect_options(self) -> ConnectOptions:
+        credentials = self._resources.credentials
+        # The program may change its folder before a reconnect.
+        files = {name: absolute_path(getattr(credentials, name)) for name in CREDENTIAL_FILES}
+        return ConnectOptions(
+            addresses=[parse_url(each) for each in self._resources.broker],
+            credentials=replace(credentials, **files),
+            heartbeat_thread=True,
+        )
 
     async def start(self) -> None:
         """Run the stages, and send the units of the outbox. Call `prepare` and `connect` before.
@@ -168,6 +184,9 @@ class ServiceRun:
         await self._warn_of_missing_grants()
         for consumption in self.stage_consumers:
             consumption.start()
+        self._policy_refresh = self.context.loop.create_task(
+            self.context.queue_policies.refresh_for_ever(self.connection), name="truenext queue policies"
+        )
         await self._wait_until_subscribed()
         self._state = "running"
 
@@ -198,14 +217,19 @@ class ServiceRun:
 
     async def start_without_stages(self) -> None:
         """Send the units of the outbox, if the service is defined with `exactly_once`, but no stage has exactly-once
-        processing. Otherwise the processes that run the stages send the units.
+        processing. Otherwise the processes that run the stages send the units. If the pools connect in the background,
+        the outbox is opened in the background, too.
 
         Raises: ConfigurationError if tables are missing; DatabaseUnavailable
         """
         self._runs_no_stages = True
         if self._definition.has_outbox and self._definition.only_initiates:
-            await self._open_database()
-            await self._open_outbox()
+            if self._connects_in_background and self._resources.database is not None:
+                self.wake_relay()
+            else:
+                await self._open_database()
+                await self._open_outbox()
+        self._state = "running"
 
     def wake_relay(self) -> None:
         """Send flows that were started in this process by a database transaction. Call this in the event loop's
@@ -328,10 +352,15 @@ class ServiceRun:
         """Return the status of connections, database and stages, for health checks."""
         gate = self.context.gate
         subscribed = {pool: pool.subscriptions() for pool in self._pools}
+        broker = [each.status() for each in self._pools]
+        state = self._state
+        if state == "running" and not all(each.has_connected for each in self._pools):
+            # The pools connect in the background.
+            state = "waiting for the broker"
         return ServiceStatus(
             service=self._definition.name,
-            state=self._state,
-            broker=[each.status() for each in self._pools],
+            state=state,
+            broker=broker,
             database=""
             if gate is None
             else DATABASE_AVAILABLE
@@ -373,9 +402,11 @@ class ServiceRun:
             if self.context.gate is not None:
                 last_first.push_async_callback(self.context.gate.stop)
             last_first.push_async_callback(self._close_pools)
-            if self._relay_opening is not None:
-                self._relay_opening.cancel()
-                await asyncio.wait({self._relay_opening})
+            background = {each for each in (self._policy_refresh, self._relay_opening) if each is not None}
+            for task in background:
+                task.cancel()
+            if background:
+                await asyncio.wait(background)
             if self.exactly_once is not None:
                 # Closed before the pools, since the relay may be sending.
                 last_first.push_async_callback(self.exactly_once.stop)

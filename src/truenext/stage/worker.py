@@ -42,6 +42,7 @@ from truenext.stage.core.failure import cause_of, describe_error, is_text_too_lo
 from truenext.stage.core.names import inbox_id
 from truenext.stage.core.outbox_unit import CommitNumber, EncodedMessage, OutboxUnit
 from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
+from truenext.stage.core.retry import EXHAUSTED
 from truenext.stage.message_life import MessageLife
 from truenext.stage.message_state import (
     ACKNOWLEDGING,
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
     from truenext.client.tasks.connection import Message, Session
     from truenext.stage.context import ServiceContext
     from truenext.stage.core.definitions import Stage
-    from truenext.stage.interceptors.interceptor import ExecutionOutcome
+    from truenext.stage.core.retry import RetryDecision
     from truenext.stage.outbox.exactly_once import BorrowedProducer, ExactlyOnceProcessing
     from truenext.stage.pool import PriorityPool
     from truenext.stage.sql.work import AnySqlWork
@@ -137,7 +138,7 @@ class MessageHandler:
         self._exactly_once = worker.exactly_once
         self._message = message
         self._session = session
-        self._life = MessageLife(context, stage, message)
+        self._life = MessageLife(context, stage, pool.name, message)
         self._runner = StageRunner(context, stage, pool, message, self._life)
         self._inbox_id = ""
         """Id of the message in the inbox; empty if the stage is not exactly-once."""
@@ -432,31 +433,42 @@ class MessageHandler:
 
     async def _on_failed(self, error: BaseException) -> None:
         try:
-            outcome = await self._settle_failed(error)
+            retry = await self._settle_failed(error)
         except BaseException as other:
             # The connection is lost, or the service stops.
             self._life.end("in doubt" if isinstance(other, InDoubt) else "released", other)
             raise
-        self._life.end(outcome, error)
-        if outcome == "released":
+        if retry is None:
+            self._life.end("released", error)
             return
+        failures = self._message.attempts + 1
+        policy = self._context.queue_policies.of(self._stage)
+        is_last = policy is not None and policy.is_last(failures)
+        given_up_for = retry.rejected_for or (EXHAUSTED.rejected_for if is_last else None)
+        self._life.end("rejected" if retry.is_rejected else "failed", error, given_up_for)
+        fields = self._life.log_fields() | {"error": describe_error(error)}
+        if policy is not None and given_up_for is None:
+            next_s = policy.delay_s(failures) if retry.delay_s is None else retry.delay_s
+            _logger.warning("a stage has failed, and is tried again", extra=fields | {"next_s": next_s})
+            return
+        # Without a policy, this may be the last attempt.
         _logger.warning(
-            "a stage has rejected its message" if outcome == "rejected" else "a stage has failed",
-            extra=self._life.log_fields() | {"error": describe_error(error)},
+            "a stage has rejected its message" if retry.is_rejected else "a stage has failed",
+            extra=fields,
             exc_info=None if isinstance(error, Reject) or is_text_too_long(error) else error,
         )
 
-    async def _settle_failed(self, error: BaseException) -> ExecutionOutcome:
-        """Release, nack or reject the message after an error, and return the outcome."""
+    async def _settle_failed(self, error: BaseException) -> RetryDecision | None:
+        """Release, nack or reject the message after an error. Return the decision; None if the message was released."""
         context, message = self._context, self._message
         if self._is_processed:
             # The redelivery sends the output that is left.
             await message.release()
-            return "released"
+            return None
         kind = error.kind if isinstance(error, DatabaseUnavailable) else self._error_kind
         if context.gate is not None and await context.gate.is_uncounted_error(kind, error, message.message_id):
             await message.release()
-            return "released"
+            return None
         retry = self._stage.settings.retries.decide(error, message.attempts + 1, self._stage.settings.attempts)
         cause = cause_of(error, self._stage.queue, context.instance)
         has_output = self._life.state in (SENDING, COMMITTING)
@@ -467,4 +479,4 @@ class MessageHandler:
             await message.reject(cause=cause)
         else:
             await message.nack(delay=retry.delay_s, cause=cause)
-        return "rejected" if retry.is_rejected else "failed"
+        return retry

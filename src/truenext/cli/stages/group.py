@@ -12,6 +12,7 @@ COMMAND_MODULES = {
     "rerun": "stages.rerun",
     "run": "stages.run",
     "schema": "stages.schema",
+    "send": "stages.send",
 }
 
 

@@ -23,6 +23,10 @@ THREADS_TIMEOUT_S: Final = 1.0
 """Seconds for which the process waits for threads that are about to end."""
 
 
+RESTART: Final = -1
+"""Exit status of a process that does not end, but is replaced by a new one with the same command line."""
+
+
 class ExitDeadline:
     """Timer with its own thread. It ends the process at the earliest of its deadlines."""
 
@@ -36,6 +40,7 @@ class ExitDeadline:
 
         Signal handlers may call this. The earliest deadline counts instead of the last one because a signal may
         interrupt the handler of another signal; the handler of the later signal then finishes first.
+        After a signal the process ends, even if it was about to restart.
         """
         self._requests.put((time.monotonic() + seconds, status))
 
@@ -44,10 +49,11 @@ class ExitDeadline:
         self._requests.put(None)
 
     def _run_timer(self) -> None:
-        earliest, request = (math.inf, 0), self._requests.get()
+        earliest, request = (math.inf, RESTART), self._requests.get()
         while request is not None:
-            earliest = min(earliest, request)
-            at, status = earliest
+            ending = [each for each in (earliest, request) if each[1] != RESTART]
+            at, status = min(earliest, request)[0], min(ending, default=(0.0, RESTART))[1]
+            earliest = at, status
             try:
                 request = self._requests.get(timeout=max(0.0, at - time.monotonic()))
             except Empty:
@@ -77,4 +83,13 @@ def exit_now(status: int, reason: str, error: BaseException | None = None) -> No
     thread = threading.Thread(target=log, name="truenext last words", daemon=True)
     thread.start()
     thread.join(THREADS_TIMEOUT_S)
+    if status == RESTART:
+        restart()
     os._exit(status)
+
+
+def restart() -> NoReturn:
+    """Replace this process by a new one with the same command line. All other threads end."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -3,6 +3,7 @@
 SIGTERM or SIGINT      take no more messages, finish running stages, release all other messages; exit status 0
 a second signal        release the messages of running stages, too; exit status 128 + number of the signal
 a third signal         end at once
+a changed source file  with --reload: as after the first signal, but then the command runs again
 
 The process ends at the latest 40 seconds after the first signal, or 10 seconds after the second, whatever the stages
 do.
@@ -15,7 +16,6 @@ import logging
 import signal
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -23,17 +23,26 @@ import msgspec
 
 from truenext.broker.settings import LogLevel
 from truenext.cli import logs, terminal
-from truenext.cli.connection import URL_VARIABLE, USER_VARIABLE, credentials_options, split_by_source, with_login_hint
+from truenext.cli.connection import credentials_options, split_by_source, with_login_hint
 from truenext.cli.exit_status import BROKEN_PIPE, NO_ANSWER, CommandFailure
 from truenext.cli.loops import new_event_loop
 from truenext.cli.stages.health_server import serve_health
-from truenext.cli.stages.process_exit import THREADS_TIMEOUT_S, ExitDeadline, exit_now, join_threads
+from truenext.cli.stages.process_exit import (
+    RESTART,
+    THREADS_TIMEOUT_S,
+    ExitDeadline,
+    exit_now,
+    join_threads,
+    restart,
+)
+from truenext.cli.stages.service_broker import merge_credentials, urls_option
 from truenext.cli.stages.service_loader import database_option, load_service, service_argument
+from truenext.cli.stages.source_watcher import SourceWatcher
 from truenext.cli.terminal import count_noun
-from truenext.cli.values import URL, EnumParam, HostAndPortParam, PathParam, SecondsParam, UrlOption
+from truenext.cli.values import EnumParam, HostAndPortParam, PathParam, SecondsParam
 from truenext.client.core.credentials import Credentials
 from truenext.errors import ConfigurationError, TruenextError
-from truenext.stage.core.health import ServiceHealth, assess_health
+from truenext.stage.core.health import STALLED_AFTER_S, ServiceHealth, assess_health
 from truenext.stage.core.names import endpoint_of
 from truenext.stage.definition import Definition
 from truenext.stage.interceptors.metrics import Metrics
@@ -42,7 +51,6 @@ from truenext.stage.service_run import STOP_TIMEOUT_S, RunResources, ServiceRun
 
 logger = logging.getLogger("truenext.stage")
 
-STALLED_S = 300.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NO_TIMEOUT_S = 0.0
 CLOSE_TIMEOUT_S = 10.0
@@ -51,17 +59,7 @@ CLOSE_TIMEOUT_S = 10.0
 
 @click.command()
 @service_argument
-@click.option(
-    "--url",
-    "urls",
-    cls=UrlOption,
-    takes_several=True,
-    type=URL,
-    envvar=URL_VARIABLE,
-    show_envvar=True,
-    help="Address of the broker, instead of the service's own. May be repeated, and the variable may have several, "
-    "with spaces between them: the first broker that answers is used.",
-)
+@urls_option
 @credentials_options
 @database_option
 @click.option(
@@ -80,9 +78,16 @@ CLOSE_TIMEOUT_S = 10.0
     "--stalled-after",
     "stalled_after_s",
     type=SecondsParam(),
-    default=STALLED_S,
+    default=STALLED_AFTER_S,
     show_default=True,
     help="Seconds after which a stage is not live if it has messages and completes none.",
+)
+@click.option(
+    "--reload",
+    "reloads",
+    is_flag=True,
+    help="Stop and start again when a Python file in the current folder or below changes, for development. Needs "
+    "truenext[reload].",
 )
 @click.option(
     "--log-level",
@@ -99,6 +104,7 @@ def run(
     events: Path | None,
     health_at: tuple[str, int] | None,
     stalled_after_s: float,
+    reloads: bool,
     log_level: LogLevel,
 ) -> None:
     """Run the stages of a service until SIGTERM or Ctrl-C.
@@ -106,6 +112,9 @@ def run(
     Prints one line once the service consumes messages. Waits for a broker or database that is not available yet. On the
     first signal it completes running stages for at most 30 seconds, releases all other messages, and exits 0. On a
     second signal it also releases the messages of running stages, and exits with 128 + the number of the signal.
+
+    With --reload a change of a source file stops the service as the first signal does, and starts it again. After an
+    error the command waits for a change.
 
     User and password come from the first source that names a user: the command line, the service, TRUENEXT_USER. A
     password without a user replaces only the password. --ca replaces the file of the service, and --certificate with
@@ -117,7 +126,11 @@ def run(
     deadline, status = ExitDeadline(), 1
     output_error: OSError | None = None
     service: Service | None = None
+    watcher: SourceWatcher | None = None
+    has_failed = False
     try:
+        if reloads:
+            watcher = SourceWatcher(Path.cwd())
         with logs.warn_of_basic_config():
             service = load_service(target)
         if urls:
@@ -136,7 +149,8 @@ def run(
             raise ConfigurationError(f"{target} has no stages to run: it only sends to other services")
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             try:
-                status = runner.run(_ServiceProcess(service, login_note, stalled_after_s, deadline).run(health_at))
+                process = _ServiceProcess(service, login_note, stalled_after_s, deadline, watcher)
+                status = runner.run(process.run(health_at))
             except (SystemExit, KeyboardInterrupt) as error:
                 # Raised by a task that a stage started and did not await. In an orderly end, the message of that stage
                 # would be released without an attempt, and the next process would end the same way.
@@ -151,44 +165,25 @@ def run(
     except TruenextError as error:
         failure = CommandFailure(error if service is None else with_login_hint(error, service.credentials))
         failure.show()
-        status = failure.exit_code
+        status, has_failed = failure.exit_code, True
     except _OutputError as error:
         output_error = error.cause
         status = BROKEN_PIPE if isinstance(output_error, BrokenPipeError) else NO_ANSWER
     except Exception as error:
         logger.critical("the service has ended with an error", exc_info=error)
-        status = 1
+        status, has_failed = 1, True
     deadline.cancel()
+    if has_failed and watcher is not None:
+        terminal.echo("truenext: waits for a change of a source file", err=True)
+        watcher.wait_for_change()
+        status = RESTART
     join_threads(status)
     if output_error is not None:
         # The main group prints the reason and exits with that status, as for any command.
         raise output_error
+    if status == RESTART:
+        restart()
     raise SystemExit(status)
-
-
-def merge_credentials(line: Credentials, own: Credentials, environment: Credentials) -> tuple[Credentials, str]:
-    """Return the credentials with which a service logs in. Also return a note about the user, for the line that is
-    printed at the start.
-
-    User and password come together, from the first source that names a user: the command line, the service, the
-    environment. A password without a user replaces the password of this source. Such a password comes from the command
-    line, or else from the environment. A certificate is replaced together with its key.
-    """
-    sources = {"--user": line, "its code": own, USER_VARIABLE: environment}
-    if own.certificate is not None:
-        # The certificate names the user, unless the service does: with a password the broker would not look at it.
-        sources.pop(USER_VARIABLE)
-    source, login = next((each for each in sources.items() if each[1].user is not None), ("", own))
-    note = f" as user {login.user!r} (from {source})" if source else ""
-    if environment.user not in (None, login.user):
-        note += f"; {USER_VARIABLE} is unused"
-    for each in (line, environment):
-        if each.user is None and (each.password is not None or each.password_file is not None):
-            login = replace(login, password=each.password, password_file=each.password_file)
-            break
-    pair = own if line.certificate is None else line
-    ca = own.ca if line.ca is None else line.ca
-    return replace(login, ca=ca, certificate=pair.certificate, key=pair.key), note
 
 
 class _OutputError(Exception):
@@ -200,11 +195,21 @@ class _OutputError(Exception):
 
 
 class _ServiceProcess:
-    def __init__(self, service: Service, login_note: str, stalled_after_s: float, deadline: ExitDeadline) -> None:
+    def __init__(
+        self,
+        service: Service,
+        login_note: str,
+        stalled_after_s: float,
+        deadline: ExitDeadline,
+        watcher: SourceWatcher | None,
+    ) -> None:
         self._service = service
         self._login_note = login_note
         self._deadline = deadline
         self._stalled_after_s = stalled_after_s
+        self._watcher = watcher
+        self._restarts = False
+        """True once a source file has changed."""
         self._signals: list[signal.Signals] = []
         self._main: asyncio.Task[object] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -284,6 +289,8 @@ class _ServiceProcess:
         # Not with the loop's own handlers: a stage may block the loop.
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
+        if self._watcher is not None:
+            self._watcher.call_on_change(self._on_source_changed)
 
     def _on_signal(self, number: int, _: object) -> None:
         self._signals.append(signal.Signals(number))
@@ -292,21 +299,34 @@ class _ServiceProcess:
         if not is_first:
             for each in SIGNALS:
                 signal.signal(each, signal.SIG_DFL)
+        if not (is_first and self._restarts):
+            # Otherwise it stops already.
+            self._cancel_main()
+
+    def _on_source_changed(self) -> None:
+        if not (self._signals or self._restarts):
+            self._restarts = True
+            self._deadline.bring_forward(STOP_TIMEOUT_S + CLOSE_TIMEOUT_S, RESTART)
+            self._cancel_main()
+
+    def _cancel_main(self) -> None:
         assert self._main is not None, "it listens"
         assert self._loop is not None, "it listens"
         self._loop.call_soon_threadsafe(self._main.cancel)
 
     @property
     def _status(self) -> int:
+        if self._restarts and not self._signals:
+            return RESTART
         return 0 if len(self._signals) < 2 else 128 + self._signals[-1]
 
     def _check_signal(self) -> None:
-        """Clear the cancellation of the main task after a signal.
+        """Clear the cancellation of the main task after a signal or a change of a source file.
 
-        Raises: CancelledError if no signal has caused the cancellation
+        Raises: CancelledError if neither has caused the cancellation
         """
         assert self._main is not None, "it listens"
-        if not self._signals:
+        if not (self._signals or self._restarts):
             raise asyncio.CancelledError
         while self._main.cancelling():
             self._main.uncancel()

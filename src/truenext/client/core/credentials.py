@@ -65,5 +65,8 @@ def check_login_text(name: str, value: str | None) -> None:
         raise ValueError(f"{name} has a line feed, a carriage return or a NUL, is not UTF-8, or is too long")
 
 
+CREDENTIAL_FILES = ("password_file", "ca", "certificate", "key")
+"""Fields of `Credentials` that are paths."""
+
 NO_CREDENTIALS = Credentials()
 """Credentials for a broker without users."""

@@ -464,9 +464,11 @@ class Connection:
         self._handlers = Handlers(self._driver)
         self._browse_connections: set[Connection] = set()
 
-    async def _open(self, timeout: float) -> None:
+    async def _open(self, timeout: float | None) -> None:
         driver = self._driver
         driver.start()
+        if timeout is None:
+            return
         try:
             await driver.run_flow(flows.wait_for_first_connection(driver.client, timeout))
         except BaseException:
@@ -746,8 +748,12 @@ class Connection:
             flows.add_exit_failure_note(error, exit_error)
 
 
-def connect_with_options(options: ConnectOptions, timeout: float = CLOSE_TIMEOUT_S) -> AwaitableContext[Connection]:
-    """Connect with options that `connect` has checked. The same options may serve several connections."""
+def connect_with_options(
+    options: ConnectOptions, timeout: float | None = CLOSE_TIMEOUT_S
+) -> AwaitableContext[Connection]:
+    """Connect with options that `connect` has checked. The same options may serve several connections. With a `timeout`
+    of None the connection is opened in the background: each call waits for it, within its own timeout, and raises the
+    broker's refusal of the login."""
 
     async def make() -> Connection:
         connection = Connection(options)

@@ -448,9 +448,11 @@ class Connection:
         self._handlers = Handlers(self._driver)
         self._browse_connections: set[Connection] = set()
 
-    def _open(self, timeout: float) -> None:
+    def _open(self, timeout: float | None) -> None:
         driver = self._driver
         driver.start()
+        if timeout is None:
+            return
         try:
             driver.run_flow(flows.wait_for_first_connection(driver.client, timeout))
         except BaseException:
@@ -714,8 +716,10 @@ class Connection:
             flows.add_exit_failure_note(error, exit_error)
 
 
-def connect_with_options(options: ConnectOptions, timeout: float = CLOSE_TIMEOUT_S) -> Connection:
-    """Connect with options that `connect` has checked. The same options may serve several connections."""
+def connect_with_options(options: ConnectOptions, timeout: float | None = CLOSE_TIMEOUT_S) -> Connection:
+    """Connect with options that `connect` has checked. The same options may serve several connections. With a `timeout`
+    of None the connection is opened in the background: each call waits for it, within its own timeout, and raises the
+    broker's refusal of the login."""
 
     connection = Connection(options)
     connection._open(timeout)

@@ -16,6 +16,10 @@ LOST_S: Final = 60.0
 """Seconds after which a process that has lost the broker counts as not live. Such a process is restarted only once,
 since the new process waits for the broker without a limit."""
 
+STALLED_AFTER_S: Final = 300.0
+"""Seconds after which a stage counts as stalled if it has messages and completes none, unless a program says another
+time."""
+
 DATABASE_AVAILABLE: Final = "available"
 
 ServiceState = Literal["waiting for the broker", "waiting for the database", "running", "stopping"]
@@ -25,10 +29,15 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Status of the broker connection of one pool."""
 
     pool: str
+    """`interactive` or `other`."""
     state: str
     """`connected`, `connecting` or `closed`."""
+    error: str
+    """Reason why the connection has ended for good, such as wrong credentials; empty if it has not."""
     since_s: float
+    """Seconds in this state."""
     reconnects: int
+    """Number of times that the connection was lost and opened again."""
     has_disk_space: bool
     """False while the pool's stages wait because the broker's disk is full."""
 
@@ -39,9 +48,11 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     stage: str
     """Queue of the stage."""
     pool: str
+    """`interactive` or `other`."""
     active: int
     """Number of messages that the stage handles now."""
     waits_for_database: bool
+    """True while the stage takes no messages because the database is away."""
     broker_wait_reason: str
     """Reason why the broker does not deliver messages yet; empty if it delivers, or if the stage waits for the
     database."""
@@ -52,20 +63,31 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Status of a process that runs a service, or is only connected."""
+
     service: str
+    """Name of the service."""
     state: ServiceState
+    """`waiting for the broker`, `waiting for the database`, `running` or `stopping`."""
     broker: list[PoolStatus]
+    """Status of the connections to the broker."""
     database: str
     """`available`, or the reason why the database is not available; empty if no stage uses a database."""
     stages: list[StageStatus]
+    """Status of each stage in each pool; empty if the process runs no stages."""
 
 
 class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """Health of a process."""
+
     live: bool
+    """False if a restart would help."""
     ready: bool
+    """False while the process is not live, or lacks its broker, its database or a subscription."""
     reasons: list[str]
     """Reasons why the process is not live, or not ready."""
     facts: ServiceStatus
+    """Status from which live and ready were concluded."""
 
 
 def assess_health(status: ServiceStatus, stalled_after_s: float) -> ServiceHealth:
@@ -79,14 +101,17 @@ def assess_health(status: ServiceStatus, stalled_after_s: float) -> ServiceHealt
 
 
 def _liveness_faults(status: ServiceStatus, stalled_after_s: float) -> Iterator[str]:
-    if status.state != "running":
-        # The process waits for the broker or the database, or is about to end anyway.
+    if status.state == "stopping":
+        # The process is about to end anyway.
         return
     for pool in status.broker:
         if pool.state == "closed":
-            yield f"the connection for {pool.pool} messages has ended for good"
-        elif pool.state != "connected" and pool.since_s > LOST_S:
+            yield f"the connection for {pool.pool} messages has ended for good" + (pool.error and f": {pool.error}")
+        elif status.state == "running" and pool.state != "connected" and pool.since_s > LOST_S:
             yield f"the connection for {pool.pool} messages has been lost for {pool.since_s:.0f} seconds"
+    if status.state != "running":
+        # The process waits for the broker or the database.
+        return
     for each in status.stages:
         if each.end_reason:
             yield f"{each.stage} consumes no {each.pool} messages any more: {each.end_reason}"

@@ -11,15 +11,27 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import msgspec
 
 from truenext.model.limits import DELAY_MS_MAX
-from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded, Reject
+from truenext.stage.core.errors import DefinitionError, FlowError, NoAttemptsLeft, NotDecoded, Reject
 from truenext.stage.core.failure import ungrouped_errors
 
 NEVER = "never"
 """Text of a rule that allows no retry: the message becomes a dead letter at once."""
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _IS_DELAY = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)").fullmatch
+GiveUpReason: TypeAlias = Literal["rejected", "attempts exhausted", "unreadable", "wrong call"]
+"""Reason why a message was given up.
+
+    rejected            the stage has raised Reject, or an exception with the rule "never"
+    attempts exhausted  the stage has failed as often as the stage, or the policy of its queue, allows
+    unreadable          the message is not of the type that its stage takes (NotDecoded)
+    wrong call          the stage has used its flow wrongly (FlowError)
+"""
+
 _EXAMPLE = 'use "2s, 10s, 1m", or "never"'
 
 
@@ -54,18 +66,25 @@ class RetryRules:
         For an exception group, a rule for the group's own class counts first. Without such a rule, the message is
         rejected if an error in the group has the rule "never"; else the longest delay of the errors counts.
         """
-        if attempts_max is not None and failures >= attempts_max:
-            return REJECTED
         group_classes = [each for each in type(error).__mro__ if issubclass(each, BaseExceptionGroup)]
         errors = [error] if any(each in self._delays_s for each in group_classes) else ungrouped_errors(error)
         retries = [self._retry_for(each, failures) for each in errors]
-        if REJECTED in retries:
-            return REJECTED
+        for each in retries:
+            if each.is_rejected:
+                return each
+        if attempts_max is not None and failures >= attempts_max:
+            return EXHAUSTED
         return RetryDecision(max((each.delay_s for each in retries if each.delay_s is not None), default=None))
 
     def _retry_for(self, error: BaseException, failures: int) -> RetryDecision:
-        if isinstance(error, Reject | NotDecoded | FlowError):
+        if isinstance(error, NoAttemptsLeft):
+            return EXHAUSTED
+        if isinstance(error, Reject):
             return REJECTED
+        if isinstance(error, NotDecoded):
+            return UNREADABLE
+        if isinstance(error, FlowError):
+            return WRONG_CALL
         for kind in type(error).__mro__:
             delays_s = self._delays_s.get(kind)
             if delays_s is not None:
@@ -79,11 +98,45 @@ class RetryDecision:
     of the queue decides."""
 
     delay_s: float | None
-    is_rejected: bool = False
+    rejected_for: GiveUpReason | None = None
+    """Reason why the message is rejected; None if it is not."""
+
+    @property
+    def is_rejected(self) -> bool:
+        return self.rejected_for is not None
 
 
-REJECTED = RetryDecision(None, is_rejected=True)
+REJECTED = RetryDecision(None, "rejected")
+EXHAUSTED = RetryDecision(None, "attempts exhausted")
+UNREADABLE = RetryDecision(None, "unreadable")
+WRONG_CALL = RetryDecision(None, "wrong call")
 QUEUE_POLICY = RetryDecision(None)
+
+
+class RedeliveryPolicy(msgspec.Struct, frozen=True):
+    """Policy of a queue for failed messages. Source: docs/reference/control.md, `connection`"""
+
+    attempts_max: int | None
+    """Failures after which the broker gives up a message; None if it never does."""
+    first_delay_ms: int
+    delay_ms: int
+    backoff: float
+    delay_max_ms: int
+
+    def is_last(self, failures: int) -> bool:
+        """Return whether the broker gives up a message that has failed so often."""
+        return self.attempts_max is not None and failures >= self.attempts_max
+
+    def delay_s(self, failures: int) -> float:
+        """Return the seconds from a message's last failure to its next try, without the jitter. `failures` includes
+        that failure."""
+        delay: float = self.first_delay_ms
+        if failures > 1:
+            try:
+                delay = self.delay_ms * self.backoff ** (failures - 2)
+            except OverflowError:
+                delay = self.delay_max_ms
+        return min(delay, self.delay_max_ms) / 1000
 
 
 def _delays_s(text: str, subject: str) -> tuple[float, ...]:

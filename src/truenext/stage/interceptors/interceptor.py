@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from truenext.stage.core.retry import GiveUpReason
+
 ExecutionOutcome: TypeAlias = Literal["completed", "already processed", "failed", "rejected", "released", "in doubt"]
 """Outcome of an execution.
 
@@ -18,6 +20,9 @@ ExecutionOutcome: TypeAlias = Literal["completed", "already processed", "failed"
     released           the message is redelivered without an attempt: the service stops, or broker or database is down
     in doubt           the client could not find out in time whether the commit happened
 """
+
+PoolName: TypeAlias = Literal["interactive", "other"]
+"""Pool of workers that handles a message: that of interactive messages and subscribers, or that of other messages."""
 
 
 class Execution(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -39,6 +44,11 @@ class Execution(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Number of the attempt: 1 plus the failures that count against the message."""
     interactive: bool
     """True if a caller waits for the flow."""
+    pool: PoolName
+    """Pool of workers that handles the message."""
+    waited: float | None = None
+    """Seconds from the message's arrival in its queue, by the broker's clock, until the execution began, by that of the
+    process; None if a process may have received the message before."""
     size: int
     """Size of the message's body in bytes, including its envelope."""
     carrier: Mapping[str, str] = {}
@@ -72,6 +82,9 @@ class ExecutionResult(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Outcome of the execution."""
     error: BaseException | None = None
     """Error that caused the outcome; None if there was no error."""
+    given_up_for: GiveUpReason | None = None
+    """Reason why the message was given up: it is a dead letter now, or its subscriber has dropped it; None if it was
+    not given up, or if the broker has not said after how many attempts it gives up."""
     run: float | None = None
     """Duration from the receipt of the message until the stage returned; equal to `total` if the stage did not
     return."""

@@ -1,16 +1,18 @@
-"""Metrics of stages: executions by outcome, sent messages, and durations."""
+"""Metrics of stages: executions by outcome, messages that were given up, attempts, sent messages, and durations."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 
 import msgspec
 
+from truenext.stage.core.retry import GiveUpReason
 from truenext.stage.interceptors.exposition import HistogramSample, MetricKind, Sample, format_metric
 from truenext.stage.interceptors.interceptor import (
     Execution,
@@ -18,39 +20,51 @@ from truenext.stage.interceptors.interceptor import (
     ExecutionResult,
     Interceptor,
     MessageToSend,
+    PoolName,
 )
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Upper bounds of the buckets for durations, in seconds, as OpenTelemetry's conventions for messages recommend."""
+WAIT_BUCKETS = (*BUCKETS, 30.0, 60.0, 300.0, 1800.0, 7200.0, 43200.0)
+"""Upper bounds of the buckets for waiting, in seconds. Messages may wait in a queue for hours."""
+ATTEMPT_BUCKETS = (1, 2, 3, 5, 7, 10, 20, 50, 100)
+"""Upper bounds of the buckets for attempts."""
 
 
-class DurationHistogram(msgspec.Struct, frozen=True):
-    """Histogram of durations: their sum, and the number of durations in each bucket of BUCKETS."""
+class Histogram(msgspec.Struct, frozen=True):
+    """Histogram of durations in seconds, or of attempts."""
 
-    seconds: float
-    """Sum of the durations in seconds."""
+    sum: float
+    """Sum of all values."""
+    bounds: tuple[float, ...]
+    """Upper bounds of the buckets. The last bucket has no bound."""
     buckets: tuple[int, ...]
-    """Number of durations in each bucket: above the bound before it, up to its own bound. The last bucket has no
-    bound."""
+    """Number of values in each bucket: above the bound before it, up to its own bound."""
 
     @property
     def count(self) -> int:
-        """Number of durations."""
+        """Number of values."""
         return sum(self.buckets)
 
 
 class StageMetrics(msgspec.Struct, frozen=True):
-    """Metrics of one stage, counted since the interceptor was made."""
+    """Metrics of one stage in one pool, counted since the interceptor was made."""
 
     running: int
     """Number of runs that are under way."""
     outcomes: dict[ExecutionOutcome, int]
     """Number of executions by outcome."""
+    given_up: dict[GiveUpReason, int]
+    """Number of messages that were given up, by `ExecutionResult.given_up_for`."""
     sent: int
     """Number of messages that the stage sent, including messages whose transaction was rolled back."""
-    run: DurationHistogram
+    attempts: Histogram
+    """Attempts that each message took until it was completed or given up."""
+    waited: Histogram
+    """Durations `Execution.waited` of messages that came for the first time."""
+    run: Histogram
     """Durations `ExecutionResult.run` of all executions, including failed executions."""
-    total: DurationHistogram
+    total: Histogram
     """Durations `ExecutionResult.total` of all executions."""
 
 
@@ -60,7 +74,7 @@ class Metrics(Interceptor):
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._stages: defaultdict[tuple[str, str], _StageCounters] = defaultdict(_StageCounters)
+        self._stages: defaultdict[tuple[str, str, PoolName], _StageCounters] = defaultdict(_StageCounters)
         self._sent_outside_stages = 0
 
     @contextmanager
@@ -84,15 +98,22 @@ class Metrics(Interceptor):
         with self._lock:
             counts = self._counts(execution)
             counts.outcomes[result.outcome] = counts.outcomes.get(result.outcome, 0) + 1
+            given_up_for = result.given_up_for
+            if given_up_for is not None:
+                counts.given_up[given_up_for] = counts.given_up.get(given_up_for, 0) + 1
+            if given_up_for is not None or result.outcome == "completed":
+                counts.attempts.add(execution.attempt)
+            if execution.waited is not None:
+                counts.waited.add(execution.waited)
             if result.run is not None:
                 counts.run.add(result.run)
             counts.total.add(result.total)
 
     def _counts(self, execution: Execution) -> _StageCounters:
-        return self._stages[execution.endpoint, execution.stage]
+        return self._stages[execution.endpoint, execution.stage, execution.pool]
 
-    def snapshot(self) -> dict[tuple[str, str], StageMetrics]:
-        """Return the metrics of each stage at one moment, by endpoint and stage."""
+    def snapshot(self) -> dict[tuple[str, str, PoolName], StageMetrics]:
+        """Return the metrics of each stage at one moment, by endpoint, stage and pool."""
         with self._lock:
             return {key: counts.metrics() for key, counts in self._stages.items()}
 
@@ -103,25 +124,48 @@ class Metrics(Interceptor):
 
     def exposition(self) -> str:
         """Return the metrics as text for Prometheus. Its content type is `exposition.CONTENT_TYPE`."""
-        stages = [({"endpoint": endpoint, "stage": stage}, each) for (endpoint, stage), each in self.snapshot().items()]
+        stages = [
+            ({"endpoint": endpoint, "stage": stage, "pool": pool}, each)
+            for (endpoint, stage, pool), each in self.snapshot().items()
+        ]
         running = [Sample(labels, each.running) for labels, each in stages]
         ended = [
             Sample({**labels, "outcome": outcome}, count)
             for labels, each in stages
             for outcome, count in each.outcomes.items()
         ]
+        given_up = [
+            Sample({**labels, "reason": reason}, count)
+            for labels, each in stages
+            for reason, count in each.given_up.items()
+        ]
         sent = [Sample(labels, each.sent) for labels, each in stages]
-        sent.append(Sample({"endpoint": "", "stage": ""}, self.sent_outside_stages))
-        run = [HistogramSample(labels, BUCKETS, each.run.buckets, each.run.seconds) for labels, each in stages]
-        total = [HistogramSample(labels, BUCKETS, each.total.buckets, each.total.seconds) for labels, each in stages]
+        sent.append(Sample({"endpoint": "", "stage": "", "pool": ""}, self.sent_outside_stages))
+        attempts = [_sample(labels, each.attempts) for labels, each in stages]
+        waited = [_sample(labels, each.waited) for labels, each in stages]
+        run = [_sample(labels, each.run) for labels, each in stages]
+        total = [_sample(labels, each.total) for labels, each in stages]
         metrics: tuple[tuple[str, MetricKind, str, Sequence[Sample | HistogramSample]], ...] = (
             ("truenext_stage_running", "gauge", "Runs of a stage in progress.", running),
             ("truenext_stage_messages_total", "counter", "Messages by their outcome.", ended),
+            ("truenext_stage_given_up_total", "counter", "Messages that were given up, by reason.", given_up),
             (
                 "truenext_stage_sent_total",
                 "counter",
                 "Messages that a stage sent; without a stage, those that initiated flows.",
                 sent,
+            ),
+            (
+                "truenext_stage_attempts",
+                "histogram",
+                "Attempts of a message until it was completed or given up.",
+                attempts,
+            ),
+            (
+                "truenext_stage_wait_seconds",
+                "histogram",
+                "Time from the arrival of a message in its queue until its stage started.",
+                waited,
             ),
             ("truenext_stage_run_seconds", "histogram", "Duration of a stage with its dependencies.", run),
             (
@@ -134,28 +178,45 @@ class Metrics(Interceptor):
         return "".join(format_metric(*metric) for metric in metrics)
 
 
-class _DurationCounter:
-    __slots__ = ("buckets", "seconds")
+def _sample(labels: Mapping[str, str], histogram: Histogram) -> HistogramSample:
+    return HistogramSample(labels, histogram.bounds, histogram.buckets, histogram.sum)
 
-    def __init__(self) -> None:
-        self.buckets = [0] * (len(BUCKETS) + 1)
-        self.seconds = 0.0
 
-    def add(self, seconds: float) -> None:
-        self.buckets[bisect_left(BUCKETS, seconds)] += 1
-        self.seconds += seconds
+class _HistogramCounter:
+    __slots__ = ("bounds", "buckets", "sum")
 
-    def histogram(self) -> DurationHistogram:
-        return DurationHistogram(self.seconds, tuple(self.buckets))
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.buckets = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self.buckets[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def histogram(self) -> Histogram:
+        return Histogram(self.sum, self.bounds, tuple(self.buckets))
 
 
 @dataclass(slots=True, eq=False)
 class _StageCounters:
     running: int = 0
     outcomes: dict[ExecutionOutcome, int] = field(default_factory=dict)
+    given_up: dict[GiveUpReason, int] = field(default_factory=dict)
     sent: int = 0
-    run: _DurationCounter = field(default_factory=_DurationCounter)
-    total: _DurationCounter = field(default_factory=_DurationCounter)
+    attempts: _HistogramCounter = field(default_factory=partial(_HistogramCounter, ATTEMPT_BUCKETS))
+    waited: _HistogramCounter = field(default_factory=partial(_HistogramCounter, WAIT_BUCKETS))
+    run: _HistogramCounter = field(default_factory=partial(_HistogramCounter, BUCKETS))
+    total: _HistogramCounter = field(default_factory=partial(_HistogramCounter, BUCKETS))
 
     def metrics(self) -> StageMetrics:
-        return StageMetrics(self.running, dict(self.outcomes), self.sent, self.run.histogram(), self.total.histogram())
+        return StageMetrics(
+            running=self.running,
+            outcomes=dict(self.outcomes),
+            given_up=dict(self.given_up),
+            sent=self.sent,
+            attempts=self.attempts.histogram(),
+            waited=self.waited.histogram(),
+            run=self.run.histogram(),
+            total=self.total.histogram(),
+        )

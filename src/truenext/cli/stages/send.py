@@ -1,0 +1,116 @@
+"""`truenext stages send`: start one flow at an endpoint of a service, and wait for its reply on request."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import click
+
+from truenext.blocking import connect
+from truenext.broker.settings import LogLevel
+from truenext.broker.users import suggest_name
+from truenext.cli import logs, terminal
+from truenext.cli.connection import credentials_options, split_by_source, with_login_hint
+from truenext.cli.exit_status import CommandFailure
+from truenext.cli.loops import new_event_loop
+from truenext.cli.stages.service_broker import merge_credentials, urls_option
+from truenext.cli.stages.service_loader import load_service, service_argument
+from truenext.cli.values import TEXT, BodyParam, SecondsParam
+from truenext.client.core.credentials import Credentials
+from truenext.errors import ConfigurationError, TruenextError
+from truenext.stage.core.definitions import Endpoint
+from truenext.stage.core.errors import NotDecoded
+from truenext.stage.service import TIMEOUT_S, Service
+from truenext.stage.service_run import RunResources, ServiceRun
+
+
+@click.command()
+@service_argument
+@click.argument("name", metavar="ENDPOINT", type=TEXT)
+@click.argument("message", metavar="JSON", type=BodyParam())
+@click.option("--trace", type=TEXT, required=True, help="Name of the flow for people, such as the number of an order.")
+@click.option("--ask", "asks", is_flag=True, help="Wait for the reply, and print it as JSON.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=SecondsParam(),
+    default=TIMEOUT_S,
+    show_default=True,
+    help="Seconds for the commit and, with --ask, the reply.",
+)
+@urls_option
+@partial(credentials_options, has_key=False)
+def send(
+    target: str,
+    name: str,
+    message: bytes,
+    trace: str,
+    asks: bool,
+    timeout_s: float,
+    urls: tuple[str, ...],
+    credentials: Credentials,
+) -> None:
+    """Start a flow at ENDPOINT, with the message JSON.
+
+    ENDPOINT is an endpoint of the service, or an endpoint of another service that it declares. JSON must be of the type
+    that the endpoint takes. Prints the id of the flow once the broker has committed it, or with --ask the reply.
+
+    User and password come from the first source that names a user: the command line, the service, TRUENEXT_USER. The
+    file of --certificate must have its private key, too.
+
+    Exits 0 if the flow was started and, with --ask, the reply came; 1 if the broker has refused the flow, or no reply
+    came in time; 2 if JSON is not of the type, or no broker answers.
+    """
+    logs.configure_logging(LogLevel.WARNING.value)
+    line, environment = split_by_source(credentials)
+    service = load_service(target)
+    endpoint = _endpoint(service, target, name)
+    if asks and endpoint.replies is None:
+        raise click.UsageError(f"{name} replies nothing: leave out --ask")
+    try:
+        decoded = endpoint.takes.decode(message)
+    except NotDecoded as error:
+        # A model of pydantic describes each field in lines of its own.
+        raise click.BadParameter(" ".join(str(error).split()), param_hint="JSON") from error
+    service.broker = urls or service.broker
+    service.credentials, _ = merge_credentials(line, service.credentials, environment)
+    try:
+        # A broker must answer at once. A connection that is lost later is opened again.
+        with connect(*service.broker, **service.credentials.arguments(), reconnect=False):
+            pass
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            output = runner.run(_run(service, endpoint, decoded, trace, timeout_s, asks=asks))
+    except TimeoutError as error:
+        raise CommandFailure(error) from error
+    except TruenextError as error:
+        raise CommandFailure(with_login_hint(error, service.credentials)) from error
+    terminal.write_json_text(output)
+
+
+def _endpoint(service: Service, target: str, name: str) -> Endpoint[Any, Any]:
+    """Return the endpoint of this name. Raises: ConfigurationError if the service neither has nor declares it"""
+    known = {**service.remotes, **service.endpoints}
+    if name not in known:
+        raise ConfigurationError(f"{target} has no endpoint {name!r}{suggest_name(name, known)}")
+    return known[name]
+
+
+async def _run(
+    service: Service, endpoint: Endpoint[Any, Any], message: object, trace: str, timeout_s: float, *, asks: bool
+) -> bytes:
+    """Start the flow. Return its id or, with `asks`, its reply as JSON.
+
+    Raises: TimeoutError without a reply in time; the errors of `Service.send` and `Service.ask`
+    """
+    running = ServiceRun(service, service.plans(), RunResources.of(service))
+    async with service.bound_to(running):
+        # Neither stages nor a database are needed.
+        await running.connect()
+        if not asks:
+            id = await service.send(endpoint, message, trace=trace, timeout=timeout_s)
+            return id.encode()
+        reply = await service.ask(endpoint, message, trace=trace, timeout=timeout_s)
+    assert endpoint.replies is not None, "it was checked before"
+    return bytes(endpoint.replies.encode(reply))
