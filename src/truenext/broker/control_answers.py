@@ -120,6 +120,8 @@ class StatusReport(msgspec.Struct):
     """Number of their messages that are in memory."""
     temporary: TemporaryReport
     """Messages in queues that end with their connections."""
+    codec: str
+    """Language of the codec's inner loops: `C` if the optional module is installed and not switched off, or `Python`."""
 
 
 class QueueChange(msgspec.Struct):

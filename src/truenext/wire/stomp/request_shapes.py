@@ -7,7 +7,10 @@ read them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
+from re import Match
+from typing import Any
 
 from truenext.errors import RemoteProtocolError
 from truenext.model.commands import Ack, AckRun, Send, SendRun, Started
@@ -27,6 +30,7 @@ from truenext.wire.stomp.shapes import (
     is_utf8,
     line_pattern,
 )
+from truenext.wire.stomp.speed import SPEED
 
 ShapedCommand = Send | SendRun | Ack | AckRun | Started | tuple[Send | Ack, str]
 """Command, with the receipt that its frame requests, if any; a run stands for several frames."""
@@ -62,9 +66,12 @@ _ACK_HEADERS = {
     "transaction": _HOP_BY_HOP["receipt"],
     _STARTED: _ACK_ID,
 }
-_OTHER_ACK_VALUE = rb"%b{0,1000}+"
-"""Pattern of other values of an ACK: short ones, so that the frame is within the limits."""
+_OTHER_ACK_LENGTH_MAX = 1000
+"""Characters of other values of an ACK: few, so that the frame is within the limits."""
+_OTHER_ACK_VALUE = rb"%%b{0,%d}+" % _OTHER_ACK_LENGTH_MAX
 _SLOW_PATH = (HOP_BY_HOP_HEADERS - _HOP_BY_HOP.keys()) | DEAD_LETTER_HEADERS | {"reply-to"}
+_NOT_IN_C = frozenset({*_HOP_BY_HOP, "expires", "JMSXGroupID"})
+"""Headers of SENDs and ACKs that only Python reads: most frames have none of them."""
 _SHARED_KINDS = frozenset({DestinationKind.QUEUE, DestinationKind.TOPIC, DestinationKind.TEMPORARY})
 """Kinds of destinations that can be sent to and are the same for all connections."""
 
@@ -257,6 +264,56 @@ class StartedShape:
         return start
 
 
+class SpeedShape:
+    """Shape that reads in C what SendShape or AckShape reads in Python, of frames whose headers are all usual."""
+
+    def __init__(self, reader: Any) -> None:
+        self.read: Callable[[bytes, int, list[Frame | ShapedCommand], int], int] = reader.read
+        self.match: Callable[[bytes, int], Match[bytes] | None] = lambda data, start: None
+        """Without use: there is no expression, so there is little to drop."""
+        self.uses = 0
+
+
+def _speed_send_shape(version: Version, names: tuple[str, ...]) -> SpeedShape:
+    values = {
+        "destination": SPEED.DESTINATION,
+        "content-length": SPEED.LENGTH,
+        "priority": SPEED.PRIORITY,
+        "persistent": SPEED.BOOLEAN,
+    }
+    return SpeedShape(
+        SPEED.SendReader(
+            lines=_speed_lines(names, values),
+            allows_space=version is not Version.V1_0,
+            send=Send,
+            send_run=SendRun,
+            sent_message=SentMessage,
+            find_destination=_destination,
+            priority_line=DEFAULT_PRIORITY_LINE,
+            priority=PRIORITY_DEFAULT,
+            header_bytes_max=HEADER_BYTES_MAX,
+        )
+    )
+
+
+def _speed_ack_shape(names: tuple[str, ...]) -> SpeedShape:
+    return SpeedShape(
+        SPEED.AckReader(
+            lines=_speed_lines(names, {"id": SPEED.ACK_ID, _STARTED: SPEED.STARTED_ID}),
+            ack=Ack,
+            ack_run=AckRun,
+            started=Started,
+            name_length_max=NAME_LENGTH_MAX,
+            other_length_max=_OTHER_ACK_LENGTH_MAX,
+        )
+    )
+
+
+def _speed_lines(names: tuple[str, ...], values: dict[str, int]) -> tuple[tuple[bytes, int], ...]:
+    """Return the beginning of each header line, and what its value is."""
+    return tuple((f"{name}:".encode(), values.get(name, SPEED.TEXT)) for name in names)
+
+
 @lru_cache(maxsize=_DESTINATION_CACHE_SIZE)
 def _destination(address: bytes) -> Destination | None:
     """Return the destination of an address; None if requests.py must parse it."""
@@ -271,7 +328,8 @@ def _destination(address: bytes) -> Destination | None:
 
 def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[ShapedCommand]:
     if command == "SEND" and _is_fast_path(set(names)):
-        return SendShape(version, names)
+        is_speedy = SPEED is not None and _NOT_IN_C.isdisjoint(names)
+        return _speed_send_shape(version, names) if is_speedy else SendShape(version, names)
     if command == "SEND" and len(names) == 2 and {"destination", "id"} == set(names):
         return StartedShape(version, names)
     # An ACK may have only this header of truenext, and not in a transaction.
@@ -279,7 +337,8 @@ def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[Shap
     is_known = not own or (own == [_STARTED] and "transaction" not in names)
     is_usual = "id" in names and "content-length" not in names and is_known
     if command == "ACK" and version is Version.V1_2 and is_usual:
-        return AckShape(names)
+        is_speedy = SPEED is not None and _NOT_IN_C.isdisjoint(names)
+        return _speed_ack_shape(names) if is_speedy else AckShape(names)
     return FrameShape[ShapedCommand](version, command, names)
 
 
