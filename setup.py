@@ -1,7 +1,7 @@
 """Build of the optional module in C; all else about the package is in pyproject.toml.
 
-Without a compiler the module is left out, and the codec runs in Python. `TRUENEXT_SPEEDUPS=0` leaves it out, too: a wheel
-is then one for all systems.
+Without a compiler the module is left out, and the codec runs in Python. `TRUENEXT_SPEEDUPS=0` leaves it out, too: then
+a wheel is one for all systems.
 """
 
 import os

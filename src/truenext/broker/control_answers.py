@@ -121,7 +121,7 @@ class StatusReport(msgspec.Struct):
     temporary: TemporaryReport
     """Messages in queues that end with their connections."""
     codec: str
-    """Language of the codec's inner loops: `C` if the optional module is installed and not switched off, or `Python`."""
+    """Language of the codec's inner loops: `C`, or `Python` if the module in C is not installed or switched off."""
 
 
 class QueueChange(msgspec.Struct):

@@ -35,9 +35,9 @@ def _print_version(context: click.Context, _: click.Parameter, is_requested: boo
     if not is_requested or context.resilient_parsing:
         return
     # Only here: other commands start sooner without it.
-    from truenext.wire.stomp.speed import IMPLEMENTATION
+    from truenext.wire.stomp.speedups import CODEC_LANGUAGE
 
-    click.echo(f"truenext, version {VERSION}, codec in {IMPLEMENTATION}")
+    click.echo(f"truenext, version {VERSION}, codec in {CODEC_LANGUAGE}")
     context.exit()
 
 

@@ -13,6 +13,10 @@
 
 #include <string.h>
 
+#ifdef Py_GIL_DISABLED
+#error "Without the GIL the codec runs in Python."
+#endif
+
 #define SEQUENCE_DIGITS 19
 #define DISPATCH_DIGITS 10
 #define LENGTH_DIGITS 9

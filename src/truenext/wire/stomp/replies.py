@@ -15,14 +15,14 @@ from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, header_l
 from truenext.wire.stomp.headers import FIRST_CAUSE, LAST_CAUSE
 from truenext.wire.stomp.protocol import ProtocolState, StompProtocol
 from truenext.wire.stomp.request_shapes import ShapedCommand
-from truenext.wire.stomp.speed import SPEED
+from truenext.wire.stomp.speedups import SPEEDUPS
 
 PARTS_PER_MESSAGE = 5
 """Byte strings that one MESSAGE frame is written in."""
 
 _SET_BY_BROKER = ("content-length", "priority")
 """Headers of a stored message that the broker has set or corrected."""
-_ENCODER: Any = None if SPEED is None else SPEED.MessageEncoder(SentMessage, b"\n", BROKER_FRAME_END)
+_ENCODER: Any = None if SPEEDUPS is None else SPEEDUPS.MessageEncoder(SentMessage, b"\n", BROKER_FRAME_END)
 """Encoder in C of usual dispatches; None if there is none."""
 
 

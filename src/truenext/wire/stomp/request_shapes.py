@@ -30,7 +30,7 @@ from truenext.wire.stomp.shapes import (
     is_utf8,
     line_pattern,
 )
-from truenext.wire.stomp.speed import SPEED
+from truenext.wire.stomp.speedups import SPEEDUPS
 
 ShapedCommand = Send | SendRun | Ack | AckRun | Started | tuple[Send | Ack, str]
 """Command, with the receipt that its frame requests, if any; a run stands for several frames."""
@@ -264,26 +264,26 @@ class StartedShape:
         return start
 
 
-class SpeedShape:
-    """Shape that reads in C what SendShape or AckShape reads in Python, of frames whose headers are all usual."""
+class ShapeInC:
+    """Shape that reads the same as SendShape or AckShape (_speed.c), of frames whose headers are all usual."""
 
     def __init__(self, reader: Any) -> None:
         self.read: Callable[[bytes, int, list[Frame | ShapedCommand], int], int] = reader.read
         self.match: Callable[[bytes, int], Match[bytes] | None] = lambda data, start: None
-        """Without use: there is no expression, so there is little to drop."""
+        """Unused: a reader in C has no expression, so a dropped shape keeps little memory."""
         self.uses = 0
 
 
-def _speed_send_shape(version: Version, names: tuple[str, ...]) -> SpeedShape:
+def _send_shape_in_c(version: Version, names: tuple[str, ...]) -> ShapeInC:
     values = {
-        "destination": SPEED.DESTINATION,
-        "content-length": SPEED.LENGTH,
-        "priority": SPEED.PRIORITY,
-        "persistent": SPEED.BOOLEAN,
+        "destination": SPEEDUPS.DESTINATION,
+        "content-length": SPEEDUPS.LENGTH,
+        "priority": SPEEDUPS.PRIORITY,
+        "persistent": SPEEDUPS.BOOLEAN,
     }
-    return SpeedShape(
-        SPEED.SendReader(
-            lines=_speed_lines(names, values),
+    return ShapeInC(
+        SPEEDUPS.SendReader(
+            lines=_lines_in_c(names, values),
             allows_space=version is not Version.V1_0,
             send=Send,
             send_run=SendRun,
@@ -296,10 +296,10 @@ def _speed_send_shape(version: Version, names: tuple[str, ...]) -> SpeedShape:
     )
 
 
-def _speed_ack_shape(names: tuple[str, ...]) -> SpeedShape:
-    return SpeedShape(
-        SPEED.AckReader(
-            lines=_speed_lines(names, {"id": SPEED.ACK_ID, _STARTED: SPEED.STARTED_ID}),
+def _ack_shape_in_c(names: tuple[str, ...]) -> ShapeInC:
+    return ShapeInC(
+        SPEEDUPS.AckReader(
+            lines=_lines_in_c(names, {"id": SPEEDUPS.ACK_ID, _STARTED: SPEEDUPS.STARTED_ID}),
             ack=Ack,
             ack_run=AckRun,
             started=Started,
@@ -309,9 +309,9 @@ def _speed_ack_shape(names: tuple[str, ...]) -> SpeedShape:
     )
 
 
-def _speed_lines(names: tuple[str, ...], values: dict[str, int]) -> tuple[tuple[bytes, int], ...]:
+def _lines_in_c(names: tuple[str, ...], values: dict[str, int]) -> tuple[tuple[bytes, int], ...]:
     """Return the beginning of each header line, and what its value is."""
-    return tuple((f"{name}:".encode(), values.get(name, SPEED.TEXT)) for name in names)
+    return tuple((f"{name}:".encode(), values.get(name, SPEEDUPS.TEXT)) for name in names)
 
 
 @lru_cache(maxsize=_DESTINATION_CACHE_SIZE)
@@ -327,9 +327,9 @@ def _destination(address: bytes) -> Destination | None:
 
 
 def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[ShapedCommand]:
+    is_in_c = SPEEDUPS is not None and _NOT_IN_C.isdisjoint(names)
     if command == "SEND" and _is_fast_path(set(names)):
-        is_speedy = SPEED is not None and _NOT_IN_C.isdisjoint(names)
-        return _speed_send_shape(version, names) if is_speedy else SendShape(version, names)
+        return _send_shape_in_c(version, names) if is_in_c else SendShape(version, names)
     if command == "SEND" and len(names) == 2 and {"destination", "id"} == set(names):
         return StartedShape(version, names)
     # An ACK may have only this header of truenext, and not in a transaction.
@@ -337,8 +337,7 @@ def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[Shap
     is_known = not own or (own == [_STARTED] and "transaction" not in names)
     is_usual = "id" in names and "content-length" not in names and is_known
     if command == "ACK" and version is Version.V1_2 and is_usual:
-        is_speedy = SPEED is not None and _NOT_IN_C.isdisjoint(names)
-        return _speed_ack_shape(names) if is_speedy else AckShape(names)
+        return _ack_shape_in_c(names) if is_in_c else AckShape(names)
     return FrameShape[ShapedCommand](version, command, names)
 
 

@@ -47,7 +47,7 @@ class Shape(Protocol[Read]):
     uses: int
     """Number of calls that read frames, halved whenever a shape is dropped."""
 
-    def read(self, data: bytes, start: int, into: list[Frame | Read], body_bytes_max: int) -> int:
+    def read(self, data: bytes, start: int, into: list[Frame | Read], body_bytes_max: int, /) -> int:
         """Read all complete, consecutive frames of this shape from `start` on, and bytes that may precede each;
         return the position of the first byte that was not read."""
 

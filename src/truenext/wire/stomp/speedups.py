@@ -22,6 +22,6 @@ def _load() -> Any:
     return module
 
 
-SPEED = _load()
-IMPLEMENTATION = "Python" if SPEED is None else "C"
+SPEEDUPS = _load()
+CODEC_LANGUAGE = "Python" if SPEEDUPS is None else "C"
 """Language of the inner loops."""
