@@ -30,7 +30,7 @@ VALUES = {
         *("/queue/a", "/queue/a", "b", "/topic/t", "/temp-queue/r", "/queue/a,/topic/t", "/queue/>", "/control/x"),
         *("/queue/\u00e4", "/subscription/a,b", "", "/queue/a?b=c", "/remote-temp-queue/s/r", "/remote-temp-topic/s/r"),
     ],
-    "content-length": ["4", "4", "4", "0", "04", "41", "5", "x", "99999999999", "\u0665"],
+    "content-length": ["4", "4", "4", "0", "04", "0000000004", "41", "5", "x", "99999999999", "\u0665"],
     "priority": [*"0123456789", "10", "-1", "04", "x", ""],
     "persistent": ["true", "false", "TRUE", "yes", ""],
     "expires": ["0", "-1", "1700000000000", "9" * 18, "9" * 19, "9" * 20, "x"],
@@ -93,6 +93,8 @@ def frame(dice: random.Random, command: str, names: tuple[str, ...], oddity: flo
     values = {name: VALUES[name][0] if name in VALUES else dice.choice("abc") for name in names}
     if "priority" in values:
         values["priority"] = dice.choice("0123456789")
+    if "persistent" in values:
+        values["persistent"] = dice.choice(["true", "true", "false"])
     if set(names) == {"destination", "id"}:
         values |= {"destination": "/control/started", "id": dice.choice(["1@s", "1.2@s"])}
     body = b"" if command == "ACK" or "id" in names else dice.choice([b"body", b"body", b"bo\0y", b"\n\0\n\0"])

@@ -125,18 +125,30 @@ def test_c_acknowledges_the_same_messages_whatever_a_socket_takes(seed: int) -> 
 # ---- What is not plain, and what goes wrong ----
 
 
+class UnslottedDelivery:
+    """Dispatch that has its fields, but not in slots."""
+
+    message = SentMessage(4, False, 0, b"content-length:1\n", b"x")
+    sequence, deliveries, attempts = 7, 1, 0
+    was_lost, is_first_of_group, causes = False, False, None
+
+
+class UnslottedMessage:
+    header, body, arrived_ms = b"", b"", 0
+
+
 @is_built
 def test_deliveries_whose_fields_are_not_in_slots_are_encoded_in_python() -> None:
-    fields = {"sequence": 7, "deliveries": 1, "attempts": 0, "was_lost": False, "causes": None}
-    message = SentMessage(4, False, 0, b"content-length:1\n", b"x")
-    delivery = SimpleNamespace(message=message, is_first_of_group=False, **fields)
-    assert replies._ENCODER.encode([delivery], [], "", "", "", 1, False) == 0
+    for delivery in (UnslottedDelivery(), SimpleNamespace()):
+        assert replies._ENCODER.encode([delivery], [], "", "", "", 1, False) == 0
+    assert replies._ENCODER.encode((), [], "", "", "", 1, False) == 0
 
 
 @is_built
-def test_message_class_whose_fields_are_not_in_slots_is_refused() -> None:
+@pytest.mark.parametrize("message", [UnslottedMessage, SimpleNamespace])
+def test_message_class_whose_fields_are_not_in_slots_is_refused(message: type) -> None:
     with pytest.raises(TypeError):
-        speedups.SPEEDUPS.MessageEncoder(SimpleNamespace, b"", b"")
+        speedups.SPEEDUPS.MessageEncoder(message, b"", b"")
 
 
 @is_built
@@ -167,7 +179,9 @@ SENDS = b"SEND\ndestination:/queue/\xc3\xa4\nx:%d\ncontent-length:4\n\nbody\0"
 CALLS: dict[str, Callable[[], object]] = {}
 if speedups.SPEEDUPS is not None:
     sends = b"".join(SENDS % number for number in range(3))
-    acks = b"".join(b"ACK\nid:%d.1@s\ntruenext-started:%d.1@t\n\n\0" % (10**6 + at, 10**6 + at) for at in range(3))
+    acks = b"".join(
+        b"ACK\nid:%d.1@sub\ntruenext-started:%d.1@other\n\n\0" % (10**6 + at, 10**6 + at) for at in range(3)
+    )
     usual = [each for seed in range(9) for each in random_deliveries(random.Random(seed)) if each.deliveries == 1]
     encoder = random_encoder(random.Random(1))[0]
     encoder.on_connected(Version.V1_2, Login(number=7))
