@@ -340,8 +340,50 @@ def consumers(trial: Trial) -> None:
     with trial.measures(f"SEND to a queue with {count:,} consumers"):
         trial.fill("/queue/q", 1)
     with trial.measures(f"end of {len(clients)} connections with {SUBSCRIPTIONS_MAX} consumers each"):
-        for client in clients:
+        for client in reversed(clients):
             client.close()
+
+
+@scenario
+def express(trial: Trial) -> None:
+    """One queue with very many express consumers whose windows are full."""
+    clients = [trial.client() for _ in range(10)]
+    count = len(clients) * SUBSCRIPTIONS_MAX
+    headers = {"ack": "client-individual", "activemq.prefetchSize": 2, "truenext-express": "true"}
+    for client in clients:
+        for number in range(SUBSCRIPTIONS_MAX):
+            client.write("SUBSCRIBE", {"id": number, "destination": "/queue/q", **headers})
+        client.confirm()
+    trial.fill("/queue/q", 2 * count + 1, priority=1)
+    for client in clients:
+        client.drain()
+    with trial.measures(f"SEND beside {count:,} express consumers, as urgent as what they hold"):
+        trial.fill("/queue/q", 1, priority=1)
+    with trial.measures(f"SEND to {count:,} express consumers"):
+        trial.fill("/queue/q", 1, priority=9)
+    with trial.measures(f"{count:,} SENDs to {count:,} express consumers"):
+        trial.fill("/queue/q", count, priority=5)
+
+
+@scenario
+def exclusive(trial: Trial) -> None:
+    """One queue with very many exclusive consumers."""
+    for destination in ("/queue/e", "/queue/e.*"):
+        trial.fill("/queue/e.0", 1)
+        clients = [trial.client() for _ in range(10)]
+        count = len(clients) * SUBSCRIPTIONS_MAX
+        headers = {"destination": destination, "ack": "client", "activemq.exclusive": "true"}
+        with trial.measures(f"{count:,} SUBSCRIBEs of exclusive consumers to {destination}"):
+            for client in clients:
+                for number in range(SUBSCRIPTIONS_MAX):
+                    client.write("SUBSCRIBE", {"id": number, **headers})
+                client.confirm()
+        with trial.measures(
+            f"end of a connection with {SUBSCRIPTIONS_MAX} of {count:,} exclusive consumers, the first"
+        ):
+            clients[0].close()
+        with trial.measures(f"end of a connection with {SUBSCRIPTIONS_MAX} exclusive consumers, the last"):
+            clients[-1].close()
 
 
 @scenario

@@ -190,8 +190,11 @@ class Committer:
 
 
 class Pager:
-    def __init__(self, store: MemoryStore, loop: Loop, *, on_page: Any, on_timers: Any, on_failed: Any) -> None:
-        self._store, self._loop, self._on_page, self._on_timers = store, loop, on_page, on_timers
+    def __init__(
+        self, engine: Engine, store: MemoryStore, loop: Loop, *, tick: Any, schedule_turn: Any, on_failed: Any
+    ) -> None:
+        self._results, self._store, self._loop = engine.store_results, store, loop
+        self._tick, self._schedule_turn = tick, schedule_turn
         self.pending: set[Any] = set()
         self.is_busy = False
 
@@ -201,11 +204,17 @@ class Pager:
 
     def _read(self, read: Any) -> None:
         self.pending.discard(read)
-        self._on_page(read, _decode_page(read, read_page(self._store, read)))
+        self._tick()
+        self._results.on_page_read(read, _decode_page(read, read_page(self._store, read)))
+        self._schedule_turn()
 
     def read_timers(self, read: Any) -> None:
         found = self._store.read_timers(read.after, read.limit)
-        self._loop.call_soon(self._on_timers, read, TimersResult(found.timers, found.as_of, found.is_end))
+        self._loop.call_soon(self._timers_read, read, TimersResult(found.timers, found.as_of, found.is_end))
+
+    def _timers_read(self, read: Any, timers: TimersResult) -> None:
+        self._results.on_timers_read(read, timers)
+        self._schedule_turn()
 
     def close(self) -> None:
         pass

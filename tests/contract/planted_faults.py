@@ -73,7 +73,7 @@ def a_batch_that_is_only_in_memory_is_believed(patch: "MonkeyPatch") -> None:
 
 
 def a_batch_that_is_only_in_memory_is_believed_once_its_file_was_synced(patch: "MonkeyPatch") -> None:
-    patch.setattr(Journal, "_rewrite_last", lambda one: os.fsync(one._files[one._newest]))
+    patch.setattr(Journal, "_rewrite_last", lambda one: os.fsync(one._files[one.newest_segment]))
 
 
 # What the checkpoint says of the journal's end
@@ -448,7 +448,7 @@ def a_failed_write_is_tried_again_and_then_confirmed(patch: "MonkeyPatch") -> No
             return append(one, parts, size)
         except OSError:
             one._end += size + FRAME.size
-            one._number += 1
+            one.last_frame_number += 1
             return append(one, parts, size)
 
     patch.setattr(Journal, "append", faulty)

@@ -83,8 +83,8 @@ class RawClient:
         """Return the next frame of any kind. Raises TimeoutError, or EOFError at the end of the connection."""
         deadline = time.monotonic() + seconds
         while not self._frames:
-            data = self.read(deadline - time.monotonic())
-            if not data:
+            data = b""
+            if not self._decoder.has_more and not (data := self.read(deadline - time.monotonic())):
                 raise EOFError("the broker closed the connection")
             self._frames.extend(self._decoder.receive(data))
         return self._frames.popleft()

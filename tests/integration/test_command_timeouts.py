@@ -63,7 +63,8 @@ def test_command_at_a_program_that_does_not_answer_says_so_after_its_timeout(
     assert WAIT_S <= took_s < PATIENCE_S
     assert (result.exit_code, result.stdout) == (NO_ANSWER, "")
     assert result.stderr.endswith(
-        f"truenext: no broker at {url}: a program listens there, but has given no answer within {WAIT_S:g} seconds\n"
+        f"truenext: no broker at {url}: a program listens there, but has not answered as a STOMP broker within "
+        f"{WAIT_S:g} seconds: check the port\n"
     )
 
 
@@ -76,7 +77,7 @@ def test_stages_describe_waits_for_a_broker_as_long_as_its_timeout(
     url = f"stomp://127.0.0.1:{port_of(listener)}"
     result, took_s = run("stages", "describe", "described:app", "--timeout", str(WAIT_S), "--url", url)
     assert result.exit_code == NO_ANSWER and took_s < PATIENCE_S
-    assert f"no answer within {WAIT_S:g} seconds\n" in result.stderr
+    assert f"has not answered as a STOMP broker within {WAIT_S:g} seconds" in result.stderr
 
 
 @SPARK
@@ -93,7 +94,7 @@ def test_command_with_a_timeout_above_ten_seconds_waits_as_long(
     monkeypatch.setattr("truenext.client.core.client.ATTEMPT_TIMEOUT_S", 0.1)
     result, took_s = run("queues", "--timeout", "1.5", "--url", f"stomp://127.0.0.1:{port_of(listener)}")
     assert result.exit_code == NO_ANSWER and took_s >= 1.5
-    assert "no answer within 1.5 seconds\n" in result.stderr
+    assert "has not answered as a STOMP broker within 1.5 seconds" in result.stderr
 
 
 @pytest.mark.parametrize("scheme", ["stomp", "stomp+ssl"])

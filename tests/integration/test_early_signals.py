@@ -57,6 +57,8 @@ BROKER_POINTS = [
     "/broker/recovery.py:recover",
     "/cli/serve.py:_run",
     "/broker/broker.py:start",
+    # The event loop hears of each signal by now, but does not carry out SIGHUP yet.
+    "/cli/serve.py:_make_reloadable",
 ]
 SERVICE_POINTS = [
     BEFORE_IMPORTS,

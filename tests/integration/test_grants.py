@@ -26,6 +26,7 @@ from truenext.engine.background import bulk
 from truenext.model.commands import (
     Abort,
     Ack,
+    AckRun,
     Begin,
     Browse,
     Command,
@@ -39,6 +40,7 @@ from truenext.model.commands import (
     ReceiptRequest,
     Release,
     Send,
+    SendRun,
     Started,
     Subscribe,
     Unsubscribe,
@@ -46,7 +48,7 @@ from truenext.model.commands import (
 )
 from truenext.model.limits import BROWSERS_MAX
 from truenext.wire.stomp.actions import ACTION_PARSERS
-from truenext.wire.stomp.frame import Frame
+from truenext.wire.stomp.frame import Frame, Version, encode
 
 PASSWORD = "open sesame"
 SHARED_PASSWORD = 'password_file = "password"'
@@ -329,6 +331,18 @@ def send_unconfirmed(client: UserClient, headers: Headers = NO_HEADERS) -> None:
     client.barrier()
 
 
+def send_in_one_write(client: UserClient) -> None:
+    client.write(encode(Frame("SEND", {"destination": client.queue("q")}, b"x"), Version.V1_2) * 40)
+    client.barrier()
+
+
+def acknowledge_in_one_write(client: UserClient) -> None:
+    client.subscribe_to(client.queue("q"))
+    acks = [Frame("ACK", {"id": client.message().headers["ack"]}) for _ in range(40)]
+    client.write(b"".join(encode(ack, Version.V1_2) for ack in acks))
+    client.barrier()
+
+
 def numbered_commit(client: UserClient) -> None:
     client.send_frame("BEGIN", {"transaction": "t"})
     client.send_to(client.queue("q"), headers={"transaction": "t"})
@@ -466,6 +480,7 @@ SENDING = [
     row("SEND to a queue", (Send, ReceiptRequest), "send /queue/{p}.q", lambda c: c.send_to(c.queue("q"))),
     row("SEND to a bare name", Send, "send /queue/{p}.q", lambda c: c.send_to(c.name("q"))),
     row("SEND without a receipt", Send, "send /queue/{p}.q", send_unconfirmed),
+    row("SENDs in one write", (Send, SendRun), "send /queue/{p}.q", send_in_one_write),
     row(
         "persistent SEND without a receipt",
         Send,
@@ -945,6 +960,14 @@ OWN_MESSAGES = [
     row("CONNECT", Login, "", lambda c: c.barrier(), check=is_performed),
     row("invalid frame", InvalidFrame, "", make_invalid_frame, check=is_performed, is_truenext=True),
     row("ACK", Ack, "", lambda c: c.ack(held_message(c), confirmed=True), prepare=fill, given=_TAKE),
+    row(
+        "ACKs in one write",
+        (Ack, AckRun),
+        "",
+        acknowledge_in_one_write,
+        prepare=lambda root: fill(root, *["q"] * 40),
+        given=_TAKE,
+    ),
     row("NACK", Nack, "", lambda c: c.nack(held_message(c), confirmed=True), prepare=fill, given=_TAKE),
     row(
         "NACK that rejects",
@@ -1461,6 +1484,8 @@ def test_client_id_of_another_user_is_no_obstacle_without_a_durable_subscription
 
 def test_one_user_has_at_most_half_of_all_browsers(connect: Callable[..., UserClient]) -> None:
     root, client = connect(ROOT, "half"), connect("browser", "seen")
+    root.send_to("/queue/seen.c", b"it exists now")
+    root.ask("purge", {"queue": "seen.c"})
     for _ in range(16):
         # More than the sockets take: no browser is done.
         root.send_to("/queue/seen.c", bytes(1024 * 1024))

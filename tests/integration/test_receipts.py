@@ -66,9 +66,11 @@ class Client:
     async def frame(self) -> Frame:
         """Return the next frame. Raises: EOFError at the end of the connection"""
         while not self._frames:
-            data = await asyncio.wait_for(self._loop.sock_recv(self.sock, 65536), SECONDS)
-            if not data:
-                raise EOFError
+            data = b""
+            if not self._decoder.has_more:
+                data = await asyncio.wait_for(self._loop.sock_recv(self.sock, 65536), SECONDS)
+                if not data:
+                    raise EOFError
             self._read = self._read[-1000:] + data
             self._frames += self._decoder.receive(data)
         return self._frames.pop(0)

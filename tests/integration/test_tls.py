@@ -55,8 +55,8 @@ class TlsClient:
 
     def frame(self) -> Frame:
         while not self._frames:
-            data = self.sock.recv(65536)
-            if not data:
+            data = b""
+            if not self._decoder.has_more and not (data := self.sock.recv(65536)):
                 raise EOFError
             self._frames += self._decoder.receive(data)
         return self._frames.pop(0)

@@ -624,6 +624,10 @@ def to_be_dispatched(engine: Engine) -> set[BrokerConsumer]:
         return {consumer for session in clients_of(engine).sessions.values() for consumer in session.consumers.values()}
     for queue in state.touched_queues:
         consumers.update(receivers_of(engine, queue).all())
+    if any(queue.has_wildcards for queue in state.touched_queues):
+        # Express dispatch beside wildcard consumers follows the turn that leaves nothing else.
+        for queue in _part(engine, Wildcards).express_queues:
+            consumers.update(receivers_of(engine, queue).all())
     return consumers
 
 

@@ -76,7 +76,7 @@ def test_a_hook_that_cancels_its_own_task_is_logged_and_its_worker_goes_on(caplo
         assert ran == [1, 2]
 
     run(app, work)
-    assert len([each for each in caplog.records if "after the commit" in each.getMessage()]) == 2
+    assert len([each for each in caplog.records if "after_commit" in each.getMessage()]) == 2
 
 
 def test_a_handler_of_consume_that_cancels_its_own_task_leaves_its_worker_where_it_is() -> None:

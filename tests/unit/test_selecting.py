@@ -495,6 +495,24 @@ def test_unselected_messages_are_not_stuck_and_an_undispatched_match_is() -> Non
     assert stuck_queues() == []
 
 
+def test_queue_is_not_stuck_while_a_scan_gets_ahead_and_is_once_that_stands_still() -> None:
+    """Fixed: a scan of thousands of messages for a thousand consumers takes longer than the detector waits."""
+    driver = SelectingDriver()
+    driver.send(*numbers(5000), colour="red")
+    driver.settle()
+    driver.subscribe("red", RED, window=5000)
+    audit = StuckQueueDetector()
+
+    def stuck_queues() -> list[str]:
+        now_us = driver.engine.state.commit_state.now_ms * 1000 + 1_000_000
+        driver.engine.state.commit_state.tick(now_us, now_us)
+        return [queue.name for queue in run_stuck_audit(audit, driver.engine)]
+
+    for _ in range(30):
+        assert driver.turn()["red"] and not stuck_queues()
+    assert [name for _ in range(10) for name in stuck_queues()] == ["a"]
+
+
 def test_found_messages_leave_memory_at_the_limit_of_their_queue_though_a_page_was_being_read() -> None:
     """Regression: they stayed until the next batch was durable."""
     limit = 1000

@@ -1,4 +1,4 @@
-"""Base of both drivers: the client, its socket, and the bytes that the socket has not accepted yet."""
+"""Base class of both drivers. It has the client, its socket, and the bytes that the socket has not accepted yet."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import ssl
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -30,7 +31,10 @@ class BaseDriver(ABC):
         report: Callable[[str, dict[str, object]], None],
         has_owner_ended: Callable[[object], bool],
     ) -> None:
-        """Raises: ConfigurationError if a file of the credentials cannot be used"""
+        """Check that the client can read the files of its credentials, and make the client.
+
+        Raises: ConfigurationError if a file cannot be used
+        """
         current_password(options.credentials)
         check_files(options.credentials, options.addresses)
         self.process_id = os.getpid()
@@ -45,11 +49,14 @@ class BaseDriver(ABC):
         self.client = Client(options, name, context, make_message)
         self._sock: socket.socket | TlsSocket | None = None
         self._link: Link | None = None
-        """Link that uses the socket."""
+        """Link whose bytes go through the socket."""
         self._unwritten: memoryview | None = None
-        """Bytes that the socket has not accepted yet."""
         self._write_error: OSError | None = None
+        self._write_lock = threading.Lock() if options.heartbeat_thread else None
+        """Lock that guards the socket's writes and `_unwritten`. None without a heart-beat thread, which writes,
+        too."""
         self._is_flush_due = False
+        """`flush` must be called at the end of the current step."""
 
     def _start_link(self, sock: socket.socket | TlsSocket, address: Address, password: str | None) -> None:
         self._link = None
@@ -67,22 +74,47 @@ class BaseDriver(ABC):
 
     def flush(self) -> bool:
         """Write pending bytes; return whether the socket has accepted all of them."""
-        sock = self._sock
-        if sock is None or self._unwritten is not None:
+        self._is_flush_due = False
+        sock, unwritten = self._sock, self._unwritten
+        if sock is None or unwritten is not None:
             return False
         out = self.client.data_to_send()
         if not out:
             return True
-        self._write(sock, out[0] if len(out) == 1 else b"".join(out))
-        return self._unwritten is None and self._write_error is None
+        data = out[0] if len(out) == 1 else b"".join(out)
+        lock = self._write_lock
+        if lock is not None:
+            lock.acquire()
+        try:
+            if self._unwritten is not None:
+                # A heart-beat that another thread has begun meanwhile.
+                data = b"".join([self._unwritten, data])
+            # As `_send`, which would cost a call for each message.
+            try:
+                written = sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                written = 0
+            except OSError as error:
+                self._write_error = error
+            else:
+                if written == len(data):
+                    self._unwritten = None
+                    return True
+            if self._write_error is None:
+                self._unwritten = memoryview(data)[written:]
+        finally:
+            if lock is not None:
+                lock.release()
+        self._on_not_written(sock)
+        return False
 
     @abstractmethod
-    def _write(self, sock: socket.socket | TlsSocket, data: bytes) -> None:
-        """Call `_send`, and see to the rest or the error. The caller is in the middle of a step, so an error is
-        handled later."""
+    def _on_not_written(self, sock: socket.socket | TlsSocket) -> None:
+        """Arrange that the loop or the thread writes the unwritten bytes later, or handles the error of the write."""
 
     def _send(self, sock: socket.socket | TlsSocket, data: bytes | memoryview) -> None:
-        """Write bytes; keep those that the socket does not accept, or its error."""
+        """Write bytes to the socket. Store bytes that the socket does not accept in `_unwritten`, an error in
+        `_write_error`."""
         try:
             written = sock.send(data)
         except (BlockingIOError, InterruptedError):
@@ -96,7 +128,7 @@ class BaseDriver(ABC):
     def _flush_soon(self) -> None: ...
 
     def disconnect_nowait(self) -> None:
-        """Send DISCONNECT, and wait for nothing."""
+        """Send DISCONNECT, and return without waiting for the answer."""
         flow = self.client.close(None)
         for _ in flow:
             self.flush()

@@ -1,11 +1,11 @@
-"""Checkpointer: a thread that copies the oldest segment's live content into the checkpoint, and frees the segment.
+"""Checkpointer: a thread that copies the oldest segment's remaining messages into the checkpoint, and frees it.
 
-A message that was consumed before never costs a write to LMDB. Between segments, the same thread deletes transients
-dropped by unclean stops, and checks the disk space.
+Messages that were consumed before that are not copied, so they cost no write to LMDB. Between segments, the same thread
+deletes transient messages that were dropped after unclean stops, and checks the disk space.
 
-A crash can interrupt this anywhere. The checkpoint then has part of what the journal still holds: its position in
-the journal moves only with the last write of a segment, and recovery removes from the overlay what it finds in the
-checkpoint.
+A crash may interrupt the copying at any point. Then the checkpoint has some messages that the journal still has, too.
+The position in the journal is stored only by the last write for a segment. Recovery removes from the overlay the
+messages that it finds in the checkpoint.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice, tee
 from threading import Condition, Thread
+from typing import TypeVar
 
 from truenext.errors import StoreError
 from truenext.model.batch import NO_CAUSES
@@ -23,39 +24,42 @@ from truenext.store.checkpoint import TRANSACTION_BYTES_MAX, Checkpoint
 from truenext.store.checkpoint_format import CheckpointPosition
 from truenext.store.disk_space import DiskSpace
 from truenext.store.journal import Journal
-from truenext.store.message_tables import Marks
 from truenext.store.overlay import Overlay, OverlayView, SegmentIndex, iter_spans, merge_causes
 from truenext.store.spans import Span
 from truenext.store.store_errors import STORAGE_ERRORS, store_error
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 SEGMENTS_MAX = 12
-"""Segments of the journal that are kept while the oldest has live messages."""
+"""Number of segments that the journal keeps while its oldest segment has messages."""
 
 LAG_SEGMENTS_MAX = 3
-"""Further segments that the journal may get while the oldest are checkpointed; then batches wait. With a spare and
-SEGMENT_BYTES, that makes half a gigabyte."""
+"""Number of additional segments that the journal may have while older ones are checkpointed. At this number batches
+wait. All segments and a spare then take half a gigabyte."""
 
 SEGMENT_RECORDS_MAX = 50_000
-"""Changes in one segment, unless one batch has more. Times all segments: what a restart has to replay."""
+"""Largest number of changes in one segment, unless a single batch has more. With the number of segments this limits
+what a restart replays."""
 
 SEGMENT_MEMORY_MAX = 2_600_000
-"""Rough bytes of memory that one segment may take before its last batch. Times all segments: 40 MB. If large batches
-make it more, older segments are checkpointed sooner."""
+"""Estimated bytes of memory at which a segment's index gets no further batch. All indexes together take about 40 MB. If
+large batches make them take more, older segments are checkpointed earlier."""
 
 TRANSACTION_KEYS_MAX = 1000
-"""Messages or timers in one transaction of the checkpoint: each may touch a page of its own."""
+"""Largest number of messages or timers in one transaction of the checkpoint. Each of them may change another page."""
 
 CHECK_INTERVAL_S = 1.0
-"""Longest time between two checks of the disk space, which other programs use and free as well."""
+"""Longest time between two checks of the disk space. Other programs may use or free space meanwhile."""
 
 CLEANUP_INTERVAL_S = 0.01
-"""Pause between two transactions that delete transients dropped by unclean stops, which is not urgent."""
+"""Pause between two transactions that delete dropped transient messages. This work is not urgent."""
 
 
 class Checkpointer:
-    """Thread that checkpoints. `enable`, `wait_for_segment`, `is_segment_full`, `close_view` are for other threads."""
+    """Thread that makes checkpoints. Other threads call `enable`, `wait_for_segment`, `is_segment_full`, `close_view`
+    and `close`."""
 
     def __init__(
         self,
@@ -68,8 +72,8 @@ class Checkpointer:
         segments_max: int,
         sync_history: Callable[[], None],
     ) -> None:
-        """`changed` is held for the overlay, and notified of every checkpointed or new
-        segment and every page that a checkpoint waits for. `sync_history` is called before a segment is freed."""
+        """Make a checkpointer. `changed` guards the overlay. It is notified when a segment is new or checkpointed, and
+        when a view ends for which a checkpoint waits. `sync_history` is called before a segment is freed."""
         self._journal = journal
         self._checkpoint = checkpoint
         self._overlay = overlay
@@ -80,12 +84,13 @@ class Checkpointer:
         self._thread: Thread | None = None
         self._needs_cleanup = True
         self._blocking_views: set[OverlayView] = set()
-        """Views being read that may need the segment that is to be freed."""
+        """Views that are being read, and may need the segment that is about to be freed."""
         self._is_closing = False
         self.is_enabled = False
-        """True once the first batch is being applied. Before, the history's own files may lack what was recovered."""
+        """True once the first batch is being applied. Before that, the history's own files may not have all recovered
+        events."""
         self.failure: StoreError | None = None
-        """Reason why checkpointing has ended."""
+        """Error that has ended the thread; None while it works."""
 
     # ---- For other threads ----
 
@@ -94,7 +99,7 @@ class Checkpointer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread. A segment in progress is completed, but does not wait for disk space."""
+        """Stop the thread. It first ends the checkpoint of a segment, unless this would wait for disk space."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -102,13 +107,13 @@ class Checkpointer:
             self._thread.join()
 
     def enable(self) -> None:
-        """Allow checkpoints, because the first batch is about to be applied."""
+        """Allow checkpoints. To be called when the first batch is about to be applied."""
         with self._changed:
             self.is_enabled = True
             self._changed.notify_all()
 
     def is_segment_full(self, records: int) -> bool:
-        """Return whether the newest segment should not get a batch with `records` changes."""
+        """Return whether a batch with `records` changes must go into a new segment."""
         indexes = self._overlay.indexes
         if not indexes or indexes[-1].segment != self._journal.newest_segment:
             return False
@@ -118,7 +123,7 @@ class Checkpointer:
         )
 
     def wait_for_segment(self) -> None:
-        """Wait until the journal may grow by a segment.
+        """Wait until the journal may get another segment.
 
         Raises: StoreError if checkpointing has failed
         """
@@ -129,7 +134,7 @@ class Checkpointer:
                 raise self.failure
 
     def close_view(self, view: OverlayView) -> None:
-        """Unregister a view that is no longer read."""
+        """Remove a view from the overlay, because it is no longer read."""
         with self._changed:
             self._overlay.views.discard(view)
             if view in self._blocking_views:
@@ -199,7 +204,8 @@ class Checkpointer:
             while piece := list(islice(timers, TRANSACTION_KEYS_MAX)):
                 self._write(partial(self._checkpoint.set_timers, piece))
         for are_transient in (False, True):
-            for messages in self._records(iter_spans(segment, copied), are_transient=are_transient):
+            spans = ((key, span) for key, span in iter_spans(segment, copied) if span.is_transient is are_transient)
+            for messages in _pieces(self._read(spans), lambda message: len(message[1])):
                 self._write(partial(self._checkpoint.put_messages, messages, are_transient=are_transient))
         with self._changed:
             # Copied, because removing a message takes its mark out of every index.
@@ -207,8 +213,8 @@ class Checkpointer:
             keys_with_causes = {key for index in indexes for key in index.causes}
             of_indexes = [index.causes for index in reversed(indexes)]
             with_causes = {key: (marks.pop(key)[0], merge_causes(key, of_indexes)) for key in keys_with_causes}
-        for some in _transaction_pieces(with_causes):
-            self._write(partial(self._checkpoint.put_marks, some))
+        for some in _pieces(with_causes.items(), lambda each: sum(len(cause.encode()) for cause in each[1][1])):
+            self._write(partial(self._checkpoint.put_marks, dict(some)))
         self._sync_history()
         position = CheckpointPosition(segment, self._journal.last_frame(segment), self._journal.last_frame_number)
         self._write(partial(self._checkpoint.finish_checkpoint, indexes, marks, position))
@@ -223,10 +229,10 @@ class Checkpointer:
             self._changed.notify_all()
 
     def _delete_removed(self, indexes: Iterable[SegmentIndex]) -> None:
-        """Delete messages that the journal has removed.
+        """Delete from the checkpoint the messages that the journal has removed.
 
-        At PLENTY this is done with the checkpoint of a segment. Otherwise it does not wait: acknowledgements may fill
-        no segment, while senders wait for the space of what they acknowledge.
+        While the disk level is PLENTY, this is part of the checkpoint of a segment. Otherwise it is done at once:
+        senders wait for the space of acknowledged messages, and acknowledgements alone may never fill a segment.
         """
         for index in indexes:
             while keys := self._removed_keys(index):
@@ -237,21 +243,6 @@ class Checkpointer:
         # A batch may be applied to the newest index meanwhile.
         with self._changed:
             return list(islice(index.removed.items(), index.deleted_count, index.deleted_count + TRANSACTION_KEYS_MAX))
-
-    def _records(
-        self, spans_by_key: Iterable[tuple[bytes, Span]], *, are_transient: bool
-    ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Yield keys and records of one kind, in pieces for one transaction each."""
-        piece: list[tuple[bytes, bytes]] = []
-        size = 0
-        for key, record in self._read((key, span) for key, span in spans_by_key if span.is_transient is are_transient):
-            if piece and (size + len(record) > TRANSACTION_BYTES_MAX or len(piece) >= TRANSACTION_KEYS_MAX):
-                yield piece
-                piece, size = [], 0
-            piece.append((key, record))
-            size += len(record)
-        if piece:
-            yield piece
 
     def _read(self, spans: Iterable[tuple[bytes, Span]]) -> Iterator[tuple[bytes, bytes]]:
         keys, located = tee(spans)
@@ -265,8 +256,8 @@ class Checkpointer:
             self._disk_space.note_disk_full(error)
 
     def _write(self, transaction: Callable[[], None]) -> None:
-        """Do one transaction, and wait for disk space if there is none. It can be repeated, because it is done as a
-        whole or not at all."""
+        """Run one transaction. On a full disk, wait for space and repeat it. A failed transaction has changed
+        nothing."""
         while True:
             try:
                 transaction()
@@ -280,16 +271,17 @@ class Checkpointer:
                     raise _Closing
 
 
-def _transaction_pieces(marks: Marks) -> Iterator[Marks]:
-    """Yield the marks in pieces for one transaction each."""
-    piece: Marks = {}
-    size = 0
-    for key, (mark, causes) in marks.items():
-        piece[key] = (mark, causes)
-        size += sum(len(cause.encode()) for cause in causes)
-        if size >= TRANSACTION_BYTES_MAX or len(piece) >= TRANSACTION_KEYS_MAX:
+def _pieces(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Split the items into pieces, one for each transaction. `size_of` returns an item's bytes."""
+    piece: list[T] = []
+    piece_size = 0
+    for item in items:
+        size = size_of(item)
+        if piece and (piece_size + size > TRANSACTION_BYTES_MAX or len(piece) >= TRANSACTION_KEYS_MAX):
             yield piece
-            piece, size = {}, 0
+            piece, piece_size = [], 0
+        piece.append(item)
+        piece_size += size
     if piece:
         yield piece
 

@@ -2,15 +2,15 @@
 
 The data folder:
 
-    lock           pid of the broker that uses the folder and holds a flock on this file
+    lock           process id of the broker that uses the folder, and holds a flock on this file
     journal/       the latest batches, see journal.py and changes.py
-    lmdb/          the state before that, see checkpoint.py
-    ballast        disk space, freed when a write finds the disk full, so that it can go on, see disk_space.py
+    lmdb/          the checkpoint: the state before these batches, see checkpoint.py
+    ballast        reserved disk space, freed when a write finds the disk full, see disk_space.py
 
     apply          writes the batch to the journal, durable by one write; then to the overlay
-    page, recover  read the checkpoint with the journal laid over it (overlay.py)
+    page, recover  read the checkpoint together with the overlay, the journal's index (overlay.py)
 
-Meanwhile a thread copies the live content of the oldest segment into the checkpoint (checkpointer.py).
+Meanwhile a thread copies the oldest segment's remaining messages into the checkpoint (checkpointer.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from heapq import merge
@@ -48,7 +48,13 @@ from truenext.store.disk_space import DiskSpace
 from truenext.store.journal import SEGMENT_BYTES, Journal, describe_lost_tail
 from truenext.store.overlay import Overlay, OverlayView, apply_journal, find_mark, is_removed
 from truenext.store.store import Page, Recovered, TimerPage, UndecodedMessage
-from truenext.store.store_errors import STORAGE_ERRORS, damage_error, disagreement_error, store_error
+from truenext.store.store_errors import (
+    STORAGE_ERRORS,
+    damage_error,
+    disagreement_error,
+    store_error,
+    translated_errors,
+)
 
 
 class EmbeddedStore:
@@ -61,31 +67,33 @@ class EmbeddedStore:
         segments_max: int = SEGMENTS_MAX,
         disk_limit: int | None = None,
     ) -> None:
-        """Lock and open the data folder, or make it, with segments of `segment_bytes`.
+        """Lock and open the data folder. If there is none, make it, with segments of `segment_bytes`.
 
-        `disk_limit` is the bytes that journal and checkpoint may use, for `disk_level`; None is the whole disk.
+        Journal and checkpoint may use `disk_limit` bytes, from which `disk_level` follows; None means the whole disk.
 
-        The journal has the history of a batch until its segment is freed; `sync_history` is called before that.
+        The journal keeps the history of a batch until the batch's segment is freed. `sync_history` is called before
+        that.
 
-        Raises: StoreInUseError if another broker uses it, ConfigurationError if it has files of others,
-            StoreError if it cannot be used.
+        Raises: StoreInUseError if another broker uses the folder; ConfigurationError if it has files that are not
+        truenext's; StoreError if it cannot be used
         """
         self._path = path
         self.sync_history: Callable[[], None] = _do_nothing
-        """Callback that makes the history's own files durable. When a batch is applied, these must have been given
-        what `recover` found, and the history of every earlier batch."""
+        """Function that makes the history's own files durable. Before a batch is applied, these files must have got the
+        history that `recover` has returned, and the history of every earlier batch."""
         self.last_history_chunk: tuple[int, int] | None = None
-        """Run and first event of the last chunk of a batch in the history's own files. Set it before `recover`,
-        which then detects whether the journal lacks this batch."""
+        """Run and first event of the last chunk of a batch in the history's own files. Set it before `recover`, which
+        then checks that the journal has this batch."""
         self._last_applied = 0
         self._unwritable_reason = "recover() was not called"
         self._overlay = Overlay()
         self._queues: dict[int, str] = {}
         self._lock = Lock()
         self._changed = Condition(self._lock)
-        """Held for the overlay. Notified of each checkpointed or new segment, and of pages that a checkpoint awaits."""
+        """Guards the overlay. Notified when a segment is new or checkpointed, and when a view ends for which a
+        checkpoint waits."""
         with ExitStack() as resources:
-            try:
+            with translated_errors(f"open the store in {path}", path):
                 folder.check_no_foreign_files(path)
                 folder.make(path)
                 resources.callback(os.close, folder.lock(path))
@@ -101,8 +109,6 @@ class EmbeddedStore:
                 resources.callback(self._journal.close)
                 for one in (path / "lmdb", path / "journal", path):
                     folder.sync_folder(one)
-            except STORAGE_ERRORS as error:
-                raise store_error(f"open the store in {path}", error, path) from error
             self._disk_space = DiskSpace(path, self._journal, self._checkpoint, self._changed, limit=disk_limit)
             self._checkpointer = Checkpointer(
                 self._journal,
@@ -127,11 +133,9 @@ class EmbeddedStore:
         return self._disk_space.bytes
 
     def recover(self) -> Recovered:
-        try:
+        with self._reading():
             recovered = self._recover()
             self._disk_space.update_level()
-        except STORAGE_ERRORS as error:
-            raise store_error(f"read the store in {self._path}", error, self._path) from error
         self._unwritable_reason = ""
         self._checkpointer.start()
         return recovered
@@ -186,17 +190,15 @@ class EmbeddedStore:
         return self._page(lambda: self._overlay.view_keys(sorted_keys), checkpoint_messages, len(sorted_keys), size_max)
 
     def content_references(self, numbers: Collection[int]) -> dict[int, int]:
-        try:
+        with self._reading():
             with self._lock:
                 indexes, mark_of = self._overlay.indexes, self._mark_lookup()
             # A batch that is written meanwhile can only lower the number.
             keys = {number: content_key(number) for number in numbers}
             return {number: 0 if is_removed(key, indexes) else mark_of(key).attempts for number, key in keys.items()}
-        except STORAGE_ERRORS as error:
-            raise store_error(f"read the store in {self._path}", error, self._path) from error
 
     def read_timers(self, after: bytes, limit: int) -> TimerPage:
-        try:
+        with self._reading():
             with self._lock:
                 snapshot = self._checkpoint.snapshot()
                 view = self._overlay.timer_view()
@@ -204,26 +206,24 @@ class EmbeddedStore:
             with snapshot:
                 following = view.iter_after(after, self._checkpoint.timers(snapshot, after))
                 return TimerPage.of(following, limit, as_of=as_of)
-        except STORAGE_ERRORS as error:
-            raise store_error(f"read the store in {self._path}", error, self._path) from error
 
     def delete_ballast(self, error: OSError) -> None:
-        """Delete the ballast, because a write to the history found the disk full, as `error` says.
+        """Delete the ballast, because a write to the history has found the disk full, as `error` says.
 
-        Raises: `error`, if it says anything else
+        Raises: `error` itself, if it does not say that the disk is full
         """
         self._disk_space.delete_ballast(error)
 
     def close(self) -> None:
-        """Release files and locks. Writes nothing. No page may be in progress."""
+        """Release files and locks, without writing. No page may be in progress."""
         self._unwritable_reason = "the store is closed"
         self._resources.close()
 
     # ---- Writing ----
 
     def _check_batch(self, batch: Batch, changes: Changes) -> None:
-        """Reject a batch that removes a message that is not there, or puts one that is. That would mean that a
-        message was lost, or would be seen twice."""
+        """Check that the batch removes only messages that exist, and puts only new ones. Otherwise a message would be
+        lost, or be seen twice. Raises: StoreError"""
         overlay = self._overlay
         if changes.removes:
             self._check_removes(batch, changes.removes, are_transient=False)
@@ -239,7 +239,8 @@ class EmbeddedStore:
             raise disagreement_error(batch.number, "puts a queue that exists already")
 
     def _mark_lookup(self) -> Callable[[bytes], Mark]:
-        """Return a function from key to mark. It is valid until a batch is written; hold the lock if one may be."""
+        """Return a function from a message key to the mark. The function is valid until the next batch is written. If
+        another thread may write one, the caller must hold the lock."""
         marks = [index.marks for index in reversed(self._overlay.indexes) if index.marks]
         # In this order: a mark that the overlay drops meanwhile is in the checkpoint.
         return lambda key: find_mark(key, marks) or self._checkpoint.mark(key)
@@ -278,9 +279,10 @@ class EmbeddedStore:
         return journal.append(parts, size)
 
     def _retry_without_ballast(self, action: Callable[[], None]) -> None:
-        """Call `action`; on a full disk delete the ballast and call it again. The failed call must change nothing.
+        """Call `action`. If the disk is full, delete the ballast and call `action` again. A failed call must change
+        nothing.
 
-        Raises: lmdb.Error, OSError
+        Raises: lmdb.Error, OSError if the second call fails, or for another reason
         """
         try:
             action()
@@ -289,19 +291,18 @@ class EmbeddedStore:
             action()
 
     def _save_journal_end(self, sequence_limit: int) -> None:
-        """Record outside the journal which frame is durable. On a full disk skip it: the last record stays true.
+        """Record in the checkpoint which frame of the journal is durable. On a full disk nothing is recorded: the last
+        record stays true.
 
-        Raises: StoreError
+        Raises: StoreError if the write fails for another reason
         """
-        try:
+        with translated_errors(f"write to the store in {self._path}", self._path):
             try:
                 self._retry_without_ballast(
                     partial(self._checkpoint.save_journal_end, self._journal.last_frame_number, sequence_limit)
                 )
             except STORAGE_ERRORS as error:
                 self._disk_space.note_disk_full(error)
-        except STORAGE_ERRORS as error:
-            raise store_error(f"write to the store in {self._path}", error, self._path) from error
 
     # ---- Reading ----
 
@@ -312,8 +313,8 @@ class EmbeddedStore:
         limit: int,
         size_max: int,
     ) -> Page:
-        """Return a page of journal and checkpoint as of the same moment."""
-        try:
+        """Return a page from journal and checkpoint. Both are read as they were at one moment."""
+        with self._reading():
             with self._lock:
                 snapshot = self._checkpoint.snapshot()
                 view = make_view()
@@ -324,8 +325,9 @@ class EmbeddedStore:
                     return Page.of(self._with_contents(merged, view, snapshot), limit, size_max, as_of=as_of)
             finally:
                 self._checkpointer.close_view(view)
-        except STORAGE_ERRORS as error:
-            raise store_error(f"read the store in {self._path}", error, self._path) from error
+
+    def _reading(self) -> AbstractContextManager[None]:
+        return translated_errors(f"read the store in {self._path}", self._path)
 
     def _merge(self, view: OverlayView, checkpoint_messages: Iterator[UndecodedMessage]) -> Iterator[UndecodedMessage]:
         checkpointed = self._checkpoint_messages(view, checkpoint_messages)
@@ -340,7 +342,7 @@ class EmbeddedStore:
             yield message
 
     def _content(self, key: bytes, view: OverlayView, snapshot: lmdb.Transaction[bytes]) -> bytes:
-        """Return the record of a content as of the view; empty if it is missing."""
+        """Return the record of a content as it was at the moment of the view; empty if it is missing."""
         with self._lock:
             span = view.content(key)
         if span is None:
@@ -418,7 +420,8 @@ class EmbeddedStore:
 
 
 def _deduplicated(messages: Iterable[UndecodedMessage]) -> Iterator[UndecodedMessage]:
-    """Yield each message once. One being checkpointed is in both sources; the journal's, which is first, is kept."""
+    """Yield each message once. A message that is being checkpointed is in the journal and in the checkpoint; the
+    journal's comes first, and is kept."""
     last = b""
     for message in messages:
         if message.key != last:

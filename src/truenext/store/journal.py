@@ -1,21 +1,21 @@
-"""Journal: a write-ahead log of batches, each made durable by one write, before the next.
+"""Journal: a write-ahead log of batches. One write makes a batch durable, before the next batch is written.
 
-It is a row of segments: files of one size that are allocated and filled with zeros before use, so that making a
-batch durable is one write of data and nothing else. A segment that is no longer needed becomes a spare, which is
-used again without a new allocation.
+The journal is a row of segments. A segment is a file of fixed size, allocated and filled with zeros before use. So
+making a batch durable is one write of data, and nothing else. A segment that is no longer needed becomes a spare
+segment, which is used again without a new allocation.
 
     00000000000000a7.journal    segment 0xa7
     spare-*                     spare segments, content ignored
 
-A segment is a row of frames (frame.py) from its start. Bytes after the last frame are zeros, what a crash left of an
-unconfirmed frame, or data of an earlier use of the file.
+A segment is a row of frames (frame.py) from its start. The bytes after the last frame are zeros, the rest of an
+unconfirmed frame after a crash, or old data of a reused file.
 """
 
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 
@@ -27,9 +27,9 @@ from truenext.store.frame import (
     CHECKSUM,
     FRAME,
     REST,
-    SEGMENT_OFFSET,
     describe_cut,
     has_flipped_bit,
+    iter_starts,
     may_follow,
     payload_at,
     size_for_first_frame,
@@ -37,31 +37,34 @@ from truenext.store.frame import (
 from truenext.store.store_errors import damage_error
 
 SEGMENT_BYTES = 32 * 1024 * 1024
-"""Size of a segment; larger than nearly every batch. A larger batch gets a segment of its own size."""
+"""Size of a segment. Nearly every batch is smaller. A larger batch gets a segment of its own size."""
 
 SPARES_MAX = 2
-"""Number of spare segments kept; more are deleted."""
+"""Largest number of spare segments. Further ones are deleted."""
 
 SUSPECTS_MAX = 1000
-"""Number of frame-like places after the last frame that are verified. A sender can put such bytes into a body."""
+"""Largest number of places after the last frame that look like frames and are checked. A sender can put such bytes into
+a body."""
 
 WRITE_BYTES_MAX = 1024 * 1024
-"""Bytes of a payload that are joined for one write; a larger payload takes several writes."""
+"""Largest number of bytes that one write takes. A larger payload takes several writes."""
 
 READ_BYTES_MAX = 256 * 1024
-"""Bytes of one read, unless a single record is larger."""
+"""Largest number of bytes that one read takes. A larger record takes a larger read."""
 
 READ_GAP_MAX = 4 * 1024
-"""Bytes between two records that are read with them, to save a system call."""
+"""Largest gap, in bytes, between two records that one read takes together. This saves system calls."""
 
 
 class Journal:
-    """Journal in one folder. `append` is for one thread, `read_extents` for any. Do not free a segment that is read."""
+    """Journal in one folder. One thread calls `append`; any thread may call `read_extents`. A segment must not be freed
+    while it is read."""
 
     def __init__(self, folder: Path, *, salt: int, segment_bytes: int = SEGMENT_BYTES) -> None:
-        """Count the spares, and delete those of another size. `salt` is any u32 that never changes for this journal.
+        """Count the spare segments, and delete spare segments of another size. `salt` is any u32 that never changes for
+        this journal.
 
-        Raises: OSError
+        Raises: OSError if the folder cannot be read
         """
         self._folder = folder
         self._salt = salt
@@ -69,18 +72,18 @@ class Journal:
         self._files: dict[int, int] = {}
         """Open file descriptor of each segment, oldest first."""
         self._sizes: dict[int, int] = {}
-        """Bytes of each segment's file."""
         self._end = 0
-        """Offset of the next frame in the newest segment."""
+        """Offset in the newest segment at which the next frame starts."""
         self._last_start = 0
-        """Offset of the last replayed frame in the newest segment; 0 if none was replayed."""
+        """Offset in the newest segment of its last replayed frame; 0 if it has none."""
         self._size = 0
-        """Bytes of the newest segment."""
-        self._number = 0
-        """Number of the last frame."""
+        """Size of the newest segment in bytes."""
+        self.last_frame_number = 0
+        """Number of the last frame; 0 if the journal has none."""
         self._last_frames: dict[int, int] = {}
-        """Number of the last frame in or before each segment."""
-        self._newest = 0
+        """Number of each segment's last frame. If the segment has none, number of the last frame before it."""
+        self.newest_segment = 0
+        """Number of the segment to which frames are appended; 0 if the journal has none."""
         self._spare_count = 0
         self._spares_lock = Lock()
         for spare in folder.glob("spare-*"):
@@ -92,14 +95,15 @@ class Journal:
     # ---- Recovery ----
 
     def replay(self, after_segment: int, after_number: int) -> Iterator[tuple[int, int, memoryview]]:
-        """Yield segment, offset and payload of every frame after `after_number`, the last frame of `after_segment`.
+        """Yield segment, offset and payload of each frame after frame `after_number`, which is the last one of
+        `after_segment`. Segments up to `after_segment` become spare segments.
 
-        Read it once, to its end; then call `finish_replay` if the frames are accepted. Older segments become spares.
+        Read the iterator once, to its end. If the frames are accepted, call `finish_replay` then.
 
-        Raises: StoreError if a frame is damaged or a segment is missing, OSError
+        Raises: StoreError if a frame is damaged or a segment is missing; OSError if the disk fails
         """
-        self._number = after_number
-        self._newest = after_segment
+        self.last_frame_number = after_number
+        self.newest_segment = after_segment
         paths = {int(path.stem, 16): path for path in sorted(self._folder.glob("*.journal"))}
         # The newest segment is never freed.
         if after_segment and max(paths, default=0) <= after_segment:
@@ -107,18 +111,19 @@ class Journal:
         for segment in [segment for segment in paths if segment <= after_segment]:
             self._make_spare(paths.pop(segment))
         for segment, path in paths.items():
-            if segment != self._newest + 1:
-                raise self._damage(f"segment {self._newest + 1:016x} is missing")
+            if segment != self.newest_segment + 1:
+                raise self._damage(f"segment {self.newest_segment + 1:016x} is missing")
             self._files[segment] = os.open(path, os.O_RDWR | os.O_DSYNC | os.O_CLOEXEC)
             self._sizes[segment] = os.fstat(self._files[segment]).st_size
-            self._newest = segment
+            self.newest_segment = segment
             yield from self._replay_segment(segment)
-            self._last_frames[segment] = self._number
+            self._last_frames[segment] = self.last_frame_number
 
     def finish_replay(self) -> None:
-        """Accept the replayed frames: make them durable, and clear the bytes after them. Nothing is appended before.
+        """Accept the replayed frames: make them durable, and clear the bytes after them. Frames can be appended after
+        this.
 
-        Raises: OSError
+        Raises: OSError if the disk fails
         """
         if self._files:
             self._rewrite_last()
@@ -131,19 +136,19 @@ class Journal:
         content = memoryview(buffer)
         offset = 0
         self._last_start = 0
-        while (payload := payload_at(content, offset, segment, self._number + 1, self._salt)) is not None:
-            self._number += 1
+        while (payload := payload_at(content, offset, segment, self.last_frame_number + 1, self._salt)) is not None:
+            self.last_frame_number += 1
             self._last_start = offset
             yield segment, offset + FRAME.size, payload
             offset += FRAME.size + len(payload)
         self._end = offset
         self._size = size
         self._check_nothing_after(buffer, segment, offset)
-        if has_flipped_bit(content, offset, segment, self._number + 1, self._salt):
+        if has_flipped_bit(content, offset, segment, self.last_frame_number + 1, self._salt):
             raise self._damage(
-                f"one bit of frame {self._number + 1} at byte {offset} of segment {segment:016x} is wrong"
+                f"one bit of frame {self.last_frame_number + 1} at byte {offset} of segment {segment:016x} is wrong"
             )
-        self._check_size(segment, size_for_first_frame(content, segment, self._number + 1))
+        self._check_size(segment, size_for_first_frame(content, segment, self.last_frame_number + 1))
 
     def _check_size(self, segment: int, expected: int) -> None:
         size = self._sizes[segment]
@@ -151,35 +156,31 @@ class Journal:
             raise self._damage(describe_cut(segment, size, expected))
 
     def _check_nothing_after(self, content: bytearray, segment: int, end: int) -> None:
-        """Check that no good frame follows `end`. One would prove lost data: a crash tears only the last frame."""
-        whole = memoryview(content)
-        needle = struct.pack("<Q", segment)
-        at = content.find(needle, end + SEGMENT_OFFSET)
-        suspects = 0
-        while at >= 0 and suspects < SUSPECTS_MAX:
-            start = at - SEGMENT_OFFSET
-            if start + FRAME.size <= len(content):
-                number = FRAME.unpack_from(content, start)[3]
-                if may_follow(number, self._number, start - end):
-                    suspects += 1
-                    if payload_at(whole, start, segment, number, self._salt) is not None:
-                        raise self._damage(
-                            f"frame {self._number + 1} at byte {end} of segment {segment:016x} is unreadable, "
-                            f"and frame {number} after it is readable"
-                        )
-            at = content.find(needle, at + 1)
+        """Check that no undamaged frame follows byte `end`. Such a frame would prove that data is lost, because a crash
+        tears only the last frame. Raises: StoreError"""
+        whole, last = memoryview(content), self.last_frame_number
+        starts = (
+            (at, number) for at, _, number in iter_starts(content, segment, end) if may_follow(number, last, at - end)
+        )
+        for at, number in islice(starts, SUSPECTS_MAX):
+            if payload_at(whole, at, segment, number, self._salt) is not None:
+                raise self._damage(
+                    f"frame {last + 1} at byte {end} of segment {segment:016x} is unreadable, "
+                    f"and frame {number} after it is readable"
+                )
 
     def _rewrite_last(self) -> None:
-        """Write the last frame again. It may be in the system's memory only: its first write failed, or the broker
-        was killed during it. Once accepted it must not be lost. A sync would not do: the system reports a failed
-        write only once."""
-        file = self._files[self._newest]
+        """Write the last frame again. If its first write failed, or the broker was killed during it, the frame may be
+        only in the system's memory. Once accepted, the frame must not be lost. A sync is not enough, because the system
+        reports a failed write only once."""
+        file = self._files[self.newest_segment]
         for offset in range(self._last_start, self._end, WRITE_BYTES_MAX):
             write(file, os.pread(file, min(WRITE_BYTES_MAX, self._end - offset), offset), offset)
 
     def _clear_tail(self) -> None:
-        """Write zeros over what a crash left of an unconfirmed frame, so that it does not follow later frames."""
-        file = self._files[self._newest]
+        """Write zeros over the bytes of an unconfirmed frame that a crash has left, so that these bytes never follow a
+        later frame."""
+        file = self._files[self.newest_segment]
         for offset in range(self._end, self._size, WRITE_BYTES_MAX):
             end = min(offset + WRITE_BYTES_MAX, self._size)
             if os.pread(file, end - offset, offset).strip(b"\0"):
@@ -191,18 +192,8 @@ class Journal:
     # ---- Work ----
 
     @property
-    def last_frame_number(self) -> int:
-        """Number of the last frame; 0 if there is none yet."""
-        return self._number
-
-    @property
-    def newest_segment(self) -> int:
-        """Number of the segment that frames are appended to; 0 if there is none yet."""
-        return self._newest
-
-    @property
     def segments(self) -> list[int]:
-        """Segment numbers, oldest first."""
+        """Numbers of the segments, oldest first."""
         return list(self._files)
 
     @property
@@ -211,31 +202,32 @@ class Journal:
 
     @property
     def size(self) -> int:
-        """Bytes of all segments, including those not written to yet."""
+        """Bytes of all segments, unused bytes included."""
         return sum(list(self._sizes.values()))
 
     @property
     def spare_size(self) -> int:
-        """Bytes of the spare segments."""
+        """Bytes of all spare segments."""
         return self._spare_count * self._segment_bytes
 
     def last_frame(self, segment: int) -> int:
-        """Return the number of the last frame in or before the segment."""
+        """Return the number of the segment's last frame. If it has none, return the number of the last frame before the
+        segment."""
         return self._last_frames[segment]
 
     def fits(self, size: int) -> bool:
-        """Return whether a payload of `size` bytes fits into the newest segment."""
+        """Return whether the newest segment has space for a payload of `size` bytes."""
         return self._end + FRAME.size + size <= self._size
 
     def append(self, parts: list[bytes], size: int) -> tuple[int, int]:
-        """Append a payload and return its segment and offset; it is durable then. `parts` have `size` bytes
-        together. If they do not fit, call `start_segment` first.
+        """Append a payload, and return its segment and offset. The payload is durable then. It consists of `parts`,
+        which have `size` bytes together. If the payload does not fit, call `start_segment` before.
 
-        Raises: OSError; nothing may be appended after that.
+        Raises: OSError if the disk fails; after that nothing may be appended
         """
-        segment, offset = self._newest, self._end
+        segment, offset = self.newest_segment, self._end
         file = self._files[segment]
-        number = self._number + 1
+        number = self.last_frame_number + 1
         rest = REST.pack(size, segment, number)
         checksum = crc32(rest, self._salt)
         if size <= WRITE_BYTES_MAX:
@@ -248,16 +240,16 @@ class Journal:
             for block in _blocks([CHECKSUM.pack(checksum), rest, *parts]):
                 write(file, block, at)
                 at += len(block)
-        self._number = self._last_frames[segment] = number
+        self.last_frame_number = self._last_frames[segment] = number
         self._end = offset + FRAME.size + size
         return segment, offset + FRAME.size
 
     def start_segment(self, size: int) -> None:
-        """Start a new segment with space for a payload of `size` bytes.
+        """Start a new segment, with space for a payload of `size` bytes.
 
-        Raises: OSError
+        Raises: OSError if the disk is full or fails
         """
-        segment = self._newest + 1
+        segment = self.newest_segment + 1
         path = self._path(segment)
         needed = FRAME.size + size
         with self._spares_lock:
@@ -270,15 +262,15 @@ class Journal:
         sync_folder(self._folder)
         file = os.open(path, os.O_RDWR | os.O_DSYNC | os.O_CLOEXEC)
         self._files[segment] = file
-        self._last_frames[segment] = self._number
-        self._newest = segment
+        self._last_frames[segment] = self.last_frame_number
+        self.newest_segment = segment
         self._end = 0
         self._size = self._sizes[segment] = os.fstat(file).st_size
 
     def allocate_spare(self) -> None:
-        """Allocate a spare segment if there is none. May be called while another thread appends.
+        """Allocate a spare segment if there is none. Another thread may append meanwhile.
 
-        Raises: OSError
+        Raises: OSError if the disk is full or fails
         """
         with self._spares_lock:
             if not self._spare_count:
@@ -286,9 +278,10 @@ class Journal:
                 self._spare_count += 1
 
     def read_extents(self, extents: Iterable[tuple[int, int, int]]) -> Iterator[bytes]:
-        """Yield the bytes of each extent: segment, offset, length. Neighbouring extents are read together.
+        """Yield the bytes of each extent, which is a segment, an offset and a length. One read takes neighbouring
+        extents.
 
-        Raises: OSError
+        Raises: OSError if the disk fails
         """
         run: list[tuple[int, int]] = []
         in_segment = start = end = 0
@@ -313,9 +306,10 @@ class Journal:
             yield content[offset - start : offset - start + length]
 
     def free(self, segment: int) -> None:
-        """Make a spare of a segment that is no longer needed or read. May be called while another thread appends.
+        """Turn a segment into a spare segment. It must be no longer needed, nor read. Another thread may append
+        meanwhile.
 
-        Raises: OSError
+        Raises: OSError if the disk fails
         """
         os.close(self._files.pop(segment))
         del self._last_frames[segment], self._sizes[segment]
@@ -338,7 +332,7 @@ class Journal:
 
 
 def _blocks(parts: list[bytes]) -> Iterator[bytes]:
-    """Yield the bytes of `parts` in fewer, larger parts."""
+    """Join the parts to fewer, larger ones, and yield these."""
     block: list[bytes] = []
     size = 0
     for part in parts:
@@ -378,10 +372,10 @@ def _read_all(file: int, size: int) -> bytearray:
 def describe_lost_tail(
     last: int, durable_frame: int, journal_chunk: bytes, last_history_chunk: tuple[int, int] | None
 ) -> str:
-    """Describe what is missing after the frame `last`; empty if nothing proves a loss.
+    """Describe which data is missing after frame `last`. The text is empty if nothing proves a loss.
 
-    `durable_frame` is that of the checkpoint, `journal_chunk` the last history chunk in the journal.
-    `last_history_chunk` is run and first event of the last chunk of a batch in the history's own files.
+    The checkpoint says that `durable_frame` was durable. `journal_chunk` is the last history chunk in the journal.
+    `last_history_chunk` is the run and the first event of the last chunk of a batch in the history's own files.
     """
     if last < durable_frame:
         first = last + 1

@@ -1,27 +1,27 @@
-"""A clock that a test can put forward, and an event loop whose timers use that clock."""
+"""A clock that a test can advance, and an event loop whose timers use that clock."""
 
 from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections.abc import Callable
-from heapq import heappop, heappush
-from itertools import count
+from functools import partial
 from math import ceil
 from socket import socket
 from typing import Any
 
+from truenext.client.core.waiting import DelayedCall, DelayedCalls
 from truenext.clock import monotonic_ns, time_ns
 
 ADVANCE_MARGIN_NS = 1000
-"""Added to each advance: seconds are rounded, and a timer due at that time must be due."""
+"""Nanoseconds that are added to each advance. Seconds are rounded, and a timer that is due at that time must run."""
 
 
 class OffsetClock:
-    """Clock of one test broker, in all of its runs, which the test can put forward."""
+    """Clock of one test broker, which the test can advance. It is the same after a restart of the broker."""
 
     def __init__(self) -> None:
         self._advanced_ns = 0
 
     def wall_ns(self) -> int:
-        """Nanoseconds since the epoch."""
+        """Return the time in nanoseconds since the epoch."""
         return time_ns() + self._advanced_ns
 
     def steady_ns(self) -> int:
@@ -32,46 +32,31 @@ class OffsetClock:
         return self.steady_ns() / 1e9
 
     def advance_to(self, seconds: float) -> None:
-        """Put the clock forward to `seconds` of the steady clock; do nothing if that time is over."""
+        """Advance the clock to `seconds` of the steady clock. If the clock is already beyond that time, do nothing."""
         self._advanced_ns += max(0, ceil(seconds * 1e9) + ADVANCE_MARGIN_NS - self.steady_ns())
-
-
-class LoopTimer:
-    """Timer that `AdvanceableLoop.call_later` returns."""
-
-    __slots__ = ("action", "is_cancelled")
-
-    def __init__(self, action: Callable[[], object]) -> None:
-        self.action = action
-        self.is_cancelled = False
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
 
 
 class AdvanceableLoop:
     """Wrapper of the real event loop, with the methods that a broker uses.
 
-    Timers use the test's clock. Actions are counted, so that the kit can tell when nothing is left to do. Once
-    ended, the loop runs no action any more, as if its process had been killed.
+    Timers use the test's clock. Actions are counted, so that the test kit knows when the broker is idle. After `end`,
+    the loop runs no actions, as if its process had been killed.
     """
 
     def __init__(self, loop: AbstractEventLoop, clock: OffsetClock, on_failed: Callable[[Exception], None]) -> None:
-        """`on_failed` is called with the exception of an action."""
+        """Wrap `loop`. If an action raises an exception, `on_failed` is called with the exception."""
         self._loop = loop
         self._clock = clock
         self._on_failed = on_failed
-        self._timers: list[tuple[float, int, LoopTimer]] = []
-        """Heap of (due time in seconds of the clock, number that breaks ties, timer)."""
-        self._tie_breakers = count()
+        self._timers = DelayedCalls()
         self._first_timer_handle: TimerHandle | None = None
-        """Timer of the real loop for the first timer of this one."""
+        """Timer of the real loop that runs the first timer of this loop; None without timers."""
         self._readers: dict[socket, Callable[[], object]] = {}
         self._writers: dict[socket, Callable[[], object]] = {}
         self._unwatched: set[socket] = set()
         self._has_ended = False
         self.pending_action_count = 0
-        """Number of actions of `call_soon` that have not run yet."""
+        """Number of actions that `call_soon` was given and that have not run yet."""
         self.run_action_count = 0
 
     # ---- Time ----
@@ -79,26 +64,21 @@ class AdvanceableLoop:
     def time(self) -> float:
         return self._clock.steady_seconds
 
-    def call_later(self, seconds: float, action: Callable[[], object]) -> LoopTimer:
-        timer = LoopTimer(action)
-        heappush(self._timers, (self.time() + seconds, next(self._tie_breakers), timer))
-        if self._timers[0][2] is timer:
+    def call_later(self, seconds: float, action: Callable[[], object]) -> DelayedCall:
+        due_before = self.next_due_at
+        timer = self._timers.call_at(self.time() + seconds, partial(self._run, action))
+        if self.next_due_at != due_before:
             self._set_alarm()
         return timer
 
     @property
     def next_due_at(self) -> float | None:
-        """Time at which the first timer is due, in seconds of the clock; None if there is no timer."""
-        timers = self._timers
-        while timers and timers[0][2].is_cancelled:
-            heappop(timers)
-        return timers[0][0] if timers else None
+        """Time in seconds of the clock at which the first timer is due; None if there is no timer."""
+        return self._timers.next_due_at
 
     def run_due(self) -> None:
-        """Run the timers that are due. The caller of `OffsetClock.advance_to` calls this afterwards."""
-        now = self.time()
-        while (due := self.next_due_at) is not None and due <= now:
-            self._run(heappop(self._timers)[2].action)
+        """Run the timers that are due. Call this after `OffsetClock.advance_to`."""
+        self._timers.run_due(self.time())
         self._set_alarm()
 
     def _set_alarm(self) -> None:
@@ -155,7 +135,7 @@ class AdvanceableLoop:
             self._loop.remove_writer(sock)
 
     def unwatch(self, sock: socket) -> None:
-        """Report nothing that happens at the socket until `watch`."""
+        """Stop watching the socket for input and output, until `watch` is called."""
         if sock in self._readers:
             self._loop.remove_reader(sock)
         if sock in self._writers:
@@ -171,7 +151,7 @@ class AdvanceableLoop:
     # ---- The end ----
 
     def end(self) -> None:
-        """Run nothing any more. The caller has removed all readers and writers before."""
-        self._timers.clear()
+        """Cancel all timers, and run no more actions. The caller has removed all readers and writers before."""
+        self._timers = DelayedCalls()
         self._set_alarm()
         self._has_ended = True

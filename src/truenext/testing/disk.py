@@ -1,20 +1,18 @@
-"""A disk that is slow or full when a test orders it: a store that wraps the one in memory."""
+"""Store of a test broker: keeps all data in memory, and acts as a slow or full disk when the test orders it."""
 
 import threading
-from collections.abc import Collection
 
 from truenext.broker.write_time import WriteTimeEstimate
+from truenext.client.core.waiting import DelayedCall
 from truenext.model.batch import Batch
 from truenext.model.disk_level import DiskLevel
-from truenext.model.limits import PAGE_BYTES
 from truenext.store.memory import MemoryStore
-from truenext.store.store import Page, Recovered, TimerPage
-from truenext.testing.clock import AdvanceableLoop, LoopTimer
+from truenext.testing.clock import AdvanceableLoop
 from truenext.testing.faults import Faults
 
 
 class FaultyStore:
-    """Store of one run of a test broker: the one in memory, slow or full when the test orders it."""
+    """Store for one run of a test broker. It wraps the store in memory, and is slow or full when the test orders it."""
 
     def __init__(self, store: MemoryStore, loop: AdvanceableLoop, faults: Faults) -> None:
         self._memory_store = store
@@ -22,10 +20,15 @@ class FaultyStore:
         self._faults = faults
         self._is_killed = False
         self._batch_delay_over: threading.Event | None = None
-        """Event of the batch that is being delayed."""
-        self._timer: LoopTimer | None = None
+        self._timer: DelayedCall | None = None
         self.may_be_slow = False
-        """False while the broker starts or stops: no batch is delayed then."""
+        """False while the broker starts or stops. Then batches are not delayed."""
+        self.recover = store.recover
+        self.read_page = store.read_page
+        self.read_messages = store.read_messages
+        self.content_references = store.content_references
+        self.read_timers = store.read_timers
+        self.close = store.close
 
     # ---- Faults ----
 
@@ -35,11 +38,11 @@ class FaultyStore:
 
     @property
     def is_delaying(self) -> bool:
-        """True while a batch waits for the clock."""
+        """True while the store delays a batch, until the broker's clock has advanced."""
         return self._timer is not None
 
     def end_batch_delay(self) -> None:
-        """Let the delayed batch become durable now."""
+        """End the delay of the current batch, so that it becomes durable now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -47,7 +50,7 @@ class FaultyStore:
             self._batch_delay_over.set()
 
     def kill(self) -> None:
-        """Discard all batches that are not durable, now and later."""
+        """Discard the current batch if it is not durable, and all later batches."""
         self._is_killed = True
         self.end_batch_delay()
 
@@ -68,9 +71,6 @@ class FaultyStore:
     def disk_level_bytes(self) -> dict[str, int]:
         return self._memory_store.disk_level_bytes
 
-    def recover(self) -> Recovered:
-        return self._memory_store.recover()
-
     def apply(self, batch: Batch) -> None:
         if self.is_slow:
             # This runs on the store's thread, see `FaultyWriteTimeEstimate`.
@@ -81,24 +81,10 @@ class FaultyStore:
         if not self._is_killed:
             self._memory_store.apply(batch)
 
-    def read_page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
-        return self._memory_store.read_page(lane, after_sequence, limit, size_max)
-
-    def read_messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
-        return self._memory_store.read_messages(keys, size_max)
-
-    def content_references(self, numbers: Collection[int]) -> dict[int, int]:
-        return self._memory_store.content_references(numbers)
-
-    def read_timers(self, after: bytes, limit: int) -> TimerPage:
-        return self._memory_store.read_timers(after, limit)
-
-    def close(self) -> None:
-        self._memory_store.close()
-
 
 class FaultyWriteTimeEstimate(WriteTimeEstimate):
-    """Estimate by which no write is quick while the disk is slow, so that the event loop writes nothing itself."""
+    """Estimate of write times for a FaultyStore. While the disk is slow, no write counts as quick. So the event loop,
+    which makes quick writes itself, leaves all writes to the store's thread."""
 
     def __init__(self, store: FaultyStore) -> None:
         super().__init__()

@@ -1,9 +1,10 @@
-"""Health of a connection and its consumers, for operators of the program."""
+"""Health of a connection and of its consumers, which a program can show to operators."""
 
 from __future__ import annotations
 
 import msgspec
 
+from truenext.client.core.buffer import Subscription
 from truenext.client.core.client import Client
 from truenext.errors import ClosedError
 
@@ -14,9 +15,10 @@ class ConsumerHealth(msgspec.Struct, frozen=True):
     buffered: int
     """Number of buffered messages."""
     held: int
-    """Number of messages that the program holds, without those that open transactions have acknowledged."""
+    """Number of messages that the program holds. Messages that an open transaction has acknowledged do not count."""
     state: str
-    """`open`, `opening`, `paused`, `suspended` (the program has requested nothing for a while) or `ended`."""
+    """`open`, `opening`, `paused`, `suspended` or `ended`. Suspended: the program has requested no message for a
+    while."""
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -25,17 +27,17 @@ class Health(msgspec.Struct, frozen=True):
     since_s: float
     """Seconds since the connection came up or was lost."""
     reconnects: int
-    """Number of reconnects after a lost connection."""
+    """Number of times that the connection was lost and opened again."""
     silent_s: float
-    """Seconds since the last byte from the broker; 0 without a connection."""
+    """Seconds since the broker has last sent a byte; 0 without a connection."""
     unconfirmed: int
     """Number of sends that are not confirmed."""
     transactions: int
-    """Number of transactions that have not ended."""
+    """Number of transactions that are open, or whose outcome is not known."""
     consumers: list[ConsumerHealth]
     """Consumers that are not closed."""
     error: str
-    """Reason why the connection is closed, unless the program has closed it; otherwise empty."""
+    """Reason why the connection is closed; empty while it is open, or if the program has closed it."""
 
 
 def make_health(client: Client) -> Health:
@@ -54,7 +56,7 @@ def make_health(client: Client) -> Health:
                 each.options.destination,
                 len(each) + each.buffer.withheld_count,
                 len(each.held_by_ack_id),
-                _consumer_state(each.is_closed, each.is_open, each.is_paused, each.is_suspended),
+                _consumer_state(each),
             )
             for each in client.subscriptions.by_id.values()
         ],
@@ -62,11 +64,11 @@ def make_health(client: Client) -> Health:
     )
 
 
-def _consumer_state(is_closed: bool, is_open: bool, is_paused: bool, is_suspended: bool) -> str:
-    if is_closed:
+def _consumer_state(subscription: Subscription) -> str:
+    if subscription.is_closed:
         return "ended"
-    if is_paused:
+    if subscription.is_paused:
         return "paused"
-    if not is_open:
+    if not subscription.is_open:
         return "opening"
-    return "suspended" if is_suspended else "open"
+    return "suspended" if subscription.is_suspended else "open"

@@ -1,6 +1,7 @@
-"""Browser of a queue or a durable subscription, on a connection that does nothing else.
+"""Browser of a queue or a durable subscription. Its connection is used for nothing else.
 
-A browser has no prefetch. So its socket is not read while enough messages are buffered.
+The broker does not limit how many messages it sends to a browser. So the client stops reading the socket while enough
+messages are buffered.
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ from collections import deque
 
 from truenext.client.core import frames
 from truenext.client.core.client import Client
+from truenext.client.core.link import AnswerHandler
 from truenext.client.core.message import Content, make_content
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import ConnectionLost, Refused
 from truenext.wire.stomp.frame import Frame
 
 UNREAD_MESSAGES_MAX = 1000
-"""Buffered messages above which the socket is not read."""
+"""Number of buffered messages above which the client stops reading the socket."""
 
 
-class QueueBrowser:
-    """Browser that shows the program the messages of a queue one by one, and removes none."""
+class QueueBrowser(AnswerHandler):
+    """Browser that hands the messages of a queue to the program one by one, and leaves them in the queue."""
 
     def __init__(self, client: Client, destination: str, selector: str | None) -> None:
         self._client = client
@@ -34,7 +36,10 @@ class QueueBrowser:
         self._signal = Signal()
 
     def next_message(self) -> Flow[Content | None]:
-        """Return the next message; None at the end. Raises: Refused, ConnectionLost"""
+        """Return the next message, or None after the last.
+
+        Raises: Refused if the broker refuses to browse; ConnectionLost if the connection ends before the last message
+        """
         client = self._client
         if not self._is_subscribed:
             self._is_subscribed = True
@@ -62,20 +67,12 @@ class QueueBrowser:
             self._client.is_read_buffer_full = len(self._frames) > UNREAD_MESSAGES_MAX
         self._signal.set()
 
-    # Methods of link.AnswerHandler.
-
-    def on_confirmed(self, frame: Frame) -> None:
-        pass
-
     def on_refused(self, error: Refused) -> None:
         self._error = error
         self._signal.set()
 
-    def on_connection_lost(self) -> None:
-        """Ignore that SUBSCRIBE was not confirmed; `on_ended` is called, too."""
-
     def on_ended(self, error: Exception) -> None:
-        """End with ConnectionLost, unless all messages have arrived."""
+        """Handle the end of the connection. The program gets ConnectionLost if messages are missing."""
         if not self._is_complete:
             self._error = ConnectionLost(f"the connection was lost while messages were shown: {error}")
         self._signal.set()

@@ -1,13 +1,13 @@
-"""Sends outside transactions: numbered, confirmed, repeated after a reconnect, and limited in number and bytes.
+"""Send buffer: numbers sends outside transactions, waits for their confirmations, and repeats sends after a reconnect.
 
     add ──▶ waiting ──write, under a number──▶ in flight ──RECEIPT──▶ confirmed
                ▲                                  │  ├──ERROR──▶ raised to its sender; not repeated
                │                                  │  └──sends after a refused one are refused as a gap ─┐
                └──────── connection lost ─────────┴─────────────────────────────────────────────────────┘
 
-After a reconnect the broker is asked for the highest number that it has (C18.5). Sends up to that were accepted; the
-others are written first, in order, with the next numbers. So no send is lost, doubled or overtaken, nor a number
-left out.
+After a reconnect the broker is asked for the highest number that it has accepted (C18.5). Sends up to this number count
+as confirmed. The others are written first, in order, under the next numbers. So no send is lost, doubled or overtaken,
+and no number is left out. The number and the bytes of unconfirmed sends are limited.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from truenext.client.core.link import Link
+import msgspec
+
+from truenext.client.core.link import AnswerHandler, Link
 from truenext.client.core.send_options import ttl_line
 from truenext.client.core.transaction_state import ProducerNumbers
 from truenext.client.core.waiting import DelayedCalls, Signal
@@ -23,60 +25,46 @@ from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused
 from truenext.wire.stomp.frame import Frame
 
 UNCONFIRMED_MESSAGES_MAX = 10_000
-"""Sends that may be unconfirmed at once."""
+"""Largest number of unconfirmed sends."""
 UNCONFIRMED_BYTES_MAX = 8 * 1024 * 1024
-"""Bytes of unconfirmed sends at which further senders wait."""
+"""Bytes of unconfirmed sends from which on further senders wait."""
 RECEIPT_INTERVAL_BYTES = 64 * 1024
-"""Bytes after which a receipt is requested, at the latest."""
+"""Bytes written without a receipt request after which the next send requests a receipt."""
 FLUSH_BYTES = 64 * 1024
-"""Waiting bytes that are written at once, so that the broker works while the program makes more."""
+"""Bytes of waiting sends from which on they are written at once. Then the broker works while the program makes more."""
 NO_SPACE_RETRY_S = 0.25
-"""Seconds until a request that a full disk has refused is repeated."""
+"""Seconds until a send is repeated that the broker has refused for lack of space."""
 HEAD_BYTES_ESTIMATE = 200
-"""Bytes that are counted for the head of a message."""
+"""Bytes that are counted for the head of each message."""
 
 
-class PendingSend:
-    """Message sent outside a transaction, from the call until its outcome is known."""
+class PendingSend(AnswerHandler, msgspec.Struct, eq=False):
+    """Message sent outside a transaction. It exists from the call until its outcome is known."""
 
-    __slots__ = (
-        *(
-            "batch",
-            "body",
-            "error",
-            "expires_at",
-            "frame_number",
-            "head",
-            "is_abandoned",
-            "is_done",
-            "producer_number",
-            "send_buffer",
-        ),
-        *("requests_receipt", "producer_lines", "completed", "size"),
-    )
+    head: bytes
+    """Beginning of the frame, without the headers for number, receipt and time to live."""
+    body: bytes
+    expires_at: float | None
+    """Time at which the message expires, by the core's clock; None means never."""
+    producer_lines: str = ""
+    """Header lines with producer and number of the program's own; empty if the client numbers the send."""
+    size: int = 0
+    producer_number: int = 0
+    frame_number: int = 0
+    """Number of the SEND on its link; 0 while the send waits to be written."""
+    requests_receipt: bool = False
+    """The frame requests a receipt. The receipt also confirms all frames before this one."""
+    is_done: bool = False
+    error: Exception | None = None
+    is_abandoned: bool = False
+    """The caller has stopped waiting for this send, so it is not repeated."""
+    completed: Signal | None = None
+    """Signal that is set when the outcome is known. None if no caller waits."""
+    send_buffer: SendBuffer | None = None
+    batch: SendBatch | None = None
 
-    def __init__(self, head: bytes, body: bytes, expires_at: float | None, producer_lines: str = "") -> None:
-        """`head` is the frame from its command on, without the headers for number, receipt and time to live;
-        `producer_lines` are the header lines of the caller's own producer."""
-        self.head = head
-        self.producer_lines = producer_lines
-        self.body = body
-        self.size = len(body) + HEAD_BYTES_ESTIMATE
-        self.expires_at = expires_at
-        """Time at which the message expires, by the core's clock; None is never."""
-        self.producer_number = 0
-        self.frame_number = 0
-        """Number of the SEND on its link; 0 while the send waits to be written."""
-        self.requests_receipt = False
-        """The frame requests a receipt, which confirms all frames before it, too."""
-        self.is_done = False
-        self.error: Exception | None = None
-        self.is_abandoned = False
-        """The caller was told that the send was not confirmed in time: it is not repeated."""
-        self.completed: Signal | None = None
-        """Set when the send is done; made only if a caller waits."""
-        self.send_buffer: SendBuffer | None = None
-        self.batch: SendBatch | None = None
+    def __post_init__(self) -> None:
+        self.size = len(self.body) + HEAD_BYTES_ESTIMATE
 
     def complete(self, error: Exception | None) -> None:
         self.is_done = True
@@ -85,8 +73,6 @@ class PendingSend:
             self.batch.on_settled(error)
         if self.completed is not None:
             self.completed.set()
-
-    # Methods of link.AnswerHandler.
 
     def on_confirmed(self, frame: Frame) -> None:
         assert self.send_buffer is not None, "it is under way"
@@ -101,18 +87,16 @@ class PendingSend:
         self.send_buffer.on_send_lost(self)
 
 
-class SendBatch:
-    """Sends of one `send_many`, or by `send_nowait`, whose caller waits until all are settled."""
+class SendBatch(msgspec.Struct, eq=False):
+    """Sends of one `send_many`, or all `send_nowait` of a connection. A caller may wait until all of them are
+    settled."""
 
-    __slots__ = ("confirmed_count", "error", "unsettled_count", "waiters")
-
-    def __init__(self) -> None:
-        self.unsettled_count = 0
-        self.confirmed_count = 0
-        """Number of confirmed sends: the first of the batch, unless one of those was refused."""
-        self.error: Exception | None = None
-        """First error of a send that was not raised to a caller."""
-        self.waiters: list[BatchWaiter] = []
+    unsettled_count: int = 0
+    confirmed_count: int = 0
+    """Number of confirmed sends."""
+    error: Exception | None = None
+    """First error of a send of the batch that no caller has got yet."""
+    waiters: list[BatchWaiter] = []
 
     def add(self, send: PendingSend) -> None:
         send.batch = self
@@ -132,14 +116,11 @@ class SendBatch:
             self.error = None
 
 
-class BatchWaiter:
-    """Signal and first error for a caller that waits until all sends of a batch are settled."""
+class BatchWaiter(msgspec.Struct, eq=False):
+    """Signal for a caller that waits until all sends of a batch are settled, and the batch's first error."""
 
-    __slots__ = ("completed", "error")
-
-    def __init__(self) -> None:
-        self.completed = Signal()
-        self.error: Exception | None = None
+    completed: Signal = msgspec.field(default_factory=Signal)
+    error: Exception | None = None
 
 
 class SendBuffer:
@@ -152,75 +133,76 @@ class SendBuffer:
         pump_soon: Callable[[], None],
         on_no_space: Callable[[Refused], None],
     ) -> None:
-        """`name` is the producer's; `pump_soon` makes `pump` run soon and its output be written; `on_no_space` is
-        called each time that the broker refuses sends for lack of space."""
+        """Make a buffer whose producer has this `name`. `pump_soon` must soon call `pump` and write its output.
+        `on_no_space` is called whenever the broker refuses a send for lack of space."""
         self.producer = ProducerNumbers(name)
         self._pump_soon = pump_soon
         self._on_no_space = on_no_space
         self._delayed_calls = delayed_calls
         self._clock = clock
         self._link: Link | None = None
-        """Link to which sends are written; None until the broker has said which numbers it has."""
+        """Link to which sends are written. None without a connection, and until the broker has told the highest number
+        that it has accepted."""
         self._to_write: deque[PendingSend] = deque()
         self._in_flight_count = 0
         self._interrupted: list[PendingSend] = []
-        """Sends that were in flight when the connection was lost, in order."""
+        """Sends that were in flight when the connection was lost, in order of their writing."""
         self._to_resend: list[PendingSend] | None = None
-        """Refused sends, kept to be sent again when all sends written after the first of them are answered."""
+        """Refused sends that will be written again, once all sends in flight are answered. None if no send was
+        refused."""
         self._no_space_error: Refused | None = None
-        """Refusal for lack of space, until the broker confirms a repeated send."""
+        """Last refusal for lack of space. None once the broker has confirmed a send since."""
         self._is_backing_off = False
-        """Sends that were refused for lack of space wait before they are repeated."""
-        self._message_count = 0
+        """Nothing is written for `NO_SPACE_RETRY_S`, because the broker has refused a send for lack of space."""
+        self.unconfirmed_count = 0
         self._byte_count = 0
         self._capacity_waiters: list[Signal] = []
-        """Signals of senders that wait for space in this buffer."""
         self._empty_waiters: list[Signal] = []
         self._bytes_since_receipt = 0
-        """Bytes written since a receipt was requested."""
         self._bytes_since_write = 0
-        """Bytes added since the last write."""
         self.uses_producer_numbers = True
-        """The broker knows producers."""
+        """The broker accepts numbers of producers, as truenext does."""
 
     # ---- Adding and giving up ----
 
     @property
     def has_capacity(self) -> bool:
-        return self._message_count < UNCONFIRMED_MESSAGES_MAX and (
-            self._byte_count < UNCONFIRMED_BYTES_MAX or not self._message_count
+        return self.unconfirmed_count < UNCONFIRMED_MESSAGES_MAX and (
+            self._byte_count < UNCONFIRMED_BYTES_MAX or not self.unconfirmed_count
         )
 
     def capacity_signal(self) -> Signal:
-        """Return a signal that is set when there may be space again."""
+        """Return a signal that is set when the buffer may have space again."""
         signal = Signal()
         self._capacity_waiters.append(signal)
         return signal
 
     def empty_signal(self) -> Signal:
-        """Return a signal that is set when no send is unconfirmed."""
+        """Return a signal that is set when all sends are confirmed or have failed."""
         signal = Signal()
         self._empty_waiters.append(signal)
         return signal
 
     def add(self, send: PendingSend) -> None:
         send.send_buffer = self
-        self._message_count += 1
+        self.unconfirmed_count += 1
         self._byte_count += send.size
         self._bytes_since_write += send.size
         self._to_write.append(send)
 
     @property
     def is_flush_due(self) -> bool:
-        """Enough bytes wait to be written at once."""
+        """Whether the bytes that wait are enough for a write at once."""
         return self._bytes_since_write >= FLUSH_BYTES
 
     def abandon(self, send: PendingSend) -> Refused | None:
-        """Give up a send for which its caller no longer waits: it is not repeated.
+        """Give up a send, because its caller has stopped waiting. The send is not repeated.
 
-        Returns why the broker has not accepted it; None if it may have.
+        Return the refusal because of which the broker has not accepted the send. None if the broker may have accepted
+        it.
         """
-        reason = self._not_accepted_reason(send)
+        # A send that waits although there is a connection was never written, or was refused.
+        reason = None if send.frame_number or send.is_done else self.no_space_error
         if not send.is_done:
             send.is_abandoned = True
             if not send.frame_number:
@@ -228,9 +210,9 @@ class SendBuffer:
         return reason
 
     def abandon_batch(self, batch: SendBatch) -> Refused | None:
-        """Give up the sends of a batch that are not settled.
+        """Give up all sends of a batch that are not settled.
 
-        Returns why the broker has accepted none of them; None if it may have accepted one.
+        Return a refusal if the broker has accepted none of these sends. None if it may have accepted one.
         """
         link = self._link
         in_flight = [] if link is None else [each for each in link.unanswered.values() if isinstance(each, PendingSend)]
@@ -242,25 +224,16 @@ class SendBuffer:
                 reasons.append(self.abandon(send))
         return reasons[0] if reasons and all(reasons) else None
 
-    def _not_accepted_reason(self, send: PendingSend) -> Refused | None:
-        """Return why the broker has not accepted a send that waits for disk space; None if it may have accepted it."""
-        # A send that waits although there is a connection was never written, or was refused.
-        return None if send.frame_number or send.is_done else self.no_space_error
-
     @property
     def no_space_error(self) -> Refused | None:
-        """Refusal for lack of space by the current broker, which has confirmed no repeated send since."""
+        """Last refusal for lack of space by the current broker. None once the broker has confirmed a send since."""
         return None if self._link is None else self._no_space_error
-
-    @property
-    def unconfirmed_count(self) -> int:
-        """Number of sends that are not confirmed."""
-        return self._message_count
 
     # ---- Writing ----
 
     def start_on_link(self, link: Link, highest: int) -> None:
-        """Start sending on a new connection, whose broker has accepted this producer's sends up to number `highest`."""
+        """Start sending on a new connection. `highest` is the highest number that the broker has accepted from this
+        producer. Interrupted sends up to this number are confirmed; the others are written again."""
         interrupted, self._interrupted = self._interrupted, []
         for send in interrupted:
             if 0 < send.producer_number <= highest and not send.is_done:
@@ -272,13 +245,13 @@ class SendBuffer:
         self.pump()
 
     def on_link_ended(self) -> None:
-        """Stop sending; `on_send_lost` was called for each send in flight."""
+        """Stop sending until the next connection. `on_send_lost` has been called for each send in flight."""
         self._link = None
         self._to_resend = None
         self._in_flight_count = self._bytes_since_receipt = 0
 
     def pump(self) -> None:
-        """Write waiting sends."""
+        """Write the waiting sends, if the link is there and no refusal holds them back."""
         self._bytes_since_write = 0
         link = self._link
         if link is None or self._is_backing_off or self._to_resend is not None:
@@ -290,18 +263,16 @@ class SendBuffer:
             if send.is_done:
                 # The send was abandoned.
                 continue
-            if not self.uses_producer_numbers and (send.producer_lines or send.expires_at is not None):
-                self._complete(
-                    send, _unsupported_error(link, "a ttl" if not send.producer_lines else "a producer of your own")
-                )
-                continue
-            ttl = ""
-            if send.expires_at is not None:
-                try:
+            try:
+                if send.producer_lines:
+                    link.require_truenext("a producer of your own")
+                ttl = ""
+                if send.expires_at is not None:
+                    link.require_truenext("a ttl")
                     ttl = ttl_line(send.expires_at - self._clock())
-                except TimeoutError as error:
-                    self._complete(send, error)
-                    continue
+            except (LocalProtocolError, TimeoutError) as error:
+                self._complete(send, error)
+                continue
             self._bytes_since_receipt += send.size
             receipt = ""
             send.requests_receipt = not waiting or self._bytes_since_receipt >= RECEIPT_INTERVAL_BYTES
@@ -320,12 +291,11 @@ class SendBuffer:
             self._request_receipt(link)
 
     def _request_receipt(self, link: Link) -> None:
-        """Request a receipt for all sends written so far."""
         self._bytes_since_receipt = 0
         link.request_receipt(_ReceiptRequestHandler(self, link))
 
     def on_receipt_refused(self, link: Link) -> None:
-        """Request the receipt again later: the broker had no space even for an empty transaction."""
+        """Request the receipt again later. The broker had no space even for the empty transaction that requests it."""
 
         def request_again() -> None:
             if self._link is link and self._in_flight_count:
@@ -371,7 +341,7 @@ class SendBuffer:
             self._pump_soon()
 
     def _requeue_refused(self, to_resend: list[PendingSend]) -> None:
-        """Write sends again, now that all sends after the refused one are answered."""
+        """Queue refused sends for writing again, now that no send is in flight."""
         self._to_resend = None
         for send in to_resend:
             send.frame_number = 0
@@ -401,61 +371,44 @@ class SendBuffer:
             self._interrupted.append(send)
 
     def fail_all(self, error: Exception) -> None:
-        """Fail all sends: none is written any more."""
+        """Fail all waiting and interrupted sends with `error`."""
         for send in (*self._interrupted, *self._to_write):
             if not send.is_done:
                 self._complete(send, error)
         self._interrupted.clear()
         self._to_write.clear()
-        for signal in self._capacity_waiters:
-            signal.set()
+        _set_all(self._capacity_waiters)
 
     def fail_interrupted(self, error: Exception) -> None:
-        """Fail sends that were in flight when the connection was lost: the new broker is another one."""
+        """Fail the sends that were in flight when the connection was lost, because the next broker is another one."""
         for send in self._interrupted:
             if not send.is_done:
                 self._complete(send, error)
         self._interrupted.clear()
 
     def _complete(self, send: PendingSend, error: Exception | None) -> None:
-        self._message_count -= 1
+        self.unconfirmed_count -= 1
         self._byte_count -= send.size
         send.complete(error)
-        if not self._message_count and self._empty_waiters:
-            waiters, self._empty_waiters = self._empty_waiters, []
-            for signal in waiters:
-                signal.set()
+        if not self.unconfirmed_count and self._empty_waiters:
+            _set_all(self._empty_waiters)
         if self._capacity_waiters and self.has_capacity:
-            capacity_waiters, self._capacity_waiters = self._capacity_waiters, []
-            for signal in capacity_waiters:
-                signal.set()
+            _set_all(self._capacity_waiters)
 
 
-class _ReceiptRequestHandler:
-    """Answer handler of a request for a receipt of all sends written so far."""
-
-    __slots__ = ("_link", "_send_buffer")
-
-    def __init__(self, send_buffer: SendBuffer, link: Link) -> None:
-        self._send_buffer = send_buffer
-        self._link = link
-
-    def on_confirmed(self, frame: Frame) -> None:
-        pass
+class _ReceiptRequestHandler(AnswerHandler, msgspec.Struct, eq=False):
+    _send_buffer: SendBuffer
+    _link: Link
 
     def on_refused(self, error: Refused) -> None:
         self._send_buffer.on_receipt_refused(self._link)
 
-    def on_connection_lost(self) -> None:
-        pass
 
-
-def _unsupported_error(link: Link, feature: str) -> LocalProtocolError | None:
-    try:
-        link.require_truenext(feature)
-    except LocalProtocolError as error:
-        return error
-    return None
+def _set_all(signals: list[Signal]) -> None:
+    waiting = signals[:]
+    signals.clear()
+    for signal in waiting:
+        signal.set()
 
 
 _MAY_HAVE_ARRIVED = "the connection was lost before the message was confirmed; it may have arrived"

@@ -1,27 +1,17 @@
-"""Helpers that tasks need and threads do not: objects to await, or to use in an `async with`, and `async for`."""
+"""Helpers for tasks that the client for threads does not need: objects for `await`, `async with` and `async for`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable, Iterator
-from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar, cast
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Generic, Self, TypeVar, cast
 
 T = TypeVar("T")
-
-
-class _AsyncClosable(Protocol):
-    async def close(self) -> None: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-R = TypeVar("R", bound=_AsyncClosable)
+R = TypeVar("R", bound=AbstractAsyncContextManager[Any])
 
 
 class AwaitableContext(Generic[R]):
-    """Object that is awaited, or used in an `async with`, which closes it."""
+    """Object for `await` or `async with`. The end of the `async with` closes what was opened."""
 
     def __init__(self, make: Callable[[], Awaitable[R]]) -> None:
         self._open_resource = make
@@ -34,11 +24,9 @@ class AwaitableContext(Generic[R]):
         self._resource = await self._open_resource()
         return self._resource
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         assert self._resource is not None, "it was entered"
-        await self._resource.__aexit__(kind, error, trace)
+        await self._resource.__aexit__(*error)
 
 
 def each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterable[T]:
@@ -46,7 +34,8 @@ def each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterable[T]:
 
 
 class _AsyncIterator(Generic[T]):
-    """Iterator that is not an async generator, which the event loop would have to close after an error."""
+    """Asynchronous iterator over ordinary items. An async generator would have to be closed by the event loop after an
+    error."""
 
     def __init__(self, iterator: Iterator[T]) -> None:
         self._iterator = iterator

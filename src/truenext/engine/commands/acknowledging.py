@@ -1,4 +1,5 @@
-"""ACK, NACK and started: settling messages that a consumer holds. Source: docs/contract.md."""
+"""ACK, NACK and started: settles messages that a consumer holds, and notes started dispatches. Source:
+docs/contract.md."""
 
 from __future__ import annotations
 
@@ -31,7 +32,11 @@ class Acknowledging:
         self._limits = limits
 
     def acknowledge(self, session: ConnectionState, ack: Ack) -> None:
-        """Raises: RemoteProtocolError if the consumer does not hold the message, or the transaction is not open."""
+        """Acknowledge the messages that an ACK covers, at once or in a transaction.
+
+        Raises: RemoteProtocolError if the consumer does not hold the message, or the transaction is not open, is
+        rollback-only or reaches a limit.
+        """
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
         started = ack.started
         if started is not None:
@@ -115,7 +120,11 @@ class Acknowledging:
                 consumer.last_ack_number = self._clients.express_ack_count
 
     def nack(self, session: ConnectionState, nack: Nack) -> None:
-        """Raises: RemoteProtocolError if the consumer does not hold the message, or the transaction is not open."""
+        """Requeue or dead-letter the messages that a NACK covers, at once or with the COMMIT of a transaction.
+
+        Raises: RemoteProtocolError if the consumer does not hold the message, or the transaction is not open, is
+        rollback-only or reaches a limit.
+        """
         if nack.transaction is not None:
             transaction = session.transaction(nack.transaction)
             if transaction.acknowledges(nack.sequence, nack.dispatch):
@@ -138,7 +147,7 @@ class Acknowledging:
         session.last_batch = max(session.last_batch, self._commit_state.latest_batch)
 
     def _add_cause(self, session: ConnectionState, transaction: BrokerTransaction, nack: Nack) -> None:
-        """Count the cause of a NACK for a message that the transaction had acknowledged."""
+        """Count the bytes of the cause of a NACK for a message that the transaction had acknowledged."""
         if nack.cause:
             size = len(nack.cause)
             session.transactions.check_limits(self._limits, count=0, size=size)
@@ -146,8 +155,10 @@ class Acknowledging:
             self._memory.transaction_bytes += size
 
     def _extend_transaction(self, session: ConnectionState, name: str, count: int, size: int = 0) -> BrokerTransaction:
-        """Count `count` more messages and `size` more bytes of causes in the open transaction, and return it.
-        Raises: RemoteProtocolError if it is not open or rollback-only, or if a limit is exceeded."""
+        """Return an open transaction, after counting `count` more messages and `size` more bytes of causes in it.
+
+        Raises: RemoteProtocolError if the transaction is not open or is rollback-only, or if a limit would be passed.
+        """
         transaction = session.transaction(name)
         open_transactions = session.transactions
         open_transactions.check_limits(self._limits, count=count, size=size)
@@ -162,7 +173,10 @@ class Acknowledging:
             self._commit_state.touched_queues.update((entry.lane.queue, None) for entry in consumer.held.values())
 
     def mark_started(self, session: ConnectionState, started: Started) -> None:
-        """Raises: RemoteProtocolError if the dispatch is not held, or CONNECT had no `truenext-client`."""
+        """Mark a dispatch as started, as the client reports.
+
+        Raises: RemoteProtocolError if the consumer does not hold the message, or the client is no truenext client.
+        """
         if not session.is_truenext_client:
             raise RemoteProtocolError("started is for connections with truenext-client on CONNECT", Code.NOT_SUPPORTED)
         consumer = session.consumer_of(started.subscription, started.sequence, started.dispatch)
@@ -173,7 +187,8 @@ class Acknowledging:
     def _move_to_transaction(
         self, session: ConnectionState, consumer: BrokerConsumer, covered: list[int]
     ) -> list[Entry]:
-        """Move messages from their consumer to a transaction; they count as started."""
+        """Take messages from their consumer for a transaction. The history records them as started, if the client is a
+        truenext client."""
         entries = [consumer.held.pop(sequence) for sequence in covered]
         if session.is_truenext_client:
             for entry in entries:
@@ -200,11 +215,12 @@ class Acknowledging:
             self._settlement.acknowledge(consumer.held.pop(sequence))
 
     def hold_partially_sent(self, consumer: BrokerConsumer) -> Entry:
-        """Take from a consumer its first message, which is partially sent, until `resolve_partially_sent`."""
+        """Take the first message from its consumer, because it is partially sent. The caller keeps it until
+        `resolve_partially_sent`."""
         return consumer.held.pop(next(iter(consumer.held)))
 
     def resolve_partially_sent(self, entry: Entry, *, is_sent: bool) -> None:
-        """Acknowledge the message if the socket has taken all of it; else release it."""
+        """Acknowledge a partially sent message if the socket has taken all of it; else release the message."""
         if is_sent and self._queues.exists(entry.lane.queue):
             self._settlement.acknowledge(entry)
         else:

@@ -1,4 +1,5 @@
-"""Commands of the engine: what clients send, by its name, and the parts that execute it and all else of the shell."""
+"""Commands of the engine: a method for each command of a client, and the parts that execute commands of clients and of
+the broker."""
 
 from __future__ import annotations
 

@@ -1,52 +1,57 @@
 """Dispatch from queues that have wildcard consumers.
 
-These queues are served together: of all messages that are next for a consumer, in whichever queue, the one with the
-smallest key goes first. So a wildcard consumer gets its true next, and other consumers get that of their queue, as
-always. A turn costs touched queues and dispatched messages, times the wildcard consumers of these queues; an idle
-queue costs nothing. Source: contract, "Wildcards"
+These queues are served together. Each consumer's next message is found, and of all these messages the one with the
+smallest key is dispatched first. So a wildcard consumer gets the true next of all its queues, and any other consumer
+gets the true next of its queue. The work of a turn grows with the number of touched queues and dispatched messages,
+times the number of wildcard consumers of these queues. Queues without changes cost nothing. Source: docs/contract.md,
+"Wildcards"
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from heapq import heappop, heappush
+from collections.abc import Hashable, Iterable
+from heapq import heappop, heappush, heapreplace
 from itertools import repeat
 
 from truenext.engine.dispatch.heads import DELAYED
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher
 from truenext.engine.dispatch.selective import (
+    ConsumerClass,
     GroupedQueueDispatch,
     QueueDispatch,
+    RankedConsumer,
+    express_receivers,
     remove_from_lane,
     service_preference,
 )
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.selecting.selections import Selections
-from truenext.engine.state.clients import NO_RECEIVERS, ClientRegistry
+from truenext.engine.state.clients import NO_RECEIVERS, ClientRegistry, QueueReceivers
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.state.wildcard import NO_HEAD, Wildcard
 from truenext.engine.writing.commit_state import CommitState
+from truenext.model.order import RANKS
 
 READ_AHEAD = 8
-"""Lanes read at the same time for one wildcard consumer that waits for a read."""
+"""Maximum number of lanes of which pages are read at the same time for one wildcard consumer."""
 
 _NO_LANE: Lane | None = None
-"""None for a type checker that must not take it for the only value: the next call may set a lane."""
+"""None, typed so that a type checker does not conclude that `awaited_lane` stays None: the next call may set a lane."""
 
 
 class WildcardDispatch:
-    """Dispatch of one turn, in all queues that have wildcard consumers."""
+    """Dispatch of one turn from all queues that have wildcard consumers."""
 
     __slots__ = (
         "_awaited_lanes",
         "_awaiting_page",
+        "_classes_by_queue",
         "_commit_state",
         "_deliveries",
         "_dispatched_by_queue",
         "_dispatcher",
         "_events",
-        "_first_by_consumer",
         "_first_by_source",
         "_first_uncommitted_cache",
         "_offers",
@@ -74,37 +79,41 @@ class WildcardDispatch:
         self._dispatcher = dispatcher
         self._deliveries = deliveries
         self._awaiting_page: set[BrokerConsumer] = set()
-        """Wildcard consumers whose true next is unknown until something is read or compared."""
+        """Wildcard consumers whose true next is unknown until a message is read or compared."""
         self._queue_dispatches: dict[Queue, QueueDispatch] = {}
         self._searched_last: dict[QueueDispatch, None] = {}
-        """Searches since the last dispatch."""
-        self._first_by_consumer: dict[Queue, dict[BrokerConsumer, Entry]] = {}
-        """First ready message for each consumer of that queue alone that has credit."""
+        """Searched queues since the last dispatch."""
+        self._classes_by_queue: dict[Queue, list[ConsumerClass]] = {}
+        """By queue: classes of the consumers that have credit. Wildcard consumers are left out."""
         self._first_by_source: dict[Queue | Wildcard, Entry | None] = {}
-        """First message of `_first_by_consumer` in each queue, and the true next of each wildcard consumer."""
+        """First message that is offered to the classes of each queue, and true next of each wildcard consumer."""
         self._offers: list[tuple[int, int, int, Queue | Wildcard]] = []
-        """Heap of `_first_by_source`: rank, sequence, a number that makes items distinct, source. Some are outdated."""
+        """Messages of `_first_by_source`, as a heap. An item is rank, sequence, a number that makes items distinct, and
+        the queue or wildcard consumer. Items may be outdated."""
         self._first_uncommitted_cache: dict[tuple[Wildcard, int], int] = {}
-        """First sequence of a rank that is being committed and that a wildcard consumer could take."""
+        """Results of `_first_uncommitted`, by wildcard consumer and rank."""
         self._awaited_lanes: dict[Lane, None] = {}
         self._dispatched_by_queue: dict[Queue, tuple[list[Entry], list[int]]] = {}
 
     def update(self, queues: Iterable[Queue]) -> None:
-        """Find, without dispatch, the next messages of wildcard consumers in these queues, which have no others."""
+        """Find the next messages of wildcard consumers in these queues, and dispatch nothing. The queues have no other
+        consumers."""
         for queue in queues:
             self._update_heads(queue)
         self._touch_again()
 
     def run(self, queues: Iterable[Queue], wildcards: Iterable[Wildcard]) -> Iterable[Lane]:
-        """Dispatch true nexts until no consumer has credit, no message is ready, or the turn has no budget left, after
-        changes in these queues, and for wildcard consumers that may have credit again. All other queues must be
-        unchanged since they were searched. Returns the lanes that consumers wait for until they are read, or that were
-        reached."""
+        """Dispatch true nexts until no consumer has credit, no message is ready, or the budget is spent.
+
+        `queues` are the queues that have changed, `wildcards` the consumers that may have credit again. All other
+        queues must be unchanged since their last search. Returns the lanes that were reached; the next pages of these
+        lanes may have to be read.
+        """
         wildcards = dict.fromkeys(wildcards)
         for queue in queues:
             receivers = self._receivers.get(queue, NO_RECEIVERS)
             wildcards.update(dict.fromkeys(receivers.wildcards))
-            if any(consumer.has_express for consumer in receivers.consumers):
+            if receivers.express:
                 self._wildcards.express_queues[queue] = None
         for wildcard in wildcards:
             wildcard.adjust_window(self._commit_state.now_ms)
@@ -129,7 +138,7 @@ class WildcardDispatch:
         return self._queue_dispatches
 
     def _touch_again(self) -> None:
-        """Touch what the next turn goes on with."""
+        """Touch the queues in which the next turn must go on."""
         for queue, queue_dispatch in self._queue_dispatches.items():
             if queue_dispatch.is_cut:
                 self._commit_state.touched_queues[queue] = None
@@ -149,11 +158,12 @@ class WildcardDispatch:
             if entry is None or entry.sequence != sequence or entry.lane.rank != rank:
                 continue
             queue = entry.lane.queue
-            receivers = [
+            classes = [
                 one
-                for one, first in self._first_by_consumer.get(queue, {}).items()
-                if first is entry and one.has_credit()
+                for one in self._classes_by_queue.get(queue, ())
+                if one.offered_entry is entry and one.has_receiver(rank)
             ]
+            receivers: list[BrokerConsumer] = [one.receivers[0][4] for one in classes]
             receivers += [
                 one
                 for one in self._receivers.get(queue, NO_RECEIVERS).wildcards
@@ -162,12 +172,16 @@ class WildcardDispatch:
             if receivers:
                 receiver = min(receivers, key=lambda one: service_preference(one, one.number))
                 remove_from_lane(entry)
-                self._dispatch_entry(entry, receiver)
+                self._assign_entry(entry, receiver)
+                for consumer_class in classes:
+                    if consumer_class.receivers[0][4] is receiver:
+                        heapreplace(consumer_class.receivers, _ranked(receiver))
+                self._query_again(queue, entry)
             else:
                 # Subscriptions of one connection share its unsent bytes.
                 self._query_source_again(queue, source)
 
-    def _dispatch_entry(self, entry: Entry, receiver: BrokerConsumer) -> None:
+    def _assign_entry(self, entry: Entry, receiver: BrokerConsumer) -> None:
         queue = entry.lane.queue
         if queue.observer is None or self._scans.find_scan(receiver, queue) is None:
             self._awaited_lanes[entry.lane] = None
@@ -178,8 +192,12 @@ class WildcardDispatch:
         if entry.group:
             # Its uncommitted messages may be another consumer's now.
             self._first_uncommitted_cache.clear()
+
+    def _query_again(self, queue: Queue, dispatched: Entry | None = None) -> None:
+        """Find the next messages of a queue after a dispatch. `dispatched` is None if more than one message was
+        dispatched."""
         self._update_heads(queue)
-        self._query_queue(queue)
+        self._query_queue(queue, dispatched)
         for wildcard in self._receivers.get(queue, NO_RECEIVERS).wildcards:
             self._query_wildcard(wildcard)
 
@@ -190,17 +208,36 @@ class WildcardDispatch:
             self._first_by_source[source] = None
 
     def _dispatch_express(self) -> None:
-        for queue in list(self._wildcards.express_queues):
+        express_queues = self._wildcards.express_queues
+        for queue in list(express_queues):
             receivers = self._receivers.get(queue, NO_RECEIVERS)
-            if not any(consumer.has_express for consumer in receivers.consumers):
-                del self._wildcards.express_queues[queue]
+            if not receivers.express:
+                del express_queues[queue]
             elif not queue.is_paused:
-                consumers = receivers.all() if receivers.exclusive is None else [receivers.exclusive]
-                queue_dispatch = self._queue_dispatch(queue)
-                queue_dispatch.awaited_lane = _NO_LANE
-                queue_dispatch.dispatch_express(consumers, self._dispatch_entry)
-                if queue_dispatch.awaited_lane is not None:
-                    self._awaited_lanes[queue_dispatch.awaited_lane] = None
+                self._dispatch_express_in(queue, receivers)
+                if self._dispatcher.budget <= 0:
+                    # The others are first in the next turn.
+                    del express_queues[queue]
+                    express_queues[queue] = None
+                    return
+
+    def _dispatch_express_in(self, queue: Queue, receivers: QueueReceivers) -> None:
+        if not express_receivers(queue, receivers.express if receivers.exclusive is None else [receivers.exclusive]):
+            return
+        queue_dispatch = self._queue_dispatch(queue)
+        queue_dispatch.awaited_lane = _NO_LANE
+        before = self._dispatched_count(queue)
+        queue_dispatch.dispatch_express(receivers, self._assign_entry, self._dispatcher.budget)
+        if queue_dispatch.awaited_lane is not None:
+            self._awaited_lanes[queue_dispatch.awaited_lane] = None
+        count = self._dispatched_count(queue) - before
+        if count:
+            self._dispatcher.budget -= count
+            self._query_again(queue)
+
+    def _dispatched_count(self, queue: Queue) -> int:
+        dispatched = self._dispatched_by_queue.get(queue)
+        return 0 if dispatched is None else len(dispatched[0])
 
     # ---- Search ----
 
@@ -210,36 +247,66 @@ class WildcardDispatch:
             self._searched_last[queue_dispatch] = None
         if queue_dispatch is None or isinstance(queue_dispatch, GroupedQueueDispatch) is not queue.has_groups:
             queue_dispatch = self._queue_dispatches[queue] = self._dispatcher.new_queue_dispatch(queue)
+            # A queue that has groups since compares anew.
+            self._classes_by_queue.pop(queue, None)
             self._searched_last[queue_dispatch] = None
         return queue_dispatch
 
-    def _query_queue(self, queue: Queue) -> None:
-        """Find the first ready messages for consumers of this queue alone."""
+    def _query_queue(self, queue: Queue, dispatched: Entry | None = None) -> None:
+        """Find the first ready message of each class of the queue. Wildcard consumers are not in these classes.
+
+        `dispatched` is the only message that has left the queue since the last search, None if more has changed. If it
+        is given, and the queue has no groups, only the classes to which it was offered are searched again.
+        """
         self._first_by_source[queue] = None
-        firsts = self._first_by_consumer[queue] = {}
         receivers = self._receivers.get(queue, NO_RECEIVERS)
         if queue.is_paused or not receivers.consumers:
             return
         queue_dispatch = self._queue_dispatch(queue)
         queue_dispatch.awaited_lane = _NO_LANE
-        for consumer in receivers.consumers:
-            if consumer.has_credit() and receivers.exclusive in (None, consumer):
-                head = queue_dispatch.head_for(consumer)
-                if isinstance(head, Entry):
-                    firsts[consumer] = head
+        classes = self._classes_by_queue.get(queue)
+        if classes is None:
+            classes = self._classes_by_queue[queue] = self._consumer_classes(queue, receivers)
+            dispatched = None
+        best = None
+        for consumer_class in classes:
+            entry = consumer_class.offered_entry
+            # In a queue with groups any dispatch may change what others can get.
+            if dispatched is None or entry is dispatched or queue.has_groups:
+                has_receiver = consumer_class.has_receiver(RANKS[0])
+                head = queue_dispatch.head_for(consumer_class.receivers[0][4]) if has_receiver else None
+                consumer_class.offered_entry = entry = head if isinstance(head, Entry) else None
+            if entry is not None and (
+                best is None or (entry.lane.rank, entry.sequence) < (best.lane.rank, best.sequence)
+            ):
+                best = entry
         if queue_dispatch.awaited_lane is not None:
             self._awaited_lanes[queue_dispatch.awaited_lane] = None
-        if firsts:
-            best = min(firsts.values(), key=lambda entry: (entry.lane.rank, entry.sequence))
+        if best is not None:
             self._first_by_source[queue] = best
             heappush(self._offers, (best.lane.rank, best.sequence, queue.number, queue))
 
+    def _consumer_classes(self, queue: Queue, receivers: QueueReceivers) -> list[ConsumerClass]:
+        """Return the consumers of a queue that have credit and are no wildcard consumers, in classes. All consumers of
+        a class have the same next message."""
+        classes: dict[Hashable, ConsumerClass] = {}
+        for consumer in receivers.consumers:
+            if consumer.has_credit() and receivers.exclusive in (None, consumer):
+                scan = self._scans.find_scan(consumer, queue)
+                key = consumer if queue.has_groups else scan
+                consumer_class = classes.get(key)
+                if consumer_class is None:
+                    consumer_class = classes[key] = ConsumerClass(len(classes), scan, None)
+                heappush(consumer_class.receivers, _ranked(consumer))
+        return list(classes.values())
+
     def queried_wildcards(self) -> list[Wildcard]:
-        """Return the wildcard consumers for which a true next was searched."""
+        """Return the wildcard consumers whose true next was searched for in this turn."""
         return [one for one in self._first_by_source if isinstance(one, Wildcard)]
 
     def has_nothing_ready_for(self, wildcard: Wildcard) -> bool:
-        """Return whether a searched wildcard consumer has credit, and no message that is ready or may be."""
+        """Return whether a wildcard consumer has credit, and no message is or may be ready for it. Its true next must
+        have been searched for in this turn."""
         return self._first_by_source[wildcard] is None and wildcard not in self._awaiting_page and wildcard.has_credit()
 
     def _query_wildcard(self, wildcard: Wildcard) -> None:
@@ -275,7 +342,7 @@ class WildcardDispatch:
                 wildcard.set_head(queue, rank, sequence)
 
     def _true_next(self, wildcard: Wildcard) -> Entry | None:
-        """Return the true next; None also if something must be read or compared first."""
+        """Return the true next. None if there is none, or if a message must be read or compared first."""
         if not wildcard.has_credit():
             return None
         for rank, heap in enumerate(wildcard.heads):
@@ -302,7 +369,8 @@ class WildcardDispatch:
         return None
 
     def _request_pages(self, wildcard: Wildcard, rank: int) -> None:
-        """Request pages of the first lanes, READ_AHEAD at most, for a wildcard consumer that waits for a read."""
+        """Request the next pages of up to READ_AHEAD lanes of this rank, for a wildcard consumer that waits for a
+        read."""
         self._awaiting_page.add(wildcard)
         for _, _, queue in wildcard.heads[rank][:READ_AHEAD]:
             has_scan = queue.observer is not None and self._scans.find_scan(wildcard, queue) is not None
@@ -310,8 +378,13 @@ class WildcardDispatch:
                 self._awaited_lanes[queue.lane(rank)] = None
 
     def _first_uncommitted(self, wildcard: Wildcard, rank: int) -> int:
-        """Return the first sequence of this rank that is being committed and that the wildcard consumer could take."""
+        """Return the sequence of the first message of this rank that is being committed and that the consumer could
+        take; UNBOUNDED if there is none."""
         limit = self._first_uncommitted_cache.get((wildcard, rank))
         if limit is None:
             limit = self._first_uncommitted_cache[wildcard, rank] = self._wildcards.first_uncommitted(wildcard, rank)
         return limit
+
+
+def _ranked(consumer: BrokerConsumer) -> RankedConsumer:
+    return (*service_preference(consumer, consumer.number), consumer)

@@ -1,16 +1,17 @@
-"""Arrival of messages in queues: their sequence, when they are visible, and whether they are stored.
+"""Arrival of messages in queues: gives each its sequence, and decides when it is visible and whether it is stored.
 
-    a message is stored if it is persistent, and its queue is not temporary
+A message is stored if it is persistent and its queue is not temporary. It is visible:
 
-    sent alone, or a copy               not stored                      visible at once
+    sent alone, or a copy               not stored                      at once
                                         stored, queue is `concurrent`   at once, while its write is in flight
                                         stored                          with the gathering batch
-    sent in a transaction               its COMMIT stores nothing       at once
-                                        its COMMIT stores something     with the gathering batch, stored or not
-    moved, dead-lettered or due         stored or not                   with the gathering batch, as its removal
+    sent in a transaction               the COMMIT stores nothing       at once
+                                        the COMMIT stores something     with the gathering batch
+    moved, dead-lettered or due         stored or not                   with the gathering batch, which also removes the
+                                                                        message from its former queue
     reply to a control request          never stored                    with the batch of the requested change
 
-In any case no message is visible before its sequence is reserved durably. Source: docs/contract.md
+No message is visible before its sequence is reserved durably. Source: docs/contract.md
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from truenext.model.record import timer_key
 _CONCURRENT = StoreAndDispatch.CONCURRENT
 
 SENT_ALONE = -1
-"""Instead of a batch: the message is visible as one that is sent alone."""
+"""Value of `batch` in `Arrivals.accept`: the message is visible as if it were sent alone."""
 
 EXPIRY_ROUND_MS = 1000
-"""Timers of expiry are due at multiples of this many milliseconds, so that many messages share one."""
+"""Timers of expiry are due at multiples of this many milliseconds, so that many messages share a timer."""
 
 _DUE_MAX = (2**63 - 1) // EXPIRY_ROUND_MS * EXPIRY_ROUND_MS
 
@@ -64,10 +65,10 @@ class Arrivals:
     def accept(
         self, queue: Queue, message: SentMessage, batch: int = SENT_ALONE, contents: ContentNumbers = NO_CONTENTS
     ) -> bool:
-        """Accept a new message into a queue; return whether it is stored.
+        """Accept a new message into a queue. Returns whether the message is stored.
 
-        The message is visible when `batch` is durable, or at once if that is 0. SENT_ALONE is for a message that is
-        sent alone, and for each of several copies. `contents` is from `share_content`.
+        The message is visible when `batch` is durable, at once if `batch` is 0. SENT_ALONE is for a message that is
+        sent alone, and for each copy of a message. `contents` is the result of `share_content`.
         """
         commit_state = self._commit_state
         sequence = commit_state.next_sequence
@@ -162,8 +163,8 @@ class Arrivals:
         return is_stored
 
     def accept_copies(self, queues: Sequence[Queue], message: SentMessage) -> bool:
-        """Accept a message into several queues, in one batch; each copy is visible as if it were the only one. True
-        if any is stored."""
+        """Accept a message into several queues, in one batch. Each copy is visible as if it were the only one. Returns
+        whether any copy is stored."""
         contents = self.share_content(message, queues)
         is_stored = False
         for queue in queues:
@@ -171,16 +172,16 @@ class Arrivals:
         return is_stored
 
     def share_content(self, message: SentMessage, queues: Sequence[Queue]) -> ContentNumbers:
-        """Put the content of a message into the gathering batch, once for all these queues, as far as they store it.
-        Return it for `accept`."""
+        """Put the content of a message into the gathering batch, once for all of these queues that store it. Returns
+        the content's numbers, for `accept`."""
         if len(queues) < 2:
             return NO_CONTENTS
         message.arrived_ms = self._commit_state.now_ms
         return put_shared_content(self._commit_state.batch, message, queues, self._commit_state.next_sequence)
 
     def accept_scheduled(self, name: str, to: str, message: SentMessage, ahead: RouteAhead | None) -> int:
-        """Accept a scheduled send into the queue `name`, or into all queues that the address `to` stands for now.
-        Return how many."""
+        """Accept a scheduled send that is due: into the queue `name`, or, if `to` is not empty, into all queues that
+        get messages sent to the address `to`. Returns the number of copies."""
         needed = self._queues.ensure
         if to:
             queues = self._queues.queues_for_copies(parse_stored_address(to), message, needed, ahead)

@@ -1,13 +1,13 @@
-"""Salvage of a data folder: reads what can be read despite damage, reports damage as it is found, changes nothing.
+"""Salvage of a data folder: reads what is readable despite damage, reports damage as it is found, and changes nothing.
 
-    journal        Every good frame is laid over the checkpoint, also after a damaged one: messages acknowledged there
-                   stay acknowledged. The batch of a damaged frame is missing: the messages that it brought are lost,
-                   and those that it acknowledged are there again. (journal.py)
-    checkpoint     Read page by page, with damaged pages and the pages that these led to, as far as checksums tell what
-                   they hold. (checkpoint.py)
+    journal        Every undamaged frame is laid over the checkpoint, also one after a damaged frame: messages that it
+                   acknowledges stay acknowledged. The batch of a damaged frame is missing: its new messages are lost,
+                   and messages that it acknowledged are there again. (journal.py)
+    checkpoint     Read page by page. Damaged pages are read, too, and the pages to which they led, as far as checksums
+                   tell what is there. (checkpoint.py)
 
-Memory: that of the journal's overlay (overlay.py), one byte for each page of the checkpoint, 16 for each content
-that several messages share, and the names; and messages whose content is missing.
+A salvage takes the memory of the journal's overlay (overlay.py), one byte for each page of the checkpoint, and 16 bytes
+for each content that several messages share. It also keeps all names, and messages whose content is missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from truenext.errors import StoreError
@@ -41,7 +41,7 @@ from truenext.store.salvage.damage import (
 )
 from truenext.store.salvage.journal import SalvagedJournal
 from truenext.store.salvage.references import ReferenceCounts
-from truenext.store.store_errors import STORAGE_ERRORS, store_error
+from truenext.store.store_errors import translated_errors
 
 _ANY_SEGMENT = 1 << 63
 
@@ -53,40 +53,25 @@ def open_salvage(
     on_progress: Callable[[int, int], None],
     last_history_chunk: tuple[int, int] | None = None,
 ) -> Iterator[Salvage]:
-    """Lock the folder and read it; only the lock file is written to. `last_history_chunk` is run and first event of
-    the last chunk of a batch in the history's own files.
+    """Lock the folder and read it. Only the lock file is written. `last_history_chunk` is the run and the first event
+    of the last chunk of a batch in the history's own files.
 
-    Raises: StoreInUseError if a broker has it, StoreError if it is no data folder, is empty, or cannot be read
+    Raises: StoreInUseError if a broker uses the folder; StoreError if it is no data folder, is empty, or cannot be read
     """
     if not ((data / "lmdb").is_dir() or (data / "journal").is_dir()):
         raise StoreError(f"{data} is not a data folder of a broker: it has neither lmdb nor journal in it")
-    try:
-        lock = _lock(data)
+    with translated_errors(f"read the store in {data}", data), ExitStack() as resources:
         try:
-            salvage = Salvage(data, on_damage, on_progress, last_history_chunk)
-            try:
-                yield salvage
-            finally:
-                salvage.close()
-        finally:
-            if lock >= 0:
-                os.close(lock)
-    except STORAGE_ERRORS as error:
-        raise store_error(f"read the store in {data}", error, data) from error
-
-
-def _lock(data: Path) -> int:
-    try:
-        return folder.lock(data)
-    except OSError as error:
-        if error.errno != errno.EROFS:
-            raise
-        # No broker can run on a read-only file system either.
-        return -1
+            resources.callback(os.close, folder.lock(data))
+        except OSError as error:
+            # No broker can run on a read-only file system either.
+            if error.errno != errno.EROFS:
+                raise
+        yield resources.enter_context(closing(Salvage(data, on_damage, on_progress, last_history_chunk)))
 
 
 class Salvage:
-    """Readable part of a data folder. Read `timers`, then `messages`, once and to their ends."""
+    """Readable part of a data folder. Read `timers`, then `messages`, each once and to its end."""
 
     def __init__(
         self,
@@ -95,31 +80,32 @@ class Salvage:
         on_progress: Callable[[int, int], None],
         last_history_chunk: tuple[int, int] | None,
     ) -> None:
-        """Read all but messages and timers. `on_damage` gets damage at once, `on_progress` bytes read and their
-        total.
+        """Read everything except messages and timers. `on_damage` gets each damage at once, `on_progress` the bytes
+        read and their total.
 
-        Raises: StoreError if the folder is empty, or another truenext wrote it; OSError
+        Raises: StoreError if the folder is empty, or another version of truenext wrote it; OSError if the disk fails
         """
-        self._damage_report = DamageReport(on_damage)
+        self.damage_report = DamageReport(on_damage)
         self._progress = SalvageProgress(on_progress)
         self._references = ReferenceCounts()
-        """References to contents from the messages read so far."""
+        """Contents and references found among the messages read so far."""
         self.highest_sequence = 0
-        """Highest sequence of a message read so far."""
+        """Highest sequence among the messages read so far."""
         self.unnamed_queues: set[int] = set()
-        """Numbers of queues that have messages and no name."""
+        """Numbers of queues that have messages, and whose names are lost."""
         with ExitStack() as files:
-            self._journal = SalvagedJournal(data, self._damage_report, self._progress)
+            self._journal = SalvagedJournal(data, self.damage_report, self._progress)
             files.callback(self._journal.close)
-            self._checkpoint = SalvagedCheckpoint(
-                data, self._damage_report, self._progress, may_be_new=not folder.has_journal(data)
+            self.checkpoint = SalvagedCheckpoint(
+                data, self.damage_report, self._progress, may_be_new=not folder.has_journal(data)
             )
-            files.callback(self._checkpoint.close)
+            files.callback(self.checkpoint.close)
             self._overlay = self._read_journal(last_history_chunk)
             self._files = files.pop_all()
         indexes = self._overlay.indexes
-        self.recovered = apply_journal(self._checkpoint.recovered, indexes)
-        """State without counts. Damaged values are as in a new store that did not stop cleanly."""
+        self.recovered = apply_journal(self.checkpoint.recovered, indexes)
+        """State without the counts of messages. A damaged value is replaced by the value that a new store has; a
+        damaged `clean_stop` is replaced by False."""
         self._removed = {key for index in indexes for key in index.removed}
         self._journal_marks = [index.marks for index in reversed(indexes) if index.marks]
         self._journal_causes = [index.causes for index in reversed(indexes) if index.causes]
@@ -127,30 +113,9 @@ class Salvage:
     def close(self) -> None:
         self._files.close()
 
-    @property
-    def damage_count(self) -> int:
-        """Number of calls of `on_damage`."""
-        return self._damage_report.damage_count
-
-    @property
-    def notes_besides_damage(self) -> list[str]:
-        """Notes on things that are not damage but may raise questions."""
-        return self._damage_report.notes_besides_damage
-
-    @property
-    def undeleted_transients(self) -> int:
-        """Transients that unclean stops dropped and that are not deleted yet; once `messages` was read."""
-        return self._checkpoint.undeleted_transients
-
-    @property
-    def unreached_timers(self) -> set[bytes]:
-        """Timers on pages that a damaged page led to, once `messages` was read."""
-        return self._checkpoint.unreached_timers
-
     def _read_journal(self, last_history_chunk: tuple[int, int] | None) -> Overlay:
-        """Return the overlay of all readable batches."""
         overlay = Overlay()
-        checkpoint = self._checkpoint
+        checkpoint = self.checkpoint
         position = checkpoint.position
         # Without a position any segment may be in the checkpoint already: it counts as one that is being checkpointed.
         overlay.last_checkpoint_segment = position.segment + 1 if position is not None else _ANY_SEGMENT
@@ -161,14 +126,17 @@ class Salvage:
         return overlay
 
     def timers(self) -> Iterator[bytes]:
-        """Yield the journal's timers laid over the checkpoint's. Only a damaged checkpoint has one twice or
-        unsorted."""
-        return self._overlay.timer_view().iter_after(b"", self._checkpoint.timers())
+        """Yield the timers of journal and checkpoint. They are in order, and each comes once, unless the checkpoint is
+        damaged."""
+        return self._overlay.timer_view().iter_after(b"", self.checkpoint.timers())
 
     def messages(self) -> Iterator[SalvagedMessage]:
-        """Yield the checkpoint's messages in key order, persistent ones first, then those on pages that damaged
-        pages led to, then the journal's. Contents are included, and transients, whether or not a start would drop
-        them. A copy follows its content. Only a damaged checkpoint has one twice."""
+        """Yield all messages. First come the checkpoint's in key order, persistent ones before transient ones; then
+        those on unreached pages; then the journal's.
+
+        Contents are yielded, too, each before the messages that refer to it. Transient messages are yielded even if the
+        next start drops them. Only a damaged checkpoint yields a message twice.
+        """
         references = self._references
         deferred: list[SalvagedMessage] = []
         for message in self._all_messages():
@@ -187,7 +155,7 @@ class Salvage:
                 self._mark_damaged(message, f"its content, number {number}, is missing or damaged")
             yield message
         for number, expected, found in references.mismatches():
-            self._damage_report.add_damage(
+            self.damage_report.add_damage(
                 "contents", f"content {number} has {found} references, {expected} are counted"
             )
         self._progress.finish()
@@ -195,12 +163,12 @@ class Salvage:
     def _all_messages(self) -> Iterator[SalvagedMessage]:
         queues = self.recovered.queues
         for kind in TABLE_NAMES:
-            yield from self._checkpointed(self._checkpoint.messages(kind, queues))
-        if self.damage_count:
-            yield from self._checkpointed(self._checkpoint.unreached(self._overlay.timer_view().overrides))
-        for key in self._checkpoint.unmatched_marks():
+            yield from self._checkpointed(self.checkpoint.messages(kind, queues))
+        if self.damage_report.damage_count:
+            yield from self._checkpointed(self.checkpoint.unreached(self._overlay.timer_view().overrides))
+        for key in self.checkpoint.unmatched_marks():
             if key not in self._removed:
-                self._damage_report.add_damage(
+                self.damage_report.add_damage(
                     CHECKPOINT, f"{describe_message(key, queues)} is missing, but its mark is there"
                 )
         for key, span in self._overlay.messages():
@@ -211,12 +179,10 @@ class Salvage:
             yield self._checked(SalvagedMessage(key, record, span.is_transient, mark, file, causes))
         limit = self.recovered.sequence_limit
         if self.highest_sequence >= limit:
-            self._damage_report.add_damage(
-                CHECKPOINT, f"message {self.highest_sequence} is not below the limit {limit}"
-            )
+            self.damage_report.add_damage(CHECKPOINT, f"message {self.highest_sequence} is not below the limit {limit}")
 
     def _checkpointed(self, entries: Iterable[CheckpointEntry]) -> Iterator[SalvagedMessage]:
-        """Yield messages of the checkpoint, except those that the journal has or has removed."""
+        """Yield messages of the checkpoint. Messages that the journal has or has removed are skipped."""
         for entry in entries:
             key = entry.key
             if key in self._removed or self._overlay.is_transient(key) is not None:
@@ -237,11 +203,11 @@ class Salvage:
         number = split_lane_key(message.key[:LANE_KEY_SIZE])[0]
         if number not in self.recovered.queues and number not in self.unnamed_queues:
             self.unnamed_queues.add(number)
-            self._damage_report.add_damage(message.file, f"queue {number} has messages and no name")
+            self.damage_report.add_damage(message.file, f"queue {number} has messages and no name")
         return message
 
     def _mark_damaged(self, message: SalvagedMessage, problem: str) -> None:
         message.damage = problem
-        self._damage_report.add_damage(
+        self.damage_report.add_damage(
             message.file, f"{describe_message(message.key, self.recovered.queues)} is damaged: {problem}"
         )

@@ -1,9 +1,9 @@
-"""Request shapes: read SEND, ACK and SEND to /control/started, which come once per message, straight into commands.
+"""Request shapes: make commands directly from the bytes of SEND, ACK and SEND to /control/started, which come for each
+message.
 
-The command is the one that requests.py makes of the same frame. Frames that need more checks there (an address that
-only its connection may use, a reply-to, a schedule, a priority of 12) have no shape here, or their shape does not
-read them.
-"""
+The command equals the one that requests.py makes from the same frame. Frames that need more checks (an address that
+only its connection may use, a reply-to, a schedule, a priority of 12) have no shape here, or their shape does not read
+them."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from truenext.wire.stomp.shapes import (
 from truenext.wire.stomp.speedups import SPEEDUPS
 
 ShapedCommand = Send | SendRun | Ack | AckRun | Started | tuple[Send | Ack, str]
-"""Command, with the receipt that its frame requests, if any; a run stands for several frames."""
+"""Command; or command and receipt, if the frame requests a receipt. A run stands for several frames."""
 
 DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
 
 _DESTINATION_CACHE_SIZE = 16_384
-"""Addresses that are not parsed anew for each SEND."""
+"""Number of addresses whose destinations are kept, so that they are not parsed for each SEND."""
 _PRIORITIES = {str(priority).encode(): priority for priority in range(10)}
 _HOP_BY_HOP = {
     "receipt": rb"%%b{0,%d}+" % NAME_LENGTH_MAX,
@@ -47,7 +47,8 @@ _HOP_BY_HOP = {
     "truenext-number": rb"\d{1,19}+",
     "truenext-gapless": rb"true|false",
 }
-"""Headers of a SEND that are not forwarded, with the values that are read here. %b is a character of a text."""
+"""Headers of a SEND that are not forwarded, with the pattern of the values that a shape reads. %b is one character of a
+text."""
 _FORWARDED = {
     "destination": rb"%v",
     "content-length": rb"\d{1,9}+",
@@ -56,9 +57,10 @@ _FORWARDED = {
     "expires": rb"\d{1,18}+",
     "JMSXGroupID": _HOP_BY_HOP["receipt"],
 }
-"""Headers of a SEND that are forwarded and also read, with the values that are read here. %v is any value."""
+"""Headers of a SEND that are forwarded and also read, with the pattern of the values that a shape reads. %v is any
+value."""
 _ACK_ID = rb"\d{1,19}+)(\.\d{1,10}+|)@(%%b{0,%d}+" % NAME_LENGTH_MAX
-"""Pattern of sequence, dispatch and subscription, for use within one pair of parentheses."""
+"""Pattern of sequence, dispatch and subscription. A pair of parentheses around it makes three groups."""
 _STARTED = "truenext-started"
 _ACK_HEADERS = {
     "id": _ACK_ID,
@@ -67,17 +69,17 @@ _ACK_HEADERS = {
     _STARTED: _ACK_ID,
 }
 _OTHER_ACK_LENGTH_MAX = 1000
-"""Characters of other values of an ACK: few, so that the frame is within the limits."""
 _OTHER_ACK_VALUE = rb"%%b{0,%d}+" % _OTHER_ACK_LENGTH_MAX
+"""Pattern of the values of other headers of an ACK. They are short, so that the frame is within the limits."""
 _SLOW_PATH = (HOP_BY_HOP_HEADERS - _HOP_BY_HOP.keys()) | DEAD_LETTER_HEADERS | {"reply-to"}
 _NOT_IN_C = frozenset({*_HOP_BY_HOP, "expires", "JMSXGroupID"})
 """Headers of SENDs and ACKs that only Python reads: most frames have none of them."""
 _SHARED_KINDS = frozenset({DestinationKind.QUEUE, DestinationKind.TOPIC, DestinationKind.TEMPORARY})
-"""Kinds of destinations that can be sent to and are the same for all connections."""
+"""Kinds of destinations whose address means the same on all connections, and to which clients can send."""
 
 
 class SendShape:
-    """Shape that reads SENDs with a content-length as commands."""
+    """Shape that makes a Send of each SEND with a content-length."""
 
     def __init__(self, version: Version, names: tuple[str, ...]) -> None:
         value = character_pattern(version) + b"*+"
@@ -111,7 +113,7 @@ class SendShape:
         self._persistent = groups.pop("persistent", None)
         self._receipt = groups.pop("receipt", None)
         self._optional = groups
-        """Groups of headers that most SENDs do not have, by name."""
+        """Number of the group with the value of each header that most SENDs lack, by header."""
 
     def read(self, data: bytes, start: int, into: list[Frame | ShapedCommand], body_bytes_max: int) -> int:
         match = self.match
@@ -168,7 +170,8 @@ class SendShape:
         return start
 
     def _set_optional_headers(self, send: Send, groups: tuple[bytes, ...]) -> bool:
-        """Set the fields of the optional headers. Return False if one of them must be read by requests.py."""
+        """Set the fields of a SEND from its optional headers. Returns False if a value is invalid, so that requests.py
+        must read the frame and report the error."""
         for name, at in self._optional.items():
             value = groups[at]
             match name:
@@ -190,7 +193,7 @@ class SendShape:
 
 
 class AckShape:
-    """Shape that reads ACKs of STOMP 1.2 as commands."""
+    """Shape that makes an Ack of each ACK of STOMP 1.2."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         character = character_pattern(Version.V1_2, is_ascii=True)
@@ -246,7 +249,7 @@ class AckShape:
 
 
 class StartedShape:
-    """Shape that reads SENDs to /control/started without other headers as commands."""
+    """Shape that makes a Started of each SEND to /control/started that has no other headers."""
 
     def __init__(self, version: Version, names: tuple[str, ...]) -> None:
         patterns = {"destination": b"/control/started", "id": b"(%b)" % _ACK_ID}
@@ -342,7 +345,7 @@ def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[Shap
 
 
 def _is_fast_path(names: set[str]) -> bool:
-    """Whether a SendShape can read a SEND with these headers."""
+    """Return whether a SendShape can read SENDs with these headers."""
     return (
         {"destination", "content-length"} <= names
         and names.isdisjoint(_SLOW_PATH)
@@ -353,4 +356,4 @@ def _is_fast_path(names: set[str]) -> bool:
 
 
 REQUEST_SHAPES: ShapeCache[ShapedCommand] = ShapeCache(_shape)
-"""Cache of shapes for a broker's decoders, which read such frames as commands."""
+"""Cache of shapes for the decoders of a broker, which make commands of such frames."""
