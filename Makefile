@@ -36,6 +36,7 @@ install = $*/bin/python -m pip install --disable-pip-version-check --progress-ba
 	$(PYTHON) -m venv $*
 	@echo "installing the broker and its client into $*"
 	@$(call install,--require-hashes -r requirements.lock)
+	@rm -f src/truenext/wire/stomp/_speed.*.so
 	@$(call install,--no-deps --no-build-isolation -e .)
 	@touch $@
 
@@ -94,7 +95,7 @@ test-core: .venv-core/test
 	.venv-core/bin/ruff check .
 	.venv-core/bin/lint-imports
 	$(call timed,tests without Spark) .venv-core/bin/python -m pytest $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages tests/integration
-	$(call timed,tests with the codec in Python) env TRUENEXT_SPEEDUPS=0 .venv-core/bin/python -m pytest $(ON_ALL_CORES) tests/unit/test_stomp_*.py tests/property/test_against_oracle.py tests/integration/test_acknowledgement.py
+	$(call timed,tests with the codec in Python) env TRUENEXT_SPEEDUPS=0 TRUENEXT_EXAMPLES=5 .venv-core/bin/python -m pytest $(ON_ALL_CORES) tests/unit/test_stomp_codec.py tests/unit/test_stomp_shapes.py tests/unit/test_stomp_server.py tests/property/test_against_oracle.py
 	$(call timed,tests with TLS) env TRUENEXT_TLS=1 .venv-core/bin/python -m pytest $(ON_ALL_CORES) -k "not hang" tests/integration/test_acknowledgement.py tests/integration/test_release.py tests/integration/test_cut_connections.py
 
 # Types are those of Spark, too. With Parquet the history of a broker is elsewhere.

@@ -873,7 +873,12 @@ add_frame(const MessageEncoder *self, PyObject *parts, const Shared *shared, con
     }
     text = (Text){PyBytes_AS_STRING(head), 0};
     write_head(&text, shared, single);
+    /* A new tuple may start the garbage collection, whose finalizers may drop the message. */
+    Py_INCREF(single->header);
+    Py_INCREF(single->body);
     PyObject *frame = PyTuple_Pack(5, head, single->header, self->line_end, single->body, self->frame_end);
+    Py_DECREF(single->header);
+    Py_DECREF(single->body);
     Py_DECREF(head);
     if (frame == NULL) {
         return -1;
