@@ -12,6 +12,9 @@ from truenext.client.core.waiting import DelayedCalls
 CONNECTED_TEXT = "connected to %(url)s"
 """Report that the first attempt to connect succeeded. Texts of reports name the fields that they contain."""
 
+ACK_DELAY_S = 0.001
+"""Seconds that an ACK waits at most for a frame with which it is written."""
+
 NO_SPACE_TEXT = "sends wait until %(url)s has space: %(error)s"
 """Report, once a minute, that a broker has no space for sends outside transactions."""
 
@@ -29,6 +32,8 @@ class ClientContext:
     flush: Callable[[], bool]
     """Writes pending bytes; returns whether all were written."""
     flush_soon: Callable[[], None]
+    flush_later: Callable[[], None]
+    """Writes pending bytes within `ACK_DELAY_S`: later than `flush_soon` if that writes at the end of each call."""
     report: Callable[[str, dict[str, object]], None]
     """Logs an event: a constant text, and fields by name, some of which the text contains (`%(url)s`)."""
     has_owner_ended: Callable[[object], bool]

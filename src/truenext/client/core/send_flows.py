@@ -118,6 +118,7 @@ def check_confirmed(batch: SendBatch) -> None:
 
 def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) -> Flow[None]:
     """Wait until all sends of a batch are confirmed. Raises: the first error; TimeoutError"""
+    client.flush()
     if batch.unsettled_count:
         awaited = BatchWaiter()
         batch.waiters.append(awaited)

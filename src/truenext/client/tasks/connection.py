@@ -104,8 +104,9 @@ class Message(ReceivedMessage):
     _session: _SessionWithDriver
 
     async def ack(self) -> None:
-        """Acknowledge the message. If the connection is lost before the broker receives the ACK, a redelivery to
-        this client is acknowledged and not delivered again.
+        """Acknowledge the message. If other messages are buffered, the ACK is written with the next receive, or soon
+        if none follows. If the connection is lost before the broker receives the ACK, a redelivery to this client is
+        acknowledged and not delivered again.
 
         Raises: LocalProtocolError if the message was settled already, or belongs to a transaction
         """
