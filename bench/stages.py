@@ -46,7 +46,7 @@ from truenext.broker.recovery import recover
 from truenext.engine.engine import Engine
 from truenext.history.writer import HistoryWriter
 from truenext.model.answers import Receipt
-from truenext.model.commands import Ack, ReceiptRequest, Send
+from truenext.model.commands import Ack, AckRun, ReceiptRequest, Send, SendRun
 from truenext.model.limits import READ_BYTES
 from truenext.model.policy import Policies
 from truenext.model.url import parse_url
@@ -150,13 +150,21 @@ class _Path:
         engine, seconds, now = self._engine, self._seconds, time.perf_counter
         # Bound once, as the broker does.
         send, acknowledge, commit_state = engine.commands.send, engine.commands.acknowledge, engine.state.commit_state
+        send_run, acknowledge_run = engine.commands.send_run, engine.commands.acknowledge_run
         self._tick()
         at = now()
-        commands = list(self._from_producer.receive(data))
+        commands = []
+        for command in self._from_producer.receive(data):
+            if type(command) is SendRun:
+                # It is only parsed here: its SENDs must not follow.
+                command.executed = len(command)
+            commands.append(command)
         seconds["parse"] += now() - at
         at = now()
         for command in commands:
-            if type(command) is Send:
+            if type(command) is SendRun:
+                send_run(self._producer, command)
+            elif type(command) is Send:
                 send(self._producer, command)
             elif type(command) is ReceiptRequest:
                 commit_state.answer(self._producer, Receipt(command.receipt))
@@ -179,8 +187,11 @@ class _Path:
         at = now()
         if acks:
             for ack in self._from_consumer.receive(acks):
-                assert isinstance(ack, Ack)
-                acknowledge(self._consumer, ack)
+                if type(ack) is AckRun:
+                    acknowledge_run(self._consumer, ack)
+                else:
+                    assert isinstance(ack, Ack)
+                    acknowledge(self._consumer, ack)
         engine.commands.on_all_sent(self._consumer)
         seconds["taken"] += now() - at
         self._measure_sockets(data, pieces)

@@ -1,6 +1,6 @@
-"""Message broker that always hands out the true next message.
+"""Message broker that always hands out the true next message, and its client.
 
-`connect` opens its client for asyncio, `truenext.blocking` is the client for threads (docs/client.md).
+`connect` opens a connection for asyncio. `truenext.blocking` has the client for threads. docs/client.md describes both.
 """
 
 import importlib
@@ -8,7 +8,8 @@ import importlib
 from truenext.version import VERSION
 
 TYPE_CHECKING = False
-"""Known to type checkers. `typing` would delay the first line of the `truenext` command by 9 ms."""
+"""Constant that type checkers take for True, like `typing.TYPE_CHECKING`. Importing `typing` would delay the first line
+of the `truenext` command by 9 ms."""
 
 if TYPE_CHECKING:
     from truenext.client.core.health import ConsumerHealth, Health
@@ -78,7 +79,8 @@ _HOMES = {
         *("RolledBack", "TruenextError"),
     ),
 }
-"""Modules, imported when one of their public names is first used: the broker does not need the client."""
+"""Public names by the module that defines them. A module is imported when one of its names is first used, as a broker
+does not need the client."""
 
 
 def __getattr__(name: str) -> object:

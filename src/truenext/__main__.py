@@ -6,7 +6,7 @@ from truenext.cli import early_signals
 
 
 def main() -> None:
-    """Run the command, with signals handled before its modules are imported."""
+    """Run the command. Its modules take a while to import, so signals are handled before that."""
     early_signals.listen(sys.argv[1:])
     from truenext.cli.main import main as command
 

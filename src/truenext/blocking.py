@@ -8,9 +8,8 @@
             for message in orders:
                 print(message.text)
 
-docs/client.md has the guarantees. The names are those of `truenext.connect`, without `await`. Several threads may
-use one connection at once.
-"""
+docs/client.md has the guarantees. Classes and functions have the same names as in the client for asyncio, and are
+called without `await`. Several threads may use one connection at once."""
 
 from truenext.client.core.health import ConsumerHealth, Health
 from truenext.client.core.message import Content

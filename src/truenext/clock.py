@@ -1,9 +1,9 @@
 """Clocks that keep running when a test freezes time.
 
-Tests that freeze time (freezegun, for example) replace `time.time`, `time.monotonic` and others in all modules. The
-program's own time is meant to stand still then, or to leap; but code that waits for a broker would wait for ever, or
-give up at once. So code that keeps a connection alive uses this module: `clock_gettime` is not replaced.
-"""
+Tests that freeze time (freezegun, for example) replace `time.time`, `time.monotonic` and others in all modules, so that
+the time of the tested program stands still or leaps. With such a clock, code that waits for a broker would wait for
+ever, or give up at once. So code that keeps a connection alive uses this module, as such tests do not replace
+`clock_gettime`."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""Exceptions of truenext: one tree, which states whose fault an error is.
+"""Exceptions of truenext: one tree of classes. The class says whose fault the error is.
 
 TruenextError
 ├── LocalProtocolError      the caller broke the rules of the protocol
-├── RemoteProtocolError     the peer broke them; only its connection ends
+├── RemoteProtocolError     the peer broke the rules of the protocol; only its connection ends
 │   ├── NoSpaceError        the broker has no space for a request; the peer did nothing wrong
 │   └── OtherProtocolError  the peer speaks another protocol than STOMP
 ├── StoreError              the store cannot keep its promise; the broker stops
@@ -11,10 +11,10 @@ TruenextError
 ├── ConfigurationError      options are invalid, or cannot be satisfied
 │   └── FaultyFileError     the configuration file has faults
 │
-│   of a client:
+│   only in clients:
 ├── ClosedError             the connection, session or consumer was closed by its own program
-├── ConnectionLost          the broker cannot be reached, or no longer
-│   └── NoBroker            no connection could be opened at all
+├── ConnectionLost          the connection to the broker broke, or none could be opened
+│   └── NoBroker            no connection could be opened
 ├── Refused                 the broker answered with an ERROR; the request had no effect
 ├── RolledBack              the transaction was rolled back; its messages are redelivered
 └── InDoubt                 the outcome of the transaction could not be found out in time
@@ -28,13 +28,14 @@ class TruenextError(Exception):
 
 
 class LocalProtocolError(TruenextError):
-    """The caller requested something that the protocol does not allow now."""
+    """The caller requested something that the protocol does not allow in this state."""
 
 
 class Code(StrEnum):
     """Machine-readable reason for a refusal: the header `truenext-code` of an ERROR. The values never change.
 
-    An invalid value has the code of that value, also if it is too long; LIMIT is for too many of something.
+    A header or name that is invalid, or too long, has the code for its kind, such as HEADER or DESTINATION. LIMIT means
+    that there is too much or too many of something.
 
     Source: docs/protocol.md, "Error codes"
     """
@@ -63,7 +64,7 @@ class Code(StrEnum):
 
 
 class RemoteProtocolError(TruenextError):
-    """The peer broke the protocol, or requested something that cannot be done."""
+    """The peer broke the rules of the protocol, or requested something that cannot be done."""
 
     def __init__(self, reason: str, code: Code = Code.HEADER) -> None:
         super().__init__(reason)
@@ -71,7 +72,7 @@ class RemoteProtocolError(TruenextError):
 
 
 class NoSpaceError(RemoteProtocolError):
-    """The broker has no space for the peer's message; the connection ends without counting attempts."""
+    """The broker has no space for the peer's message. If the connection ends for that, no message counts an attempt."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, Code.NO_SPACE)
@@ -84,7 +85,7 @@ class OtherProtocolError(RemoteProtocolError):
         super().__init__(reason, Code.MALFORMED_FRAME)
         self.protocol = protocol
         self.answer = answer
-        """Bytes that a client of that protocol understands, sent instead of an ERROR; may be empty."""
+        """Bytes to send in place of an ERROR, which a client of that protocol understands; may be empty."""
 
 
 class StoreError(TruenextError):
@@ -92,7 +93,7 @@ class StoreError(TruenextError):
 
 
 class StoreInUseError(StoreError):
-    """The data folder is in use by another broker."""
+    """Another broker uses the data folder."""
 
 
 class HistoryError(TruenextError):
@@ -107,54 +108,58 @@ class FaultyFileError(ConfigurationError):
     """The configuration file has faults; none of its settings is applied."""
 
     def __init__(self, faults: tuple[str, ...]) -> None:
-        """`faults`: file, table, key and reason of each fault."""
+        """Each of `faults` is a sentence with file, table, key and reason."""
         super().__init__("\n".join(faults))
         self.faults = faults
 
 
 class ClosedError(TruenextError):
-    """The connection, session or consumer was closed by its own program, belongs to another process or loop, or the
-    handler of the session has returned."""
+    """The connection, session or consumer cannot be used: the program has closed it, it belongs to another process or
+    event loop, or the handler to which a session was passed has returned."""
 
 
 class ConnectionLost(TruenextError):
-    """The broker cannot be reached, or no longer; a pending request may have been carried out or not."""
+    """The connection to the broker broke, or none could be opened. A pending request may have been carried out or
+    not."""
 
 
 class NoBroker(ConnectionLost):
-    """No connection to a broker could be opened; the message says where, and why."""
+    """No connection to a broker could be opened. The message says at which address, and why."""
 
     is_listening = False
-    """True if a program listens at the address that was tried last: a broker that does not answer, or no broker."""
+    """True if a program listens at the address that was tried last. It may be a broker that does not answer, or no
+    broker."""
 
 
 class Refused(TruenextError):
-    """The broker answered with an ERROR; the message says why. The refused request had no effect."""
+    """The broker has answered with an ERROR; the message says why. The refused request had no effect."""
 
     def __init__(self, reason: str, code: str = "") -> None:
         super().__init__(reason)
         self.code: str = code
-        """Value of `Code`; empty if the broker sends no code, as brokers other than truenext do."""
+        """Value of `Code`; "" if the broker has sent no code, as brokers other than truenext do."""
 
 
 class RolledBack(TruenextError):
-    """The transaction was rolled back: its sends are discarded, messages that it acknowledged are redelivered.
+    """The transaction was rolled back: its sends are discarded, and messages that it acknowledged are redelivered.
 
-    `__cause__` is the reason, unless the program itself rolled back.
+    `__cause__` is the error that caused it; None if the program itself rolled the transaction back.
     """
 
 
 class InDoubt(TruenextError):
-    """The outcome of the transaction could not be found out in time, or never can be."""
+    """The outcome of the transaction could not be found out in time, or the broker does not know it any more."""
 
     def __init__(self, reason: str, token: str) -> None:
         super().__init__(reason)
         self.token: str = token
-        """Argument for `outcome` of any connection to the same broker, also in another process."""
+        """Argument for `outcome`, which asks for the outcome later, on any connection to the same broker, also in
+        another process."""
 
 
 def copy_error(error: TruenextError) -> TruenextError:
-    """Copy an error for another caller: an exception that is raised twice collects the tracebacks of both."""
+    """Return a copy of an error, for one more caller: an exception that is raised twice would collect the tracebacks of
+    both callers."""
     kind = type(error)
     copy = kind.__new__(kind, *error.args)
     copy.__dict__ |= error.__dict__

@@ -1,7 +1,7 @@
-"""TLS on a non-blocking socket, with exact knowledge of which bytes the socket has taken.
+"""TLS on a non-blocking socket that tells exactly which bytes the socket has taken.
 
-The TLS object works in memory: bytes of the socket go in, and encrypted bytes come out. `ssl.SSLSocket` does not do:
-after a blocked write it sends the old bytes, and reports others as taken.
+The TLS object works in memory: bytes from the socket go in, and encrypted bytes come out. `ssl.SSLSocket` is not exact:
+after a blocked write it sends the bytes of that write, and reports the bytes of the next call as taken.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from threading import Lock
 from typing import cast
 
 CHUNK_BYTES = 64 * 1024
-"""Bytes that are encrypted at a time. They cannot be taken back any more, so they are few."""
+"""Most bytes that are encrypted at a time. Encrypted bytes must be sent, and cannot be cancelled, so they are few."""
 _RECORD_BYTES = 16 * 1024
 _HANDSHAKE = 0x16
-"""First byte of a client that speaks TLS."""
+"""First byte that a client with TLS sends."""
 
 
 class NoTlsError(OSError):
@@ -25,7 +25,7 @@ class NoTlsError(OSError):
 
 
 def reason_of(error: ssl.SSLError) -> str:
-    """Return OpenSSL's reason for an error, in words."""
+    """Return the reason that OpenSSL gives for an error, in words."""
     reason = (error.reason or str(error)).replace("_", " ").lower()
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"{reason}: {error.verify_message}"
@@ -33,44 +33,46 @@ def reason_of(error: ssl.SSLError) -> str:
 
 
 class TlsSocket:
-    """Connected socket with TLS. `send` and `recv` may be called by two threads at a time."""
+    """Connected socket with TLS. One thread may call `send` while another calls `recv`."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, host: str | None = None) -> None:
-        """Begin as a client of `host`, or, without it, as a server."""
+        """Make the TLS side of a client of `host`; or that of a server, if `host` is None."""
         self._sock = sock
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=host is None, server_hostname=host)
         self._lock = Lock()
-        """Held for the TLS object: it is not made for two threads, and some versions of it crash."""
+        """Held while the TLS object is used: two threads must not use it at once, and some versions would crash."""
         self._unsent = memoryview(b"")
         """Encrypted bytes that the socket has not taken."""
         self.encrypted_count = 0
-        """Bytes of the next `send` that are encrypted already, and that the socket has not taken yet."""
+        """Number of bytes at the beginning of the next `send` that are encrypted already, and that the socket has not
+        taken yet."""
         self._records: list[tuple[int, int]] = []
-        """Encrypted records, in order: end in the bytes for the socket, and number of bytes that it encrypts."""
+        """Encrypted records, in order. For each: the offset of its end, counted from the start of the first record; and
+        the number of bytes that were encrypted in it."""
         self._taken_count = 0
-        """Bytes for the socket that it has taken since the first of `_records` began."""
+        """Number of encrypted bytes that the socket has taken, counted from the start of the first of `_records`."""
         self._untold_count = 0
-        """Bytes that the socket had taken when a `send` failed."""
+        """Number of bytes that the socket had taken from a `send` that failed: the failed call could not return it."""
         self.is_ready = False
-        """The handshake is done; bytes can be sent only now."""
+        """The handshake is done, so bytes can be sent."""
         self._is_server = host is None
         self._is_first = True
         """True until the first bytes are received."""
 
     @property
     def has_unsent(self) -> bool:
-        """Whether `flush` must be called when the socket can be written to."""
+        """True if encrypted bytes wait: the caller must call `flush` when the socket can be written to."""
         return bool(self._unsent) or self._outgoing.pending > 0
 
     def fileno(self) -> int:
         return self._sock.fileno()
 
     def shake_hands(self, received: bytes = b"") -> bytes:
-        """Go on with a client's handshake; nothing is received before the first call. Returns the bytes to send, also
-        if the handshake is done (`is_ready`) with them.
+        """Go on with a client's handshake, with the bytes received since the last call; the first call has none.
+        Returns the bytes to send. The handshake may be done (`is_ready`), and these bytes must be sent all the same.
 
-        Raises: ssl.SSLError
+        Raises: ssl.SSLError if the handshake fails
         """
         with self._lock:
             self._incoming.write(received)
@@ -78,10 +80,10 @@ class TlsSocket:
             return self._outgoing.read()
 
     def recv(self, size: int) -> bytes:
-        """Read up to `size` bytes from the socket, and return all that they decrypt to; b"" at the end.
+        """Read up to `size` bytes from the socket, and return the decrypted bytes; b"" at the end of the connection.
 
-        Raises: BlockingIOError if that is nothing yet, NoTlsError, ssl.SSLError, OSError
-        """
+        Raises: BlockingIOError if no decrypted bytes are there yet; NoTlsError if a client does not speak TLS;
+        ssl.SSLError if TLS fails; OSError if the socket has broken"""
         with self._lock:
             data = self._sock.recv(size)
             if not data:
@@ -122,12 +124,12 @@ class TlsSocket:
             raise BlockingIOError
 
     def send(self, data: bytes | bytearray | memoryview) -> int:
-        """Encrypt and write the beginning of `data`. Returns the number of bytes that the socket has taken.
+        """Encrypt and write `data`, as much as the socket takes. Returns the number of bytes that the socket has taken.
 
-        The first `encrypted_count` bytes are those of the call before: a caller that got fewer than it gave must give
-        the rest again, with whatever follows.
+        If that is less than all, the next call must begin with the remaining bytes: the first `encrypted_count` of them
+        are encrypted already.
 
-        Raises: OSError
+        Raises: OSError if the socket has broken
         """
         with self._lock:
             if not self.is_ready or not self._flush():
@@ -147,9 +149,8 @@ class TlsSocket:
             return taken
 
     def take_sent_records(self) -> int:
-        """Return how many bytes the peer may have, though no `send` has returned them: of those that are encrypted, as
-        the socket has taken their records whole, and of those before, if the last `send` failed. They count as returned
-        by `send` then."""
+        """Return how many bytes the peer may have that no `send` has counted: those in records that the socket has
+        taken whole, and those that the socket had taken when the last `send` failed. From now on they count as sent."""
         with self._lock:
             untold, self._untold_count = self._untold_count, 0
             taken = 0
@@ -159,19 +160,26 @@ class TlsSocket:
             return untold + taken
 
     def flush(self) -> None:
-        """Write encrypted bytes that the socket has not taken yet. Raises: OSError"""
+        """Write encrypted bytes that the socket has not taken yet.
+
+        Raises: OSError if the socket has broken
+        """
         with self._lock:
             self._flush()
 
     def shutdown(self, how: int) -> None:
-        """Shut the socket down, without telling TLS. Raises: OSError"""
+        """Shut the socket down, without a notice of TLS to the peer.
+
+        Raises: OSError if the socket has broken
+        """
         self._sock.shutdown(how)
 
     def close(self) -> None:
         self._sock.close()
 
     def close_notify(self) -> None:
-        """Tell the peer that no more bytes follow, so that the end is not taken for a cut; after all is sent."""
+        """Tell the peer by TLS that no more bytes follow, so that it does not take the end for an attack or a broken
+        connection. Must be called after all was sent."""
         with self._lock:
             if self.is_ready:
                 # The peer need not answer.
@@ -180,8 +188,8 @@ class TlsSocket:
                 self._flush()
 
     def peer_names(self) -> frozenset[str]:
-        """Return the names in the checked certificate of the peer, and its fingerprint, such as `DNS:shop.example` and
-        `sha256:0f...`; none if it has sent no certificate."""
+        """Return the names in the peer's checked certificate, and the certificate's fingerprint, such as
+        `DNS:shop.example` and `sha256:0f...`. The result is empty if the peer has sent no certificate."""
         with self._lock:
             certificate, encoded = self._tls.getpeercert(), self._tls.getpeercert(binary_form=True)
         if not encoded:
@@ -200,7 +208,7 @@ class TlsSocket:
         return True
 
     def _encrypt(self, chunk: memoryview) -> None:
-        """Encrypt bytes, now that the socket has taken all that was encrypted before."""
+        """Encrypt bytes. Must be called only when the socket has taken all bytes that were encrypted before."""
         self.encrypted_count = len(chunk)
         self._taken_count = 0
         while chunk:
@@ -209,13 +217,13 @@ class TlsSocket:
             chunk = chunk[size:]
 
     def _take_encrypted(self) -> int:
-        """Return how many bytes were encrypted, now that the socket has taken all of them."""
+        """Return the number of bytes that were encrypted, and note that the socket has taken all of them."""
         count, self.encrypted_count = self.encrypted_count, 0
         self._records.clear()
         return count
 
     def _flush(self) -> bool:
-        """Write encrypted bytes. Returns whether the socket has taken all."""
+        """Write encrypted bytes. Returns whether the socket has taken all of them."""
         while True:
             if not self._unsent:
                 if not self._outgoing.pending:

@@ -272,7 +272,7 @@ def test_lost_connection_is_recorded_as_lost_for_counted_attempts_and_as_release
     recorded, session = holding(5)
     recorded.engine.commands.acknowledge(session, Ack("s", 4, "t"))
     recorded.engine.commands.nack(session, Nack("s", 5, "t"))
-    recorded.engine.commands.disconnect(session, is_clean=False)
+    recorded.engine.commands.disconnect(session, is_exempt=False)
     lost = [(4, 1, "lost"), (5, 1, "lost"), (1, 1, "lost")]
     assert returns(recorded) == [*lost, (2, 0, "released"), (3, 0, "released")]
 
@@ -288,14 +288,14 @@ def test_messages_only_acknowledged_in_a_transaction_that_counts_nacks_are_recor
     if is_aborted:
         recorded.engine.commands.abort(session, Abort("u"))
     else:
-        recorded.engine.commands.disconnect(session, is_clean=False)
+        recorded.engine.commands.disconnect(session, is_exempt=False)
     assert returns(recorded) == [(1, 0, "released"), (2, 1, "aborted" if is_aborted else "lost")]
 
 
 def test_disconnect_is_recorded_as_released() -> None:
     recorded, session = holding(3)
     recorded.engine.commands.acknowledge(session, Ack("s", 3, "t"))
-    recorded.engine.commands.disconnect(session, is_clean=True)
+    recorded.engine.commands.disconnect(session, is_exempt=True)
     assert sorted(returns(recorded)) == [(number, 0, "released") for number in (1, 2, 3)]
 
 
@@ -426,7 +426,7 @@ def test_end_of_a_subscription_that_ends_with_its_connection_is_not_recorded() -
     recorded.send(session, destination=news)
     recorded.commit()
     recorded.engine.commands.unsubscribe(session, Unsubscribe("s"))
-    recorded.engine.commands.disconnect(session, is_clean=True)
+    recorded.engine.commands.disconnect(session, is_exempt=True)
     assert {event["kind"] for event in recorded.events()} == {"run-started", "committed"}
 
 
@@ -658,7 +658,7 @@ def busy(
                 recorded.engine.commands.acknowledge(session, Ack("s", rng.choice(held), "t"))
                 recorded.engine.commands.abort(session, Abort("t"))
             case 9 if rng.random() < 0.3:
-                recorded.engine.commands.disconnect(session, is_clean=rng.random() < 0.5)
+                recorded.engine.commands.disconnect(session, is_exempt=rng.random() < 0.5)
                 sessions[number] = joined(number)
         recorded.engine.state.commit_state.tick(1_000_000 + rng.randrange(10**6), 0)
     recorded.commit()

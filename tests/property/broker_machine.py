@@ -921,8 +921,8 @@ class BrokerMachine(RuleBasedStateMachine):
                 note(f"engine.commands.acknowledging.acknowledge_first({name}, {sent_count})")
                 self.engine.commands.acknowledging.acknowledge_first(session.consumers[reader.subscription], sent_count)
                 self.oracle.sent_before_loss(reader, sent_count)
-        note(f"engine.commands.disconnect({peer.name}, is_clean={is_clean}, is_requested={is_requested})")
-        self.engine.commands.disconnect(session, is_clean=is_clean, is_requested=is_requested)
+        note(f"engine.commands.disconnect({peer.name}, is_exempt={is_clean}, is_requested={is_requested})")
+        self.engine.commands.disconnect(session, is_exempt=is_clean, is_requested=is_requested)
         self.oracle.disconnect(peer, is_clean, is_by_frame=is_requested)
         self.browses = [browse for browse in self.browses if browse.peer is not peer]
         del self.sessions[peer]

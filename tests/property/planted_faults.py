@@ -650,10 +650,10 @@ def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) ->
             gone = [each for each in before if each[1].sequence not in held]
             acknowledged.setdefault(targets.all_queues(acknowledging), []).extend(gone)
 
-    def faulty_disconnect(connecting: Connecting, session: ConnectionState, *, is_clean: bool, **end: bool) -> None:
-        disconnect(connecting, session, is_clean=is_clean, **end)
+    def faulty_disconnect(connecting: Connecting, session: ConnectionState, *, is_exempt: bool, **end: bool) -> None:
+        disconnect(connecting, session, is_exempt=is_exempt, **end)
         for theirs, entry, message in acknowledged.get(targets.all_queues(connecting), []):
-            if theirs is session and not is_clean:
+            if theirs is session and not is_exempt:
                 entry.message = message
                 if message is not None:
                     targets.COUNT_LOADED.of(connecting)(entry, message)
@@ -734,11 +734,11 @@ def the_receipt_of_an_abort_does_not_wait_for_its_attempts(patch: Patch) -> None
 def a_lost_connection_counts_an_attempt_of_each_prefetched_message(patch: Patch) -> None:
     end_consumer = targets.END_CONSUMER.original
 
-    def faulty(subscribing: Subscribing, consumer: BrokerConsumer, *, is_lost: bool) -> None:
-        rest = list(consumer.held.values())[1:] if is_lost else []
+    def faulty(subscribing: Subscribing, consumer: BrokerConsumer, *, is_exempt: bool) -> None:
+        rest = [] if is_exempt else list(consumer.held.values())[1:]
         for entry in rest:
             del consumer.held[entry.sequence]
-        end_consumer(subscribing, consumer, is_lost=is_lost)
+        end_consumer(subscribing, consumer, is_exempt=is_exempt)
         for entry in rest:
             targets.REQUEUE.of(subscribing)(entry, RequeueReason.LOST)
 
@@ -782,7 +782,7 @@ def an_abort_counts_no_attempt(patch: Patch) -> None:
 def a_clean_end_counts_an_attempt(patch: Patch) -> None:
     disconnect = targets.DISCONNECT.original
     targets.DISCONNECT.replace(
-        patch, lambda connecting, session, **end: disconnect(connecting, session, **end | {"is_clean": False})
+        patch, lambda connecting, session, **end: disconnect(connecting, session, **end | {"is_exempt": False})
     )
 
 
@@ -3200,7 +3200,7 @@ def a_wildcard_has_a_window_for_each_of_its_queues(patch: Patch) -> None:
 
 @shows_in(WildcardMachine)
 def messages_held_by_an_ended_wildcard_return_to_another_queue(patch: Patch) -> None:
-    def faulty(subscribing: Subscribing, consumer: BrokerConsumer, *, is_lost: bool) -> None:
+    def faulty(subscribing: Subscribing, consumer: BrokerConsumer, *, is_exempt: bool) -> None:
         queues = consumer.all_queues()
         for entry in consumer.held.values() if len(queues) > 1 else ():
             wrong = queues[0] if queues[0] is not entry.lane.queue else queues[1]
@@ -3208,7 +3208,7 @@ def messages_held_by_an_ended_wildcard_return_to_another_queue(patch: Patch) -> 
             entry.lane.queue.resident_bytes -= size
             wrong.resident_bytes += size
             entry.lane = wrong.lane(entry.lane.rank)
-        end_consumer(subscribing, consumer, is_lost=is_lost)
+        end_consumer(subscribing, consumer, is_exempt=is_exempt)
 
     end_consumer = targets.END_CONSUMER.original
     targets.END_CONSUMER.replace(patch, faulty)
@@ -3575,9 +3575,9 @@ def the_started_message_named_by_an_acknowledgement_is_not_started(patch: Patch)
 
 @shows_in(ReleasingMachine)
 def a_lost_connection_counts_the_first_message_of_a_truenext_client(patch: Patch) -> None:
-    def faulty(subscribing: Subscribing, consumer: BrokerConsumer, *, is_lost: bool) -> None:
+    def faulty(subscribing: Subscribing, consumer: BrokerConsumer, *, is_exempt: bool) -> None:
         is_truenext_client, consumer.session.is_truenext_client = consumer.session.is_truenext_client, False
-        end_consumer(subscribing, consumer, is_lost=is_lost)
+        end_consumer(subscribing, consumer, is_exempt=is_exempt)
         consumer.session.is_truenext_client = is_truenext_client
 
     end_consumer = targets.END_CONSUMER.original
@@ -3693,8 +3693,8 @@ def a_takeover_is_taken_for_a_disconnect(patch: Patch) -> None:
     disconnect = targets.DISCONNECT.original
     targets.DISCONNECT.replace(
         patch,
-        lambda connecting, session, *, is_clean, is_requested=False: disconnect(
-            connecting, session, is_clean=is_clean, is_requested=is_clean
+        lambda connecting, session, *, is_exempt, is_requested=False: disconnect(
+            connecting, session, is_exempt=is_exempt, is_requested=is_exempt
         ),
     )
 
@@ -3704,7 +3704,9 @@ def a_disconnect_is_taken_for_a_lost_connection(patch: Patch) -> None:
     disconnect = targets.DISCONNECT.original
     targets.DISCONNECT.replace(
         patch,
-        lambda connecting, session, *, is_clean, is_requested=False: disconnect(connecting, session, is_clean=is_clean),
+        lambda connecting, session, *, is_exempt, is_requested=False: disconnect(
+            connecting, session, is_exempt=is_exempt
+        ),
     )
 
 

@@ -158,7 +158,7 @@ class BusyClients:
             self.engine.commands.pull(self.sessions[index], Credit("s", count, waits=self.chance(0.5)))
 
     def disconnect(self, index: int) -> None:
-        self.engine.commands.disconnect(self.sessions[index], is_clean=self.chance(0.3))
+        self.engine.commands.disconnect(self.sessions[index], is_exempt=self.chance(0.3))
         self.sessions[index] = self.join()
 
     def subscribe_again(self, index: int) -> None:

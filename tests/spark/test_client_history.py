@@ -55,7 +55,7 @@ def test_consumers_are_not_idle_while_an_exclusive_consumer_has_a_full_window(ex
     for _ in range(4):
         recorded.send(sessions[0])
     assert not after(recorded, 30)
-    recorded.engine.commands.disconnect(sessions[1], is_clean=True)
+    recorded.engine.commands.disconnect(sessions[1], is_exempt=True)
     assert not after(recorded, 60)
     assert [event["consumer"] for event in events_of(recorded) if event["kind"] == "dispatched"] == [2, 1, 3]
 
@@ -128,9 +128,9 @@ def the_first_exclusive_consumer_has_the_queue_whatever_its_priority(patch: Patc
 def the_first_message_counts_an_attempt_though_not_started(patch: Patch) -> None:
     end_consumer = Subscribing.end_consumer
 
-    def does_not_ask(subscribing: Subscribing, consumer: BrokerConsumer, *, is_lost: bool) -> None:
+    def does_not_ask(subscribing: Subscribing, consumer: BrokerConsumer, *, is_exempt: bool) -> None:
         consumer.session.is_truenext_client = False
-        end_consumer(subscribing, consumer, is_lost=is_lost)
+        end_consumer(subscribing, consumer, is_exempt=is_exempt)
 
     patch.setattr(Subscribing, "end_consumer", does_not_ask)
 

@@ -88,7 +88,7 @@ def release_with_a_transaction(held: Held) -> None:
 
 def lost_connection(held: Held) -> None:
     held.engine.commands.mark_started(held.session, Started("0", held.entry.sequence, 1))
-    held.engine.commands.disconnect(held.session, is_clean=False)
+    held.engine.commands.disconnect(held.session, is_exempt=False)
 
 
 CONFIRMED = [

@@ -186,7 +186,7 @@ def test_browse_ends_with_unsubscribe_and_disconnect(ends_by: str) -> None:
     if ends_by == "UNSUBSCRIBE":
         driver.engine.commands.unsubscribe(driver.session, Unsubscribe("b"))
     else:
-        driver.engine.commands.disconnect(driver.session, is_clean=True)
+        driver.engine.commands.disconnect(driver.session, is_exempt=True)
     assert not driver.engine.has_work
     assert driver.turns() == []
 

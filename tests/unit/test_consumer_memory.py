@@ -50,7 +50,7 @@ def test_a_subscription_takes_its_selector_s_memory_and_gives_it_back(address: s
     subscribe(run, address, selector)
     assert run.engine.state.memory.queue_bytes > before + selector.size + CONSUMER_BYTES > before + 300_000
     if is_disconnect:
-        run.engine.commands.disconnect(run.session, is_clean=True)
+        run.engine.commands.disconnect(run.session, is_exempt=True)
     else:
         run.engine.commands.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
@@ -80,7 +80,7 @@ def test_selector_of_an_unused_durable_subscription_is_counted_also_after_a_rest
     before = run.engine.state.memory.queue_bytes
     selector = long_selector()
     subscribe(run, "/topic/t", selector, durable=KEY)
-    run.engine.commands.disconnect(run.session, is_clean=True)
+    run.engine.commands.disconnect(run.session, is_exempt=True)
     run.settle()
     assert run.engine.state.memory.queue_bytes > before + selector.size
     run.start_engine()
@@ -276,6 +276,6 @@ def test_memory_of_a_subscription_is_counted_for_each_kind_of_address(address: s
 
     used, counted = traced(run, subscribe_to_all)
     assert used < 1.1 * counted + 50_000
-    run.engine.commands.disconnect(run.session, is_clean=True)
+    run.engine.commands.disconnect(run.session, is_exempt=True)
     run.advance(70)
     assert run.engine.state.memory.queue_bytes < 10_000

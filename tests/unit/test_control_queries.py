@@ -168,7 +168,7 @@ def test_status_names_only_the_largest_temporary_destinations_that_still_exist()
         driver.send_to("/topic/t", bytes(1000 * number))
     answer = driver.start_request("status")
     next(answer)
-    driver.engine.commands.disconnect(sessions[0], is_clean=True)
+    driver.engine.commands.disconnect(sessions[0], is_exempt=True)
     largest = json.loads(finished(answer))["temporary"]["largest"]
     assert [each["client"] for each in largest] == [f"host of s{number}" for number in range(1, LARGEST_COUNT)]
 
@@ -249,7 +249,7 @@ def test_a_queue_whose_consumer_has_left_since_the_round_began_is_not_taken_for_
         steps = driver.audit.check(driver.engine, set)
         next(steps)
         assert [queue.name for queue in driver.audit._remaining] == ["q"]
-        driver.engine.commands.disconnect(disconnecting, is_clean=True)
+        driver.engine.commands.disconnect(disconnecting, is_exempt=True)
         driver.send("q")
         list(steps)
     assert driver.audit._stuck_since_ms == {}

@@ -85,7 +85,7 @@ def test_a_message_set_aside_from_a_temporary_queue_that_is_gone_goes_nowhere() 
     send(engine, session, "/temp-queue/t")
     (consumer,) = engine.turn.run().deliveries
     entry = engine.commands.acknowledging.hold_partially_sent(consumer)
-    engine.commands.disconnect(session, is_clean=True)
+    engine.commands.disconnect(session, is_exempt=True)
     engine.commands.acknowledging.resolve_partially_sent(entry, is_sent=False)
     assert not engine.has_work
     assert entry.lane.queue.waiting_count() == 0

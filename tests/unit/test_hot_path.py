@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.test_engine import commit, started
-from truenext.model.commands import Ack, AckMode, Send, Subscribe
+from truenext.model.commands import Ack, AckMode, AckRun, Send, SendRun, Subscribe
 from truenext.model.destination import parse_queue_name
 from truenext.model.message import SentMessage
 
@@ -36,34 +36,44 @@ def calls_per_message(work: Callable[[], object]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("persistent", "send", "dispatch", "acknowledge"),
-    [(False, 5, 3, 6), (True, 9, 3, 8)],
-    ids=["transient", "persistent"],
+    ("persistent", "in_runs", "send", "dispatch", "acknowledge"),
+    [(False, False, 5, 4, 6), (True, False, 9, 4, 8), (False, True, 0, 0, 4), (True, True, 2, 0, 6)],
+    ids=["transient", "persistent", "transient in runs", "persistent in runs"],
 )
 def test_a_message_costs_no_more_calls_than_it_did(
-    persistent: bool, send: float, dispatch: float, acknowledge: float
+    persistent: bool, in_runs: bool, send: float, dispatch: float, acknowledge: float
 ) -> None:
     engine = started()
     session = engine.commands.connect("s")
     orders = parse_queue_name("orders")
-    engine.commands.subscribe(session, Subscribe("1", orders, AckMode.INDIVIDUAL, COUNT))
+    # A second consumer takes turns, so that none is dispatched a run.
+    for name in "1" if in_runs else "12":
+        engine.commands.subscribe(session, Subscribe(name, orders, AckMode.INDIVIDUAL, COUNT))
     engine.turn.run()
-    sends = [Send(orders, SentMessage(4, persistent, 0, b"", b"body", 0)) for _ in range(COUNT)]
+    messages = [SentMessage(4, persistent, 0, b"", b"body", 0) for _ in range(COUNT)]
+    sends = [Send(orders, message) for message in messages]
 
     def send_all() -> None:
-        for one in sends:
-            engine.commands.send(session, one)
+        if in_runs:
+            engine.commands.send_run(session, SendRun(orders, messages))
+        else:
+            for one in sends:
+                engine.commands.send(session, one)
 
     sent = calls_per_message(send_all)
     if persistent:
         commit(engine)
     dispatched = calls_per_message(engine.turn.run)
-    acks = [Ack("1", sequence) for sequence in session.consumers["1"].held]
-    assert len(acks) == COUNT, "all were dispatched"
+    acks = {name: [Ack(name, sequence) for sequence in one.held] for name, one in session.consumers.items()}
+    assert sum(map(len, acks.values())) == COUNT, "all were dispatched"
 
     def acknowledge_all() -> None:
-        for one in acks:
-            engine.commands.acknowledge(session, one)
+        for name, of_one in acks.items():
+            if in_runs:
+                engine.commands.acknowledge_run(session, AckRun(name, of_one))
+            else:
+                for one in of_one:
+                    engine.commands.acknowledge(session, one)
 
     acknowledged = calls_per_message(acknowledge_all)
     # If it is less now, note that above.

@@ -263,5 +263,5 @@ def test_a_subscription_that_ends_meanwhile_is_left_out() -> None:
     driver.turn()
     answer = connection_request.make_connection_report(driver.engine, driver.session, None)
     next(answer)
-    driver.engine.commands.disconnect(driver.session, is_clean=True)
+    driver.engine.commands.disconnect(driver.session, is_exempt=True)
     assert json.loads(finished(answer)[0])["subscriptions"] == []

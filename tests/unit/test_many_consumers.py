@@ -175,7 +175,7 @@ def test_held_messages_are_searched_for_express_credit_only_when_they_have_chang
 
 
 def steps_of_end(driver: ManyConsumersDriver, session: ConnectionState) -> int:
-    return steps_of(lambda: driver.engine.commands.disconnect(session, is_clean=True))
+    return steps_of(lambda: driver.engine.commands.disconnect(session, is_exempt=True))
 
 
 @pytest.mark.parametrize("address", ["/queue/q", "/queue/*"])

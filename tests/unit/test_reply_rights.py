@@ -79,7 +79,7 @@ def test_dispatched_messages_are_searched_only_while_a_named_caller_is_there() -
     found = [users.rights.has_callers]
     users.send("caller", "/queue/work", replies.address)
     found.append(users.rights.has_callers)
-    users.engine.commands.disconnect(users.sessions["caller"], is_clean=True)
+    users.engine.commands.disconnect(users.sessions["caller"], is_exempt=True)
     users.rights.connection_closed(users.sessions["caller"])
     found.append(users.rights.has_callers)
     assert found == [False, True, False]

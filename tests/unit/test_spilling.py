@@ -245,7 +245,7 @@ class Waiting:
             stalled = self.run.engine.find_stalled_connection(lambda session: self.bytes_sent.get(session, 0))
             if stalled is not None:
                 ended.append(f"{stalled[0].id} {stalled[1]}")
-                self.run.engine.commands.disconnect(stalled[0], is_clean=False)
+                self.run.engine.commands.disconnect(stalled[0], is_exempt=False)
         return "\n".join(ended)
 
     def follower(self, name: str, topic: str = "/topic/t") -> QueueConsumer:

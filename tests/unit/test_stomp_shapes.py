@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.unit.decoder_without_shapes import DecoderWithoutShapes
 from tests.unit.mutation import mutated
 from truenext.errors import RemoteProtocolError
-from truenext.model.commands import Command, Login
+from truenext.model.commands import AckRun, Command, Login, SendRun
 from truenext.model.limits import HEADER_BYTES_MAX
 from truenext.wire.stomp import codec, request_shapes, shapes
 from truenext.wire.stomp.codec import Decoder
@@ -221,7 +221,12 @@ def commands_of(one: Session, pieces: list[bytes]) -> Outcome:
     try:
         for data in pieces:
             for command in one.receive(data):
-                commands.append((command, one.last_receipt, tuple(one.reported)))
+                if isinstance(command, SendRun | AckRun):
+                    # A part of it, and the others follow singly.
+                    command.executed = len(command) // 2
+                    commands += [(command[number], None, tuple(one.reported)) for number in range(command.executed)]
+                else:
+                    commands.append((command, one.last_receipt, tuple(one.reported)))
     except RemoteProtocolError as error:
         return commands, str(error), one.last_receipt
     return commands, "", one.last_receipt

@@ -327,7 +327,7 @@ def test_queue_is_stuck_if_a_message_requeued_without_its_body_is_not_read() -> 
     driver.subscribe(session=reader)
     assert driver.turn() == [1]
     driver.engine.evict()
-    driver.engine.commands.disconnect(reader, is_clean=True)
+    driver.engine.commands.disconnect(reader, is_exempt=True)
     driver.subscribe()
     with mock.patch.object(PageReader, "request_page"):
         assert driver.turn() == []

@@ -276,7 +276,7 @@ def test_second_subscribe_to_a_durable_subscription_waits_until_it_is_durable() 
     engine.commands.subscribe(
         maker, Subscribe("1", parse_address("/topic/t", "maker"), AckMode.INDIVIDUAL, 100, durable_key="me,n")
     )
-    engine.commands.disconnect(maker, is_clean=True)
+    engine.commands.disconnect(maker, is_exempt=True)
     engine.commands.subscribe(
         other, Subscribe("1", parse_address("/topic/t", "other"), AckMode.INDIVIDUAL, 100, durable_key="me,n")
     )

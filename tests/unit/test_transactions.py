@@ -231,14 +231,14 @@ def test_abort_of_a_refused_transaction_that_counts_nacks_counts_nothing_else() 
 
 def test_lost_connection_counts_messages_nacked_in_such_a_transaction_and_the_first_outside_it() -> None:
     bundle = Bundle(is_truenext_client=False)
-    bundle.engine.commands.disconnect(bundle.session, is_clean=False)
+    bundle.engine.commands.disconnect(bundle.session, is_exempt=False)
     assert bundle.attempts() == [0, 1, 1]
     assert [entry.was_lost for entry in bundle.entries] == [False, True, True]
 
 
 def test_lost_connection_of_a_truenext_client_counts_no_acknowledged_message() -> None:
     bundle = Bundle()
-    bundle.engine.commands.disconnect(bundle.session, is_clean=False)
+    bundle.engine.commands.disconnect(bundle.session, is_exempt=False)
     assert bundle.attempts() == [0, 1, 0]
 
 
@@ -249,7 +249,7 @@ def test_lost_connection_counts_nothing_of_a_client_that_acknowledges_all_in_suc
     # C10.4
     bundle = Bundle(is_truenext_client=is_truenext_client, nacks=False)
     bundle.engine.commands.acknowledge(bundle.session, Ack("0", bundle.entries[2].sequence, "t"))
-    bundle.engine.commands.disconnect(bundle.session, is_clean=False)
+    bundle.engine.commands.disconnect(bundle.session, is_exempt=False)
     assert bundle.attempts() == [0, 0, 0]
 
 
@@ -274,7 +274,7 @@ def test_cut_connection_keeps_the_transactions_that_count_something() -> None:
     send(bundle.engine, bundle.session, "of sends")
     assert bundle.engine.commands.connecting.park(bundle.session)
     assert list(bundle.session.transactions) == ["t"]
-    bundle.engine.commands.disconnect(bundle.session, is_clean=False)
+    bundle.engine.commands.disconnect(bundle.session, is_exempt=False)
     assert bundle.attempts() == [0, 1, 0]
 
 

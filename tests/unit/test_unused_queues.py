@@ -497,7 +497,7 @@ def test_room_reserved_for_a_transaction_is_free_when_that_ends(end: str) -> Non
     if end == "abort":
         run.engine.commands.abort(other, Abort("t"))
     else:
-        run.engine.commands.disconnect(other, is_clean=False)
+        run.engine.commands.disconnect(other, is_exempt=False)
     assert run.engine.state.memory.queue_bytes == before
     run.publish("q0")
 
@@ -807,7 +807,7 @@ def test_memory_that_consumers_add_to_queues_is_freed_by_a_disconnect() -> None:
     before = run.engine.state.memory.queue_bytes
     choose(run, "q", "x is null")
     choose(run, ">", "x = 1", "2")
-    run.engine.commands.disconnect(run.session, is_clean=False)
+    run.engine.commands.disconnect(run.session, is_exempt=False)
     run.settle()
     assert run.engine.state.memory.queue_bytes == before
 

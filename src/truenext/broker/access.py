@@ -1,7 +1,9 @@
 """Access: what a user needs for each command and control verb. Source: docs/security.md, "What a request needs"
 
-A check changes nothing but producer names, which become those of the user. It runs right before its command, before
-anything is looked up, so that a refusal does not tell what exists. A command or verb without a check is refused.
+A check changes nothing but producer names, which it makes names of the user. It runs right before the action of its
+command, and before anything is looked up, so that a refusal does not tell what exists. A command or verb without a
+check is refused. `UserSessions.guard` puts the checks before the actions. Its shortcut `send_as_user` leaves the check
+of a SEND out if the connection's last SEND went to the same destination.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import (
     Abort,
     Ack,
+    AckRun,
     Begin,
     Browse,
     Commit,
@@ -45,13 +48,13 @@ from truenext.model.destination import (
 from truenext.model.grants import Pattern, Right, User
 
 SENDABLE_QUEUES_MAX = 10_000
-"""Queues of a user for which its right to send is remembered."""
+"""Most queues of a user for which the right to send is remembered once it was found."""
 
 _TOPIC_KINDS = (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN)
 
 
 class ForbiddenError(RemoteProtocolError):
-    """A user lacks a right."""
+    """A user lacks a right that its command needs."""
 
     def __init__(self, user: User, what: str) -> None:
         super().__init__(f"user {user.name!r} may not {what}", Code.FORBIDDEN)
@@ -61,12 +64,13 @@ class ForbiddenError(RemoteProtocolError):
 
 
 def _named(destination: Destination) -> Pattern:
-    """Return what a queue, a topic or a pattern of them names."""
+    """Return the pattern of names that a grant must cover for a queue, a topic, or a pattern of queues or topics."""
     return Pattern(destination.kind in _TOPIC_KINDS, tuple(destination.name.split(".")))
 
 
 def _named_by_queue(name: str) -> Pattern:
-    """Return what the name of a queue names: the topic of a durable subscription, or else the queue itself."""
+    """Return the pattern of names that a grant must cover for a queue. For the queue of a durable subscription that is
+    the subscription's topic."""
     if name.startswith(SUBSCRIPTION_PREFIX):
         return subscription_topic(name)
     return Pattern(False, tuple(name.split(".")))
@@ -97,7 +101,11 @@ def _require_send(user: User, destination: Destination) -> None:
 
 
 def _require_reading(user: User, session: ConnectionState, right: Right, destination: Destination) -> None:
-    """Require a right to take or browse messages of a destination."""
+    """Require the right to take or browse messages of a destination. Those of a temporary queue or topic are for its
+    own connection alone.
+
+    Raises: ForbiddenError if the user lacks the right
+    """
     if not is_private(destination):
         _require(user, right, _named(destination))
     elif destination.session != session.id:
@@ -111,7 +119,10 @@ def _require_client_id(user: User, durable_key: str) -> None:
 
 
 def _require_on_queue(user: User, right: Right, name: str) -> None:
-    """Require a right on a queue by its name, which may be that of a durable subscription."""
+    """Require a right on a queue by its name in the store, also on the queue of a durable subscription.
+
+    Raises: ForbiddenError if the user lacks the right, or clients cannot name such a queue
+    """
     if not name.startswith(SUBSCRIPTION_PREFIX) and (name.startswith("/") or "," in name):
         # A queue that no client can name otherwise: of a connection, of scheduled sends, of an ended subscription.
         raise ForbiddenError(user, f"{right.value} {name[:100]!r}: that is no queue")
@@ -119,7 +130,7 @@ def _require_on_queue(user: User, right: Right, name: str) -> None:
 
 
 def subscription_topic(name: str) -> Pattern:
-    """Return the topic, or pattern of topics, of a durable subscription, by the name of its queue.
+    """Return the topic, or pattern of topics, of the durable subscription whose queue has this name.
 
     >>> str(subscription_topic("subscription,billing,orders,orders.>,total > 99"))
     '/topic/orders.>'
@@ -129,13 +140,19 @@ def subscription_topic(name: str) -> Pattern:
 
 
 def _require_producers(user: User) -> None:
-    """Require that a user may do anything with producer names: the broker remembers a limited number of them."""
+    """Require that a user may use producer names: the broker remembers only a limited number of producers.
+
+    Raises: ForbiddenError if the user may neither send nor take
+    """
     if not (user.grants[Right.SEND] or user.grants[Right.TAKE]):
         raise ForbiddenError(user, "use producer names: it needs a grant to send or to take")
 
 
 def _own_producer(user: User, name: str) -> str:
-    """Return the key of a producer that a user names, if the user may name any."""
+    """Return the key of a user's producer: each user has names of its own.
+
+    Raises: ForbiddenError if the user may use no producer names
+    """
     _require_producers(user)
     return user_producer(user.name, name)
 
@@ -188,9 +205,10 @@ def _check_browse(user: User, session: ConnectionState, browse: Browse) -> None:
 
 
 def check_browsed_subscription(user: User, queue: Queue) -> None:
-    """Check the topic of a durable subscription of the user's client ids, which is known only once it is found.
+    """Require the right to browse the topic of a durable subscription. `_check_browse` has checked the client id
+    before; the topic is known only once the subscription was found.
 
-    Raises: ForbiddenError
+    Raises: ForbiddenError if the user lacks the right
     """
     _require(user, Right.BROWSE, subscription_topic(queue.name))
 
@@ -209,6 +227,7 @@ COMMAND_CHECKS: dict[type[Any], Check] = {
     InvalidFrame: check_nothing,
     Send: _check_send,
     Ack: check_nothing,
+    AckRun: check_nothing,
     Nack: check_nothing,
     ReceiptRequest: check_nothing,
     Subscribe: _check_subscribe,
@@ -224,7 +243,7 @@ COMMAND_CHECKS: dict[type[Any], Check] = {
     Disconnect: _check_disconnect,
     ControlRequest: _check_control_request,
 }
-"""Check of each command; a Login has none, as it makes the user known."""
+"""Check of each command. A Login has none: before it the connection has no user."""
 
 
 # ---- Control verbs ----
@@ -233,7 +252,7 @@ VerbCheck = Callable[[User, ControlRequest], None]
 
 
 def _allow_verb(user: User, request: ControlRequest) -> None:
-    """Allow a verb whose answer is about the user's own."""
+    """Allow a verb whose answer shows only the connection's own state, or queues that the user may see."""
 
 
 def _check_producer_request(user: User, request: ControlRequest) -> None:
@@ -271,7 +290,11 @@ def _check_bulk(user: User, request: ControlRequest) -> None:
 
 
 def _require_on_scheduled(user: User, right: Right, to: str | None) -> None:
-    """Require a right on all destinations of scheduled sends that do not go to a single queue."""
+    """Require a right on scheduled sends that do not go to a single queue: on each destination in the address `to`, or
+    the right admin if `to` is None, which stands for all such sends.
+
+    Raises: ForbiddenError if the user lacks a right
+    """
     if to is None:
         if not user.is_admin:
             raise ForbiddenError(user, f"{right.value} all scheduled sends: it needs admin")
@@ -294,7 +317,7 @@ VERB_CHECKS: dict[str, VerbCheck] = {
 
 
 def may_see(user: User, queue: Queue) -> bool:
-    """Return whether `queues` shows a queue to a user."""
+    """Return whether the answer to `queues` shows a queue to a user: any right on the queue, or monitor, is enough."""
     if user.is_monitor:
         return True
     named = _named_by_queue(queue.name)
@@ -302,7 +325,7 @@ def may_see(user: User, queue: Queue) -> bool:
 
 
 def queue_of(request: ControlRequest) -> str:
-    """Return the queue that a control request, which was executed, was for; "" if it was for none."""
+    """Return the name of the queue in the body of a control request that was executed; "" if the body names none."""
     if request.verb in bulk.VERBS:
         return decode_client_json(request.verb, request.body, bulk.VERBS[request.verb]).queue
     if request.verb in QUEUE_CHANGES:

@@ -1,13 +1,12 @@
-"""Broker: drives the engine with one event loop, one store thread and many connections.
+"""Broker: drives the engine, with one event loop, one store thread and many connections.
 
     connection --execute--> engine        at once, as the bytes come (execution.py)
     turn:      engine --> store thread    the gathering batch, if a client waits for it
                engine --> connections     answers and deliveries, joined to one write per connection
     committed: a batch is durable --> turn
 
-A turn runs once per pass of the event loop in which anything happened, however many connections it came from. The
-broker owns the order of a turn and the time of each commit; each other subject has a room, and asks only those to its
-right:
+A turn runs once in each pass of the event loop in which anything happened. The broker owns the order of a turn
+(`_run_turn`) and the time of each commit. Each other subject is a file of its own, which asks only those to its right:
 
     execution --> control_commands --> user_sessions --> reply_rights, logins
         |-------> connection_ends --> takeovers
@@ -73,9 +72,8 @@ class Broker:
         write_time: WriteTimeEstimate | None = None,
         users: Users | None = None,
     ) -> None:
-        """`clock_ns` returns nanoseconds since the epoch, `monotonic_ns` nanoseconds of a clock that does not jump.
-        `write_time` is an earlier estimate for this disk, if there is one. Without `users` every client may do
-        everything."""
+        """`clock_ns` returns nanoseconds since the epoch, `monotonic_ns` those of a clock that does not jump.
+        `write_time` is an earlier estimate for this disk. Without `users` every client may do everything."""
         self._engine = engine
         self._commands = engine.commands
         self._commit_state = engine.state.commit_state
@@ -86,17 +84,17 @@ class Broker:
         self._peers: dict[ConnectionState, Peer] = {}
         self._is_turn_due = False
         self._has_ticked = False
-        """The clock was read for the turn that is due, at a command or a durable batch."""
+        """The clock was read since the last turn, by a command or a durable batch: the next turn need not read it."""
         self._lazy_commit: TimerHandle | None = None
         self._check_timer: TimerHandle | None = None
         self._idle: Future[None] | None = None
-        """Future that is done when the batch in flight is durable; used by `_drain` only."""
+        """Future that is done when the batch that is being written is durable; only `_drain` waits for it."""
         self.failure: Future[None] = loop.create_future()
-        """Set to the error that ends this broker, if one does."""
+        """Error that has ended this broker; not done while the broker works."""
         self._has_failed = False
-        """True once `failure` is set: quicker to read, several times for each message."""
+        """True once `failure` is set. It is read several times for each message, and quicker to read."""
         self.reload: Callable[[], ReloadResult] = lambda: NO_FILE
-        """Reloads the configuration file; set by the code that knows the file."""
+        """Reloads the configuration file. The code that starts a broker with a file replaces this function."""
 
         self.committer = Committer(
             store,
@@ -174,7 +172,6 @@ class Broker:
     # ---- Connections ----
 
     def connect(self, peer: Peer) -> ConnectionState:
-        """Register a connection."""
         session = self._commands.connect(secrets.token_hex(8))
         self._peers[session] = peer
         self._execution.connect(session)
@@ -185,12 +182,12 @@ class Broker:
         return self._execution.execute(session, commands)
 
     def answer(self, session: ConnectionState, answer: Answer) -> None:
-        """Answer a connection, after the answers to all its earlier commands."""
+        """Send an answer to a connection after the answers to all its earlier commands."""
         self._commit_state.answer(session, answer)
         self._schedule_turn()
 
     def on_all_sent(self, session: ConnectionState) -> None:
-        """Note that the socket has taken all messages that were delivered to the connection so far."""
+        """Note that the connection's socket has taken all messages that were delivered so far."""
         self._commands.on_all_sent(session)
         if self.control.requests.in_flight:
             self.control.requests.on_all_sent(session)
@@ -199,7 +196,7 @@ class Broker:
             self._schedule_turn()
 
     def connection_closed(self, session: ConnectionState) -> None:
-        """Remove a closed connection: no answer can be sent to it any more."""
+        """Forget a closed connection: it gets no answer any more."""
         self.ends.closed(session)
         self._peers.pop(session, None)
         self._execution.remove(session)
@@ -214,15 +211,15 @@ class Broker:
         self._schedule_turn()
 
     def _begin_read(self) -> None:
-        """Set the time for the commands of one read, and schedule the turn after them."""
+        """Read the clock for the commands of one read, and schedule a turn to follow them."""
         self._tick()
         self._has_ticked = True
         self._schedule_turn()
 
-    # ---- Start and stop ----
+    # ---- Start, stop, turns and commits ----
 
     async def start(self, *, after_clean_stop: bool = True) -> None:
-        """Start a run; returns once its start is durable. No connection may be accepted before.
+        """Start a run; returns once the start is durable. Only then may connections be accepted.
 
         Raises: StoreError if the store cannot be written.
         """
@@ -234,7 +231,7 @@ class Broker:
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
 
     async def stop(self) -> None:
-        """Finish batches, requeue held messages, write the final state. Connections must not be read any more.
+        """Write all batches, requeue held messages, write the final state. The caller has stopped all reading before.
 
         Raises: StoreError if the store cannot be written.
         """
@@ -256,7 +253,7 @@ class Broker:
         await self._drain()
 
     def close(self) -> None:
-        """End the store's threads once their current work is done. Without `stop`, the store is left as by a crash."""
+        """End the store's threads after their current work. Without `stop` before, the store is left as by a crash."""
         if self._check_timer is not None:
             self._check_timer.cancel()
         self._alarm.cancel()
@@ -265,7 +262,7 @@ class Broker:
         self.committer.close()
 
     async def _drain(self) -> None:
-        """Write until no batch gathers or is in flight, and the answers that waited for them are sent."""
+        """Write all batches, and send the answers that wait for these batches."""
         self._turn()
         while self.committer.is_busy or self._commit_state.has_batch:
             if not self.committer.is_busy:
@@ -277,8 +274,6 @@ class Broker:
                 await self._idle
             self._turn()
         self._idle = None
-
-    # ---- Turns ----
 
     def _schedule_turn(self) -> None:
         if not self._is_turn_due:
@@ -304,12 +299,18 @@ class Broker:
             self._schedule_turn()
 
     def _run_turn(self) -> None:
+        """Run one turn, in this order:
+        1. Commit, if a client waits for the batch: the disk then works while the turn dispatches and writes to sockets.
+        2. Dispatch, then at once the stuck check: only now a ready message and a consumer with credit are a fault.
+        3. Flush: each connection gets its answers and messages in one write.
+        4. Evict. This may drop bodies of messages, so the messages must be written to the sockets before.
+        5. Commit what the turn itself has changed, then do a slice of long work.
+        """
         engine, commit_state = self._engine, self._commit_state
         if not self._has_ticked:
             self._tick()
         self._has_ticked = False
         to_flush: dict[Peer, None] = {}
-        # The disk first: it works while we write to sockets.
         if commit_state.is_batch_awaited:
             self._commit()
             if not self.committer.is_busy:
@@ -325,7 +326,6 @@ class Broker:
             self.pager.read(read)
         for timer_read in timer_reads:
             self.pager.read_timers(timer_read)
-        # Directly after dispatch: at other times a queue may rightly have a ready message and a consumer with credit.
         if self._stuck_check.pending:
             self._stuck_check.run_slice()
         peers = self._peers
@@ -361,7 +361,7 @@ class Broker:
         self._commit_state.tick(self._clock_ns() // 1000, self._monotonic_ns() // 1000)
 
     def _answer(self, answers: list[tuple[ConnectionState, Answer]]) -> dict[Peer, ConnectionState]:
-        """Pass answers to their peers. Returns these peers, which must be flushed, and their connections."""
+        """Pass answers to their connections. Returns these connections; the caller must flush each."""
         answered: dict[Peer, ConnectionState] = {}
         for session, answer in answers:
             peer = self._peers.get(session)
@@ -382,14 +382,10 @@ class Broker:
         self._schedule_turn()
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
 
-    # ---- Commits and pages ----
-
     def _commit(self) -> None:
-        """Commit the gathering batch if the store is idle: at once if a client waits for it, else a little later.
-
-        A batch that no client waits for (an acknowledgement without a receipt) would otherwise cost a sync of its
-        own, and delay the next batch that a client does wait for. Source: docs/decisions/0047-larger-batches-at-once.md
-        """
+        """Commit the gathering batch if the store is idle: at once if a client waits for it, else a little later, so
+        that acknowledgements without a receipt cost no sync of their own, and delay no batch that a client waits for.
+        Source: docs/decisions/0047-larger-batches-at-once.md"""
         if self.committer.is_busy or self._has_failed:
             return
         if self._commit_state.is_batch_awaited:
@@ -403,7 +399,7 @@ class Broker:
             self._commit_now()
 
     def _commit_now(self) -> None:
-        """Commit the gathering batch. If it is durable at once, schedule a turn for its results."""
+        """Commit the gathering batch. If the event loop itself writes it, schedule a turn for the results."""
         if self._has_failed:
             return
         batch = self._engine.take_batch()
@@ -414,7 +410,6 @@ class Broker:
     def _write(self, batch: Batch) -> None:
         try:
             if self.committer.commit(batch):
-                # The write took time.
                 self._tick()
                 self._engine.store_results.on_committed(batch)
                 if not self._is_turn_due and self._engine.has_work:
@@ -443,7 +438,7 @@ class Broker:
         self.fail(error)
 
     def fail(self, error: TruenextError) -> None:
-        """Stop for good: no command is confirmed and no batch written any more; `failure` gets the error."""
+        """Stop for good: from now on no command is confirmed and no batch written. `failure` gets the error."""
         if not self._has_failed:
             self._has_failed = True
             self.failure.set_exception(error)

@@ -1,13 +1,13 @@
 """Capacity: which connections are read, and which wait for the disk or for memory.
 
-    the gathering batch has room               all are read
-    it is full, or eviction waits for a batch  each may still add a share to it, all together SHARES_BYTES
-    disk space is short                        producers wait before their next SEND
+    the gathering batch has space              all connections are read
+    it is full, or eviction waits for a batch  each connection may still add SHARE_BYTES, all together SHARES_BYTES
+    disk space is short                        connections that only send wait before their next SEND
     memory for incomplete frames is full       one large frame is read on at a time (incomplete_frames.py)
-    a pass has no time left to read            the others wait for a turn (read_turns.py)
+    a pass has no time left to read            connections that were not read wait for a turn (read_turns.py)
 
-The shares keep a client that sends little going while others have filled the batch: without them it would wait for
-several writes of the disk. They are fewer bytes than one batch takes, so that eviction gets ahead of them.
+While some clients fill the batch, a client that sends little goes on with its share. Without a share it would wait for
+several writes of the disk. SHARES_BYTES is less than a batch takes, so that eviction frees more than shares add.
 """
 
 from asyncio import AbstractEventLoop, TimerHandle
@@ -22,12 +22,13 @@ from truenext.model.limits import CAPACITY_CHECK_INTERVAL_S, INCOMPLETE_FRAME_BY
 from truenext.store.store import Store
 
 SHARE_BYTES = 32 * 1024
-"""Bytes of batch, events and messages after which a connection waits until the full batch is closed."""
+"""Bytes that one connection may add to a full batch (changes, events, messages) before it must wait until that batch is
+closed."""
 SHARES_BYTES = 1024 * 1024
-"""Bytes after which all connections wait for that."""
+"""Bytes that all connections together may add to a full batch before all must wait."""
 BATCHES_WITHOUT_SHARE = 8
-"""Batches in which a connection has no share after it has used one up: a single command may take more than all shares,
-and the connections that send little would wait for that."""
+"""Batches for which a connection has no share after it has used one up. A single command may take more than all shares,
+and connections that send little would have to wait because of it."""
 
 
 class Capacity:
@@ -42,7 +43,7 @@ class Capacity:
         resume: Callable[[ConnectionState], None],
         schedule_turn: Callable[[], object],
     ) -> None:
-        """`resume` reads a connection again."""
+        """`resume` executes the waiting commands of a connection, and reads its socket again."""
         self._engine = engine
         self._commit_state = engine.state.commit_state
         self._memory = engine.state.memory
@@ -59,23 +60,24 @@ class Capacity:
             schedule_turn=schedule_turn,
         )
         self._waiting: dict[ConnectionState, bool] = {}
-        """Connections that are not read, in order; True if they wait for disk space."""
+        """Connections that are not read, the one that waits longest first; True for those that wait for disk space."""
         self._timer: TimerHandle | None = None
         self._full_batch = 0
-        """Number of the batch that the shares belong to."""
+        """Number of the batch to which `_shares` were added."""
         self._shares: dict[ConnectionState, int] = {}
-        """Bytes that each connection has added to that batch since it was full."""
+        """Bytes that each connection has added to batch `_full_batch` since the batch was full."""
         self._shared_bytes = 0
         self._without_share: dict[ConnectionState, int] = {}
-        """Connections that have used up a share, each with the number of the batch from which on it has one again."""
+        """Connections that have used up a share, each with the number of the first batch in which it has a share
+        again."""
 
     @property
     def added_bytes(self) -> int:
-        """Bytes of all that commands add to: the gathering batch, its events, and messages in memory."""
+        """Bytes of the gathering batch, of its events, and of messages in memory: commands add to these three."""
         return self._commit_state.gathering_bytes + self._memory.message_bytes
 
     def may_read(self, session: ConnectionState) -> bool:
-        """Return whether the commands of a connection may be executed now. If not, call `wait`."""
+        """Return whether the commands of a connection may be executed now. If not, the caller must call `wait`."""
         state = self._commit_state
         if state.has_capacity:
             return True
@@ -88,7 +90,7 @@ class Capacity:
         return self._shared_bytes < SHARES_BYTES and self._has_share(session)
 
     def count_added(self, session: ConnectionState, size: int) -> None:
-        """Count the bytes that a connection has added while `CommitState.has_capacity` was false."""
+        """Count bytes that a connection has added, while `CommitState.has_capacity` is false, towards its share."""
         if size > 0:
             share = self._shares[session] = self._shares.get(session, 0) + size
             self._shared_bytes += size
@@ -96,7 +98,8 @@ class Capacity:
                 self._without_share[session] = self._commit_state.batch.number + BATCHES_WITHOUT_SHARE
 
     def wait(self, session: ConnectionState, *, needs_disk: bool = False) -> None:
-        """Resume the connection when its commands may be executed, and disk space is there if it `needs_disk`."""
+        """Resume the connection once its commands may be executed; if it `needs_disk`, once there is disk space,
+        too."""
         self._waiting[session] = needs_disk
         if self._timer is None:
             self._timer = self._loop.call_later(CAPACITY_CHECK_INTERVAL_S, self._check)
@@ -109,8 +112,8 @@ class Capacity:
         self._without_share.pop(session, None)
 
     def on_batch_closed(self) -> None:
-        """Resume the connections soon that have a share of the next batch. The others wait until this one is durable:
-        the disk is quicker if nothing is read meanwhile."""
+        """Resume, after this pass, the waiting connections that have a share of the new batch. The others wait until
+        the closed batch is durable: the disk is quicker if nothing is read meanwhile."""
         if self._waiting:
             self._loop.call_soon(self._resume_with_share)
 
@@ -123,12 +126,13 @@ class Capacity:
             self._resume_one(session)
 
     def find_stalled_sender(self) -> ConnectionState | None:
-        """Return a connection that sends a large frame too slowly while others wait for its memory, if there is one;
-        called once a second."""
+        """Return a connection that sends a large frame too slowly while others wait for the memory of this frame; None
+        if there is none. Called once a second."""
         return self.incomplete_frames.find_stalled(self._waiting)
 
     def _check(self) -> None:
-        """Resume connections at an interval: disk space may return without an event here."""
+        """Resume the connections that may be read. Called at an interval, as nothing tells the broker that disk space
+        is free again."""
         self._timer = None
         self.resume_waiting()
         if self._waiting:
@@ -160,9 +164,11 @@ class Capacity:
     # ---- Frames that are not complete ----
 
     def bytes_to_read(self, session: ConnectionState, size: int) -> int:
-        """Return how many bytes may be read of a connection at once; needed if its frame counts, or memory is short.
+        """Return how many bytes may be read from a connection at once. The caller need not ask if the connection has no
+        large incomplete frame and `IncompleteFrames.is_full` is false.
 
-        The connection has `size` bytes of an incomplete frame. If the result is 0, the connection waits.
+        The connection has `size` bytes of an incomplete frame. If the result is 0, `Capacity` resumes the connection
+        later.
         """
         frames = self.incomplete_frames
         if size >= INCOMPLETE_FRAME_BYTES and self._waits_for_disk(session):
@@ -187,6 +193,7 @@ class Capacity:
         )
 
     def note_incomplete_frame(self, session: ConnectionState, size: int, received: int) -> None:
-        """Count an incomplete frame that has `size` bytes, `received` of them new; `size` is 0 if the frame is over."""
+        """Count an incomplete frame that has `size` bytes now, `received` of them new. `size` is 0 if the frame is
+        complete or was dropped."""
         if self.incomplete_frames.update(session, size, received) and self.incomplete_frames.has_waiting:
             self._loop.call_soon(self.resume_waiting)

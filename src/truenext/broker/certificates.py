@@ -23,18 +23,19 @@ _VERIFY = {
 
 class Certificates(NamedTuple):
     context: ssl.SSLContext
-    """TLS context of listeners."""
+    """TLS context for listeners."""
     fingerprint: str
-    """Digest of the files, which tells whether they have changed."""
+    """Digest of the files: it changes when a file changes."""
     fault: str | None
-    """Reason for which clients will refuse the certificate, such as that it has expired; None if there is none."""
+    """Reason why clients will refuse the certificate, for example because it has expired; None if they will not."""
 
 
 def read_certificates(settings: BrokerSettings) -> Certificates | None:
-    """Read the files of listeners with TLS; None if the settings name no certificate.
+    """Read the certificate, key and client certificates' signers for listeners with TLS. Returns None if the settings
+    name no certificate.
 
-    Raises: ConfigurationError that names the file and the setting
-    """
+    Raises: ConfigurationError, with file and setting, if a file cannot be read or used, or settings contradict each
+    other"""
     if settings.certificate is None:
         for name in ("key", "client_ca"):
             if getattr(settings, name) is not None:
@@ -88,7 +89,8 @@ def is_key_readable_by_others(settings: BrokerSettings) -> bool:
 
 
 def _find_fault(certificate: Path, context: ssl.SSLContext) -> str | None:
-    """Return why a client that trusts the certificate refuses it, by a handshake in memory; None if it does not."""
+    """Try a handshake in memory. Return why a client that trusts the certificate still refuses it; None if the client
+    accepts it."""
     client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client_context.check_hostname = False
     client_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

@@ -1,4 +1,4 @@
-"""Client warnings: what the log says of mistaken clients, once or a few times, however often they repeat it."""
+"""Client warnings: log mistakes of clients, each once or a few times, however often the client repeats it."""
 
 import logging
 from collections.abc import Callable, Container
@@ -9,7 +9,8 @@ from truenext.wire.stomp.headers import OWN_PREFIX
 logger = logging.getLogger(__name__)
 
 OTHER_PROTOCOL_SECONDS = 60.0
-"""Time after the warning of a client of another protocol in which others of that protocol are logged as debug."""
+"""Seconds after a warning about a client of another protocol in which further clients of that protocol are logged at
+level debug."""
 
 _FOREIGN_HEADER = "a header of another broker has no effect here"
 _UNKNOWN_HEADER = "an unknown header that begins with truenext- has no effect"
@@ -22,12 +23,12 @@ class ClientWarnings:
         self._time = time
         self._has_logged_login = False
         self._other_protocols: dict[str, float] = {}
-        """Protocols of refused clients, each with the time from which its next warning is logged."""
+        """Time from which on a client of each protocol is logged as a warning again."""
         self._ineffective_headers: set[tuple[str, str]] = set()
-        """Users, "" without users, with the names of headers of which the log has warned them."""
+        """User and header of each warning that was logged; the user is "" if the broker has no users."""
 
     def warn_of_other_protocol(self, client: str, protocol: str) -> None:
-        """Log a client of another protocol: one warning a minute for each protocol, as a port scan makes many."""
+        """Log a client of another protocol. Each protocol has one warning a minute, as a port scan would cause many."""
         now = self._time()
         if now < self._other_protocols.get(protocol, now):
             logger.debug(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})
@@ -36,8 +37,8 @@ class ClientWarnings:
         logger.warning(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})
 
     def warn_of_ineffective_header(self, client: str, user: str, frame: str, header: str, instead: str) -> None:
-        """Log a client's header without effect, once for each header and user. Of headers that only look like those of
-        truenext one is logged for each user, as clients may invent any number."""
+        """Log that a header has no effect, once for each header and user. All unknown headers that begin with
+        `truenext-` count as one header, as clients may invent any number of them."""
         is_unknown = header.startswith(OWN_PREFIX)
         key = (user, OWN_PREFIX if is_unknown else header)
         if key not in self._ineffective_headers:
@@ -46,18 +47,18 @@ class ClientWarnings:
             logger.warning(_UNKNOWN_HEADER if is_unknown else _FOREIGN_HEADER, extra=fields)
 
     def keep_users(self, users: Container[str]) -> None:
-        """Forget the users that are not among these."""
+        """Forget the warnings of all users but these."""
         self._ineffective_headers = {(user, header) for user, header in self._ineffective_headers if user in users}
 
     def warn_of_unchecked_login(self, client: str) -> None:
-        """Log that logins are not checked; only once, as many clients send a login each time."""
+        """Log that logins are not checked. Only the first call logs, as many clients send a login on each CONNECT."""
         if not self._has_logged_login:
             self._has_logged_login = True
             logger.warning("login and passcode are not checked: there are no users", extra={"client": client})
 
 
 def warn_of_discarded_messages(engine: Engine) -> None:
-    """Log the messages that the last SUBSCRIBE to a durable subscription has discarded, if it has."""
+    """Log how many messages the last SUBSCRIBE to a durable subscription has discarded, if any."""
     discarded = engine.commands.subscribing.take_discarded_subscription()
     if discarded is None:
         return
@@ -77,7 +78,7 @@ def warn_of_discarded_messages(engine: Engine) -> None:
 
 
 def warn_of_forgotten_producers(engine: Engine) -> None:
-    """Log how many producers were forgotten early since the last call, if any were."""
+    """Log how many producers the broker has forgotten before their time since the last call, if any."""
     forgotten, last = engine.state.producers.take_forgotten()
     if forgotten:
         logger.warning(

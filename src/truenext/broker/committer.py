@@ -1,10 +1,10 @@
 """Committer: makes batches durable, on a thread of its own or at once on the event loop.
 
-One batch at a time goes to the store; while its thread writes it the next one gathers in the engine. There is no
-timer in between: the disk sets the pace (group commit).
+Batches go to the store one after the other. While the thread writes a batch, the next one gathers in the engine. There
+is no timer in between: the disk sets the pace (group commit).
 
-The event loop itself writes a batch that the disk takes quickly (write_time.py): a thread's handover and callback
-cost more than that write. Source: docs/decisions/0047-larger-batches-at-once.md
+If the disk will take a batch quickly (write_time.py), the event loop itself writes it: handing the batch to the thread
+and back would cost more. Source: docs/decisions/0047-larger-batches-at-once.md
 """
 
 import threading
@@ -32,7 +32,8 @@ class Committer:
         on_committed: Callable[[Batch], None],
         on_failed: Callable[[TruenextError], None],
     ) -> None:
-        """`on_committed` and `on_failed` are called on the loop; after `on_failed` no batch is ever written again."""
+        """`on_committed` and `on_failed` are called on the event loop. After `on_failed` no batch is written any
+        more."""
         self._store = store
         self._history = history
         self._loop = loop
@@ -40,18 +41,18 @@ class Committer:
         self._on_failed = on_failed
         self._queue: SimpleQueue[Batch | None] = SimpleQueue()
         self.is_busy = False
-        """The thread has a batch that is not durable yet; no other may be committed."""
+        """The thread has a batch that is not durable yet. `commit` must not be called meanwhile."""
         self._is_thread_idle = True
-        """The thread writes nothing, not even history."""
+        """The thread writes neither a batch nor history."""
         self._write_time = write_time
         self._flush_timer: TimerHandle | None = None
         self._thread = threading.Thread(target=self._run, name="truenext-store", daemon=True)
         self._thread.start()
 
     def commit(self, batch: Batch) -> bool:
-        """Make a batch durable. Returns True if the batch is durable already; else `on_committed` is called later.
+        """Make a batch durable. Returns True if the batch is durable now; if False, `on_committed` is called later.
 
-        Raises: TruenextError if the batch cannot be written; no later one is written either.
+        Raises: TruenextError if the event loop itself cannot write the batch. No batch may be committed after that.
         """
         assert not self.is_busy
         if self._is_thread_idle and self._write_time.is_quick(batch.size + len(batch.history)):
@@ -96,7 +97,8 @@ class Committer:
         batch.history = b""
 
     def _flush_later(self) -> None:
-        """Flush the history files after a delay: readers can wait, as the store's journal has the events until then."""
+        """Flush the history files after HISTORY_FLUSH_SECONDS. Until then the store's journal has the events, so none
+        is lost; only readers of the files wait."""
         if self._flush_timer is None:
             self._flush_timer = self._loop.call_later(HISTORY_FLUSH_SECONDS, self._flush)
 

@@ -1,10 +1,10 @@
 """Configuration file, truenext.toml: reads, checks and merges settings.
 
     [broker]                    BrokerSettings (settings.py)
-    [policy]                    Policy, of every queue
-    [policy."orders.>"]         Policy, of queues of this pattern; settings that it lacks are those of [policy]
+    [policy]                    Policy of all queues
+    [policy."orders.>"]         Policy of the queues that match this pattern; [policy] has the settings missing here
 
-A file is applied as a whole or not at all, and all of its faults are reported at once. The valid settings are read
+A file is applied as a whole or not at all, and all of its faults are reported at once. Which settings are valid is read
 from their descriptions (truenext.model.setting).
 """
 
@@ -41,9 +41,9 @@ class Configuration:
     policies: Policies = field(default_factory=Policies)
     file: Path | None = None
     certificates: Certificates | None = None
-    """Certificates of the files that `broker` names, once `with_files` has read them; None if there are none."""
+    """Content of the certificate files that `broker` names; None if it names none, or `with_files` was not called."""
     users: Users | None = None
-    """Users of the file that `broker.users` names, once `with_files` has read it; None if there are none."""
+    """Content of the users file that `broker` names; None if it names none, or `with_files` was not called."""
     tables: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Names of the settings in each table of the file, by the table's header."""
 
@@ -57,11 +57,12 @@ class Configuration:
 def configure(
     file: Path | None, *, broker: Mapping[str, Any] | None = None, policy: Mapping[str, Any] | None = None
 ) -> Configuration:
-    """Read a file (None: no file), and replace its settings by those of the command line.
+    """Read a configuration file (None: no file), and replace its settings by those of the command line.
 
-    `broker` has values of BrokerSettings, `policy` of the policy of every queue; patterns override those.
+    `broker` and `policy` are the settings of the command line, by name: those of BrokerSettings, and those of the
+    policy of all queues. A pattern in the file overrides `policy`.
 
-    Raises: FaultyFileError, ConfigurationError if the file cannot be read
+    Raises: FaultyFileError if the file has faults; ConfigurationError if it cannot be read
     """
     tables = _ConfigurationFileReader(file).read() if file is not None else {}
     broker_values = tables.get(toml_header(BROKER), {})
@@ -82,9 +83,9 @@ def configure(
 
 
 def with_files(configuration: Configuration) -> Configuration:
-    """Return the configuration with the users and certificates of the files that it names.
+    """Return the configuration with the users and certificates from the files that its settings name.
 
-    Raises: FaultyFileError, ConfigurationError if a file cannot be read or used
+    Raises: FaultyFileError if the users file has faults; ConfigurationError if a file cannot be read or used
     """
     settings = configuration.broker
     users = None if settings.users is None else read_users(settings.users)
@@ -99,7 +100,7 @@ class PatternHeader(str):
 
 
 def toml_header(section: str, pattern: str | None = None) -> str:
-    """Return a table's header as the file has it.
+    """Return the header of a table as it is written in the file.
 
     >>> toml_header("policy", "orders.>")
     '[policy."orders.>"]'
@@ -118,12 +119,13 @@ class _ConfigurationFileReader:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._faults: list[str] = []
-        """Faults in the order of the file; tomllib joins the parts of a table that is in several places."""
+        """Faults found so far, about in the order of the file: tomllib joins the parts of a table that is in several
+        places."""
 
     def read(self) -> dict[str, dict[str, Any]]:
-        """Return the settings in the file, by header of their table.
+        """Return the settings in the file: name and value, by the header of their table.
 
-        Raises: as `configure`
+        Raises: FaultyFileError if the file has faults; ConfigurationError if it cannot be read
         """
         tables: dict[str, dict[str, Any]] = {}
         for section, table in self._parse().items():
@@ -198,7 +200,8 @@ class _ConfigurationFileReader:
         return values
 
     def _read_setting(self, described: type, header: str, name: str, raw: Any, values: dict[str, Any]) -> None:
-        """Add a setting to `values`, or its fault to `_faults`."""
+        """Add the value of a setting to `values`; if the setting is unknown or its value invalid, add a fault to
+        `_faults`."""
         known = settings_of(described)
         if name not in known:
             self._faults.append(f"{header}: there is no setting {name!r}" + _suggestion(name, known))
@@ -229,9 +232,9 @@ class _ConfigurationFileReader:
 
 
 def _read(setting: Setting, raw: Any) -> Any:
-    """Return the setting's value from a value of the file.
+    """Convert the value in the file to the value of the setting.
 
-    Raises: ValueError with the fault of the value; the setting's name goes before it.
+    Raises: ValueError if the value is invalid; its text continues a sentence that begins with the setting's name.
     """
     kind = setting.kind
     if raw == "none" and setting.none is not NO_NONE_VALUE:
@@ -260,7 +263,7 @@ def _read(setting: Setting, raw: Any) -> Any:
 
 
 def describe_range(setting: Setting) -> str:
-    """Describe the valid numbers of a setting; "" for all, or if it is no number.
+    """Describe which numbers a setting may have; "" if all, or if the setting is no number.
 
     >>> describe_range(settings_of(Policy)["page_size"])
     '1 to 100,000'
@@ -272,7 +275,7 @@ def describe_range(setting: Setting) -> str:
 
 
 def format_value(setting: Setting, value: Any) -> str:
-    """Format a value as the file has it.
+    """Format the value of a setting as it is written in the file.
 
     >>> format_value(settings_of(Policy)["memory_limit"], 1 << 20)
     '"1MiB"'

@@ -1,9 +1,11 @@
-"""Connection ends: release or keep the messages and the place of a connection that ends, for each cause.
+"""Connection ends: release or keep the messages of a connection that ends, for each cause.
 
-DISCONNECT       unsent messages are cancelled, held ones released
-socket lost      parked for a moment if its client can take it over, else its held messages are requeued
-takeover         a new connection of the client has proved that it is the same; the old one closes
-closed           no answer follows; partially sent messages are released
+DISCONNECT       unsent messages are dropped, held messages are requeued without an attempt
+socket broken    parked (in the contract: cut) if its client has a secret for a takeover, and its end would count an
+                 attempt; else lost
+lost             held messages are requeued, with attempts unless the end is exempt
+takeover         a new connection names the secret of the old one; the old one is closed, and counts no attempt
+closed           no answer can follow; messages that were sent in part are requeued
 """
 
 from collections import deque
@@ -29,7 +31,7 @@ class ConnectionEnds:
         schedule_turn: Callable[[], object],
         drop_answers: Callable[[ConnectionState], object],
     ) -> None:
-        """`tick` sets the time. `drop_answers` drops answers to control requests of a connection."""
+        """`tick` reads the clock. `drop_answers` drops the answers to control requests of a connection."""
         self._engine = engine
         self._peers = peers
         self._capacity = capacity
@@ -38,16 +40,16 @@ class ConnectionEnds:
         self._drop_answers = drop_answers
         self._takeovers = TakeoverSecrets()
         self._parked: set[ConnectionState] = set()
-        """Connections without a socket that wait for a takeover."""
+        """Parked connections: they have no socket, and their clients may take them over."""
         self._partially_sent: dict[ConnectionState, deque[Entry | None]] = {}
-        """Messages that were partially sent, or encrypted, when their consumer ended or released its messages; in
-        order, with None for one that is not of a consumer in auto mode."""
+        """Messages that were sent in part, or encrypted, when their consumer ended or released its messages, in the
+        order of sending. None stands for a message of a browser, or of a consumer that acknowledges its messages."""
 
     def take_over(self, session: ConnectionState, login: Login, user: str) -> tuple[str, bool]:
-        """Give a truenext client its secret, and close the connection of the same client that it takes over, whose
-        place it gets. Returns the secret, and whether there was such a connection.
+        """Close the connection with the secret that a login names, if there is one; the new connection gets its place.
+        Returns the secret of the new connection, and whether there was an old one.
 
-        Raises: RemoteProtocolError if the login is late
+        Raises: RemoteProtocolError if the login came late: its client has logged in with a higher number since
         """
         secret, former = self._takeovers.take_over(session, login, user)
         if former is not None:
@@ -55,8 +57,12 @@ class ConnectionEnds:
         return secret, former is not None
 
     def park(self, session: ConnectionState) -> bool:
-        """Park a connection whose socket ended without a DISCONNECT, so that its client may take it over. Only state
-        that would count an attempt is kept. Returns False if there is none, or no takeover is possible."""
+        """Park a connection whose socket ended without a DISCONNECT, so that its client may take it over.
+
+        Returns False if the client has no secret; then nothing was changed. Else all that would count no attempt ends
+        now: unsent messages are dropped, messages that were not started are requeued, answers to control requests are
+        dropped. Returns True if anything is left, and False if the caller must end the connection, too.
+        """
         if not self._takeovers.has_secret(session):
             return False
         self._tick()
@@ -70,19 +76,19 @@ class ConnectionEnds:
         return is_parked
 
     def lost(self, session: ConnectionState, *, is_exempt: bool = False) -> None:
-        """End the session of a client that sent no DISCONNECT; answers may still follow until `closed`.
+        """Requeue the messages of a connection that ends without DISCONNECT. Until `closed` it may still get answers.
 
-        If `is_exempt`, its held messages count no attempt, as after a DISCONNECT.
+        If `is_exempt`, the held messages count no attempt.
         """
         self._tick()
         self.cancel_unsent(session, None)
-        self._engine.commands.disconnect(session, is_clean=is_exempt)
+        self._engine.commands.disconnect(session, is_exempt=is_exempt)
         self._takeovers.remove(session)
         self._drop_answers(session)
         self._schedule_turn()
 
     def closed(self, session: ConnectionState) -> None:
-        """Release what a closed connection has sent in part."""
+        """Requeue the messages in auto mode that a closed connection has sent only in part."""
         self.release_partially_sent(session)
         self._parked.discard(session)
 
@@ -90,7 +96,7 @@ class ConnectionEnds:
 
     def disconnect(self, session: ConnectionState, disconnect: Disconnect) -> None:
         self.cancel_unsent(session, None)
-        self._engine.commands.disconnect(session, is_clean=True, is_requested=True)
+        self._engine.commands.disconnect(session, is_exempt=True, is_requested=True)
         self._takeovers.remove(session)
         if disconnect.forgotten_producers:
             self._engine.state.producers.forget(session, disconnect.forgotten_producers)
@@ -108,7 +114,8 @@ class ConnectionEnds:
         self._engine.commands.release(session, request)
 
     def close_parked_users(self, durable_key: str) -> None:
-        """Close parked connections that use a durable subscription ("" is none), so that another client can use it."""
+        """Close the parked connection that uses a durable subscription, so that another client can use the
+        subscription. `durable_key` is "" if the command names no durable subscription."""
         if self._parked and durable_key:
             for session in self._engine.commands.subscribing.durable_subscribers(durable_key):
                 if session in self._parked:
@@ -117,7 +124,8 @@ class ConnectionEnds:
     # ---- Messages that were not sent, or in part ----
 
     def cancel_unsent(self, session: ConnectionState, consumers: Collection[BrokerConsumer] | None) -> None:
-        """Drop unsent messages of some consumers (None: of all); what the socket took in auto mode is acknowledged."""
+        """Drop the unsent messages of some consumers (None: of all). Messages of consumers in auto mode that the socket
+        has taken are acknowledged."""
         peer = self._peers.get(session)
         if peer is None:
             return
@@ -131,23 +139,26 @@ class ConnectionEnds:
             self._partially_sent.setdefault(session, deque()).append(entry)
 
     def partial_frame_sent(self, session: ConnectionState) -> None:
-        """Note that the socket has taken all of a partially sent message, see `Peer.cancel_unsent`."""
+        """Note that the socket has now taken all of a message that was sent in part when `cancel_unsent` dropped the
+        others."""
         messages = self._partially_sent.get(session)
         if messages:
             self._settle(messages.popleft(), is_sent=True)
 
     def drop_unsent(self, session: ConnectionState) -> None:
-        """Cancel all unsent messages of a connection that sends nothing more, also those that were sent in part."""
+        """Drop all unsent messages of a connection that will send nothing more. Messages in auto mode that were sent in
+        part are requeued."""
         self.cancel_unsent(session, None)
         self.release_partially_sent(session)
 
     def release_partially_sent(self, session: ConnectionState) -> None:
-        """Release the partially sent messages of a connection, which ends."""
+        """Requeue the messages in auto mode that a connection has sent in part, as it will not send the rest."""
         for entry in self._partially_sent.pop(session, ()):
             self._settle(entry, is_sent=False)
 
     def _settle(self, entry: Entry | None, *, is_sent: bool) -> None:
-        """Acknowledge or release a partially sent message of a consumer in auto mode."""
+        """Acknowledge a message of a consumer in auto mode that was sent in part, if all of it `is_sent` now; else
+        requeue it."""
         if entry is not None:
             self._engine.commands.acknowledging.resolve_partially_sent(entry, is_sent=is_sent)
             self._schedule_turn()

@@ -1,5 +1,5 @@
-"""Control request `connection`: the release count, transactions and subscriptions of the connection that sends it,
-why its subscriptions get no messages, and what its user may do.
+"""Control request `connection`: shows the connection that sends it. The answer has the release count, transactions and
+subscriptions of this connection, why a subscription gets no messages, and the grants of its user.
 
 The answer is made in steps, as there may be many subscriptions to many queues. Source: docs/protocol.md, "Control
 requests"
@@ -42,24 +42,25 @@ class SubscriptionReport(msgspec.Struct):
     """One subscription of the connection."""
 
     id: str
-    """Id that the client gave it."""
+    """Id that the client gave the subscription."""
     destination: str
     """Destination that the client named, with `/queue/` and without options."""
     held: int
-    """Number of messages that it holds."""
+    """Number of messages that the subscription holds."""
     started: int
     """Number of these messages that were started."""
     window: int | None
-    """Messages that the consumer may hold unless it is suspended; None in auto mode, of a browser, and if it pulls."""
+    """Window of the consumer, in messages; of a suspended one, the window that it has once it is woken. None in auto
+    mode, for a browser, and if the subscription pulls."""
     requested: int | None
     """Number of messages still to come for a pull request; None if the subscription does not pull."""
     idle: str
-    """Reason for no messages (WaitReason); "" if a message could be dispatched. The first reason that is true is
-    reported, of several queues that of the next message."""
+    """Reason why no message is dispatched now (WaitReason); "" if one could be. If several reasons are true, the first
+    in the order of WaitReason is reported; for a pattern of queues, the reason of the queue whose message is next."""
 
 
 class UserReport(msgspec.Struct):
-    """User of the connection, and its grants, those of its roles included."""
+    """User of the connection, and the user's grants, those of its roles included."""
 
     name: str
     """Name of the user."""
@@ -93,16 +94,19 @@ class ConnectionReport(msgspec.Struct):
 
 
 def check_body(body: bytes) -> None:
-    """Raises: RemoteProtocolError if the body is not empty"""
+    """Check that the request has no body.
+
+    Raises: RemoteProtocolError if it has one
+    """
     if body:
         raise RemoteProtocolError(f"{VERB}: this control request has no body: send it empty", Code.CONTROL_REQUEST)
 
 
 def make_connection_report(engine: Engine, session: ConnectionState, user: User | None) -> AnswerGenerator:
-    """Report the connection that sends the request: its transactions, its subscriptions, why these get no messages,
-    and its user's grants.
+    """Report the connection that sends the request: its transactions and subscriptions, why a subscription gets no
+    messages, and the grants of its user.
 
-    Makes a ConnectionReport as JSON, in steps.
+    Makes a ConnectionReport as JSON, in steps. `user` is the user of the connection `session`.
     """
     report = ConnectionReport(session.release_count, [], [], None if user is None else _report_user(user))
     for number, (name, transaction) in enumerate(list(session.transactions.items()), 1):
@@ -169,7 +173,7 @@ def _report_browser(browser: Browser) -> SubscriptionReport:
 
 
 def _own_address(destination: Destination) -> str:
-    """Return the address by which the client itself calls a destination."""
+    """Return the address of a destination as its own connection writes it, such as `/temp-queue/replies`."""
     if not destination.session:
         return destination.address
     prefix = TEMPORARY_TOPIC_PREFIX if destination.kind is DestinationKind.TOPIC else TEMPORARY_PREFIX

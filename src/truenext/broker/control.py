@@ -1,7 +1,7 @@
 """Control requests: queries and changes of the broker, by SEND to /control/VERB with a reply-to, JSON in and out.
 
-Queries of all queues run in steps, between which other clients are served (event_loop.py): the parts of an answer
-are from different moments, all of them after the request. Source: docs/decisions/0037-asking-a-full-broker.md
+Queries about all queues run in steps, between which other clients are served (event_loop.py). So the parts of one
+answer show different moments, all of them after the request. Source: docs/decisions/0037-asking-a-full-broker.md
 """
 
 from collections import Counter
@@ -47,10 +47,10 @@ REPLY_LIFETIME_MS = 60_000
 """Milliseconds until an answer that is not consumed expires."""
 
 ITEMS_PER_STEP = 50
-"""Queues, consumers or messages inspected in one step."""
+"""Number of queues, consumers or messages that one step inspects."""
 
 NAMES_SORTED_PER_STEP = 1000
-"""Names sorted in one step."""
+"""Number of names that one step sorts."""
 
 LARGEST_COUNT = 10
 """Number of the largest temporary queues and subscriptions that `status` names."""
@@ -60,16 +60,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ClientInfo(NamedTuple):
-    """Address and client id of a connection, by which the answer to `status` names its client."""
+    """Address and client id of a connection, for the answer to `status`."""
 
     address: str
     """Address of the client's socket."""
     client_id: str
-    """Name that the client gave itself; "" if none."""
+    """Value of `client-id` on the client's CONNECT; "" if none."""
 
 
 class QueryContext(NamedTuple):
-    """Parts of the broker from which the functions in QUERIES make their answers."""
+    """Parts of the broker that the functions in QUERIES read for their answers."""
 
     engine: Engine
     stuck_audit: StuckQueueDetector
@@ -77,13 +77,17 @@ class QueryContext(NamedTuple):
     reload: Callable[[], ReloadResult]
     client_info: Callable[[ConnectionState], ClientInfo]
     disk_level_bytes: dict[str, int]
-    """Sizes that determine the disk level, in bytes, see `Store.disk_level_bytes`."""
+    """Sizes that decide the disk level, in bytes, by name: `free` and `needed`, and `used` and `limit` if there is a
+    limit."""
     may_see: Callable[[Queue], bool] | None
-    """Whether the client may know of a queue; None if there are no users."""
+    """Function that tells whether the client may see a queue; None if it may see all."""
 
 
 def check_verb(verb: str) -> None:
-    """Raises: RemoteProtocolError if there is no such control request"""
+    """Check that there is a query with this verb.
+
+    Raises: RemoteProtocolError with the known verbs, if there is none
+    """
     if verb not in QUERIES:
         known_verbs = [*QUERIES, *QUEUE_CHANGES, connection_request.VERB, producer_request.VERB, *bulk.VERBS]
         raise RemoteProtocolError(
@@ -99,16 +103,17 @@ class QueueRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def apply_queue_change(engine: Engine, verb: str, body: bytes) -> bytes:
-    """Apply one of QUEUE_CHANGES. The answer may be sent only once the change is durable (`Administering.reply`).
+    """Apply one of QUEUE_CHANGES, and return the answer as JSON. The answer may be sent only once the change is durable
+    (`Administering.reply`).
 
-    Raises: RemoteProtocolError if it cannot be done.
+    Raises: RemoteProtocolError if the body is invalid, or the change cannot be made
     """
     request = decode_client_json(verb, body, QueueRequest)
     return _encode(QUEUE_CHANGES[verb](engine, request.queue))
 
 
 def make_reply_message(request: ControlRequest, body: bytes, now_ms: int) -> Send:
-    """Make the message that carries an answer to the client."""
+    """Make the SEND that carries an answer to the reply queue of its request."""
     headers = {"destination": request.reply_to.address, "content-type": "application/json"}
     if request.correlation is not None:
         headers["correlation-id"] = request.correlation
@@ -226,14 +231,15 @@ def _reload(context: QueryContext) -> AnswerGenerator:
 
 
 class _TemporaryTotals:
-    """Totals of queues that end with their connection, and the largest of these."""
+    """Totals of all queues that end with their connection, and a list of the largest of them."""
 
     def __init__(self) -> None:
         self._waiting = 0
         self._unacknowledged = 0
         self._bytes = 0
         self._largest: list[tuple[int, int, Destination, int, int]] = []
-        """Heap, the least first: bytes, a tie-breaker, the destination, and its waiting and held messages."""
+        """Heap of the largest queues, the smallest of them first. For each: bytes, a number that decides among equals,
+        the destination, the number of waiting messages, and that of held messages."""
         self._tie_breakers = count()
 
     def add(self, queue: Queue, receivers: QueueReceivers) -> Steps:
@@ -267,8 +273,8 @@ class _TemporaryTotals:
 
 
 def _own_address(destination: Destination) -> str:
-    """Return the address by which the client that owns a temporary queue or subscription calls it. Its name has the
-    session's id, which is kept from other clients, as they could send there."""
+    """Return the address of a temporary queue or subscription as the client that owns it writes it. The queue's name
+    would show the id of its connection, with which other clients could send to the queue."""
     prefix = f"/{destination.session}/"
     if not destination.topic:
         return TEMPORARY_PREFIX + destination.name.removeprefix(prefix)
@@ -278,7 +284,7 @@ def _own_address(destination: Destination) -> str:
 
 
 def _held_by_consumers(receivers: QueueReceivers) -> Generator[None, None, int]:
-    """Count, in steps, the messages of a queue that its consumers hold, wildcard consumers excluded."""
+    """Count, in steps, the messages that the consumers of a queue hold, wildcard consumers excluded."""
     held = 0
     for consumers in _chunks(receivers.consumers[:]):
         held += sum(len(consumer.held) for consumer in consumers)
@@ -303,7 +309,7 @@ def _chunks(items: list[_T], size: int = ITEMS_PER_STEP) -> Iterator[list[_T]]:
 
 
 def _pause(engine: Engine, queue: str) -> QueueChange:
-    """Pause a queue: nothing is dispatched from it."""
+    """Pause a queue: from now on nothing is dispatched from the queue."""
     return QueueChange(queue, created=engine.commands.administering.pause(queue))
 
 
@@ -314,11 +320,11 @@ def _resume(engine: Engine, queue: str) -> QueueChange:
 
 
 QUEUE_CHANGES: dict[str, Callable[[Engine, str], QueueChange]] = {"pause": _pause, "resume": _resume}
-"""Changes by verb, with their answers."""
+"""Functions that change a queue and return the answer, by verb."""
 
 QUERIES: dict[str, Callable[[QueryContext], AnswerGenerator]] = {
     "queues": _queues,
     "reload": _reload,
     "status": _status,
 }
-"""Queries by verb. Their requests have no body."""
+"""Functions that answer a query, by verb. The requests have no body."""

@@ -1,4 +1,5 @@
-"""Answers to the control requests `queues`, `status`, `pause` and `resume`, as JSON. docs/reference/control.md"""
+"""Answers to the control requests `queues`, `status`, `pause` and `resume`, in JSON. docs/reference/control.md is made
+of the texts here."""
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -13,36 +14,37 @@ class QueueReport(msgspec.Struct):
     waiting: int
     """Number of messages that wait."""
     unacknowledged: int
-    """Number of messages that consumers hold. Messages that they have acknowledged in an open transaction are in
-    neither count."""
+    """Number of messages that consumers hold. A message that was acknowledged in an open transaction is neither
+    waiting nor unacknowledged."""
     consumers: int
-    """Number of consumers, with those of patterns that match the queue."""
+    """Number of consumers, including consumers of patterns that match the queue."""
     scheduled: int
     """Number of scheduled sends to this queue alone."""
     paused: bool
     """True if an operator has paused the queue."""
     topic: str | UnsetType = UNSET
-    """Topic, or pattern of topics, of a durable subscription; a queue does not have this field."""
+    """Topic, or pattern of topics, of a durable subscription. The field is missing for a queue."""
 
 
 class StuckQueueReport(msgspec.Struct):
-    """One queue with a ready message and a consumer with credit, in which nothing happens: a fault of the broker."""
+    """One queue with a ready message and a consumer with credit, in which nothing is dispatched: a fault of the
+    broker."""
 
     queue: str
     """Name of the queue."""
     waiting_ms: int
-    """Milliseconds for which it has been stuck."""
+    """Milliseconds for which the queue has been stuck."""
 
 
 class MemoryReport(msgspec.Struct):
     """Memory of the broker, in bytes."""
 
     limit: int | None
-    """Part of the memory limit for messages; None if there is none."""
+    """Part of the memory limit for messages; null if the broker has no memory limit."""
     used: int
     """Bytes of messages in memory."""
     leaving: int
-    """Bytes, among `used`, that are being written and are then evicted."""
+    """Bytes of messages, counted in `used` too, that are being written to disk and then leave memory."""
     unsent: int
     """Bytes of messages that the sockets of clients have not taken."""
     open: int
@@ -61,11 +63,11 @@ class SubscriptionCounts(msgspec.Struct):
 
 
 class TemporaryQueueReport(msgspec.Struct):
-    """One temporary queue, or one subscription to a topic that is not durable. It names the client that reads too
-    slowly if disk or memory is short and the queues give no reason."""
+    """One temporary queue, or one subscription to a topic that is not durable. If disk or memory is short, and the
+    queues in `queues` are small, this shows which client reads too slowly."""
 
     destination: str
-    """Destination, as its client named it."""
+    """Destination, as the client that owns it writes it."""
     client: str
     """Address from which the client connects, as in the log."""
     client_id: str
@@ -79,17 +81,17 @@ class TemporaryQueueReport(msgspec.Struct):
 
 
 class TemporaryReport(msgspec.Struct):
-    """Temporary queues, and subscriptions to topics that are not durable, which `queues` does not report. A message
-    counts in full for each subscription in which a copy waits, so there may be less on the disk."""
+    """Temporary queues, and subscriptions to topics that are not durable. `queues` does not report these. A message
+    counts in full for each subscription in which a copy waits, so there may be fewer bytes on the disk."""
 
     waiting: int
-    """Number of messages that wait in all of them."""
+    """Number of messages that wait in all these queues and subscriptions."""
     unacknowledged: int
-    """Number of messages that their consumers hold."""
+    """Number of messages that consumers of these queues and subscriptions hold."""
     bytes: int
     """Bytes of these messages, in memory and on disk."""
     largest: list[TemporaryQueueReport]
-    """The ten with the most bytes, the largest first."""
+    """The ten queues and subscriptions with the most bytes, the largest first."""
 
 
 class StatusReport(msgspec.Struct):
@@ -100,10 +102,10 @@ class StatusReport(msgspec.Struct):
     memory: MemoryReport
     """Memory for messages."""
     disk_level: str
-    """Free space for new messages, by the name of its level."""
+    """Free space for new messages: `plenty`, `little`, `none` or `full`."""
     disk_bytes: dict[str, int]
-    """Bytes from which `disk_level` was found: `free` and `needed` of the disk, and `used` and `limit` if there is a
-    limit."""
+    """Sizes that decide `disk_level`, in bytes: `free` and `needed` on the disk; and `used` and `limit` if the broker
+    has a disk limit."""
     page_reads: int
     """Number of pages that are being read from the store."""
     queues: int
@@ -113,11 +115,11 @@ class StatusReport(msgspec.Struct):
     scheduled: int
     """Number of all scheduled sends."""
     scheduled_for_topics: int
-    """Number of scheduled sends, among `scheduled`, to a topic or to several destinations."""
+    """Number of scheduled sends to a topic or to several destinations; `scheduled` counts these, too."""
     waiting: int
     """Number of messages that wait in queues and durable subscriptions."""
     in_memory: int
-    """Number of their messages that are in memory."""
+    """Number of messages of queues and durable subscriptions that are in memory."""
     temporary: TemporaryReport
     """Messages in queues that end with their connections."""
 
@@ -128,4 +130,4 @@ class QueueChange(msgspec.Struct):
     queue: str
     """Name of the queue."""
     created: bool | UnsetType = UNSET
-    """True if `pause` has created the queue; the answer to `resume` does not have this field."""
+    """True if `pause` has created the queue. The field is missing in the answer to `resume`."""

@@ -1,9 +1,9 @@
 """Control commands: executes SENDs to /control/. Source: docs/protocol.md, "Control requests"
 
-bulk work                    in pieces, in the engine
-a change of one queue        at once, answered when it is durable
-producer                     at once, about the client itself
-connection, and queries      their answers take long to make: control_requests.py
+bulk work                    done in pieces, by the engine
+pause, resume                done at once, answered when the change is durable
+producer                     answered at once
+connection, and queries      answered later, as the answer may take long to make: control_requests.py
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from truenext.engine.state.queue import Queue
 from truenext.model.commands import ControlRequest
 
 MaySee = Callable[[Queue], bool] | None
-"""Whether a client may know of a queue; None if there are no users."""
+"""Function that tells whether a client may see a queue; None if it may see all."""
 
 
 class ControlCommands:
@@ -42,12 +42,15 @@ class ControlCommands:
         self._query_context = query_context
         self._schedule_turn = schedule_turn
         self.only = ControlOnlyConnections(time)
-        """Connections that may send nothing else."""
+        """Connections that may send nothing but control requests."""
         self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer)
-        """Requests that wait for their answers."""
+        """Requests whose answers take long to make."""
 
     def execute(self, session: ConnectionState, request: ControlRequest) -> None:
-        """Raises: RemoteProtocolError if the request is invalid, or waits for too many others"""
+        """Execute a control request, or begin to.
+
+        Raises: RemoteProtocolError if the request is invalid, or its connection waits for too many answers already
+        """
         engine = self._engine
         engine.commands.administering.expect_reply(request.reply_to)
         self.only.note_activity(session)
@@ -82,7 +85,7 @@ class ControlCommands:
         return control.QUERIES[verb](self._query_context(may_see))
 
     def send_answer(self, session: ConnectionState, request: ControlRequest, body: bytes) -> bool:
-        """Send the answer to a control request. Returns False if the connection has ended."""
+        """Send the answer to a control request. Returns False if the connection has ended meanwhile."""
         self.only.note_activity(session)
         self._engine.commands.administering.reply(
             control.make_reply_message(request, body, self._engine.state.commit_state.now_ms)
@@ -91,7 +94,8 @@ class ControlCommands:
         return self._engine.commands.connecting.is_connected(session)
 
     def idle_time_left(self, session: ConnectionState) -> float:
-        """Return the seconds that a control-only connection may still be idle; a pending answer counts as activity."""
+        """Return the seconds for which a control-only connection may still be idle. A connection that waits for an
+        answer is not idle."""
         if self.requests.pending_count(session) or self._engine.tasks.bulk.pending_answer_count(session):
             self.only.note_activity(session)
         return self.only.seconds_left(session)

@@ -1,4 +1,4 @@
-"""Control-only connections: those above the limit, which may only send control requests and get the answers.
+"""Control-only connections: connections beyond the listener's limit, which may only send control requests.
 
 An idle one is closed, so that another client can connect. Source: docs/decisions/0037-asking-a-full-broker.md
 """
@@ -9,6 +9,7 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import (
     Ack,
+    AckRun,
     Command,
     ControlRequest,
     Disconnect,
@@ -32,7 +33,7 @@ class ControlOnlyConnections:
         self._reasons: dict[ConnectionState, str] = {}
 
     def add(self, session: ConnectionState, reason: str) -> None:
-        """Add a connection; `reason` names the limit that it exceeds."""
+        """Add a connection; `reason` says which limit the connection exceeds."""
         self.idle_since[session] = self._time()
         self._reasons[session] = reason
 
@@ -41,18 +42,19 @@ class ControlOnlyConnections:
         self._reasons.pop(session, None)
 
     def note_activity(self, session: ConnectionState) -> None:
-        """Note a request of the connection, or an answer to it."""
+        """Note that the connection has sent a request or was sent an answer, if it is control-only."""
         if session in self.idle_since:
             self.idle_since[session] = self._time()
 
     def seconds_left(self, session: ConnectionState) -> float:
-        """Return the seconds until the connection is idle for too long; not positive if it must end."""
+        """Return the seconds for which the connection may still be idle; 0 or less if it must end."""
         return self.idle_since[session] + CONTROL_ONLY_IDLE_S - self._time()
 
     def check_commands(self, session: ConnectionState, commands: Iterable[Command]) -> Iterator[Command]:
-        """Yield the commands as long as the connection may send them, which may become control-only at its login.
+        """Yield the commands of a connection, and check each. The connection may become control-only at its login,
+        which is one of these commands.
 
-        Raises: RemoteProtocolError at the first other command.
+        Raises: RemoteProtocolError at the first command that a control-only connection may not send
         """
         for command in commands:
             if session in self.idle_since and not _is_allowed(session, command):
@@ -66,7 +68,7 @@ class ControlOnlyConnections:
 
 def _is_allowed(session: ConnectionState, command: Command) -> bool:
     match command:
-        case Login() | InvalidFrame() | ControlRequest() | Ack() | Nack() | ReceiptRequest() | Disconnect():
+        case Login() | InvalidFrame() | ControlRequest() | Ack() | AckRun() | Nack() | ReceiptRequest() | Disconnect():
             return True
         case Subscribe():
             destination = command.destination

@@ -1,12 +1,12 @@
-"""Control requests that wait for answers which take long to make, and delivery of these answers.
+"""Control requests whose answers take long to make: the queue in which they wait, and the sending of the answers.
 
-An answer is made in slices, one answer after the other. All equal requests that came before it was started get the
-same answer. A later request gets another one, as this one may lack what its client did before. An answer about a
-connection is only for that connection.
+Answers are made in slices, one after the other. All requests with the same verb that came before their answer was
+started get the same answer. A later request gets a new answer, because the client may have changed something just
+before it. An answer about a connection is only for that connection.
 
-An answer about many queues has megabytes, and each client that gets it has a copy in flight. So large ones are sent
-only as far as they fit ANSWERS_IN_FLIGHT_BYTES_MAX; the others wait until clients have received those. Source:
-docs/decisions/0037-asking-a-full-broker.md
+An answer about many queues has megabytes, and each client that gets it has a copy in flight. So large answers are sent
+only as long as those in flight fit into ANSWERS_IN_FLIGHT_BYTES_MAX. The others wait until clients have received some.
+Source: docs/decisions/0037-asking-a-full-broker.md
 """
 
 from collections import Counter, deque
@@ -19,10 +19,10 @@ from truenext.model.commands import ControlRequest
 from truenext.model.limits import ANSWER_SECONDS_MAX, ANSWER_STALL_SECONDS, ANSWERS_IN_FLIGHT_BYTES_MAX, PIECES_MAX
 
 AnswerGenerator = Generator[None, None, bytes]
-"""Makes an answer in steps, and returns it as JSON."""
+"""Generator that makes an answer in steps, and returns it as JSON."""
 
 SMALL_ANSWER_BYTES = 64 * 1024
-"""Bytes up to which an answer is sent without waiting for others to be received."""
+"""Bytes up to which an answer is small: it is sent at once, whatever is in flight."""
 
 
 class ControlRequests:
@@ -32,24 +32,25 @@ class ControlRequests:
         start: Callable[[str, ConnectionState | None], AnswerGenerator],
         reply: Callable[[ConnectionState, ControlRequest, bytes], bool],
     ) -> None:
-        """`start` starts the answer to a verb, about a connection or the whole broker (None); `reply` sends one, and
-        returns whether the client is still connected."""
+        """`start` returns the generator of the answer to a verb, about a connection or the whole broker (None). `reply`
+        sends an answer, and returns whether the client is still connected."""
         self._sliced_work = sliced_work
         self._start = start
         self._reply = reply
         self._waiting: dict[tuple[str, ConnectionState | None], list[tuple[ConnectionState, ControlRequest]]] = {}
-        """Requests whose answer is not started yet, by verb and by the connection that the answer is about."""
+        """Requests whose answer is not started yet, by verb and by the connection that the answer is about (None: the
+        whole broker)."""
         self._pending_counts: Counter[ConnectionState] = Counter()
         self._finished: deque[tuple[ConnectionState, ControlRequest, bytes]] = deque()
         """Answers that are made and not sent yet."""
         self.in_flight: dict[ConnectionState, int] = {}
-        """Bytes of large answers that were sent, and that the client has not received yet."""
+        """Bytes of large answers on their way to each connection."""
         self._progress: dict[ConnectionState, tuple[int, float, float]] = {}
-        """Progress of clients with large answers: bytes that the socket had taken at the last large step, loop times
-        of that step and of the first check."""
+        """How each connection with large answers takes them: the bytes that its socket had taken when it last took
+        SMALL_ANSWER_BYTES more, the time of that, and the time of the first check."""
 
     def pending_count(self, session: ConnectionState) -> int:
-        """Return how many answers the connection waits for."""
+        """Return the number of answers for which the connection waits."""
         return self._pending_counts[session]
 
     def add(self, session: ConnectionState, request: ControlRequest, *, about: ConnectionState | None = None) -> None:
@@ -101,7 +102,8 @@ class ControlRequests:
             del self._pending_counts[session]
 
     def on_all_sent(self, session: ConnectionState) -> None:
-        """Note that the socket has taken all that was sent. Answers beyond the client's credit may still wait."""
+        """Note that the socket has taken all that was dispatched. If no answer waits in a reply queue of the
+        connection, it has received its large answers."""
         if session in self.in_flight and not any(
             queue.waiting_count() for queue in session.temporary_queues if queue.is_reply_queue
         ):
@@ -120,8 +122,11 @@ class ControlRequests:
             self._send_large()
 
     def find_blocking(self, now_s: float, bytes_sent: Callable[[ConnectionState], int]) -> ConnectionState | None:
-        """Return a connection whose client hardly reads a large answer, or not all of it in ANSWER_SECONDS_MAX, while
-        others wait. Called once a second or so. `bytes_sent` returns the bytes that a socket has ever taken."""
+        """Return a connection that delays other answers: it takes next to nothing of a large answer for
+        ANSWER_STALL_SECONDS, or not all of it in ANSWER_SECONDS_MAX. Return None if there is none, or no answer waits.
+
+        Called once a second. `bytes_sent` returns the bytes that the socket of a connection has ever taken.
+        """
         if not self._finished:
             self._progress.clear()
             return None

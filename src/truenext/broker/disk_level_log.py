@@ -1,4 +1,4 @@
-"""Disk level log: says when producers wait, or are refused, for lack of disk space, and when they go on."""
+"""Disk level log: logs when producers must wait or are refused for lack of disk space, and when they go on."""
 
 import logging
 
@@ -12,10 +12,10 @@ class DiskLevelLog:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._logged = DiskLevel.PLENTY
-        """Worst disk level logged since the last PLENTY."""
+        """Worst disk level that was logged since the level was PLENTY."""
 
     def update(self) -> None:
-        """Log when the disk level gets worse, and when it is PLENTY again."""
+        """Log the disk level if it is worse than the one logged last, or PLENTY again."""
         level = self._store.disk_level
         if level == self._logged or DiskLevel.PLENTY < level < self._logged:
             return

@@ -1,7 +1,7 @@
-"""Sliced work, which does long work without blocking the event loop, and an alarm, which wakes the loop for timers.
+"""Sliced work: long work that does not block the event loop. Alarm: wakes the event loop when a timer is due.
 
-Work is a generator that yields after each step, of which none takes longer than a millisecond or so. After each turn
-steps are run for SLICE_NS; the next turn goes on. Source: docs/decisions/0037-asking-a-full-broker.md
+Work is a generator that yields after each step. A step takes about a millisecond at most. Each turn runs steps for
+SLICE_NS, and the next turn goes on with the remaining steps. Source: docs/decisions/0037-asking-a-full-broker.md
 """
 
 from asyncio import AbstractEventLoop, TimerHandle
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 
 SLICE_NS = 2_000_000
-"""Nanoseconds after which a slice runs no further step."""
+"""Nanoseconds after which a slice begins no further step."""
 
 Steps = Generator[None, None, None]
 
@@ -19,10 +19,10 @@ class SlicedWork:
         self._monotonic_ns = monotonic_ns
         self._slice_ns = slice_ns
         self.pending: deque[Steps] = deque()
-        """Generators that are not finished, in the order in which they run; each `next` does a part of the work."""
+        """Generators that are not finished, in the order in which they run. Each `next` does one step."""
 
     def add(self, steps: Steps) -> None:
-        """Add work, to be done after all earlier work."""
+        """Add work. It begins after all earlier work is done."""
         self.pending.append(steps)
 
     def run_slice(self) -> None:
@@ -44,7 +44,8 @@ class SlicedWork:
 # ---- When the event loop must wake though nothing happens: at the next time at which a timer is due ----
 
 SLEEP_SECONDS_MAX = 1.0
-"""Longest sleep until the wall clock is read again: the event loop does not notice that the clock was set."""
+"""Longest time for which the alarm sleeps before the wall clock is read again: if the clock was set, the event loop
+does not notice."""
 
 
 class Alarm:
@@ -55,7 +56,8 @@ class Alarm:
         self._handle: TimerHandle | None = None
 
     def set(self, due_ms: int | None, now_ms: int) -> None:
-        """Wake at `due_ms` (since the epoch) or a little earlier; None is never. Must be called at every turn."""
+        """Wake the loop at `due_ms` (milliseconds since the epoch) or earlier; None is never. Each turn must call
+        this."""
         if due_ms == self._due_ms and (due_ms is None or self._handle is not None):
             return
         self.cancel()

@@ -1,9 +1,9 @@
-"""Execution: executes the commands that were read of a connection, one after the other, as long as they may run now.
+"""Execution: executes the commands that were read from a connection, one after the other, until one must wait.
 
-not logged in            the login is checked first
-disk space is short      a SEND waits
+not logged in            the login waits until its password is checked
+disk space is short      a SEND of a connection that only sends waits
 many selectors           a SEND to a topic waits until its queues are found
-5 ms are over            the rest waits for a turn, so that others are served
+5 ms are over            the remaining commands wait for a turn, so that other connections are served
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +24,7 @@ from truenext.model.answers import Receipt
 from truenext.model.commands import (
     Abort,
     Ack,
+    AckRun,
     Begin,
     Browse,
     Command,
@@ -37,6 +38,7 @@ from truenext.model.commands import (
     ReceiptRequest,
     Release,
     Send,
+    SendRun,
     Started,
     Subscribe,
     Unsubscribe,
@@ -47,17 +49,18 @@ from truenext.model.limits import EXECUTE_SLICE_US, REFUSALS_PER_PASS_MAX, ROUTI
 from truenext.store.store import Store
 
 _WATCHED_COMMANDS = (Nack, Subscribe, Browse, Unsubscribe, Commit, Abort, Release, Disconnect, ControlRequest)
-"""Commands of which one may take milliseconds."""
+"""Commands each of which may take milliseconds, so that the clock is read after each."""
 
 FIRST_COMMANDS = 4
 COMMANDS_PER_LOOK = 20
-"""Commands of a read after which the clock is read: the first, and as many again after that. One with very many headers
-takes 0.7 ms, so that the clock is read after each if the first ones have taken FIRST_COMMANDS_US."""
+"""The clock is read after the first FIRST_COMMANDS commands of a read, and then after each COMMANDS_PER_LOOK. If the
+first ones have taken FIRST_COMMANDS_US, it is read after each command: a command with very many headers takes 0.7
+ms."""
 FIRST_COMMANDS_US = 500
 
 
 class Execution:
-    """Executes commands. Each belongs to one room of the broker, so that this one needs them all."""
+    """Executes commands. It needs most other parts of the broker, as each command belongs to another part."""
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class Execution:
         on_failed: Callable[[StoreError], object],
         monotonic_ns: Callable[[], int],
     ) -> None:
-        """`begin_read` sets the time and schedules a turn. `on_failed` is called if the store cannot be read."""
+        """`begin_read` reads the clock and schedules a turn. `on_failed` is called if the store cannot be read."""
         self._engine = engine
         self._commit_state = engine.state.commit_state
         self._store = store
@@ -89,13 +92,15 @@ class Execution:
         self._monotonic_ns = monotonic_ns
         self._before_login: set[ConnectionState] = set()
         self.routing = SlicedWork(monotonic_ns, ROUTING_SLICE_NS)
-        """Searches for the queues of messages whose commands wait for that."""
+        """Searches for the queues of messages. The connection of each search waits for it."""
         # Bound methods: one look-up finds the action of a command.
         self.actions: dict[type[Any], Action] = {
             Login: self._log_in,
             InvalidFrame: _raise_invalid,
             Send: engine.commands.send,
+            SendRun: engine.commands.send_run,
             Ack: engine.commands.acknowledge,
+            AckRun: engine.commands.acknowledge_run,
             Nack: engine.commands.nack,
             ReceiptRequest: self._answer_receipt_request,
             Subscribe: self._subscribe,
@@ -116,19 +121,20 @@ class Execution:
         users.guard(self.actions)
 
     def connect(self, session: ConnectionState) -> None:
-        """Add a connection: its first command must be a login."""
+        """Add a connection. Its first command is a login."""
         self._before_login.add(session)
 
     def remove(self, session: ConnectionState) -> None:
-        """Remove a closed connection."""
+        """Forget a closed connection."""
         self._before_login.discard(session)
 
     def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
-        """Execute the commands of a client one after the other.
+        """Execute the commands of a connection one after the other.
 
-        Returns the commands that must wait, and the reason; None if all were executed.
+        `commands` is lazy: the bytes of the connection are decoded while commands are taken. Returns where the
+        execution has stopped and why, if a command must wait; None if all were executed.
 
-        Raises: RemoteProtocolError at a refused command that ends the connection; those before it stay executed.
+        Raises: RemoteProtocolError if a command is refused and the connection must end; earlier commands stay executed.
         """
         if self._commit_state.has_capacity:
             return self._execute(session, commands)
@@ -193,7 +199,7 @@ class Execution:
         return None
 
     def _watched(self, action: Action) -> Action:
-        """Return an action after which the time of its read is checked."""
+        """Return an action that may take long: the clock is read after it."""
 
         def watched_action(session: ConnectionState, command: Any) -> None:
             self._commit_state.is_read_long = True
@@ -202,7 +208,8 @@ class Execution:
         return watched_action
 
     def _is_routed_ahead(self, session: ConnectionState, command: Command) -> bool:
-        """Return whether a command waits because it takes long to find the queues of its messages; if so, begin."""
+        """Return whether a command must wait because finding the queues of its messages takes long. If so, begin the
+        search, in slices."""
         steps = self._engine.commands.sending.find_queues_ahead(session, command)
         if steps is None or self._users.is_forbidden(session, command):
             return False
@@ -210,7 +217,7 @@ class Execution:
         return True
 
     def find_some_queues(self) -> None:
-        """Go on with a search for the queues of messages, if there is one."""
+        """Do a slice of the searches for queues of messages, if there are any."""
         if self.routing.pending:
             self.routing.run_slice()
             # Each connection has its turn, however long its messages take.
@@ -224,7 +231,8 @@ class Execution:
         self._capacity.read_turns.wait(session)
 
     def _count_contents(self, session: ConnectionState, command: Command) -> None:
-        """Tell the engine how many copies the store has of shared contents, if the command depends on that."""
+        """Tell the engine how many references the store has to each content on which the command depends: a SEND in a
+        transaction that must free as much as it sends."""
         contents = self._engine.commands.sending.contents_to_count(session, command)
         if contents:
             try:
@@ -233,7 +241,7 @@ class Execution:
                 self._on_failed(error)
 
     def _refuse_command(self, session: ConnectionState, command: Command, error: RemoteProtocolError) -> None:
-        """Send an ERROR, and keep the connection open. The command's transaction becomes rollback-only."""
+        """Send an ERROR, and keep the connection open. The transaction of the command can now only be aborted."""
         name = getattr(command, "transaction", None)
         if name is not None:
             self._engine.commands.transactions.mark_rollback_only(session, name)

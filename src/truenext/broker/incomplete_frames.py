@@ -1,13 +1,14 @@
-"""Incomplete frames: which connections may send more of a large one.
+"""Incomplete frames: decides which connections may send more of a large frame.
 
     smaller than INCOMPLETE_FRAME_BYTES     not counted
     larger, and memory is free              counted, and read on
-    larger, and memory is full              counted; the first of them is read on, the others wait
+    larger, and memory is full              counted; only the first of these frames is read on, the others wait
 
-The first is the one whose frame has been so large for longest. As it is always read on, a frame of any permitted size
-can be completed, and all frames together take little more than their share of the memory and one such frame.
+The first frame is the one that has been counted for longest. It is always read on, so that a frame of any permitted
+size can be completed. All frames together take little more than a sixteenth of the memory limit and one frame of the
+largest size.
 
-This is policy without I/O; the connections themselves read, wait and end (server/input.py).
+There is no I/O here: `Input` (server/input.py) reads the connections, and waits.
 """
 
 from collections.abc import Container
@@ -25,24 +26,27 @@ class IncompleteFrames:
     def __init__(self, memory: MemoryBudget) -> None:
         self._memory = memory
         self._sizes: dict[ConnectionState, int] = {}
-        """Bytes of each counted frame, in the order in which the frames began to count."""
+        """Bytes of each counted frame, by connection. The frame that has been counted for longest comes first."""
         self._waiting: set[ConnectionState] = set()
         """Connections that are not read because memory for frames is full."""
         self._suspended: set[ConnectionState] = set()
-        """Connections that are not read because disk space is short: the next one counts as the first instead."""
+        """Connections that are not read because disk space is short. Their frames do not count as the first one."""
         self._progress: dict[ConnectionState, tuple[int, int]] = {}
-        """Bytes of a frame when it had last grown by much, and number of checks since then."""
+        """Size of a frame when it had last grown by INCOMPLETE_FRAME_PROGRESS_BYTES, and number of checks since
+        then."""
         self.is_full = False
-        """Memory for frames is full: `bytes_to_read` must be called before each read."""
+        """Memory for incomplete frames is full. While it is, the caller must ask `bytes_to_read` before each read."""
 
     @property
     def has_waiting(self) -> bool:
         return bool(self._waiting)
 
     def bytes_to_read(self, session: ConnectionState, size: int) -> int:
-        """Return how many bytes may be read of a connection at once while `is_full`, after `size` bytes of a frame.
+        """Return how many bytes may be read from a connection at once while `is_full`. The connection has `size` bytes
+        of an incomplete frame.
 
-        If 0, it must not be read (`wait`). The beginning of a frame after this one stays small, too.
+        If the result is 0, the caller must not read, and must call `wait`. The result is small, so that the bytes after
+        this frame begin no other large frame.
         """
         if session not in self._sizes:
             return INCOMPLETE_FRAME_BYTES - size
@@ -51,7 +55,7 @@ class IncompleteFrames:
     def update(self, session: ConnectionState, size: int, received: int) -> bool:
         """Count an incomplete frame that has `size` bytes, `received` of them new.
 
-        Returns True if that frees memory, or gives another connection its turn.
+        Returns True if a counted frame of the connection is over, so that memory is free or another frame is the first.
         """
         before = self._sizes.get(session, 0)
         is_over = bool(before) and size < before + received
@@ -71,15 +75,15 @@ class IncompleteFrames:
         self._add(-self._sizes.pop(session))
 
     def wait(self, session: ConnectionState) -> None:
-        """Note that the connection is not read until `may_resume`, as memory for frames is full."""
+        """Note that the connection is not read, as memory for frames is full, until `may_resume` is true."""
         self._waiting.add(session)
 
     def suspend(self, session: ConnectionState) -> None:
-        """Note that the connection is not read until `resume`, as disk space is short."""
+        """Note that the connection is not read, as disk space is short, until `resume` is called."""
         self._suspended.add(session)
 
     def may_resume(self, session: ConnectionState) -> bool:
-        """Return whether the connection does not wait for memory, or may be read now."""
+        """Return whether memory for frames is no reason any more to wait with reading the connection."""
         return session not in self._waiting or not self.is_full or self._is_first(session)
 
     def resume(self, session: ConnectionState) -> None:
@@ -88,10 +92,11 @@ class IncompleteFrames:
         self._suspended.discard(session)
 
     def find_stalled(self, unread: Container[ConnectionState]) -> ConnectionState | None:
-        """Return a connection that sends next to nothing of its frame while others wait for memory.
+        """Return a connection that sends next to nothing of its large frame while others wait for memory; None if there
+        is none. Called once a second.
 
-        Called once a second. `unread` are the connections that are not read now, and have no fault. Checks are
-        counted instead of time, because a broker that was frozen has not read either.
+        Connections in `unread` are not returned: the broker itself does not read them. Calls are counted instead of
+        seconds, because a broker process that was suspended has read nothing meanwhile.
         """
         if not self._waiting:
             self._progress.clear()

@@ -1,9 +1,9 @@
-"""Logins: checks users and passwords beside the broker's work, and remembers the right ones.
+"""Logins: checks users and passwords on a thread, and remembers the right logins.
 
-    CONNECT --check--> remembered          accepted at once
-                       too many failures   refused at once
-                       equal login waits   the result of that
-                       else                hashed on a thread, one after the other
+    CONNECT --check--> the same login was right before   accepted at once
+                       too many logins have failed       refused at once
+                       the same login waits already      gets the result of that login
+                       else                              hashed on the thread, one login after the other
 
 Source: docs/security.md, "Passwords and logins"
 """
@@ -24,7 +24,7 @@ from truenext.model.commands import Login
 from truenext.model.limits import FAILED_LOGINS_PER_ADDRESS, FAILED_LOGINS_PER_USER, LOGINS_WAITING_MAX
 
 FAILURES_SECONDS = 60.0
-"""Time for which failed logins are counted."""
+"""Seconds for which failed logins are counted; then the counts begin anew."""
 
 WRONG_LOGIN = "login refused: user or password is wrong or missing"
 WRONG_CERTIFICATE = (
@@ -48,11 +48,12 @@ class Logins:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="truenext-passwords")
         self._key = secrets.token_bytes(32)
         self._remembered: dict[bytes, tuple[str, str]] = {}
-        """User and credential of each right login, by its digest."""
+        """User and credential of each login that was right, by the digest of the login."""
         self._waiting: dict[bytes, _WaitingLogin] = {}
-        """Logins that are being hashed or wait for that, by digest."""
+        """Logins that are being hashed or wait to be hashed, by digest."""
         self._failures: Counter[tuple[str, str | None]] = Counter()
-        """Failed logins by address and user, with None as user by address, since `_failures_since`."""
+        """Number of failed logins since `_failures_since`, by address and user; with None as user, those of all users
+        from an address."""
         self._failures_since = loop.time()
 
     @property
@@ -60,8 +61,8 @@ class Logins:
         return self._users
 
     def replace_users(self, users: Users) -> None:
-        """Use other users from now on. Logins that wait prove credentials of the former ones, which
-        `UserEntry.credentials` may not have any more."""
+        """Use the users of a reloaded file from now on. A login that is being hashed was checked with the users before;
+        the caller of `check` must see whether its credential is still in `UserEntry.credentials`."""
         self._users = users
         self._remembered = {
             digest: (user, credential)
@@ -74,12 +75,12 @@ class Logins:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def check(self, login: Login, address: str, on_checked: Callable[[str], object]) -> str:
-        """Return the credential that a login has proved, or "" if it must be hashed first: `on_checked` is then called
-        with the credential, or with "" if the login is wrong.
+        """Return the credential that a login proves if the login was right before; else "". After "", `on_checked` is
+        called when the password was hashed: with the credential, or with "" if the login is wrong.
 
-        `address` is the client's, without the port.
+        `address` is the client's address, without the port.
 
-        Raises: RemoteProtocolError if the login cannot be checked now
+        Raises: RemoteProtocolError if too many logins have failed or wait
         """
         digest = self._digest(login)
         remembered = self._remembered.get(digest)

@@ -1,5 +1,5 @@
-"""Pager: a thread that reads pages of the store, one after the other, so that the event loop does not wait. The engine
-gets them on the loop."""
+"""Pager: a thread that reads pages from the store, one after the other, so that the event loop does not wait. The event
+loop passes each page to the engine."""
 
 import logging
 import threading
@@ -29,7 +29,7 @@ class Pager:
         schedule_turn: Callable[[], object],
         on_failed: Callable[[TruenextError], None],
     ) -> None:
-        """`tick` sets the time. `on_failed` is called on the loop; nothing is read any more after that."""
+        """`tick` reads the clock. `on_failed` is called on the event loop; after that nothing is read any more."""
         self._results = engine.store_results
         self._store = store
         self._loop = loop
@@ -39,7 +39,7 @@ class Pager:
         self._queue: SimpleQueue[StoreRead | TimerRead | None] = SimpleQueue()
         self._pending: set[StoreRead] = set()
         self._pending_timer_reads = 0
-        """Number of reads of timers that are not done."""
+        """Number of reads of timers that were requested and are not done."""
         self._thread = threading.Thread(target=self._run, name="truenext-pager", daemon=True)
         self._thread.start()
 
@@ -53,12 +53,12 @@ class Pager:
 
     @property
     def pending(self) -> Collection[StoreRead]:
-        """Requests for messages that are not read yet."""
+        """Reads of messages that were requested and are not done."""
         return self._pending
 
     @property
     def is_busy(self) -> bool:
-        """Whether any read is not done."""
+        """True while a read, of messages or timers, is not done."""
         return bool(self._pending or self._pending_timer_reads)
 
     def close(self) -> None:
@@ -100,9 +100,9 @@ class Pager:
 
 
 def read_page(store: Store, read: StoreRead) -> Page:
-    """Read a page, or the messages of due scheduled sends.
+    """Read a page of a lane, or the messages of scheduled sends that are due.
 
-    Raises: StoreError if it cannot be read
+    Raises: StoreError if the store cannot be read
     """
     if isinstance(read, DueSendsRead):
         return store.read_messages(read.keys, read.size_max)

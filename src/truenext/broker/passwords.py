@@ -1,7 +1,7 @@
 """Passwords: hashes them, and checks the passcode of a login.
 
-Each wrong login takes the time of HASHES_MAX hashes, whether its user exists or not and however its password is kept,
-so that the time does not tell which users exist.
+Each wrong login takes the time of HASHES_MAX hashes, whether the user exists or not, and whether the user has hashes or
+a password file. So the time does not tell which users exist.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PASSWORD_HASHER = argon2.PasswordHasher(
     salt_len=16,
     type=argon2.Type.ID,
 )
-"""Hasher with the least costs that a users file may have, about 30 ms."""
+"""Hasher with the lowest costs that a users file allows; a hash takes about 30 ms."""
 
 _DUMMY_HASH = (
     f"$argon2id$v=19$m={PASSWORD_HASHER.memory_cost},t={PASSWORD_HASHER.time_cost},p={PASSWORD_HASHER.parallelism}"
@@ -37,7 +37,10 @@ _DUMMY_HASH = (
 
 
 def hash_password(text: str) -> str:
-    """Return a new Argon2id hash of a password. Raises: ValueError if the text cannot be a password"""
+    """Return a new Argon2id hash of a password.
+
+    Raises: ValueError if the text cannot be a password
+    """
     fault = fault_of_password(text)
     if fault is not None:
         raise ValueError(fault)
@@ -45,7 +48,7 @@ def hash_password(text: str) -> str:
 
 
 def find_credential(entry: UserEntry, passcode: str) -> str:
-    """Return the one of the user's credentials that the passcode proves; "" if it is wrong."""
+    """Return the hash or password of the user that matches the passcode; "" if none does."""
     given = _to_bytes(passcode)
     if entry.password is not None and hmac.compare_digest(entry.password.encode(), given):
         return entry.password
@@ -54,14 +57,14 @@ def find_credential(entry: UserEntry, passcode: str) -> str:
 
 
 def spend_time(passcode: str) -> None:
-    """Take as much time as `find_credential` takes for a wrong passcode: for logins of unknown users."""
+    """Take as much time as `find_credential` takes for a wrong passcode. Called for logins of unknown users."""
     given = _to_bytes(passcode)
     for _ in range(HASHES_MAX):
         _is_hash_of(_DUMMY_HASH, given)
 
 
 def _to_bytes(passcode: str) -> bytes:
-    """Return the passcode in bytes; b"", which is no password, if it is too long for one."""
+    """Return the passcode as bytes; b"", which is no password, if the passcode is too long for a password."""
     encoded = passcode.encode(errors="surrogatepass")
     return encoded if len(encoded) <= PASSWORD_BYTES_MAX else b""
 

@@ -1,4 +1,4 @@
-"""Peer: a client's connection as the broker uses it, and what a connection waits for.
+"""Peer: the functions of a client's connection that the broker calls, and the reasons for which commands wait.
 
 broker --answers, messages, ends--> Peer          `server.connection.ServerConnection`, or a test's
 broker --PendingCommand--> its connection         the commands that must wait, and the reason
@@ -19,7 +19,7 @@ from truenext.model.commands import Command, Login
 
 
 class Peer(Protocol):
-    """Client's connection as the broker uses it."""
+    """Client's connection, as far as the broker uses it."""
 
     def answer(self, answer: Answer) -> None:
         """Add an answer to the next flush."""
@@ -31,17 +31,18 @@ class Peer(Protocol):
         """Add messages for a browser to the next flush."""
 
     def flush(self) -> None:
-        """Write all that was added; call `Broker.on_all_sent` once the socket has taken all of it."""
+        """Write all that was added. The connection calls `Broker.on_all_sent` once the socket has taken all of it."""
 
     def send_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> None:
-        """Answer an accepted login; `secret` is "" if the client requested none. `is_checked` tells whether there are
-        users."""
+        """Answer an accepted login. `secret` is "" if the client is no truenext client. `is_checked` is False if the
+        broker has no users, so that login and passcode were ignored."""
 
     def send_error(self, error: RemoteProtocolError) -> None:
         """Send an ERROR for the last command, and keep the connection open."""
 
     def close_for_takeover(self, *, is_exempt: bool) -> None:
-        """Close the connection at once, as another connection of the client takes it over."""
+        """Close the connection at once: another connection takes it over, or needs the durable subscription that it
+        uses while it is parked. If `is_exempt`, the end counts no attempt."""
 
     def end_pull_request(self, ended: EndedPullRequest) -> None:
         """Add the end of a pull request to the next flush."""
@@ -49,32 +50,35 @@ class Peer(Protocol):
     def cancel_unsent(
         self, consumers: Collection[BrokerConsumer] | None
     ) -> tuple[dict[BrokerConsumer, int], list[Subscriber]]:
-        """Drop unsent messages of some consumers (None: of all).
+        """Drop the unsent messages of some consumers (None: of all).
 
-        Returns how many messages of each consumer in auto mode the socket has taken since the last call of
-        `Broker.on_all_sent`, and the subscriber of each message that is partially sent or encrypted, in order. If the
-        connection goes on, these messages are sent, and `Broker.partial_frame_sent` called for each.
+        Returns, for each consumer in auto mode, the number of messages that the socket has taken since the last call of
+        `Broker.on_all_sent`; and the subscriber of each message that was sent in part, or encrypted, in order. The rest
+        of these messages is still sent if the connection goes on. The connection then calls
+        `ConnectionEnds.partial_frame_sent` for each.
         """
 
     def assign_place(self, *, may_exceed: bool) -> str:
-        """Assign a place to the connection at its login. Returns the limit that it exceeds, if it `may_exceed` one, and
-        because of which it may only send control requests and must not be idle (`idle_time_left`); "" if none.
+        """Assign one of the listener's places to the connection, at its login. Returns "" if it may do everything.
 
-        Raises: RemoteProtocolError if there is no place
+        A connection that `may_exceed` the limit gets one of a few further places if no other is left. Then the result
+        names the limit, the connection may only send control requests, and it ends when it is idle (`idle_time_left`).
+
+        Raises: RemoteProtocolError if no place is left
         """
 
     def resume_reading(self) -> None:
-        """Read the socket again: there is capacity, see `Broker.wait_for_capacity`."""
+        """Execute the commands that wait, and read the socket again. Called when the reason for waiting is gone."""
 
     def end_slow_client(self, reason: str) -> None:
-        """End the connection of a client that reads or sends so slowly that the broker keeps too much for it."""
+        """End the connection with an ERROR: its client reads or sends so slowly that it takes too much memory."""
 
     def end_user(self, reason: str) -> None:
-        """End the connection of a user that may not do any more what it may have done."""
+        """End the connection with an ERROR, without an attempt: a reload has taken rights from its user."""
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that the socket has taken since the connection began."""
+        """Bytes that the socket has taken since the start of the connection."""
 
     @property
     def client_info(self) -> ClientInfo:
@@ -82,7 +86,7 @@ class Peer(Protocol):
 
     @property
     def certificate_names(self) -> Collection[str]:
-        """Names and fingerprint of the checked certificate that the client has shown; none without TLS."""
+        """Names and fingerprint of the client's checked certificate; empty if the client has shown none."""
 
 
 class WaitsFor(Enum):
@@ -95,8 +99,8 @@ class WaitsFor(Enum):
 
 
 class PendingCommand(NamedTuple):
-    """Commands of a connection that `Broker.execute` could not execute yet, and the reason."""
+    """Point at which `Broker.execute` has stopped, because the next command must wait, and the reason."""
 
     command: Command | None
-    """First of them; None if it is the next of those that `Broker.execute` was given."""
+    """Command that must wait, taken from the iterator already; None if the next one is still in the iterator."""
     waits_for: WaitsFor

@@ -1,4 +1,4 @@
-"""Control request `producer`: outcome of a COMMIT, and numbers that a producer has used. Answered in one step.
+"""Control request `producer`: shows the outcome of a COMMIT, and the highest numbers that a producer has used.
 
 Source: docs/contract.md, "In doubt"
 """
@@ -23,9 +23,9 @@ class ProducerRequest(msgspec.Struct, forbid_unknown_fields=True):
     producer: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH_MAX, pattern="^[^\\0]*$")]
     """Name of the producer."""
     commit: Annotated[int, msgspec.Meta(ge=0, le=PRODUCER_NUMBER_MAX)] | None = None
-    """Number of the COMMIT whose outcome is requested; None is none."""
+    """Number of the COMMIT whose outcome is requested; None requests no outcome."""
     resolve: bool = False
-    """True: a COMMIT that is not recorded is rolled back for good. Needs `commit`."""
+    """If true, and the COMMIT is not recorded, it is rolled back for good. Needs `commit`."""
 
 
 class ProducerAnswer(msgspec.Struct):
@@ -38,16 +38,16 @@ class ProducerAnswer(msgspec.Struct):
     sends: int
     """Highest number of a SEND; 0 if none."""
     commits: int
-    """Highest number of a COMMIT, a resolved one included; 0 if none."""
+    """Highest number of a COMMIT, also of a resolved one; 0 if none."""
     outcome: CommitOutcome | None
     """Outcome of the requested COMMIT; None if none was requested."""
 
 
 def make_producer_report(engine: Engine, body: bytes, key_of: Callable[[str], str]) -> tuple[bytes, int]:
-    """Report the numbers that a producer has used, and the outcome of one of its COMMITs.
+    """Report the highest numbers that a producer has used, and the outcome of one of its COMMITs.
 
-    Return the answer, and the number of the batch with which it is durable. `key_of` returns the key of a producer
-    that the client names.
+    Returns the answer, as JSON, and the number of the batch with which all that it says is durable. `key_of` returns
+    the key under which the broker knows a producer of this client.
 
     Raises: RemoteProtocolError if the request is invalid
     """

@@ -1,11 +1,11 @@
 """Read turns: share the time for reading in one pass of the event loop among the connections that have input.
 
-    there is time in this pass           the connection is read
-    the pass has no time left            it waits, and is read after a turn
-    its own commands have taken long     the rest of them waits the same way (execution.py)
+    there is time in this pass                 the connection is read
+    the pass has no time left                  the connection waits, and is read after a turn
+    commands of a connection have taken long   its remaining commands wait in the same way (execution.py)
 
-Users take turns: a user that floods the broker on many connections waits for itself. Connections without a user have
-each a turn of their own.
+Each user has one place in the queue of those that wait. So a user that floods the broker on many connections delays
+only its own connections. Each connection without a user has a place of its own.
 """
 
 from asyncio import AbstractEventLoop
@@ -28,16 +28,17 @@ class ReadTurns:
         resume: Callable[[ConnectionState], object],
         schedule_turn: Callable[[], object],
     ) -> None:
-        """`resume` reads a connection, unless it must wait for something else."""
+        """`resume` reads a connection, unless the connection must wait for another reason as well."""
         self._loop = loop
         self._monotonic_ns = monotonic_ns
         self._user_name_of = user_name_of
         self._resume = resume
         self._schedule_turn = schedule_turn
         self._began_ns = 0
-        """Time at which this pass began to read; 0 before."""
+        """Time at which the first connection of this pass was read; 0 before that."""
         self._waiting: dict[_Key, dict[ConnectionState, None]] = {}
-        """Connections that wait, in order, by user; the user whose turn is next comes first."""
+        """Waiting connections by user. The user whose turn is next comes first, and of its connections the one that has
+        waited longest."""
         self._keys: dict[ConnectionState, _Key] = {}
 
     @property
@@ -45,14 +46,14 @@ class ReadTurns:
         return bool(self._waiting)
 
     def has_time(self) -> bool:
-        """Return whether one more connection may be read in this pass. If not, call `wait`."""
+        """Return whether one more connection may be read in this pass. If not, the caller must call `wait`."""
         if not self._began_ns:
             self._began_ns = self._monotonic_ns()
             return True
         return self._monotonic_ns() - self._began_ns < READ_NS_PER_PASS
 
     def wait(self, session: ConnectionState) -> None:
-        """Resume the connection after a turn that has served others."""
+        """Resume the connection after the next turn, when those before it in the queue were read."""
         if session not in self._keys:
             key = self._keys[session] = self._user_name_of(session) or session
             self._waiting.setdefault(key, {})[session] = None

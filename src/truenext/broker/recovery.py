@@ -1,4 +1,5 @@
-"""Recovery: restores counts and positions from the store when a broker starts; messages are read later."""
+"""Recovery: restores queues, numbers of messages and producers from the store when a broker starts. The messages
+themselves are read when they are needed."""
 
 import logging
 import random
@@ -28,9 +29,12 @@ def recover(
     transaction_limits: TransactionLimits | None = None,
     history: HistoryWriter | None = None,
 ) -> tuple[Engine, Recovered]:
-    """Return an engine that knows of every message of the store; for the limits see engine/state/memory.py.
+    """Return an engine with the queues and producers of the store, and what the store has recovered.
 
-    Raises: StoreError if the store cannot be read, HistoryError if the history cannot be completed from the store.
+    `memory_limit` and `queues_memory_limit` are bytes for messages, and for queues and subscriptions.
+
+    Raises: StoreError if the store cannot be read; HistoryError if events that only the store has cannot be written to
+        the history.
     """
     recovered = store.recover()
     event_log: EventLog = NoEventLog()

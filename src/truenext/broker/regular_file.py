@@ -1,4 +1,4 @@
-"""Reading of files that a user names: regular files only, lest a FIFO or a device lets the broker wait."""
+"""Reading of files that a user names. Only regular files are read: a FIFO or a device could make the broker wait."""
 
 import os
 import stat
@@ -16,9 +16,9 @@ _KINDS_OF_FILES = {
 
 
 def read_regular_file(file: Path) -> bytes:
-    """Return the content of a file, without ever waiting for another process.
+    """Return the content of a regular file, without ever waiting for another process.
 
-    Raises: OSError, ConfigurationError
+    Raises: OSError if the file cannot be read; ConfigurationError if it is no regular file, or too large
     """
     # Checked twice: to open a device may have effects, and the opened file may be another one than the first check saw.
     _check_regular(file, file.stat())

@@ -1,4 +1,4 @@
-"""Reload: a running broker applies a changed configuration file as a whole, or not at all."""
+"""Reload: a running broker reads its configuration file again, and applies all changes or none."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,11 +22,11 @@ class ReloadResult(msgspec.Struct, frozen=True):
     """Result of a reload. If `errors` is not empty, nothing was changed."""
 
     file: str | None
-    """Path of the file; None if the broker has none."""
+    """Path of the file; null if the broker has no file."""
     changed: list[str]
-    """Setting, value before, and value now, one line each."""
+    """One line for each changed setting, with the value before and the value now; and for each changed user."""
     errors: list[str]
-    """Reasons why the file is not applied."""
+    """Reasons why the file was not applied."""
 
 
 NO_FILE = ReloadResult(None, [], ["this broker was started without --config and --users: it has no file to reload"])
@@ -40,16 +40,15 @@ class Reloader:
         *,
         apply: Callable[[Configuration], None],
     ) -> None:
-        """`read_again` reads the file, and raises ConfigurationError; `apply` makes the changes in one step."""
+        """`read_again` reads the file; it raises ConfigurationError if the file has faults or cannot be read. `apply`
+        makes all changes in one step."""
         self._current = current
         self._read_again = read_again
         self._apply = apply
 
     def reload(self) -> ReloadResult:
-        """Apply the file as it is now, and log the result. Must be called between two turns of the engine.
-
-        Not for a thread: a file of usual length is read in a few milliseconds.
-        """
+        """Apply the file as it is now, and log the result. Must be called on the event loop, between two turns: a file
+        of usual length is read in a few milliseconds."""
         file = self._file
         result = self._reload()
         if result.errors:
@@ -61,7 +60,7 @@ class Reloader:
 
     @property
     def _file(self) -> Path | None:
-        """The configuration file, or another file of a broker without one."""
+        """The configuration file; of a broker without one, its users file or certificate."""
         settings = self._current.broker
         return self._current.file or settings.users or settings.certificate
 

@@ -1,10 +1,10 @@
 """Reply rights: which users may send to temporary queues and topics of other users. Source: contract, C23.8 to C23.11
 
     dispatch    gives the user the right to reply to the temporary queues and topics that the message's reply-to names
-    SEND        to one of another user, or with a reply-to that names one, needs this right
+    SEND        needs this right if it goes to a temporary queue or topic of another user, or its reply-to names one
 
-Both read `SentMessage.header` by `_named_in_reply_to`, so a SEND cannot name what is not checked. Ids of connections
-are never used again: what a message of an earlier run of the broker names is gone.
+Both use `_named_in_reply_to`, so a SEND cannot name a queue that the dispatch finds and the check does not. Ids of
+connections are never used again: a queue that a message of an earlier run of the broker names is gone.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ from truenext.model.header_lines import reply_to_of
 from truenext.model.limits import COMPOSITE_MAX, REPLY_DESTINATIONS_MAX
 
 _ADDRESS_BYTES = 400
-"""Bytes of a temporary queue or topic to which users may reply, without its address and theirs."""
+"""Memory for each temporary queue or topic to which users may reply, without its address and its users."""
 
 _USER_BYTES = 128
-"""Bytes of each user that may reply to it."""
+"""Memory for each user that may reply to a temporary queue or topic."""
 
 _REMOTE_PREFIX = REMOTE_PREFIX.encode()
-"""The prefix in header lines, which escape none of its characters."""
+"""Prefix of temporary queues and topics as header lines have it; none of its characters is escaped there."""
 
 _find_named = re.compile(
     rf"(?:^|,)\s*+((?:{REMOTE_TEMPORARY_PREFIX}|{REMOTE_TEMPORARY_TOPIC_PREFIX})([^/,]++)/[^,]*)"
 ).findall
 
 _NOWHERE = Destination(DestinationKind.TEMPORARY, "/")
-"""Temporary queue of no connection: what is sent there is dropped, as if its connection had ended (C25.5)."""
+"""Temporary queue of no connection: a message to it is dropped, as if its connection had ended (C25.5)."""
 
 
 def _named_in_reply_to(header: bytes) -> Iterable[tuple[str, str]]:
-    r"""Return the temporary queues and topics that the reply-to of a message names: address, and id of the connection.
+    r"""Return the temporary queues and topics that the reply-to in these header lines names: the address of each, and
+    the id of its connection.
 
     >>> _named_in_reply_to(b"reply-to:/queue/a, /remote-temp-queue/1f/b ,/remote-temp-topic/1f/c\n")
     [('/remote-temp-queue/1f/b', '1f'), ('/remote-temp-topic/1f/c', '1f')]
@@ -63,7 +64,8 @@ def _named_in_reply_to(header: bytes) -> Iterable[tuple[str, str]]:
 
 
 class _Repliers:
-    """Names of the users that may reply to the temporary queues and topics of one connection, by their addresses."""
+    """Rights to reply to the temporary queues and topics of one connection: names of users, by the address of the queue
+    or topic."""
 
     __slots__ = ("others", "owner", "queues", "size")
 
@@ -71,11 +73,12 @@ class _Repliers:
         self.owner = owner
         """User of the connection."""
         self.queues: dict[str, set[str]] = {}
-        """Users that may reply to queues that existed."""
+        """Users that may reply to queues. These queues existed at the dispatch that gave the right."""
         self.others: dict[str, set[str]] = {}
-        """Users that may reply to topics, and to queues that did not exist; the first are forgotten first."""
+        """Users that may reply to topics, and to queues that did not exist at the dispatch. The oldest address is
+        forgotten first."""
         self.size = 0
-        """Bytes of memory for queues that this takes."""
+        """Bytes that these rights take of the memory for queues."""
 
     def may_reply(self, user: str, address: str) -> bool:
         return user in self.queues.get(address, ()) or user in self.others.get(address, ())
@@ -83,20 +86,20 @@ class _Repliers:
 
 class ReplyRights:
     def __init__(self, engine: Engine, user_name: Callable[[ConnectionState], str]) -> None:
-        """`user_name` returns the name of a connection's user, "" before its login."""
+        """`user_name` returns the name of a connection's user; "" before the login."""
         self._engine = engine
         self._sessions = engine.state.clients.sessions
         self._memory = engine.state.memory
         self._user_name = user_name
         self._repliers: dict[str, _Repliers] = {}
-        """Users that may reply, by the id of the connection that owns the queues and topics, once a reply-to has named
-        one of them."""
+        """Rights to reply, by the id of the connection that owns the temporary queues and topics. A connection has an
+        entry once the reply-to of a SEND has named one of its queues or topics."""
 
     # ---- SEND ----
 
     def check(self, user: User, session: ConnectionState, send: Send) -> None:
-        """Check the temporary queues and topics that a SEND goes to or names in its reply-to. Those of other users that
-        are not there become one that drops what is sent to it.
+        """Require the right to reply to each temporary queue or topic of another user that a SEND goes to, or names in
+        its reply-to. If such a queue or topic is not there, the SEND goes to a queue that drops messages instead.
 
         Raises: ForbiddenError if the user lacks a right
         """
@@ -123,9 +126,10 @@ class ReplyRights:
                 self._repliers[session_id] = _Repliers(name)
 
     def _target(self, user: User, session: ConnectionState, destination: Destination) -> Destination:
-        """Return the destination, or another that drops the message; the user may send to it.
+        """Return the destination for a SEND of a user: this one, or one that drops the message if this one is a
+        temporary queue or topic that is not there.
 
-        Raises: ForbiddenError if the user may not
+        Raises: ForbiddenError if it is there and the user has no right to reply to it
         """
         if not destination.session:
             return destination
@@ -154,11 +158,12 @@ class ReplyRights:
 
     @property
     def has_callers(self) -> bool:
-        """A reply-to may name a temporary queue or topic of a connection that is there."""
+        """True if the reply-to of an earlier SEND has named a temporary queue or topic of an open connection; else no
+        dispatch can give a right."""
         return bool(self._repliers)
 
     def note_dispatched(self, deliveries: Deliveries) -> None:
-        """Give the users of these consumers the right to reply to these messages."""
+        """Give the user of each consumer the right to reply to the messages that were dispatched to the consumer."""
         users_by_message: dict[int, set[str]] = {}
         for consumer, entries in deliveries.items():
             for entry in entries:
@@ -201,7 +206,7 @@ class ReplyRights:
     # ---- Ends ----
 
     def keep_users(self, names: Container[str]) -> None:
-        """Forget all users but these."""
+        """Forget the rights of all users but these."""
         for repliers in self._repliers.values():
             for users in (*repliers.queues.values(), *repliers.others.values()):
                 removed = {name for name in users if name not in names}
@@ -209,7 +214,7 @@ class ReplyRights:
                 self._count(repliers, -_USER_BYTES * len(removed))
 
     def connection_closed(self, session: ConnectionState) -> None:
-        """Forget the users that may reply to a connection's temporary queues and topics."""
+        """Forget the rights to reply to the temporary queues and topics of a closed connection."""
         repliers = self._repliers.pop(session.id, None)
         if repliers is not None:
             self._count(repliers, -repliers.size)

@@ -1,7 +1,7 @@
 """Security log: logins, refusals and control requests, with user and address. Source: docs/security.md, "The log"
 
-A client can cause as many of these as it likes, so only some of each second are logged, and the others counted. No
-text that a client has sent before its login is logged.
+A client can cause any number of these events. So only EVENTS_PER_SECOND_MAX of each address are logged in a second, and
+the others are counted. No text that a client has sent before its login is logged.
 """
 
 import logging
@@ -23,7 +23,7 @@ class SecurityLog:
         """Events of each address in the current second."""
 
     def log(self, level: int, text: str, *, address: str, user: str, **fields: object) -> None:
-        """Log an event; `user` is "" if the client has named none, and "unknown" if the broker has no such user."""
+        """Log an event. `user` is "" if the client has named no user, and "unknown" if the broker has no such user."""
         if not logger.isEnabledFor(level):
             return
         self.flush()

@@ -1,4 +1,4 @@
-"""Settings of the whole broker; those of queues are in policy.py."""
+"""Settings of the whole broker. The settings of queues are in model/policy.py."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -30,7 +30,7 @@ _WITH_STORE = "the messages are there"
 
 
 class LogLevel(Enum):
-    """Lowest level of the events that the broker logs."""
+    """Lowest level that the broker logs."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -39,7 +39,7 @@ class LogLevel(Enum):
 
 
 class ClientCertificates(Enum):
-    """Whether clients show certificates to a listener with TLS."""
+    """Rule whether clients show certificates to a listener with TLS."""
 
     NONE = "none"
     ASKED = "asked"
@@ -196,7 +196,8 @@ class BrokerSettings:
 
 
 def fault_of_server_name(name: str) -> str:
-    """Return the fault of a server name, or "". It must be one line: headers of CONNECTED are not escaped."""
+    """Return why a text cannot be the server name; "" if it can. It must be one line, as headers of CONNECTED are not
+    escaped."""
     if not name.strip() or not name.isprintable():
         return "must be a printable text, not empty"
     if name != name.strip():

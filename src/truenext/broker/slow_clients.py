@@ -1,4 +1,4 @@
-"""Slow clients: ends connections that read or send so slowly that the broker keeps too much, or others wait."""
+"""Slow clients: ends connections that read or send so slowly that memory runs short, or that others must wait."""
 
 from collections.abc import Callable, Mapping
 
@@ -32,7 +32,11 @@ class SlowClients:
         self._time = time
 
     def end_some(self) -> None:
-        """End at most one connection of each kind; called once a second."""
+        """End up to three connections; called once a second.
+
+        One whose topic subscription stalls, one that does not read a large answer to its control request, and one that
+        does not complete a large frame.
+        """
         stalled = self._engine.find_stalled_connection(self._bytes_sent)
         if stalled is not None:
             session, reason = stalled

@@ -1,7 +1,7 @@
-"""Stuck check: reports queues in which a message is ready, a consumer has credit, and nothing happens, once a second.
+"""Stuck check: once a second, reports queues that have a ready message and a consumer with credit.
 
-Its steps run directly after a turn's dispatch: at other times a queue may rightly have a ready message and a consumer
-with credit.
+Its steps run directly after a turn's dispatch. At any other time a queue may have both without a fault: the next turn
+will dispatch the message.
 """
 
 import logging
@@ -25,7 +25,7 @@ class StuckCheck(SlicedWork):
         self.detector = StuckQueueDetector()
 
     def begin(self) -> bool:
-        """Begin a check, to be run in slices. Returns False if the last one is not finished."""
+        """Begin a check, to be run in slices. Returns False if the check before it is not finished."""
         if self.pending:
             return False
         self.add(self._check())

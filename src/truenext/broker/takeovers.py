@@ -1,4 +1,5 @@
-"""Takeover secrets: each proves that a login may take over a connection. Source: docs/contract.md, "Takeover" """
+"""Takeover secrets: a login that names the secret of a connection may take it over. Source: docs/contract.md,
+"Takeover" """
 
 import secrets
 from collections import OrderedDict
@@ -20,17 +21,20 @@ class _Registration(NamedTuple):
 class TakeoverSecrets:
     def __init__(self) -> None:
         self._by_secret: dict[tuple[str, str], _Registration] = {}
-        """Current connections by user and secret, parked ones included."""
+        """Connections by user and secret, open and parked ones."""
         self._keys: dict[ConnectionState, tuple[str, str]] = {}
         """User and secret of each connection in `_by_secret`."""
         self._ended: OrderedDict[tuple[str, str], int] = OrderedDict()
-        """Numbers of the connections that ended last, by user and secret, so that a late login is recognized."""
+        """Numbers of the connections that ended last, by user and secret. A login whose number is not higher came
+        late."""
 
     def take_over(self, session: ConnectionState, login: Login, user: str) -> tuple[str, ConnectionState | None]:
-        """Register a numbered login of a user ("": there are no users). Returns the secret of `session`, and the
-        connection of the same user that is taken over, which must end now.
+        """Register the login of a truenext client. `user` is "" in a broker without users.
 
-        Raises: RemoteProtocolError if the login is late: then nothing was changed
+        Returns the secret of the new connection `session`, and the connection that it takes over, which the caller must
+        end; None if there is none with this user and secret.
+
+        Raises: RemoteProtocolError if the login came late; then nothing was changed
         """
         secret = login.secret or secrets.token_hex(_SECRET_BYTES)
         key = user, secret
@@ -48,11 +52,11 @@ class TakeoverSecrets:
         return secret, None if registration is None else registration.session
 
     def has_secret(self, session: ConnectionState) -> bool:
-        """Return whether the client knows a secret with which it can take the connection over."""
+        """Return whether the client of this connection knows a secret, and so can take the connection over."""
         return session in self._keys
 
     def remove(self, session: ConnectionState) -> None:
-        """Remove an ended connection; may be called more than once."""
+        """Note that a connection has ended. Does nothing if it was noted before."""
         key = self._keys.pop(session, None)
         if key is not None:
             self._ended[key] = self._by_secret.pop(key).number

@@ -1,7 +1,8 @@
 """Unread answers: ends a connection when the answers that clients have not read take too much memory together.
 
-a socket does not take an answer      `update` counts its bytes
-all have more than their share        the connection with the most ends, if it has more than UNREAD_ANSWER_BYTES
+a socket does not take an answer              `update` counts the bytes
+all unread answers together pass the limit    the connection with the most bytes ends
+a connection has up to UNREAD_ANSWER_BYTES    it does not end for that reason
 """
 
 from asyncio import AbstractEventLoop
@@ -12,10 +13,10 @@ from truenext.model.limits import UNREAD_ANSWER_BYTES
 
 
 class AnswerReader(Protocol):
-    """Connection with unread answers: its `Ending`, or a test's."""
+    """Connection that may have unread answers. `Ending` implements this, and tests do."""
 
     def on_answers_unread(self, reason: str) -> None:
-        """End the connection, unless it has ended."""
+        """End the connection, unless it has ended already."""
 
 
 class UnreadAnswers:
@@ -23,10 +24,11 @@ class UnreadAnswers:
         self._memory = memory
         self._loop = loop
         self._sizes: dict[AnswerReader, int] = {}
-        """Bytes of unread answers of each connection that has some and is not about to end."""
+        """Bytes of unread answers by connection, without connections that are about to end."""
 
     def update(self, reader: AnswerReader, size: int) -> None:
-        """Count the unread answers of a connection, which have `size` bytes now."""
+        """Note that the unread answers of a connection have `size` bytes now. End the connection with the most bytes if
+        all together have too many."""
         memory = self._memory
         before = self._sizes.pop(reader, 0)
         memory.answer_bytes += size - before

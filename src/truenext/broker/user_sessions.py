@@ -1,10 +1,10 @@
 """User sessions: as which user each connection is logged in, and what that user may do.
 
     login      the password is checked on a thread, the connection waits (logins.py); then it has a user
-    command    its check comes before its action (access.py); a refusal is logged
+    command    `guard` puts a check (access.py) before each action; a refusal is logged
     reload     connections end whose user may do less than before
 
-Without users everything is allowed, and a connection has no user.
+In a broker without users every command is allowed, and no connection has a user.
 """
 
 import logging
@@ -23,7 +23,7 @@ from truenext.engine.dispatch.plain import Deliveries
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.commands import Browse, Command, ControlRequest, Login, Send
+from truenext.model.commands import Browse, Command, ControlRequest, Login, Send, SendRun
 from truenext.model.destination import Destination, DestinationKind
 from truenext.model.grants import User
 from truenext.model.limits import BROWSERS_MAX
@@ -33,7 +33,7 @@ Action = Callable[[ConnectionState, Any], None]
 
 
 class SessionUser(NamedTuple):
-    """User of a connection, and the credential with which it has logged in."""
+    """User of a connection, and the credential with which the connection has logged in."""
 
     user: User
     credential: str
@@ -49,34 +49,36 @@ class UserSessions:
         *,
         has_pending_answer: Callable[[ConnectionState], bool],
     ) -> None:
-        """`has_pending_answer` tells whether a connection waits for the answer to a control request."""
+        """`users` is None in a broker without users. `has_pending_answer` tells whether a connection waits for the
+        answer to a control request."""
         self._engine = engine
         self._peers = peers
         self._loop = loop
         self._has_pending_answer = has_pending_answer
         self._users: dict[ConnectionState, SessionUser] = {}
-        """Users of the connections that are logged in; empty if the broker has no users."""
+        """User of each connection that has logged in; empty if the broker has no users."""
         self._last_targets: dict[ConnectionState, Destination] = {}
-        """Destination of the last SEND of each connection, which its user has the right to send to; none with temporary
-        queues and topics, which are checked for each SEND."""
+        """Destination of the last SEND of each connection, if its user was found to have the right to send there. A
+        destination with temporary queues or topics is not kept, as each SEND to it is checked."""
         self._checked_logins: dict[ConnectionState, str] = {}
-        """Credentials of logins that were checked and not executed yet; "" if a login is wrong."""
+        """Credential of each login that was checked and is not executed yet; "" if the login is wrong."""
         self._logins = None if users is None else Logins(users, loop)
         self._reply_rights = None if users is None else ReplyRights(engine, self.name_of)
         self._log = SecurityLog(loop.time)
 
     def user_of(self, session: ConnectionState) -> User | None:
-        """Return the user of a connection; None without users, and once the connection is closed."""
+        """Return the user of a connection; None before its login, after its end, and in a broker without users."""
         found = self._users.get(session)
         return None if found is None else found.user
 
     def name_of(self, session: ConnectionState) -> str:
-        """Return the name of the connection's user; "" if the broker has no users."""
+        """Return the name of the connection's user; "" before its login, after its end, and in a broker without
+        users."""
         found = self._users.get(session)
         return "" if found is None else found.user.name
 
     def remove(self, session: ConnectionState) -> None:
-        """Remove a closed connection."""
+        """Forget a closed connection, and the rights to reply to its temporary queues and topics."""
         self._users.pop(session, None)
         self._last_targets.pop(session, None)
         self._checked_logins.pop(session, None)
@@ -91,9 +93,10 @@ class UserSessions:
     # ---- Login ----
 
     def is_login_checked(self, session: ConnectionState, login: Login) -> bool:
-        """Return whether a login may be executed; if not, the connection is resumed when its password was checked.
+        """Return whether a login may be executed now. If not, its password is checked on a thread; after that the
+        connection is resumed, and tries the login again.
 
-        Raises: RemoteProtocolError if it is refused
+        Raises: RemoteProtocolError if the certificate is of no user, or too many logins failed or wait
         """
         if self._logins is None:
             return True
@@ -140,7 +143,7 @@ class UserSessions:
         return SessionUser(entry.user, credential)
 
     def log_in(self, session: ConnectionState, user: SessionUser) -> None:
-        """Give a connection its user: from now on it may do what the user may do."""
+        """Give a connection its user: from now on the connection may do what the user may do."""
         self._users[session] = user
 
     def _log_failed_login(self, session: ConnectionState, login: Login, reason: str) -> None:
@@ -152,17 +155,28 @@ class UserSessions:
     # ---- Commands ----
 
     def guard(self, actions: dict[type[Any], Action]) -> None:
-        """Put the check of each command in front of its action. A command without a check is refused. Without users
-        the actions stay."""
+        """Put the check of each command before its action, in a broker with users. A command without a check is
+        refused.
+
+        A SEND passes these steps:
+
+        1. `send_as_user`: a SEND to the destination of the connection's last SEND, which was checked then, goes to the
+           engine at once, if it names no producer and no reply-to.
+        2. `checked_action`: `access.COMMAND_CHECKS[Send]` requires the right to send to the queue or topic, logs a
+           refusal, and makes the producer's name one of the user.
+        3. `_send`: `ReplyRights.check` requires the right to reply, for temporary queues and topics of other users.
+        4. `commands.send` of the engine.
+        """
         if self._logins is None:
             return
         actions[Browse] = self._browse
         actions[Send] = self._send
         actions[ControlRequest] = partial(self._control, actions[ControlRequest])
         for command, action in actions.items():
-            if command is not Login:
+            if command not in (Login, SendRun):
                 actions[command] = self._guarded(access.COMMAND_CHECKS.get(command), action)
         checked_send, send_message, last_targets = actions[Send], self._engine.commands.send, self._last_targets
+        send_run = self._engine.commands.send_run
 
         def send_as_user(session: ConnectionState, send: Send) -> None:
             # Most go where the last one went, and equal addresses are one object. A producer's name must be the user's.
@@ -175,7 +189,13 @@ class UserSessions:
                 if not is_last and not any(map(access.is_private, destination.parts or (destination,))):
                     last_targets[session] = destination
 
+        def send_run_as_user(session: ConnectionState, run: SendRun) -> None:
+            # Else each SEND follows, and is checked.
+            if last_targets.get(session) is run.destination:
+                send_run(session, run)
+
         actions[Send] = send_as_user
+        actions[SendRun] = send_run_as_user
 
     def _guarded(self, check: access.Check | None, action: Action) -> Action:
         users = self._users
@@ -221,7 +241,7 @@ class UserSessions:
         self._engine.commands.browse(session, browse)
 
     def is_forbidden(self, session: ConnectionState, command: Command) -> bool:
-        """Return whether a SEND will be refused, as its user may not send there."""
+        """Return whether a command is a SEND that will be refused, because its user lacks the right to send there."""
         found = self._users.get(session)
         if found is None or not isinstance(command, Send):
             return False
@@ -232,15 +252,16 @@ class UserSessions:
         return False
 
     def note_dispatched(self, deliveries: Deliveries) -> None:
-        """Give users the right to reply to the temporary queues that their new messages name."""
+        """Give users the right to reply to the temporary queues and topics that the reply-to of their new messages
+        names."""
         if self._reply_rights is not None and self._reply_rights.has_callers:
             self._reply_rights.note_dispatched(deliveries)
 
     # ---- Reload ----
 
     def replace(self, users: Users) -> None:
-        """Use other users from now on. Connections end if their user is gone or may do less than before, or if their
-        password does not hold any more."""
+        """Use the users of a reloaded file from now on. A connection ends if its user is gone or may do less than
+        before, or if the password or certificate of its login is not the user's any more."""
         assert self._logins is not None and self._reply_rights is not None, "the broker was started with users"
         self._logins.replace_users(users)
         self._last_targets.clear()
@@ -270,11 +291,11 @@ class UserSessions:
     # ---- Security log ----
 
     def log_failed_handshake(self, session: ConnectionState, reason: str) -> None:
-        """Log a client that has failed to begin TLS, as without the certificate that it needs."""
+        """Log a client whose TLS handshake has failed, for example because the client has no certificate."""
         self._log_event(logging.WARNING, "TLS failed", session, "", reason=reason)
 
     def logs_refusal(self, code: Code) -> bool:
-        """Return whether the security log has the refusals with this code."""
+        """Return whether refusals with this code are logged in the security log already."""
         return self._logins is not None and code in (Code.LOGIN, Code.BUSY, Code.FORBIDDEN)
 
     def flush_log(self) -> None:

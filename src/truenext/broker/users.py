@@ -3,9 +3,8 @@
     [role.NAME]     grants that several users have
     [user.NAME]     a user: its password, roles, client ids, and grants of its own
 
-A file is taken as a whole or not at all, and all of its faults are reported at once. Faults never repeat the value of
-`passwords`, which may be a password by mistake.
-"""
+A file is applied as a whole or not at all, and all of its faults are reported at once. The text of a fault never has
+the value of `passwords`, which may be a password by mistake."""
 
 from __future__ import annotations
 
@@ -37,21 +36,24 @@ _KEYS_OF_ROLES = (*(right.value for right in Right), MONITOR, ADMIN)
 _KEYS_OF_USERS = (PASSWORDS, PASSWORD_FILE, CERTIFICATES, ROLES, CLIENT_IDS, *_KEYS_OF_ROLES)
 
 PASSWORD_BYTES_MAX = 1024
-"""Bytes of a password: hashing takes longer for longer ones."""
+"""Most bytes of a password. A longer one would take longer to hash."""
 
 HASHES_MAX = 2
-"""Hashes of a user: of the new password, and of the old one until all clients have the new one."""
+"""Most hashes of one user: the hash of a new password, and that of the old one until all clients have the new
+password."""
 
 HASH_MEMORY_KIB_MIN = 19456
 HASH_PASSES_MIN = 2
-"""Least costs that OWASP recommends: a weaker hash, once it leaks, is too quickly guessed."""
+"""Lowest memory and passes of a hash, as OWASP recommends: a password with a weaker hash is guessed too quickly once
+the hash has leaked."""
 
 HASH_MEMORY_KIB_MAX = 1024 * 1024
 HASH_PASSES_MAX = 100
 HASH_THREADS_MAX = 16
 
 _NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_-]{0,63}")
-"""Without dots: a client id `NAME.` and more is of user NAME alone."""
+"""Pattern of the name of a user or role. It has no dots, so that a client id `NAME.x` belongs to the user NAME
+alone."""
 _CERTIFICATE = re.compile(r"(DNS|URI|email):[!-~]+|sha256:[0-9a-f]{64}")
 _BARE_KEY = re.compile(r"[0-9A-Za-z_-]+")
 _HASH = re.compile(
@@ -72,7 +74,8 @@ class UserEntry(NamedTuple):
 
     @property
     def credentials(self) -> tuple[str, ...]:
-        """Credentials that a login may prove, never empty texts: hashes, the password of the file, certificates."""
+        """All that a login may prove to be this user: hashes, the password of the password file, and names of
+        certificates. None of these texts is empty."""
         return (*(self.hashes if self.password is None else (self.password,)), *self.certificates)
 
 
@@ -88,14 +91,14 @@ class Users(dict[str, UserEntry]):
     ) -> None:
         super().__init__(entries or {})
         self.warnings = list(warnings)
-        """Sentences about what is unsafe in the files, and yet no fault."""
+        """Sentences about unsafe parts of the files that are no faults."""
         self.files = tuple(files)
         """The users file, and the password files."""
         self._certificate_owners = {name: entry for entry in self.values() for name in entry.certificates}
 
     def find_by_certificate(self, names: Iterable[str]) -> tuple[UserEntry, str] | None:
-        """Return the user of a client certificate by its names, and the name in the users file; None if it is of no
-        user, or of several."""
+        """Return the user whose entry has one of these names of a client certificate, and that name; None if no user or
+        several users have one."""
         found = {
             self._certificate_owners[name].user.name: (self._certificate_owners[name], name)
             for name in names
@@ -107,7 +110,7 @@ class Users(dict[str, UserEntry]):
 def read_users(file: Path) -> Users:
     """Read a users file and the password files that it names.
 
-    Raises: FaultyFileError, ConfigurationError if the file cannot be read
+    Raises: FaultyFileError if the files have faults; ConfigurationError if the users file cannot be read
     """
     reader = _UsersFileReader(file)
     try:
@@ -119,9 +122,9 @@ def read_users(file: Path) -> Users:
 
 
 def check_users(file: Path, content: bytes) -> Users:
-    """Return the users that a file would have with this content.
+    """Return the users in the content of a users file that is not written yet.
 
-    Raises: FaultyFileError
+    Raises: FaultyFileError if the content has faults
     """
     return _UsersFileReader(file).read(content)
 
@@ -141,12 +144,12 @@ def fault_of_name(name: str) -> str | None:
 
 
 def is_certificate_name(text: str) -> bool:
-    """Return whether a text is a name of a client certificate, or a fingerprint."""
+    """Return whether a text is a name in a client certificate, such as `DNS:shop.example`, or a fingerprint."""
     return _CERTIFICATE.fullmatch(text) is not None
 
 
 def fault_of_password(password: str) -> str | None:
-    """Return why a text cannot be a password, without the text; None if it can."""
+    """Return why a text cannot be a password; None if it can. The reason does not repeat the text."""
     if not password:
         return "a password must not be empty"
     try:
@@ -166,7 +169,8 @@ def fault_of_client_id(client_id: str) -> str | None:
 
 
 def fault_of_hash(text: str) -> str | None:
-    """Return why a text is not a hash that a login can be checked with, without the text; None if it is one."""
+    """Return why a text is no hash of a password that the broker accepts; None if it is one. The reason does not repeat
+    the text."""
     found = _HASH.fullmatch(text)
     if found is None or not (_is_base64(found["salt"]) and _is_base64(found["hash"])):
         return "is not an Argon2id hash: replace it by one of `truenext user hash`"
@@ -196,7 +200,7 @@ def _toml_key(name: str) -> str:
 
 
 def table_header(section: str, name: str) -> str:
-    """Return the header of a user's or role's table as the file has it.
+    """Return the header of the table of a user or role, as it is written in the file.
 
     >>> table_header("user", "shop"), table_header("user", "shop.eu")
     ('[user.shop]', '[user."shop.eu"]')
@@ -205,7 +209,7 @@ def table_header(section: str, name: str) -> str:
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown name: what is probably meant, or what there is.
+    """Return the end of a sentence about an unknown name: the name that is probably meant, or all known names.
 
     >>> suggest_name("shpo", ["shop", "till"]), suggest_name("x", ["shop", "till"]), suggest_name("x", [])
     ("; is 'shop' meant?", '; there are shop, till', '; there are none')
@@ -227,7 +231,7 @@ class _Grants(NamedTuple):
 
 
 OPERATOR = "operator"
-"""Built-in role, which allows all that docs/operations.md describes. A role of this name in the file counts instead."""
+"""Built-in role that may do all that docs/operations.md describes. A role of this name in the file replaces it."""
 
 _ALL = [parse_pattern(text) for text in (">", "DLQ.>", "Spark.>", "Consumer.>", "/topic/>")]
 _BUILT_IN_ROLES = {
@@ -246,14 +250,16 @@ class _UsersFileReader:
         self._password_files: list[Path] = []
         self._roles = dict(_BUILT_IN_ROLES)
         self._hash_owners: dict[str, str] = {}
-        """Header of the first table that has a hash, by the hash."""
+        """Header of the table in which each hash was found first, by hash."""
         self._certificate_owners: dict[str, str] = {}
-        """Header of the user of each name of a certificate."""
+        """Header of the table of the user that has a certificate, by the name of the certificate."""
 
     def check_permissions(self, file: Path, where: str) -> None:
-        """Add the fault or warning of a file that users other than its owner can change or read.
+        """Add a fault if other users of this machine can change a file, or a warning if they can read it.
 
-        `where` is the table and key of a password file. Raises: OSError
+        `where` is the table and key that names the file, if it is a password file.
+
+        Raises: OSError if the file cannot be examined
         """
         if sys.platform == "win32":
             # The mode says nothing there.
@@ -267,7 +273,10 @@ class _UsersFileReader:
             self._warnings.append(f"{file}: all users of this machine can read it: run `chmod o-r {quoted}`")
 
     def read(self, content: bytes) -> Users:
-        """Return the users of a file with this content. Raises: FaultyFileError"""
+        """Return the users in the content of a file.
+
+        Raises: FaultyFileError if the content has faults
+        """
         document = self._parse(content)
         tables: dict[str, dict[str, dict[str, Any]]] = {USER: {}, ROLE: {}}
         for section, value in document.items():
@@ -313,7 +322,8 @@ class _UsersFileReader:
     # ---- Tables ----
 
     def _named_tables(self, section: str, tables: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return the tables of a section that can be checked further, by name."""
+        """Return the tables of a section, by name, without the tables nested in them. Add a fault for each table that
+        is nested, has an invalid name, or is a single value."""
         found: dict[str, dict[str, Any]] = {}
         for name, table in tables.items():
             header = table_header(section, name)

@@ -3,14 +3,15 @@
 from truenext.model.limits import INLINE_SMALL_WRITE_SECONDS_MAX, INLINE_WRITE_SECONDS_MAX, SMALL_BATCH_BYTES
 
 EMA_WEIGHT = 0.1
-"""Weight of the last write in an exponential moving average."""
+"""Weight of the newest write in the exponential moving averages."""
 
 INITIAL_SECONDS_PER_BYTE = 4e-9
-"""Estimate for each byte of a large batch until one was written: 250 MB/s."""
+"""Estimated time for each byte of a large batch before the first one was written: 250 MB/s."""
 
 
 class WriteTimeEstimate:
-    """Estimate, from earlier writes, how long the disk takes for a batch: quick ones are written on the event loop."""
+    """Estimate of the time that the disk takes for a batch, from earlier writes. The event loop itself writes a batch
+    that will be quick."""
 
     def __init__(self) -> None:
         self._small_batch_seconds = 0.0
@@ -18,7 +19,7 @@ class WriteTimeEstimate:
         self._seconds_per_byte = INITIAL_SECONDS_PER_BYTE
         """Average time for each byte of a large batch, beyond the time of a small one."""
         self._is_slow = False
-        """A write held the event loop for too long, and none has been quick since."""
+        """A write of the event loop took too long, and no write has been quick since."""
 
     def is_quick(self, size: int) -> bool:
         """Return whether the event loop itself may write a batch of `size` bytes."""
@@ -30,7 +31,7 @@ class WriteTimeEstimate:
         )
 
     def add_write(self, size: int, seconds: float, *, is_inline: bool) -> None:
-        """Add a write of `size` bytes; `is_inline` if the event loop itself made it."""
+        """Add the time of a write of `size` bytes. `is_inline` tells whether the event loop itself made the write."""
         weight = EMA_WEIGHT
         if is_inline or self._is_slow:
             was_slow, self._is_slow = self._is_slow, seconds > INLINE_WRITE_SECONDS_MAX

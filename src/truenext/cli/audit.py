@@ -1,4 +1,4 @@
-"""`truenext audit`: prove from a broker's history that the contract held."""
+"""`truenext audit`: check a broker's history against the contract."""
 
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,9 @@ from truenext.errors import ConfigurationError, TruenextError
 def audit(folders: tuple[Path, ...], **options: Any) -> None:
     """Prove from the history in DIR whether the contract held.
 
-    DIR is the data folder of a broker, running or not, a copy of its history, or a folder that `truenext record` wrote.
-    Several are shown side by side on one page. Exits 0 if the contract held in all, 1 if not, 2 if the audit failed.
+    DIR is a broker's data folder, a copy of its history, or a folder that `truenext record` wrote. The broker may be
+    running. The results of several folders are shown side by side on one page. Exits 0 if the contract held in all, 1
+    if not, 2 if the audit failed.
     """
     try:
         from truenext.spark.audit.command import run_audit

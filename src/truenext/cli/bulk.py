@@ -40,9 +40,9 @@ def redrive(
 
     Moves the dead letters of QUEUE, such as DLQ.orders, each once.
 
-    Messages that consumers hold stay, and their number is printed; so do messages that failed in a durable subscription
-    that does not exist any more, which `truenext move` can move to a queue. If the command is interrupted, a second
-    call continues. Exits 1 if one of --id was not moved.
+    Messages that consumers hold stay, and their number is printed. Messages also stay if they failed in a durable
+    subscription that does not exist any more: `truenext move` can move them to a queue. If the command is interrupted,
+    a second call continues. Exits 1 if the message of an --id was not moved.
     """
     remaining_reason = "consumers hold them, they are still being committed, or their original queue is not known"
     kind = BulkWorkKind("redrive", "moved", remaining_reason)
@@ -72,8 +72,8 @@ def move(
 
     Each message is moved once, and is a new arrival there.
 
-    Messages that consumers hold stay, and their number is printed; messages that are sent meanwhile may stay, too. If
-    the command is interrupted, a second call continues. Exits 1 if one of --id was not moved.
+    Messages that consumers hold stay, and their number is printed. Messages that are sent meanwhile may stay, too. If
+    the command is interrupted, a second call continues. Exits 1 if the message of an --id was not moved.
     """
     work = BulkWork(BulkWorkKind("move", "moved", HELD), {"queue": queue}, numbers, selector, count, is_dry=dry_run)
     work.request["to"] = to
@@ -89,7 +89,7 @@ def move(
 def purge(queue: str, selector: str | None, dry_run: bool, as_json: bool, broker: BrokerOptions) -> None:
     """Remove the messages that wait in QUEUE.
 
-    Messages that consumers hold stay, and their number is printed; messages that are sent meanwhile may stay, too.
+    Messages that consumers hold stay, and their number is printed. Messages that are sent meanwhile may stay, too.
     """
     kind = BulkWorkKind("purge", "removed", HELD)
     BulkWork(kind, {"queue": queue}, (), selector, None, is_dry=dry_run).run(broker, as_json=as_json)

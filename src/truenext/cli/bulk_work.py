@@ -1,4 +1,4 @@
-"""Bulk work in a running broker: requested piece by piece, with progress on standard error."""
+"""Bulk work in a running broker. It is requested in pieces, and progress is shown on standard error."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ dead_letter_selector_option = click.option(
     help='Only messages that this JMS selector matches, such as "truenext_original_attempts > 2". A header with '
     "hyphens is named with underscores.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 def id_option(noun: str, of: str = "`truenext-sequence`") -> Callable[..., Any]:
@@ -43,11 +43,12 @@ def id_option(noun: str, of: str = "`truenext-sequence`") -> Callable[..., Any]:
 def run_in_pieces(
     connection: Connection, verb: str, request: dict[str, Any], *, total: int | None, done: str
 ) -> Iterator[dict[str, Any]]:
-    """Request piece after piece and yield the answers, until nothing is left or the caller stops.
+    """Request one piece of bulk work after the other, and yield the answers, until nothing is left or the caller stops.
 
-    `request` may be changed between two answers. Progress says how many of `total` messages (None: unknown) are `done`.
+    The caller may change `request` between two answers. Progress is shown as a number of `total` messages; None if the
+    total is unknown. `done` is the participle in this text, such as "moved".
 
-    Raises: TruenextError
+    Raises: TruenextError if the broker refuses a piece, or the connection is lost
     """
     console = Console(stderr=True)
     # A progress bar on a terminal; a line every few seconds in a file.
@@ -71,7 +72,7 @@ def run_in_pieces(
 def queue_exists(connection: Connection, queue: str) -> bool:
     """Return whether the broker has a queue of this name.
 
-    Raises: TruenextError
+    Raises: TruenextError if the broker refuses the request, or the connection is lost
     """
     try:
         send_control_request(connection, "purge", {"queue": queue, "dry_run": True, "limit": 1})
@@ -83,7 +84,8 @@ def queue_exists(connection: Connection, queue: str) -> bool:
 
 
 def queue_count(connection: Connection, queue: str, name: str) -> int | None:
-    """Return the number of `waiting` or `scheduled` messages of a queue; None if there is no such queue."""
+    """Return a queue's number of messages from its column `name`, `waiting` or `scheduled`; None if there is no such
+    queue."""
     facts = send_control_request(connection, "queues")
     return next((each[name] for each in facts if each["name"] == queue), None)
 
@@ -92,13 +94,13 @@ class BulkWorkKind(NamedTuple):
     verb: str
     participle: str
     remaining_reason: str
-    """Reason why messages may be left."""
+    """Reason, shown to the user, why messages may be left in the queue."""
     counted: str = "waiting"
-    """Column of `queues` that counts the messages."""
+    """Column of the broker's answer to `queues` that counts these messages."""
 
 
 class BulkWork:
-    """Bulk work of one command, from the first piece to the last."""
+    """Bulk work that one command requests, piece after piece."""
 
     def __init__(
         self,
@@ -110,7 +112,8 @@ class BulkWork:
         *,
         is_dry: bool,
     ) -> None:
-        """`numbers`, `selector` and `limit` restrict the messages of `target`."""
+        """Prepare the work for the messages of `target`. `numbers`, `selector` and `limit` restrict the work
+        to some of these messages."""
         self._kind = kind
         self._done = f"would be {kind.participle}" if is_dry else kind.participle
         self._limit = limit
@@ -128,7 +131,8 @@ class BulkWork:
         self._error = ""
 
     def run(self, broker: BrokerOptions, *, as_json: bool) -> None:
-        """Do the work and print the result; exit with 1 if one of `numbers` was not moved, or the queue is gone."""
+        """Do the work, and print the result. Exit with 1 if the message of one of `numbers` was not moved, or the queue
+        is gone."""
         try:
             with connected(broker) as connection:
                 self._run_all_pieces(connection)

@@ -1,4 +1,5 @@
-"""`truenext config check`: faults of a configuration file, and policies; `truenext reload`: apply it in a broker."""
+"""`truenext config check` shows faults and policies of a configuration file. `truenext reload` lets a broker read its
+file again."""
 
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from truenext.model.url import parse_url
 def config() -> None:
     """Check a configuration file of a broker.
 
-    For `truenext serve --config`; see docs/reference/settings.md.
+    The file is for `truenext serve --config`; see docs/reference/settings.md.
     """
 
 
@@ -36,9 +37,9 @@ def config() -> None:
 def check(file: Path, queue: str | None) -> None:
     """Print each fault of FILE on a line, or that it has none.
 
-    Notes are no faults: a broker on this machine, or without other options, rejects what they name, such as a
-    memory_limit beyond the memory of the machine. Exits 0 if FILE has no faults, 1 if it has, 2 if it could not be
-    read.
+    Notes are not faults. A note names a setting that a broker rejects on this machine, or without a further option: for
+    example a memory_limit beyond the memory of the machine. Exits 0 if FILE has no faults, 1 if it has, 2 if it could
+    not be read.
     """
     try:
         configuration = with_files(configure(file))
@@ -63,8 +64,8 @@ def reload(broker: BrokerOptions) -> None:
 
     Prints the settings that have changed.
 
-    Exits 0 if the file is in force, 1 if the broker refused it and changed nothing, 2 if the broker could not be asked
-    or refused the login.
+    Exits 0 if the file is in force; 1 if the broker has refused the file, and changed nothing; 2 if the broker could
+    not be asked, or has refused the login.
     """
     with connected(broker, failure=NoAnswerFailure) as connection:
         outcome = send_control_request(connection, "reload")
@@ -76,7 +77,7 @@ def reload(broker: BrokerOptions) -> None:
 
 
 def _print_notes(configuration: Configuration) -> None:
-    """Print what a broker rejects in this configuration, depending on its command line or its machine."""
+    """Print which settings a broker would reject, depending on its command line or its machine."""
     settings = configuration.broker
     if settings.data is None and not settings.memory:
         terminal.echo("note: it has no folder for messages; `truenext serve` needs --data DIR or --memory.")

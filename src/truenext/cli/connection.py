@@ -1,4 +1,4 @@
-"""Connection of a command to a broker: made at once or not at all, with its errors for the user."""
+"""Connection of a command to a broker. The broker must answer at once. Errors are printed for the user."""
 
 import logging
 import os
@@ -24,17 +24,19 @@ from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused, R
 from truenext.model.url import DEFAULT_URL
 
 URL_VARIABLE = "TRUENEXT_URL"
-"""Environment variable with the address of the broker. The option overrides it; a blank value counts as unset."""
+"""Environment variable with the address of the broker. The option `--url` overrides it. A blank value counts as
+unset."""
 
 USER_VARIABLE, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE = (
     "TRUENEXT_USER",
     "TRUENEXT_PASSWORD",
     "TRUENEXT_PASSWORD_FILE",
 )
-"""Environment variables with user and password. Blank values count as unset. There is no option for a password: other
-users of the machine could read it in the list of processes."""
+"""Environment variables with user and password. Blank values count as unset. There is no option for a password, because
+other users of the machine could read it in the list of processes."""
 CA_VARIABLE = "TRUENEXT_CA"
-"""Environment variable with the path of the certificates that sign those of brokers. A blank value counts as unset."""
+"""Environment variable with the path of a file of certificates. They belong to the authorities that sign brokers'
+certificates. A blank value counts as unset."""
 LOGIN_HINT = f"set {USER_VARIABLE} and {PASSWORD_FILE_VARIABLE}, or --user and --password-file"
 
 _url_option = click.option(
@@ -69,18 +71,18 @@ _ca_option = click.option(
     type=PathParam(dir_okay=False),
     envvar=CA_VARIABLE,
     show_envvar=True,
-    help="File with the certificates that sign the broker's, PEM, for stomp+ssl:// addresses; by default those that "
-    "the system trusts.",
+    help="PEM file with certificates of authorities that may sign the broker's certificate, for stomp+ssl:// "
+    "addresses; by default the authorities that the system trusts.",
 )
 _certificate_option = click.option(
     "--certificate",
     type=PathParam(dir_okay=False),
-    help="File with a certificate that the command shows to the broker, PEM.",
+    help="PEM file with a certificate that the command shows to the broker.",
 )
 _key_option = click.option(
     "--key",
     type=PathParam(dir_okay=False),
-    help="File with the private key of --certificate, PEM; by default in the same file.",
+    help="PEM file with the private key of --certificate; by default the key is in the same file.",
 )
 
 
@@ -90,29 +92,31 @@ timeout_option = click.option(
     type=SecondsParam(),
     default=CLOSE_TIMEOUT_S,
     show_default=True,
-    help="Seconds to wait for the broker: until it has accepted the login.",
+    help="Seconds within which the broker must accept the login.",
 )
 
 
 class BrokerOptions(NamedTuple):
-    """Address of a broker, the credentials for it, as the command line and the environment have them, and how long to
-    wait for it."""
+    """Address of a broker, the credentials for it, and how long to wait for it. The values come from the command line
+    and the environment."""
 
     url: str
     credentials: Credentials
     timeout_s: float = CLOSE_TIMEOUT_S
-    """Seconds until the broker must have accepted the login."""
+    """Seconds within which the broker must accept the login."""
 
     def connect(self, *, reconnect: bool) -> Connection:
         """Connect to the broker.
 
-        Raises: ConfigurationError if a file of the credentials cannot be used; else as `truenext.blocking.connect`
+        Raises: ConfigurationError if a file of the credentials cannot be used; otherwise the errors of
+        `truenext.blocking.connect`
         """
         return connect(self.url, **self.credentials.arguments(), reconnect=reconnect, timeout=self.timeout_s)
 
 
 def broker_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--timeout` and the options of `address_options` to a command, which gets them as `broker`."""
+    """Add `--timeout` and the options of `address_options` to a command. The command gets them as the argument
+    `broker`."""
 
     @wraps(command)
     def with_timeout(*, broker: BrokerOptions, connect_timeout_s: float, **values: Any) -> None:
@@ -122,7 +126,8 @@ def broker_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def address_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--url` and the options of `credentials_options` to a command, which gets them as `broker`."""
+    """Add `--url` and the options of `credentials_options` to a command. The command gets them as the argument
+    `broker`."""
 
     @wraps(command)
     def with_broker(*, url: str, credentials: Credentials, **values: Any) -> None:
@@ -132,7 +137,7 @@ def address_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def credentials_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add options for the login and for TLS to a command, which gets them as `credentials`."""
+    """Add the options for the login and for TLS to a command. The command gets them as the argument `credentials`."""
 
     @wraps(command)
     def with_credentials(*, user: str | None, **values: Any) -> None:
@@ -159,10 +164,11 @@ def _credentials(user: str | None, files: Mapping[str, Path | None]) -> Credenti
 
 
 def split_by_source(merged: Credentials) -> tuple[Credentials, Credentials]:
-    """Split a command's credentials into those of its command line and the login of its environment. This login has the
-    user of the environment even if the command line names another one.
+    """Split a command's credentials by their source. The first result has the credentials of the command line. The
+    second has the login of the environment. Its user comes from the environment even if the command line names another
+    user.
 
-    Raises: click.UsageError
+    Raises: click.UsageError if the environment's login is invalid
     """
     context = click.get_current_context()
     names = [
@@ -182,7 +188,7 @@ def split_by_source(merged: Credentials) -> tuple[Credentials, Credentials]:
 
 
 def with_login_hint(error: TruenextError, credentials: Credentials) -> TruenextError:
-    """Return the error; that of a refused login without a user says in addition how to name one."""
+    """Return the error. If a login without a user was refused, add to its text how to name a user."""
     if isinstance(error, Refused) and error.code == Code.LOGIN and credentials.user is None:
         return Refused(f"{error}; {LOGIN_HINT}", error.code)
     return error
@@ -192,7 +198,7 @@ def with_login_hint(error: TruenextError, credentials: Credentials) -> TruenextE
 def connected(
     broker: BrokerOptions, *, reconnect: bool = False, failure: type[CommandFailure] = CommandFailure
 ) -> Iterator[Connection]:
-    """Connect to a broker, which must answer at once. With `reconnect` a lost connection is made again.
+    """Connect to a broker, which must answer at once. With `reconnect` a lost connection is opened again.
 
     Raises: `failure` for each error of the connection
     """
@@ -224,8 +230,8 @@ def connected(
 
 
 class _ConnectionReport(logging.Handler):
-    """Log handler that prints to standard error that the broker takes no messages, and, if the connection
-    `is_lasting`, each loss and each reconnect once."""
+    """Log handler that prints some events of a connection to standard error: that the broker has no space for messages,
+    and, if the connection `is_lasting`, each loss and each reconnect."""
 
     is_lasting = False
     _is_lost = False
@@ -241,8 +247,8 @@ class _ConnectionReport(logging.Handler):
 
 
 def send_control_request(connection: Connection, verb: str, request: object = None) -> Any:
-    """Send a control request and return the decoded answer.
+    """Send a control request, and return the decoded answer.
 
-    Raises: TruenextError, TimeoutError
+    Raises: TruenextError if the broker refuses it, or the connection is lost; TimeoutError without an answer
     """
     return msgspec.json.decode(connection.control_request(verb, request))

@@ -1,10 +1,10 @@
 """Signals that arrive while `truenext serve` or `truenext stages run` starts, from the first line of the command on.
 
-SIGTERM, SIGINT    end the start at once, with exit status 0. A start writes nothing that a crash could spoil.
-SIGHUP             of a broker: noted, since only the parsed options tell whether the broker has files to reload. A
+SIGTERM, SIGINT    end the start at once, with exit status 0. An interrupted start does no harm.
+SIGHUP             is noted if a broker starts. Only the parsed options tell whether the broker has files to reload. A
                    broker with such files reloads them once it listens. A broker without them ends, as it does later.
 
-The handlers of the running broker or service replace these.
+Later the handlers of the running broker or service replace these.
 """
 
 import os
@@ -12,14 +12,14 @@ import signal
 from collections.abc import Sequence
 
 _noted: list[int] = []
-"""SIGHUPs that are noted and not carried out."""
+"""SIGHUPs that have arrived, and that nothing has handled yet."""
 
 _former: list[signal.Handlers] = []
-"""Handling of SIGHUP before it was noted; empty if it is not."""
+"""Handling of SIGHUP before `listen` replaced it; empty if `listen` did not."""
 
 
 def listen(arguments: Sequence[str]) -> None:
-    """Set the handlers, if the arguments of `truenext` start a broker or a service."""
+    """Set the signal handlers, if these arguments of `truenext` start a broker or a service."""
     is_broker = arguments[:1] == ["serve"]
     if is_broker or arguments[:2] == ["stages", "run"]:
         for each in (signal.SIGTERM, signal.SIGINT):
@@ -35,7 +35,7 @@ def has_noted_sighup() -> bool:
 
 
 def restore_sighup() -> None:
-    """Restore the former handling of SIGHUP, and carry out a noted one."""
+    """Restore the earlier handling of SIGHUP. If a SIGHUP was noted, raise it again."""
     if _former:
         signal.signal(signal.SIGHUP, _former.pop())
     if _noted:

@@ -1,9 +1,9 @@
 """Exit status of a command, and its error in one line.
 
 0      the command is done, or the answer to its question is yes
-1      the command failed, or did not do all that was named one by one; or the answer is no, such as a broker's ERROR
-2      no answer: the command line is invalid, no broker answers or not to the end, or standard output cannot be
-       written to
+1      the command failed, or did only a part of what was named; or the answer is no, such as a broker's ERROR
+2      there is no answer: the command line is invalid, no broker answers, an answer is cut off, or standard output
+       cannot be written to
 130    Ctrl-C
 141    the reader of standard output has gone
 """
@@ -22,22 +22,23 @@ from truenext.cli.lazy import LazyGroup
 from truenext.errors import ConfigurationError, ConnectionLost, NoBroker, RemoteProtocolError, TruenextError
 
 MESSAGE_LENGTH_MAX = 4000
-"""Characters of an error; a wrong value of a megabyte is not repeated whole."""
+"""Largest number of characters of an error. A wrong value of a megabyte is not repeated completely."""
 
 NO_ANSWER = 2
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
-"""Status of a command that SIGPIPE ends; 1 would be an answer."""
+"""Exit status of a command whose reader has gone. It is the status of a process that SIGPIPE ends, and differs from 1,
+which would be an answer."""
 
 NO_ANSWER_ERRORS = (ConfigurationError, ConnectionLost, RemoteProtocolError)
-"""Errors without an answer: nothing was asked, nothing answered, or the peer is no broker."""
+"""Errors that mean that there is no answer: no question could be asked, none was answered, or the peer is no broker."""
 
 
 START_HINT = "start one with `truenext serve`, or set its address with --url or TRUENEXT_URL"
 
 
 class CommandFailure(click.ClickException):
-    """Error of a command, printed in one line without a traceback."""
+    """Error of a command. It is printed in one line, without a traceback."""
 
     def __init__(self, error: Exception) -> None:
         message = str(error)
@@ -57,13 +58,14 @@ class CommandFailure(click.ClickException):
 
 
 class NoAnswerFailure(CommandFailure):
-    """Failure without an answer: status 1 would say that the answer is no."""
+    """Error that means that there is no answer, with exit status 2. Status 1 would say that the answer is no."""
 
     exit_code = NO_ANSWER
 
 
 class MainGroup(LazyGroup):
-    """Command group that prints each error of the command line, of truenext and of standard output in one line."""
+    """Command group that prints each error in one line: errors of the command line, of truenext, and of standard
+    output."""
 
     def main(
         self,
@@ -104,9 +106,9 @@ class MainGroup(LazyGroup):
 
 @contextmanager
 def _flushed_output() -> Iterator[None]:
-    """Flush standard output at the end of the block; an error of standard output ends the command.
+    """Flush standard output at the end of the block. If standard output fails, the command ends.
 
-    Raises: NoAnswerFailure, SystemExit
+    Raises: SystemExit if the reader of standard output has gone; NoAnswerFailure if it cannot be written to
     """
     try:
         try:

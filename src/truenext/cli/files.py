@@ -1,4 +1,4 @@
-"""Limit of a listener's connections, by the number of files that the system lets the broker open."""
+"""Limit of a listener's connections. It follows from the number of files that the system lets the broker open."""
 
 import logging
 import sys
@@ -13,13 +13,13 @@ if sys.platform != "win32":
 logger = logging.getLogger(__name__)
 
 FILES_OWN = 64
-"""Files that the broker itself opens, at most: journal, checkpoint, history, event loop and log."""
+"""Largest number of files that the broker itself opens: journal, checkpoint, history, event loop and log."""
 
 
 def raise_file_limit(listeners: int) -> Places:
-    """Return the places of each listener; raise the limit of open files if necessary.
+    """Raise the limit of open files if necessary, and return how many connections each listener may have.
 
-    Raises: ConfigurationError if the system has no files left for a connection
+    Raises: ConfigurationError if the limit leaves no file for a connection
     """
     if sys.platform == "win32":
         return ALL_PLACES

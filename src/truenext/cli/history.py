@@ -29,10 +29,11 @@ def history() -> None:
 def export(data: Path, out: Path | None) -> None:
     """Turn the history of a broker into Parquet files.
 
-    The history is that of the data folder DIR, and the files are in DIR/history/events.
+    The history is read from the data folder DIR. The files are written to DIR/history/events, or to the folder of
+    --out.
 
-    Brokers do that by themselves if numpy and pyarrow are installed. The file that the broker writes to is left as it
-    is, unless --out is given. The broker may run meanwhile.
+    A broker does this itself if numpy and pyarrow are installed. Without --out, the file that a running broker writes
+    to is left out. The broker may run meanwhile.
     """
     count = 0
     try:

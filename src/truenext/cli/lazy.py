@@ -1,4 +1,4 @@
-"""Command group that imports a command when it is called: `truenext send` imports nothing of the broker."""
+"""Command group that imports a command only when it is called. So `truenext send` imports nothing of the broker."""
 
 import importlib
 from collections.abc import Mapping
@@ -10,7 +10,8 @@ import click
 
 class LazyGroup(click.Group):
     def __init__(self, *arguments: Any, modules: Mapping[str, str], **options: Any) -> None:
-        """`modules` has, by the name of each command, the module of `truenext.cli` with a function of that name."""
+        """Make a group. `modules` has, by the name of each command, a module of `truenext.cli`. This module has a
+        function of the same name."""
         super().__init__(*arguments, **options)
         self._modules = modules
 

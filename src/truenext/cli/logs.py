@@ -1,4 +1,4 @@
-"""Format of the broker's log: one line an event, its facts as fields."""
+"""Format of the broker's log: one line for each event, with fields."""
 
 import logging
 import sys
@@ -16,11 +16,12 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 TRACEBACK_MAX = 16_000
-"""Characters of one traceback; a longer one is cut in the middle."""
+"""Largest number of characters of a traceback. A longer one is cut in the middle."""
 
 
 class FieldFormatter(logging.Formatter):
-    """Format `TIME LEVEL event key=value ...`; a traceback is indented: no line of it looks like an event."""
+    """Formatter for lines `TIME LEVEL event key=value ...`. Tracebacks are indented, so that none of their lines looks
+    like an event."""
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
         return indent(escape_text(_cut(super().formatException(ei))), "  ")
@@ -48,8 +49,8 @@ def configure_logging(level: str) -> None:
 
 @contextmanager
 def warn_of_basic_config() -> Iterator[None]:
-    """Log a warning if the block calls `logging.basicConfig` in vain: it does nothing once the root logger has a
-    handler, such as that of `configure_logging`. The warning names the line of the call."""
+    """Log a warning if the block calls `logging.basicConfig`, which then has no effect: the root logger already has a
+    handler, for example from `configure_logging`. The warning names the line of the call."""
     basic_config = logging.basicConfig
     callers: list[str] = []
 

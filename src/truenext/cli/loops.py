@@ -1,4 +1,4 @@
-"""Event loop of commands that run until they are stopped: uvloop, or asyncio's own on Windows."""
+"""Event loop of commands that run until they are stopped. It is uvloop, or asyncio's own loop on Windows."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Memory that a broker can have: that of the machine, or the limit of its control group if that is less."""
+"""Memory that a broker can use: the machine's memory, or the limit of its control group if this is lower."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 from sys import maxsize
 
 CONTROL_GROUPS = Path("/proc/self/cgroup")
-"""File with lines NUMBER:CONTROLLERS:PATH; version 2 of control groups has one line, without controllers."""
+"""File with lines NUMBER:CONTROLLERS:PATH, one for each control group of a process. Version 2 has one line, without
+controllers."""
 
 MOUNTED = Path("/sys/fs/cgroup")
 
 
 def memory_bytes(groups: Path = CONTROL_GROUPS, mounted: Path = MOUNTED) -> int:
-    """Return the bytes of memory; `sys.maxsize` if the system does not say."""
+    """Return the number of bytes of memory; `sys.maxsize` if the system does not tell."""
     available = maxsize
     with suppress(OSError, ValueError):
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -26,7 +27,8 @@ def memory_bytes(groups: Path = CONTROL_GROUPS, mounted: Path = MOUNTED) -> int:
 
 
 def _limits(groups: Path, mounted: Path) -> list[Path]:
-    """Return the files that may have a limit: those of this process's group and of all groups around it."""
+    """Return the files that may contain a limit: one for this process's control group, and one for each group around
+    it."""
     found = []
     with suppress(OSError, ValueError):
         for line in groups.read_text().splitlines():

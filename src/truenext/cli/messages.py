@@ -1,4 +1,4 @@
-"""`truenext send`, `receive` and `browse`: send, consume and show messages as any client does."""
+"""`truenext send`, `receive` and `browse`: send, consume and show messages, as any client can do."""
 
 import base64
 import sys
@@ -20,11 +20,12 @@ from truenext.client.core.subscriptions import ConsumerOptions
 from truenext.errors import ConfigurationError, ConnectionLost, TruenextError
 
 _CONNECTION_HEADERS = frozenset({"subscription", "ack", "truenext-round"})
-"""Headers without a meaning once the command has ended."""
+"""Headers of a received message that mean nothing after the end of the command."""
 SEND_TIMEOUT_S = 60.0
-"""Longest time without a confirmed message: a broker with a full disk has this long to get free space."""
+"""Longest time in seconds without a confirmed message. If its disk is full, the broker has this long to get free
+space."""
 POLL_S = 1.0
-"""Minimum time between two polls of a queue."""
+"""Shortest time in seconds between two polls of a queue."""
 
 selector_option = click.option(
     "--selector",
@@ -35,7 +36,7 @@ json_option = click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="One JSON object a line: headers, and body; or body_base64 in place of a body that is not UTF-8.",
+    help="Print one JSON object a line: headers, and body. If the body is not UTF-8, it is in body_base64 instead.",
 )
 
 
@@ -79,14 +80,16 @@ def send(
 
     The body is BODY, or the content of files or of standard input.
 
-    Each file is a message, or with --lines each of its lines. Returns when the broker has confirmed all messages.
+    Each file is a message; with --lines each line is a message. The command returns when the broker has confirmed all
+    messages.
 
-    An empty file is an empty message, and has no lines. Nothing is sent if one of the files is missing; if a file
-    cannot be read later, earlier messages stay sent. With several files or --lines, standard error shows how many
-    messages were sent: every two seconds, and at the end.
+    An empty file is an empty message; with --lines it is no message. Nothing is sent if one of the files is missing. If
+    a file cannot be read later, earlier messages stay sent. With several files or --lines, standard error shows the
+    number of sent messages every two seconds and at the end.
 
     While the disk of the broker is full, the command says so on standard error and tries again. If no message was
-    confirmed for a minute, it exits 1 with the number of confirmed messages: after 500, continue with line 501.
+    confirmed for a minute, it exits 1 with the number of confirmed messages. After 500 confirmed messages, continue
+    with line 501.
     """
     if body is not None and (lines or files):
         raise click.UsageError("BODY excludes --file and --lines: use one of them")
@@ -113,7 +116,7 @@ def send(
 
 
 def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
-    """Yield the content of each file, or each of its lines.
+    """Yield the content of each file; with `lines` yield each of its lines.
 
     Raises: TruenextError if a file cannot be read
     """
@@ -147,7 +150,7 @@ def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
     type=SecondsParam(),
     default=2.0,
     show_default=True,
-    help="Seconds to wait for a message; also for the broker, if more than 10.",
+    help="Seconds to wait for a message. If more than 10, the command waits as long for the broker.",
 )
 @selector_option
 @json_option
@@ -168,8 +171,8 @@ def receive(
 
     A message is acknowledged once it is printed. Exits 1 if fewer messages than --count came.
 
-    The broker dispatches a message only when the command is about to print it, so other consumers see no `redelivered`
-    on messages that were not printed. A broker other than truenext may send one message ahead.
+    The broker dispatches a message only when the command is about to print it. So messages that were not printed do not
+    become `redelivered` for other consumers. A broker other than truenext may send one message ahead.
     """
     if (count is not None) + receive_all + follow > 1:
         raise click.UsageError("--count, --all and --follow exclude each other: use one of them")
@@ -201,7 +204,8 @@ def receive(
 @click.option(
     "--follow",
     is_flag=True,
-    help="Then show new messages until Ctrl-C. If the connection is lost, say so on standard error and reconnect.",
+    help="After the waiting messages show new ones until Ctrl-C. If the connection is lost, say so on standard error "
+    "and reconnect.",
 )
 @json_option
 @broker_options
@@ -213,7 +217,7 @@ def browse(
     The true next comes first. Messages stay in the queue.
 
     With --follow the command polls the queue about once a second, and shows the messages that are new. This needs a
-    truenext broker; `send`, `receive` and `browse` without --follow work with any STOMP 1.2 broker.
+    truenext broker. `send`, `receive` and `browse` without --follow work with any STOMP 1.2 broker.
     """
     with connected(broker) as connection:
         shown = connection.browse(queue, selector=selector)
@@ -228,9 +232,9 @@ def browse(
 def _browse_repeatedly(
     connection: Connection, broker: BrokerOptions, queue: str, selector: str | None
 ) -> Iterator[Content]:
-    """Yield the waiting messages, then new ones for ever; each poll reads the whole queue.
+    """Yield the waiting messages, and then each new message, for ever. Each poll reads the whole queue.
 
-    Raises: Refused; TruenextError if the broker does not number its messages
+    Raises: Refused if the broker refuses to browse; TruenextError if the broker does not number its messages
     """
     highest = -1
     with ExitStack() as connections:
@@ -254,9 +258,9 @@ def _browse_repeatedly(
 
 
 def _reconnect(broker: BrokerOptions) -> Connection:
-    """Connect again, and try until the broker is back or refuses the login.
+    """Connect again. Try until the broker is back, or refuses the login.
 
-    Raises: Refused
+    Raises: Refused if it refuses the login
     """
     while True:
         try:

@@ -1,4 +1,4 @@
-"""`truenext record`: run a workload against any STOMP broker and write a history that `truenext audit` can judge."""
+"""`truenext record`: run a workload against any STOMP broker, and write a history that `truenext audit` can check."""
 
 import random
 import secrets
@@ -39,7 +39,7 @@ from truenext.spark.recording import check_folder, write_recording
     type=click.IntRange(1, WINDOW_MAX),
     default=1,
     show_default=True,
-    help="Messages that the consumer may hold (prefetch).",
+    help="Largest number of messages that the consumer may hold.",
 )
 @click.option("--seed", type=int, help="For --case mix: the seed that an earlier recording printed.")
 @click.option("--queue", type=TEXT, help="An empty queue that no other client uses; by default a new queue.")
@@ -58,9 +58,9 @@ def record(
 ) -> None:
     """Record a workload on any STOMP broker, for `audit`.
 
-    Runs the workload, and writes what a client sees as Parquet.
+    Runs the workload, and writes the events that its client sees as Parquet files.
 
-    All messages are confirmed before the consumer subscribes, so that they are dispatched in the order of the queue.
+    All messages are confirmed before the consumer subscribes. So they should be dispatched in the order of the queue.
     The files have the columns of docs/reference/history.md.
     """
     if seed is not None and case != "mix":

@@ -19,23 +19,24 @@ from truenext.model.schedule import FOR_EVER
 DAMAGED = "their records are damaged"
 
 WIDTH = 40
-"""Characters of a body in a table."""
+"""Largest number of characters of a body in a table."""
 
 
 @click.command()
 @click.argument("destination", type=DestinationParam(), required=False)
 @selector_option
 @click.option("--count", type=COUNT, default=100, show_default=True, help="Sends to show at most.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs; times in milliseconds.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object a line, for programs; times are in milliseconds."
+)
 @broker_options
 def scheduled(destination: str | None, selector: str | None, count: int, as_json: bool, broker: BrokerOptions) -> None:
     """Show scheduled sends, soonest first.
 
-    Shows those to DESTINATION, or all. Changes nothing.
+    Shows the scheduled sends to DESTINATION, or all. Changes nothing.
 
-    DESTINATION is a queue, a /topic/NAME, or several destinations as they were named in the SEND: a send to several
-    destinations is shown with these, and not with each queue. The table has the first 40 characters of each body,
-    --json its first 1000 bytes.
+    DESTINATION is a queue, or /topic/NAME. A send to several destinations belongs to all of them together: give them as
+    the SEND named them. The table has the first 40 characters of each body, --json its first 1000 bytes.
     """
     shown: list[dict[str, Any]] = []
     total = damaged = 0
@@ -75,9 +76,10 @@ def unschedule(
 ) -> None:
     """Cancel scheduled sends to DESTINATION.
 
-    Cancels all of them, or those of --id or --selector. Messages that were sent already are not affected.
+    Cancels all of them, or only the sends that --id or --selector names. Messages that were sent already are not
+    affected.
 
-    DESTINATION is as `truenext scheduled` shows it. Exits 1 if one of --id was not cancelled.
+    Write DESTINATION as `truenext scheduled` shows it. Exits 1 if the send of an --id was not cancelled.
     """
     kind = BulkWorkKind("unschedule", "cancelled", DAMAGED, counted="scheduled")
     work = BulkWork(kind, _request_target(destination), numbers, selector, None, is_dry=dry_run)
@@ -85,9 +87,9 @@ def unschedule(
 
 
 def _request_target(destination: str) -> dict[str, str]:
-    """Return the part of a control request that says where the scheduled sends of the destination wait.
+    """Return the part of a control request that names the destination whose scheduled sends are meant.
 
-    Raises: click.UsageError if nothing can be scheduled for the destination
+    Raises: click.UsageError if nothing can be scheduled for this destination
     """
     parsed = parse_stored_address(destination)
     if parsed.kind is DestinationKind.QUEUE:
@@ -138,7 +140,7 @@ def _preview(body: str) -> str:
 
 
 def _repetition_text(send: dict[str, Any]) -> str:
-    """Describe the sends after the next one."""
+    """Return a text on the sends that follow the next one."""
     words = [send["cron"]] if send["cron"] else []
     if send["delay_ms"]:
         words.append(f"+ {send['delay_ms']} ms")

@@ -1,4 +1,4 @@
-"""Assembly, run and stop of a broker."""
+"""Assembly of a broker, its run, and its stop."""
 
 import asyncio
 import gc
@@ -35,22 +35,24 @@ from truenext.store.store import Store
 logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.25
-"""Share of the memory limit for messages; the rest is for the broker itself (BROKER_BYTES) and its queues."""
+"""Share of the memory limit that messages may use. The rest is for the broker itself (BROKER_BYTES) and its queues."""
 
 STORE_SHARE = 0.5
-"""Share of the memory limit for the store of a broker that keeps nothing on disk."""
+"""Share of the memory limit that the store may use if the broker keeps nothing on disk."""
 
 SWITCH_INTERVAL_S = 0.0001
-"""Longest time that one thread keeps the interpreter from another. The event loop needs the interpreter after each
-system call: about five times for one message that is sent and delivered while the pager reads."""
+"""Longest time in seconds for which one thread keeps the interpreter from another. The event loop needs the interpreter
+after each system call. While the pager reads, this happens about five times for each message that is sent and
+delivered."""
 
 
 def serve(configuration: Configuration, reread: Callable[[], Configuration] | None = None) -> None:
-    """Run a broker until SIGTERM or SIGINT; without a data folder it keeps everything in memory, and no history.
+    """Run a broker until SIGTERM or SIGINT. A broker without a data folder keeps everything in memory, and has no
+    history.
 
-    `reread` reads the configuration again for a reload; None if there is no file.
+    `reread` reads the configuration again for a reload. None: the broker has no file to reload.
 
-    Raises: ConfigurationError, StoreError, HistoryError
+    Raises: ConfigurationError if a setting cannot be used; StoreError, HistoryError if the store or the history fails
     """
     settings, memory_limit = configuration.broker, configuration.broker.memory_limit
     addresses = [parse_url(url) for url in settings.listen]
@@ -87,9 +89,9 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
 
 
 def _check_address(address: Address, configuration: Configuration) -> None:
-    """Check that the broker may listen on the address, and log the risks of doing so.
+    """Check that the broker may listen on the address. If that has risks, log them.
 
-    Raises: ConfigurationError
+    Raises: ConfigurationError if it may not
     """
     settings = configuration.broker
     if address.has_tls and configuration.certificates is None:
@@ -123,9 +125,10 @@ def _check_address(address: Address, configuration: Configuration) -> None:
 def _open_store(
     settings: BrokerSettings, resources: ExitStack
 ) -> tuple[Store, HistoryWriter | None, HistoryExporter | None]:
-    """Open the store and, if there is one, the history; `resources` closes them.
+    """Open the store and, if the broker has one, the history. `resources` closes them.
 
-    Raises: ConfigurationError, StoreError, HistoryError
+    Raises: ConfigurationError if the data folder cannot be used; StoreError, HistoryError if one of the two cannot be
+    opened
     """
     data = settings.data
     if data is None:
@@ -246,13 +249,15 @@ async def _run(
 
 
 def _internal_error(context: dict[str, Any]) -> TruenextError:
-    """Log an internal error and return the error that ends the broker: its state may be wrong from here on."""
+    """Log an internal error, and return the error that ends the broker. After an internal error the broker's state may
+    be wrong."""
     logger.critical("internal error", exc_info=context.get("exception"), extra={"reason": context["message"]})
     return TruenextError(f"internal error, the broker stops: {context.get('exception') or context['message']!r}")
 
 
 def _tune_garbage_collector() -> None:
-    """Exempt long-lived objects, and collect rarely: objects made per message form no cycles."""
+    """Make garbage collection rare, and exempt objects that live long. Objects made for each message form no cycles, so
+    they need no collection."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)

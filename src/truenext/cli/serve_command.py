@@ -119,8 +119,8 @@ def serve(
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
-    Prints `listening on URL`, one line per listener, once clients can connect. Exits 0 after a clean stop.
-    The files of --config, --users and --certificate are read again on SIGHUP, and when `truenext reload` asks for it.
+    Prints `listening on URL`, one line per listener, once clients can connect. Exits 0 after a clean stop. The files of
+    --config, --users and --certificate are read again on SIGHUP, and when `truenext reload` asks for it.
     """
     # `options` are the settings of `[broker]` that have the name of their option.
     has_files = config is not None or options["users"] is not None or options["certificate"] is not None

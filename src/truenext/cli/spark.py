@@ -27,8 +27,8 @@ _id_argument = click.argument("query_id", metavar="ID", type=QUERY_ID)
 def spark() -> None:
     """Look after the queues that Spark's queries have in the broker.
 
-    A query that reads queues keeps the rows of a batch in queues of its own until the batch is done. A query that
-    writes to queues keeps the rows there that it is about to publish. See docs/spark.md.
+    A query that reads queues keeps the rows of a batch in its own queues until the batch is done. A query that writes
+    to queues keeps rows in its own queues until they are published. See docs/spark.md.
     """
 
 
@@ -79,9 +79,9 @@ def publish(query_id: str, broker: BrokerOptions) -> None:
 def abandon(query_id: str, broker: BrokerOptions) -> None:
     """Close the query ID for good, and return its rows.
 
-    Rows that it has read return to their queues, as new arrivals. If the query writes to queues of the same broker,
-    decided output is published, and the rows of these batches are dropped. Otherwise the rows of its last batch may be
-    processed twice: see docs/spark.md. A query that still runs fails.
+    Rows that the query has read return to their queues, as new arrivals. If the query writes to queues of the same
+    broker, output that it has decided is published, and the rows of these batches are dropped. Otherwise the rows of
+    its last batch may be processed twice: see docs/spark.md. If the query still runs, it fails.
     """
     with _connected(broker) as (connection, admin):
         returned = dropped = 0
@@ -96,7 +96,7 @@ def abandon(query_id: str, broker: BrokerOptions) -> None:
 @click.argument("sequence", type=click.IntRange(1, NUMBER_MAX))
 @broker_options
 def reject(query_id: str, sequence: int, broker: BrokerOptions) -> None:
-    """Move one row of the query ID to its dead-letter queue.
+    """Move one row of the query ID to the dead-letter queue of the row's queue.
 
     This is for a row that Spark cannot process. Stop the query first, and restart it afterwards.
     """
@@ -111,7 +111,7 @@ def reject(query_id: str, sequence: int, broker: BrokerOptions) -> None:
 def forget(query_id: str, broker: BrokerOptions) -> None:
     """Remove all that the broker stores for the query ID.
 
-    End the query for good first: if it runs on, it fails. For 7 days nothing can be written under ID.
+    End the query for good first: a query that runs on fails. For 7 days nothing can be written under ID.
     """
     with _connected(broker) as (connection, admin):
         admin.forget(connection, admin.find(connection, query_id))
@@ -120,7 +120,10 @@ def forget(query_id: str, broker: BrokerOptions) -> None:
 
 @contextmanager
 def _connected(broker: BrokerOptions) -> Iterator[tuple[BrokerConnection, ModuleType]]:
-    """Connect to a broker, and import the module `truenext.spark.admin`. Raises: TruenextError"""
+    """Connect to a broker, and import the module `truenext.spark.admin`.
+
+    Raises: TruenextError if Spark is not installed, or the connection fails
+    """
     try:
         from truenext.spark import admin
         from truenext.spark.broker.connection import BrokerConnection

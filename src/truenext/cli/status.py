@@ -1,4 +1,4 @@
-"""`truenext queues` and `truenext status`: queues and state of a running broker."""
+"""`truenext queues` and `truenext status`: show the queues and the state of a running broker."""
 
 from typing import Any
 
@@ -15,14 +15,15 @@ COUNTS = ("waiting", "unacknowledged", "consumers", "scheduled")
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @broker_options
 def queues(as_json: bool, broker: BrokerOptions) -> None:
     """List the queues.
 
-    Shows for each queue the messages that wait, the messages that consumers hold, consumers, and scheduled messages.
+    Shows for each queue the number of waiting messages, of messages that consumers hold, of consumers, and of scheduled
+    messages.
 
-    Temporary queues and subscriptions to topics that are not durable are in `truenext status`.
+    Temporary queues, and subscriptions to topics that are not durable, are in `truenext status`.
     """
     with connected(broker) as connection:
         answer = connection.control_request("queues")
@@ -46,7 +47,7 @@ _LEVEL_EFFECTS = {
 
 
 def _disk_level(facts: dict[str, Any]) -> str:
-    """Return the free space of a broker as a text, from its answer to `status`."""
+    """Return a text on the free space of a broker. `facts` is the answer to its `status` request."""
     sizes, level = facts["disk_bytes"], facts["disk_level"]
     text = f"level: {level}{_LEVEL_EFFECTS.get(level, '')}"
     if "free" in sizes:
@@ -65,9 +66,9 @@ def _counts_text(facts: dict[str, Any]) -> str:
 def status(broker: BrokerOptions) -> None:
     """Show the state of the broker.
 
-    Shows the number of messages, subscriptions and scheduled sends, the clients that have most in temporary queues and
-    in topic subscriptions that are not durable, memory, and disk space. A queue is stuck if a message is ready, a
-    consumer has credit for it, and nothing happens: a fault of the broker.
+    Shows the numbers of messages, subscriptions and scheduled sends, memory, and disk space. Also shows which clients
+    have most messages in temporary queues, and in topic subscriptions that are not durable. A queue is stuck if a
+    message is ready, a consumer has credit for it, and nothing is dispatched: a fault of the broker.
 
     Exits 0 if no queue is stuck, 1 if one is, 2 if the broker could not be asked.
     """

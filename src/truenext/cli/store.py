@@ -1,4 +1,4 @@
-"""`truenext store`: check a data folder that no broker uses, and export what can be read of a damaged one."""
+"""`truenext store`: check a data folder that no broker uses, and export the readable part of a damaged folder."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def export(data: Path, new: Path) -> None:
 
     DIR is a data folder, and a broker can start on NEW.
 
-    Changes nothing in DIR. Messages keep their order. If DIR is damaged, NEW may have messages that were acknowledged,
-    and all are delivered as redelivered. Prints one line for each part that could not be read. The history is not
-    copied. Exits 0 if all could be read, 1 if a part could not, 2 if nothing was written.
+    Changes nothing in DIR. Messages keep their order. If DIR is damaged, NEW may contain acknowledged messages, and all
+    messages are delivered as redelivered. Prints one line for each part that could not be read. The history is not
+    copied. Exits 0 if everything could be read, 1 if a part could not, 2 if nothing was written.
     """
     try:
         with _progress("read") as report:

@@ -1,11 +1,11 @@
-r"""Output of commands, with foreign text escaped so that it cannot control a terminal.
+r"""Output of commands. Text from other programs is escaped, so that it cannot control a terminal.
 
-Clients send names, headers and bodies. Some characters are commands to a terminal (C0, C1, DEL), others reverse the
-text next to them (controls of bidirectional writing). These characters are
+Clients send names, headers and bodies. Some characters in them are commands to a terminal (C0, C1, DEL), and others
+reverse the text next to them (controls of bidirectional writing). These characters are
 
     written as \x1b, \u202e     in a body on a terminal, and in all text for people: tables, standard error
     left as they are            in a body that goes into a pipe or a file
-    written as \u001b, \u202e   in JSON, wherever that goes
+    written as \u001b, \u202e   in JSON, wherever the JSON goes
 """
 
 import io
@@ -23,7 +23,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 WIDTH_MAX = 1_000_000
-"""Columns of a line where no terminal limits it."""
+"""Width in columns of an output that is not a terminal."""
 
 _CONTROL_CHARACTERS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 # Arguments and environment that are not UTF-8 become surrogates, which cannot be encoded.
@@ -51,12 +51,14 @@ def escape_text(text: str) -> str:
 
 
 def table_cell(text: str) -> Text:
-    """Return `text` in one line, without markup; a terminal that is too narrow wraps it instead of cutting it."""
+    """Return `text` as one line for a table, without markup. If the terminal is too narrow, the cell is wrapped and not
+    cut."""
     return Text(escape_line(text), overflow="fold")
 
 
 def count_noun(count: int, noun: str) -> str:
-    """
+    """Return a number with a noun, in the plural unless the number is 1.
+
     >>> count_noun(1, "queue"), count_noun(2000, "queue")
     ('1 queue', '2,000 queues')
     """
@@ -64,10 +66,11 @@ def count_noun(count: int, noun: str) -> str:
 
 
 def ensure_stdout() -> None:
-    """Replace a closed standard output by one that cannot be written to, so that printing there fails. No socket or
-    file gets the number of a closed standard stream; the event loop aborts on one that does.
+    """If standard output is closed, replace it by a file that cannot be written to, so that printing fails. This also
+    keeps the numbers of the standard streams from being given to a socket or another file; the event loop aborts on
+    such a socket.
 
-    Characters outside the encoding of standard output are escaped as on standard error, such as \\u2603 in Latin-1.
+    Characters that the encoding of standard output does not have are escaped, such as \\u2603 in Latin-1.
     """
     while (nowhere := os.open(os.devnull, os.O_RDONLY)) <= 2:
         pass
@@ -80,21 +83,22 @@ def ensure_stdout() -> None:
 
 
 def set_line_buffering() -> None:
-    """Write each line to standard output when it is printed, also into a pipe or a file: for commands that print
-    while they run, and for the programs that they run."""
+    """Write each line to standard output when it is printed, even into a pipe or a file. This is for commands that
+    print while they run."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
 
 
 def discard_output(stream: TextIO) -> None:
-    """Redirect the stream to the null device, so that the interpreter does not report unwritten output at its end."""
+    """Redirect the stream to the null device, so that the interpreter reports no unwritten output when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print a text for people. An error of standard error is ignored: the exit status tells the outcome.
+    """Print a text for people. If standard error fails, its error is ignored, because the exit status tells the
+    outcome.
 
     Raises: OSError if standard output cannot be written to
     """
@@ -108,7 +112,7 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 def flush_errors() -> None:
-    """Flush standard error. An error of standard error is ignored: the exit status must not change for it."""
+    """Flush standard error. If it fails, its error is ignored, because the exit status must not change for it."""
     if sys.stderr is not None:
         try:
             sys.stderr.flush()
@@ -117,7 +121,8 @@ def flush_errors() -> None:
 
 
 def print_drawn(drawn: Table | Tree) -> None:
-    """Print a table or a tree. A terminal wraps the cells of a table; nothing else is wrapped, and nothing is cut."""
+    """Print a table or a tree. On a terminal the cells of a table are wrapped. Nothing else is wrapped, and nothing is
+    cut."""
     console = Console()
     if isinstance(drawn, Tree) or not sys.stdout.isatty():
         unbounded = console.options.update_width(WIDTH_MAX)
@@ -136,7 +141,7 @@ def write_body(body: bytes) -> None:
 
 
 def write_json(value: Any) -> None:
-    """Write a value as JSON in one line."""
+    """Print a value as JSON in one line."""
     write_json_text(msgspec.json.encode(value))
 
 

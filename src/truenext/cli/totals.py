@@ -1,4 +1,4 @@
-"""Progress of long work as lines of text, where no bar can show it."""
+"""Progress of long work, shown as lines of text where no progress bar is possible."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -12,17 +12,17 @@ T = TypeVar("T")
 
 
 class ProgressReporter:
-    """Reporter of long work: prints a line on standard error every few seconds."""
+    """Reporter that prints the progress of long work as a line on standard error, every few seconds."""
 
     def __init__(self, done: str) -> None:
-        """`done` is the participle for the counted items, such as "sent"."""
+        """Start with a count of 0. `done` is the participle for the counted items, such as "sent"."""
         self._done = done
         self._reported_at = time.monotonic()
         self.count = 0
-        """Number of items that have passed `count_each`."""
+        """Number of items that the caller of `count_each` is done with."""
 
     def count_each(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items, and count each once the caller asks for the next."""
+        """Yield the items. Each item is counted when the caller asks for the next one."""
         for item in items:
             yield item
             self.count += 1

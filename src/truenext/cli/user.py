@@ -1,7 +1,7 @@
-"""`truenext user`: edits the users file of a broker, and tells what a user may do. Source: docs/security.md
+"""`truenext user`: edits a broker's users file, and tells what a user may do. Source: docs/security.md
 
-An edit is checked as a broker checks the file, and replaces the file at once or not at all. Passwords come from the
-terminal or from standard input; no argument, error or log has one.
+Each edit is checked as the broker checks the file. An edit replaces the whole file in one step, or fails and changes
+nothing. Passwords come from the terminal or from standard input. No argument, error or log contains a password.
 """
 
 import os
@@ -53,7 +53,7 @@ from truenext.store.folder import sync_folder
 
 
 def _check_named(fault_of: Callable[[str], str | None]) -> Callable[[str], str | None]:
-    """Return the check of a text, with the text at the beginning of its error."""
+    """Return the same check, with the checked text at the beginning of its error."""
 
     def named(value: str) -> str | None:
         fault = fault_of(value)
@@ -90,13 +90,13 @@ generate_option = click.option(
 
 
 def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each kind of grant. The command gets the given ones as `grants`: keys and values as in the
-    table of a user."""
+    """Add an option for each kind of grant. The command gets the given options as the argument `grants`, with the keys
+    and values that a user's table in the file has."""
     helps = {
-        Right.SEND: "Sending to these queues or topics.",
-        Right.TAKE: "Consuming these queues, and subscribing to these topics.",
-        Right.BROWSE: "Reading messages there without consuming them.",
-        Right.MANAGE: "Pause, resume, purge, move, redrive and unschedule there.",
+        Right.SEND: "Grant to send to these queues or topics.",
+        Right.TAKE: "Grant to consume these queues, and to subscribe to these topics.",
+        Right.BROWSE: "Grant to browse these queues: to read messages without consuming them.",
+        Right.MANAGE: "Grant to pause, resume, purge, move, redrive and unschedule in these queues.",
     }
 
     @wraps(command)
@@ -112,10 +112,18 @@ def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options += [
         click.option("--role", ROLES, type=NAME, multiple=True, help="All grants of this role."),
         click.option(
-            "--client-id", CLIENT_IDS, type=CLIENT_ID, multiple=True, help="Durable subscriptions of this id."
+            "--client-id",
+            CLIENT_IDS,
+            type=CLIENT_ID,
+            multiple=True,
+            help="Grant to use durable subscriptions of this client id.",
         ),
-        click.option("--monitor", is_flag=True, help="`status`, and `queues` with all queues."),
-        click.option("--admin", is_flag=True, help="`reload`, and scheduled sends of all destinations."),
+        click.option("--monitor", is_flag=True, help="Grant to use `status`, and to see all queues in `queues`."),
+        click.option(
+            "--admin",
+            is_flag=True,
+            help="Grant to use `reload`, and `scheduled` and `unschedule` for all destinations.",
+        ),
     ]
     decorated: Callable[..., Any] = with_grants
     for option in reversed(options):
@@ -124,18 +132,18 @@ def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _LISTS = (ROLES, CLIENT_IDS, *(right.value for right in Right))
-"""Keys of grants that are lists."""
+"""Keys of a user's table whose values are lists."""
 
 
 @click.group()
 def user() -> None:
     """Add, change and check the users of a broker.
 
-    For `truenext serve --users`; see docs/security.md. A running broker uses a changed file after SIGHUP, or
-    `truenext reload` by an admin.
+    The users file is for `truenext serve --users`; see docs/security.md. A running broker uses a changed file after
+    SIGHUP, or after `truenext reload` by an admin.
 
-    A change replaces the file as a whole, after a check; its comments, order, mode and owner stay. A file with faults
-    is refused with all of them.
+    A change is checked, and then replaces the whole file. Comments, order, mode and owner of the file stay. If the file
+    has faults, the command changes nothing and prints all of them.
     """
 
 
@@ -147,8 +155,8 @@ def user() -> None:
 def add(name: str, file: Path, grants: dict[str, Any], generate: bool) -> None:
     """Add a user.
 
-    The options --send to --admin are its grants, and can be repeated. Makes the users file, with mode 0600, if there
-    is none. The password is asked for twice on a terminal; otherwise it is the first line of standard input.
+    The options --send to --admin are the user's grants, and can be repeated. If there is no users file, it is made,
+    with mode 0600. The password is asked for twice on a terminal; otherwise it is the first line of standard input.
     """
     edited = _UsersFile(file, may_be_missing=True)
     if name in edited.users:
@@ -166,8 +174,8 @@ def add(name: str, file: Path, grants: dict[str, Any], generate: bool) -> None:
 def password(name: str, file: Path, keep_old: bool, generate: bool) -> None:
     """Replace the password of a user.
 
-    It is asked for twice on a terminal; otherwise it is the first line of standard input. After --keep-old, remove the
-    second hash from `passwords` in the file once all clients have the new password.
+    The password is asked for twice on a terminal; otherwise it is the first line of standard input. With --keep-old the
+    old password works, too: once all clients have the new one, remove the second hash from `passwords` in the file.
     """
     edited = _UsersFile(file)
     old = edited.entry(name)
@@ -190,7 +198,7 @@ def password(name: str, file: Path, keep_old: bool, generate: bool) -> None:
 def grant(name: str, file: Path, grants: dict[str, Any]) -> None:
     """Add grants to a user.
 
-    The options can be repeated. A grant that the user has already, on its own, is not added again.
+    The options can be repeated. A grant that the user's own table has already is not added again.
     """
     _check_any(grants)
     edited = _UsersFile(file)
@@ -215,8 +223,9 @@ def grant(name: str, file: Path, grants: dict[str, Any]) -> None:
 def revoke(name: str, file: Path, grants: dict[str, Any]) -> None:
     """Remove grants from a user.
 
-    The options can be repeated. Each must be a grant of the user's own, as `truenext user grant` added it: a pattern is
-    removed whole, and those of roles stay. If another grant still allows the same, the command says so.
+    The options can be repeated. Each must be a grant in the user's own table, written as `truenext user grant` added
+    it. Only a whole pattern can be removed, and the grants of roles stay. If another grant still allows the same, the
+    command says so.
     """
     _check_any(grants)
     edited = _UsersFile(file)
@@ -241,7 +250,7 @@ def _check_any(grants: dict[str, Any]) -> None:
 
 
 def _missing(key: str, values: list[str], own: list[str]) -> list[str]:
-    """Return the values that are not in a list of the file, in which a pattern may be written in another form."""
+    """Return the values that are not in a list of the file. There a pattern may be written in another form."""
     present = {_comparable(key, each) for each in own}
     return [each for each in values if _comparable(key, each) not in present]
 
@@ -275,7 +284,7 @@ def remove(name: str, file: Path) -> None:
 
 
 @user.command("list")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @users_option
 def list_users(as_json: bool, file: Path) -> None:
     """List the users and what they may do, their roles included."""
@@ -311,8 +320,8 @@ def _facts(entry: UserEntry) -> dict[str, Any]:
 def print_hash() -> None:
     """Print the `passwords` of a user, to be put into a users file.
 
-    This is for a file that is made otherwise, such as a template or a config map. The password is asked for twice on a
-    terminal; otherwise it is the first line of standard input.
+    This is for a users file that other tools make, such as a template or a config map. The password is asked for twice
+    on a terminal; otherwise it is the first line of standard input.
     """
     terminal.echo(tomlkit.dumps({PASSWORDS: [hash_password(_new_password(False))]}).rstrip("\n"))
 
@@ -325,8 +334,8 @@ def print_hash() -> None:
 def check(name: str, right: Right, destination: str, file: Path) -> None:
     """Print which grant allows a user to send, take, browse or manage.
 
-    RIGHT is send, take, browse or manage. DESTINATION is a queue, topic or pattern: orders, /topic/news, 'orders.>'.
-    One grant must cover all of a pattern.
+    RIGHT is send, take, browse or manage. DESTINATION is a queue, topic or pattern: orders, /topic/news, 'orders.>'. A
+    pattern is allowed only if one grant covers all of it.
 
     Exits 0 if a grant allows it, 1 if none does, 2 if the users file cannot be read or has faults.
     """
@@ -348,7 +357,7 @@ def check(name: str, right: Right, destination: str, file: Path) -> None:
 
 
 def _new_password(generate: bool) -> str:
-    """Return a generated password, or one that is asked for on the terminal or read from standard input.
+    """Return a new password: a generated one, or one from the terminal or from standard input.
 
     Raises: click.UsageError if it cannot be a password
     """
@@ -376,13 +385,16 @@ def _finish(done: str, generated: str | None = None) -> None:
 
 
 class _UsersFile:
-    """Users file that is shown or edited. Each edit replaces the file, or fails and changes nothing."""
+    """Users file that a command shows or edits. Each edit replaces the whole file, or fails and changes nothing."""
 
     def __init__(self, file: Path, *, may_be_missing: bool = False) -> None:
-        """Read and check the file. Raises: TruenextError, CommandFailure"""
+        """Read and check the file.
+
+        Raises: TruenextError if it has faults; CommandFailure if it cannot be read
+        """
         self._file = file
         self._before: bytes | None = None
-        """Content of the file; None if there is none."""
+        """Content of the file when it was read; None if there was no file."""
         self.users = Users()
         try:
             if not may_be_missing or file.exists():
@@ -396,14 +408,14 @@ class _UsersFile:
     def entry(self, name: str) -> UserEntry:
         """Return the entry of a user.
 
-        Raises: TruenextError if there is none
+        Raises: TruenextError if there is no such user
         """
         if name not in self.users:
             raise TruenextError(f"{self._file} has no user {name!r}{suggest_name(name, self.users)}")
         return self.users[name]
 
     def add(self, name: str, entry: dict[str, Any]) -> None:
-        """Add a table at the end of the file. Raises: TruenextError"""
+        """Add a user's table at the end of the file. Raises: TruenextError if the file cannot be changed"""
         text = self._text()
         if text:
             text += "\n" if text.endswith("\n") else "\n\n"
@@ -421,14 +433,15 @@ class _UsersFile:
         self._replace(self._edited(edit), edit)
 
     def table(self, name: str) -> dict[str, Any]:
-        """Return the user's table as the file has it: without the grants of its roles."""
+        """Return the user's own table as the file has it. The grants of the user's roles are not in it."""
         found: dict[str, Any] = _content(self._text())[USER][name]
         return found
 
     def add_grants(self, name: str, added: dict[str, Any]) -> None:
-        """Add `added`, which the table does not have, to its lists, or as keys after the last one.
+        """Add grants to the user's table: to lists that it has, or as new keys after its last one. The table must not
+        have these grants yet.
 
-        Raises: TruenextError
+        Raises: TruenextError if the file cannot be changed
         """
         old = self.table(name)
 
@@ -452,7 +465,10 @@ class _UsersFile:
         self._replace(_with_keys_before_comments(text, self._edited(add_keys, text)), edit)
 
     def remove_grants(self, name: str, removed: dict[str, Any]) -> None:
-        """Remove values from lists of the table, and flags. Raises: TruenextError"""
+        """Remove grants from the user's table: values from lists, or keys that are flags.
+
+        Raises: TruenextError if the file cannot be changed
+        """
 
         def edit(document: Any) -> None:
             table = document[USER][name]
@@ -468,7 +484,8 @@ class _UsersFile:
         self._replace(self._edited(edit), edit)
 
     def remove(self, name: str) -> None:
-        """Remove a user's table, without the comments between it and the next table. Raises: TruenextError"""
+        """Remove a user's table. Comments between it and the next table stay. Raises: TruenextError if the file cannot
+        be changed"""
 
         def edit(document: Any) -> None:
             del document[USER][name]
@@ -479,7 +496,8 @@ class _UsersFile:
         return "" if self._before is None else self._before.decode()
 
     def _edited(self, edit: Callable[[Any], None], text: str | None = None) -> str:
-        """Return a text, by default that of the file, after an edit. Raises: TruenextError"""
+        """Apply an edit to a text, by default to the file's, and return the new text. Raises: TruenextError if that is
+        impossible"""
         try:
             document = tomlkit.parse(self._text() if text is None else text)
             edit(document)
@@ -494,7 +512,10 @@ class _UsersFile:
         ) from cause
 
     def _replace(self, text: str, edit: Callable[[Any], None]) -> None:
-        """Replace the file by a text, which must say what the file says after `edit`. Raises: TruenextError"""
+        """Replace the file by `text`. The text must mean exactly what the file means after `edit`.
+
+        Raises: TruenextError if it does not, if it has faults, or if the file cannot be written
+        """
         expected = _content(self._text())
         edit(expected)
         try:
@@ -533,12 +554,12 @@ class _UsersFile:
 
 
 def _content(text: str) -> dict[str, Any]:
-    """Return what a file says, with both sections. Raises: ValueError if it is no TOML"""
+    """Return the meaning of a users file: its tables, with both sections. Raises: ValueError if the text is not TOML"""
     return {USER: {}, ROLE: {}} | tomllib.loads(text)
 
 
 def _with_comments_after(before: str, after: str) -> str:
-    """Put the comments back that tomlkit removes with a table because they are between it and the next one.
+    """Put back the comments before the next table. tomlkit removes them together with the table that it removes.
 
     >>> _with_comments_after("[a]\\nx = 1\\n\\n# Second.\\n[b]\\n", "[b]\\n")
     '# Second.\\n[b]\\n'
@@ -554,7 +575,7 @@ def _with_comments_after(before: str, after: str) -> str:
 
 
 def _with_keys_before_comments(before: str, after: str) -> str:
-    """Move keys that tomlkit added at the end of a table before the comments that are there: these are about the next
+    """Move keys that tomlkit has added at the end of a table to before the last comments, which describe the next
     table.
 
     >>> _with_keys_before_comments("[a]\\nx = 1\\n\\n# Second.\\n[b]\\n", "[a]\\nx = 1\\n\\n# Second.\\ny = 2\\n[b]\\n")
@@ -569,14 +590,14 @@ def _with_keys_before_comments(before: str, after: str) -> str:
 
 
 def _first_changed_line(longer: str, shorter: str) -> int:
-    """Return the position of the first line in which the texts differ."""
+    """Return the position at which the first line starts that differs between the texts."""
     pairs = enumerate(zip(longer, shorter, strict=False))
     equal = next((at for at, (one, other) in pairs if one != other), len(shorter))
     return longer.rfind("\n", 0, equal) + 1
 
 
 def _split_comments(text: str) -> tuple[str, str]:
-    """Split a text before the comments and blank lines at its end."""
+    """Split a text into its beginning, and the comments and blank lines at its end."""
     lines = text.splitlines(keepends=True)
     count = len(lines)
     while count and (not lines[count - 1].strip() or lines[count - 1].lstrip().startswith("#")):
@@ -587,7 +608,8 @@ def _split_comments(text: str) -> tuple[str, str]:
 def _copy_owner_and_mode(old: Path, new: Path) -> None:
     """Give the new file the owner and mode of the old one.
 
-    Raises: OSError; TruenextError if the owner cannot be kept, as the broker could not read the file any more
+    Raises: OSError if that fails; TruenextError if the owner cannot be kept, because the broker could not read the file
+    then
     """
     expected = old.stat()
     if sys.platform != "win32":

@@ -1,4 +1,5 @@
-"""Types of the values on the command line, with their errors: click exits with status 2 for an invalid value."""
+"""Types of the values on the command line. They make the errors for invalid values, for which click exits with status
+2."""
 
 from __future__ import annotations
 
@@ -31,22 +32,22 @@ USERS_VARIABLE = "TRUENEXT_USERS"
 """Environment variable with the path of a users file."""
 
 SECONDS_MIN, SECONDS_MAX = 0.001, 7 * 24 * 3600.0
-"""Limits of a time in seconds: no socket timeout takes ten thousand years, and a week is enough for any wait."""
+"""Limits of a time in seconds. A socket's timeout must not be too large, and a week is enough for any wait."""
 
 NUMBER_MAX = 2**63 - 1
-"""Highest sequence, and highest number of messages."""
+"""Highest sequence. No number of messages may be higher, either."""
 
 REPR_LENGTH_MAX = 100
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-"""Character in place of a byte that is not UTF-8."""
+"""Character that stands for a byte that is not UTF-8."""
 
 
 class CheckedTextParam(click.ParamType[str]):
-    """Text that is used as it was given, unless it has a fault."""
+    """Text that is used exactly as it was given, unless it has a fault."""
 
     def __init__(self, name: str, fault_of: Callable[[str], str | None]) -> None:
-        """`fault_of` returns the fault of a text; None or "" if it has none."""
+        """Make the type. `fault_of` returns the fault of a text; None or "" if it has none."""
         self.name = name
         self._fault_of = fault_of
 
@@ -57,7 +58,7 @@ class CheckedTextParam(click.ParamType[str]):
 
 
 class EnumParam(click.Choice[Any]):
-    """Member of an enum of strings, given by its value."""
+    """Member of an enum of strings, given on the command line by its value."""
 
     def __init__(self, kind: type[Enum]) -> None:
         super().__init__([each.value for each in kind])
@@ -68,7 +69,7 @@ class EnumParam(click.Choice[Any]):
 
 
 class BodyParam(click.ParamType[bytes]):
-    """Body as bytes: the shell may pass an argument that is not UTF-8."""
+    """Body as bytes. An argument may contain bytes that are not UTF-8."""
 
     name = "text"
 
@@ -77,7 +78,7 @@ class BodyParam(click.ParamType[bytes]):
 
 
 class HeaderParam(click.ParamType[tuple[str, str]]):
-    """NAME=VALUE, a header of the user's own."""
+    """Header of the user's own, given as NAME=VALUE."""
 
     name = "header"
 
@@ -97,7 +98,7 @@ class HeaderParam(click.ParamType[tuple[str, str]]):
 
 
 class DestinationParam(click.ParamType[str]):
-    """Name of a queue, or any destination as clients write it; the value is its address."""
+    """Name of a queue, or a destination with its prefix. The value is the destination's address."""
 
     name = "destination"
 
@@ -110,12 +111,13 @@ class DestinationParam(click.ParamType[str]):
 
 
 class QueueNameParam(click.ParamType[str]):
-    """Name of a queue, as `truenext queues` shows it, or with /queue/ before it."""
+    """Name of a queue as `truenext queues` shows it, or the same name after /queue/."""
 
     name = "queue"
 
     def __init__(self, *, is_creatable: bool = False) -> None:
-        """With `is_creatable` the name must be one that clients may create; otherwise the broker judges it."""
+        """Make the type. With `is_creatable` only names that clients may create are valid; otherwise the broker
+        decides."""
         self._is_creatable = is_creatable
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -131,15 +133,15 @@ class QueueNameParam(click.ParamType[str]):
 
 
 class VariableOption(click.Option):
-    """Option with an environment variable, whose blank value counts as unset."""
+    """Option with an environment variable. A blank value of the variable counts as unset."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Return the variable's value; None if there is none, or only blanks."""
+        """Return the value of the environment variable; None if it is unset or blank."""
         value = super().resolve_envvar_value(ctx)
         return None if value is None or not value.strip() else value
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Return the names by which an error calls the option: the variable only if the value comes from there."""
+        """Return how errors call the option: by its environment variable only if the value comes from there."""
         if self.is_from_environment(ctx):
             return super().get_error_hint(ctx)
         return click.Parameter.get_error_hint(self, ctx)
@@ -149,8 +151,8 @@ class VariableOption(click.Option):
 
 
 class UrlOption(VariableOption):
-    """Option `--url` with its environment variable. It rejects several addresses, so that no unintended broker is used;
-    a command that `takes_several` uses the first broker that answers."""
+    """Option `--url` with its environment variable. If `takes_several`, the command uses the first broker that answers.
+    Otherwise several addresses are rejected, so that no unintended broker is used."""
 
     _BETWEEN = re.compile(r"[\s,]")
 
@@ -160,9 +162,9 @@ class UrlOption(VariableOption):
         self._takes_several = takes_several
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> tuple[str, ...]:
-        """Convert the addresses, and refuse several unless the command `takes_several`.
+        """Convert the addresses. Reject several addresses unless the command `takes_several`.
 
-        Raises: BadParameter
+        Raises: BadParameter if an address is rejected
         """
         has_several_in_one = any(self._BETWEEN.search(each.strip()) for each in value)
         if not self._takes_several and (has_several_in_one or len(value) > 1):
@@ -179,7 +181,7 @@ def _single_url(_: click.Context, __: click.Parameter, urls: tuple[str, ...]) ->
 
 
 class HostAndPortParam(click.ParamType[tuple[str, int]]):
-    """HOST:PORT, or a port alone, which means 127.0.0.1."""
+    """Address given as HOST:PORT, or as a port alone, which means 127.0.0.1."""
 
     name = "host:port"
 
@@ -212,7 +214,7 @@ class SecondsParam(click.ParamType[float]):
 
 
 class SizeParam(click.ParamType[int]):
-    """Number of bytes, as 256MiB, 50KB, 1.5 GB or plain digits."""
+    """Number of bytes, given as 256MiB, 50KB, 1.5 GB or plain digits."""
 
     name = "size"
 
@@ -231,12 +233,13 @@ class SizeParam(click.ParamType[int]):
 
 
 class PathParam(click.Path):
-    """Path of a file or folder, which need not exist; never the empty text, which would be the current folder."""
+    """Path of a file or folder, which need not exist. The empty text, which would mean the current folder, is
+    rejected."""
 
     def __init__(
         self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True, may_be_dash: bool = False
     ) -> None:
-        """With `may_be_dash`, - is standard input."""
+        """Make the type. With `may_be_dash` the path - means standard input."""
         super().__init__(exists=exists, file_okay=file_okay, dir_okay=dir_okay, path_type=Path)
         self._may_be_dash = may_be_dash
 
@@ -257,7 +260,8 @@ class PathParam(click.Path):
 
 
 def destination_address(queue: str) -> str:
-    """Return the address of a destination: `orders` is /queue/orders; text that begins with / is an address already."""
+    """Return the address of a destination. `orders` becomes /queue/orders. A text that begins with / is an address
+    already."""
     if queue.startswith(SUBSCRIPTION_PREFIX):
         # `truenext queues` shows durable subscriptions like this.
         _, client, name, *_ = [*queue.split(",", 3), "", ""]
@@ -297,7 +301,7 @@ def _fault_of_database_url(value: str) -> str | None:
 
 
 def _pattern_check(pattern: str, meaning: str) -> Callable[[str], str | None]:
-    """Return a check that a text matches a pattern; `meaning` says in the error what text is expected."""
+    """Return a check that a text matches a pattern. `meaning` describes valid texts in the check's error."""
     matches = re.compile(pattern).fullmatch
     return lambda value: None if matches(value) else f"{_shortened_repr(value)} is not {meaning}"
 
@@ -309,7 +313,7 @@ SELECTOR = CheckedTextParam("selector", _fault_of_selector)
 URL = CheckedTextParam("url", partial(_error_of, parse_url))
 DATABASE_URL = CheckedTextParam("url", _fault_of_database_url)
 QUERY_ID = CheckedTextParam("id", _pattern_check("[0-9A-Za-z_-]{1,64}", "an id of `truenext spark list`"))
-"""Id of a query of Spark, or its first characters."""
+"""Id of a query of Spark; its first characters are enough."""
 SERVICE = CheckedTextParam(
     "module:name",
     _pattern_check(

@@ -1,4 +1,4 @@
-"""Base of both drivers: the client, its socket, and the bytes that the socket has not accepted yet."""
+"""Base class of both drivers. It has the client, its socket, and the bytes that the socket has not accepted yet."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BaseDriver(ABC):
         report: Callable[[str, dict[str, object]], None],
         has_owner_ended: Callable[[object], bool],
     ) -> None:
-        """Check the files of the credentials, and make the client.
+        """Check that the client can read the files of its credentials, and make the client.
 
         Raises: ConfigurationError if a file cannot be used
         """
@@ -50,13 +50,14 @@ class BaseDriver(ABC):
         self.client = Client(options, name, context, make_message)
         self._sock: socket.socket | TlsSocket | None = None
         self._link: Link | None = None
-        """Link that uses the socket."""
+        """Link whose bytes go through the socket."""
         self._unwritten: memoryview | None = None
         self._write_error: OSError | None = None
         self._write_lock = threading.Lock() if options.heartbeat_thread else None
-        """Lock for writing to the socket and changing `_unwritten`, if another thread sends heart-beats."""
+        """Lock that guards the socket's writes and `_unwritten`. None without a heart-beat thread, which writes,
+        too."""
         self._is_flush_due = False
-        """`flush` is to be called after the step."""
+        """`flush` must be called at the end of the current step."""
 
     def _start_link(self, sock: socket.socket | TlsSocket, address: Address, password: str | None) -> None:
         self._link = None
@@ -110,11 +111,11 @@ class BaseDriver(ABC):
 
     @abstractmethod
     def _on_not_written(self, sock: socket.socket | TlsSocket) -> None:
-        """Ensure that the unwritten bytes are written, or the error is handled, after the step that has called
-        `flush`."""
+        """Arrange that the loop or the thread writes the unwritten bytes later, or handles the error of the write."""
 
     def _send(self, sock: socket.socket | TlsSocket, data: bytes | memoryview) -> None:
-        """Write bytes; keep those that the socket does not accept, or its error."""
+        """Write bytes to the socket. Store bytes that the socket does not accept in `_unwritten`, an error in
+        `_write_error`."""
         try:
             written = sock.send(data)
         except (BlockingIOError, InterruptedError):
@@ -131,7 +132,7 @@ class BaseDriver(ABC):
         self._flush_soon()
 
     def disconnect_nowait(self) -> None:
-        """Send DISCONNECT, and wait for nothing."""
+        """Send DISCONNECT, and return without waiting for the answer."""
         flow = self.client.close(None)
         for _ in flow:
             self.flush()

@@ -1,4 +1,5 @@
-"""Connecting of a socket, TLS included: steps of both drivers, each of which waits for the socket in its own way."""
+"""Steps that connect a socket, with or without TLS. Each driver runs the steps and waits for the socket in its own
+way."""
 
 from __future__ import annotations
 
@@ -20,19 +21,21 @@ from truenext.tls import TlsSocket
 T = TypeVar("T")
 
 AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
-"""One address of a host, as of `socket.getaddrinfo`."""
+"""One address of a host, as `socket.getaddrinfo` returns it."""
 
 Steps = Generator[tuple[socket.socket, int], None, T]
-"""Generator that yields a socket, and the event (of `selectors`) that must come before the next step."""
+"""Generator that yields a socket and an event of `selectors`. The driver resumes the generator after this event."""
 
 _IN_PROGRESS = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, errno.EALREADY, errno.EINTR})
 
 
 def connect_steps(client: Client, address: Address, infos: Iterable[AddressInfo]) -> Steps[socket.socket | TlsSocket]:
-    """Connect a socket to the first of the host's addresses that answers. The driver may throw an error into the steps,
-    such as a timeout: it counts as a failure of the address that is tried. Closing the steps early closes the socket.
+    """Connect a socket to the first of the host's addresses that answers.
 
-    Raises: OSError, ConfigurationError
+    The driver may throw an error into the steps, such as a timeout. The error counts as a failure of the address being
+    tried. If the driver closes the steps early, the socket is closed.
+
+    Raises: OSError if no address answers; ConfigurationError if a file for TLS cannot be used
     """
     errors: list[OSError] = []
     for family, kind, protocol, _, sockaddr in infos:
@@ -72,9 +75,9 @@ def _shake_hands(client: Client, sock: socket.socket, address: Address) -> Steps
 
 
 def handshake_steps(sock: socket.socket, tls: TlsSocket) -> Steps[None]:
-    """Shake hands as a client over a connected socket. A blocking socket waits within the steps.
+    """Do the TLS handshake as the client, over a connected socket. With a blocking socket the steps themselves block.
 
-    Raises: ssl.SSLError, OSError
+    Raises: ssl.SSLError if the handshake fails; OSError if the connection fails
     """
     received = b""
     while not tls.is_ready:

@@ -14,16 +14,16 @@ _logger = logging.getLogger("truenext.client")
 
 
 def report(text: str, values: dict[str, object]) -> None:
-    """Log an event of the connection. Fields that the text contains are not added again: a log that shows fields
-    would show them twice, and one that shows none has them."""
+    """Log an event of the connection. Values that the text contains are not logged as extra fields, because some logs
+    would show them twice."""
     level = logging.INFO if text == CONNECTED_TEXT else logging.WARNING
     fields = {name: fact for name, fact in values.items() if f"%({name})s" not in text}
     _logger.log(level, text, values, extra=fields)
 
 
 def warn_unconfirmed(client: Client) -> None:
-    """Log the number of sends that may be lost with a connection that was not closed before the program or its event
-    loop ended, and warn as Python does of unclosed resources."""
+    """Log and warn, as Python does for unclosed resources, that sends may be lost. The program or its event loop has
+    ended, and the connection was not closed."""
     values = {"count": client.unconfirmed_count, "url": client.connect_backoff.current_address.url}
     if values["count"]:
         _logger.warning(NOT_CONFIRMED_TEXT, values)
@@ -41,7 +41,7 @@ def log_handler_failed(message: ReceivedMessage, error: BaseException) -> None:
 
 
 def log_internal_error(error: Exception) -> TruenextError:
-    """Log an internal error, and make the error that callers get."""
+    """Log an internal error, and make the error that the callers get."""
     _logger.critical("internal error of the client", exc_info=error)
     wrapped = TruenextError(f"internal error of the client: {error!r}")
     wrapped.__cause__ = error

@@ -1,4 +1,4 @@
-"""Password file: read anew for each login, so that a changed password is used at the next reconnect."""
+"""Password file. It is read for each login, so that the next reconnect uses a changed password."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PASSWORD_FILE_BYTES_MAX = 1024
 def current_password(credentials: Credentials) -> str | None:
     """Return the password for a login; None if the credentials have none.
 
-    Raises: ConfigurationError, which names the file, if it cannot be read or has no password
+    Raises: ConfigurationError if the password file cannot be read, or has no password
     """
     path = credentials.password_file
     if path is None:
@@ -46,5 +46,5 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def absolute_path(path: Path | str | None) -> str | None:
-    """Return an option that names a file so that it does not depend on the current folder."""
+    """Return the path of a file as an absolute path, so that it holds after a change of the current folder."""
     return None if path is None else str(Path(path).absolute())

@@ -1,4 +1,4 @@
-"""TLS context of a client, from the files that its options name."""
+"""TLS context of a client, made from the files that its options name."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _REASONS = {
     "KEY_VALUES_MISMATCH": "the private key is not that of the certificate",
 }
 _PEM_FAULT = "[SSL] PEM lib"
-"""Text of OpenSSL, without a reason, for files of a certificate and its key."""
+"""Text of OpenSSL's error, which names no reason, for an unusable file of a certificate or key."""
 _UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})
-"""Verification errors of OpenSSL for a certificate that no trusted one has signed."""
+"""OpenSSL's verification errors for a certificate that no trusted authority has signed."""
 
 
 def check_files(files: Credentials, addresses: Iterable[Address]) -> None:
     """Check that the files can be used, if an address has TLS.
 
-    Raises: ConfigurationError that names the file
+    Raises: ConfigurationError if a file cannot be used; its text names the file
     """
     if any(address.has_tls for address in addresses):
         make_context(files)
@@ -36,7 +36,7 @@ def check_files(files: Credentials, addresses: Iterable[Address]) -> None:
 def make_context(files: Credentials) -> ssl.SSLContext:
     """Return a context that checks the broker's certificate and host name.
 
-    Raises: ConfigurationError that names the file
+    Raises: ConfigurationError if a file cannot be used; its text names the file
     """
     try:
         context = ssl.create_default_context(cafile=files.ca)
@@ -56,7 +56,7 @@ def make_context(files: Credentials) -> ssl.SSLContext:
 
 
 def reason_of(error: Exception) -> str:
-    """Return why TLS has failed, in words and without positions in OpenSSL's sources."""
+    """Return the reason for which TLS has failed, in words. Positions in OpenSSL's source code are left out."""
     if isinstance(error, ssl.SSLCertVerificationError):
         hint = (
             "; set ca (--ca, TRUENEXT_CA) to a file with the certificate that signed it"

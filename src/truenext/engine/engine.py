@@ -1,27 +1,27 @@
 """Engine: the pure core of the broker, put together from its parts.
 
-Commands go in, effects come out; there is no clock, socket, disk or task here. The caller passes the time (`tick`),
-makes the batches durable one after the other and reports that (`on_committed`), and carries out what a turn returns.
-Everything is single-threaded and nothing blocks.
+Commands go in, effects come out; there is no clock, socket, disk or task here. The broker passes the time (`tick`), and
+carries out the effects that a turn returns. It makes batches durable one after the other, and reports each
+(`on_committed`). The engine is single-threaded, and never blocks.
 
     command -> accept / acknowledge / requeue -> the gathering batch          engine.commands
     turn    -> dispatch in every queue that changed -> deliveries, answers    engine.turn
 
-    take_batch()          hands the gathering batch over; the next one starts
-    on_committed(batch)   what waited for the batch becomes visible, its answers leave             engine.store_results
-    on_page_read(...)     a page that a turn requested from the store is there; the same for timers
-    evict()               messages leave memory where it is short
+    take_batch()          returns the gathering batch; the next one starts
+    on_committed(batch)   makes the batch's messages visible; the next turn sends its answers      engine.store_results
+    on_page_read(...)     applies a page that a turn requested from the store; on_timers_read: a page of timers
+    evict()               removes messages from memory where memory is short
 
-Parts are made in groups, each of which needs only those above it:
+Parts are made in groups. Each group needs only the groups above it:
 
     state       time, gathering batch, memory budget, clients, numbers, producers    writing/engine_state.py
     memory      delayed and evicted messages, timers, pages                          memory/parts.py
     queues      queues, with selections, wildcard consumers and topics               queues/queues.py
     life        arrival, settlement and pull requests                                lifecycle/parts.py
     tasks       expiry, scheduled sends, retries, browsing, bulk work                background/tasks.py
-    commands    what clients and the shell command                                   commands/commands.py
+    commands    commands of clients and of the broker                                commands/commands.py
 
-The parts decide what happens; where a feature goes: docs/architecture.md
+docs/architecture.md says in which part a new feature belongs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """A turn has work to do."""
+        """Whether a turn has work to do."""
         return self.turn.has_work or self._memory.eviction.is_unfinished
 
     # ---- Batches ----
@@ -91,9 +91,10 @@ class Engine:
     # ---- Periodic work ----
 
     def evict(self) -> dict[ConnectionState, str]:
-        """Evict messages where memory is short; those that the store does not have yet join the gathering batch.
+        """Evict messages where memory is short. Messages that the store lacks are added to the gathering batch.
 
-        Not allowed before the last turn's deliveries are written. Returns connections that must be closed, and why.
+        Call it only after the last turn's deliveries were written to the connections. Returns the connections that must
+        be closed, each with the reason.
         """
         if self.turn.dispatch.is_searching:
             return {}
@@ -103,8 +104,11 @@ class Engine:
     def find_stalled_connection(
         self, bytes_sent: Callable[[ConnectionState], int]
     ) -> tuple[ConnectionState, str] | None:
-        """Return a connection that must be closed, and why; called about once a second. `bytes_sent` returns the bytes
-        that its socket has ever taken."""
+        """Return a connection that must be closed, with the reason: space is short, and the connection does not take
+        its messages. None if there is none.
+
+        Called about once a second. `bytes_sent` returns how many bytes a connection's socket has taken so far.
+        """
         state = self.state
         needs_space = state.commit_state.disk_level is not DiskLevel.PLENTY or state.memory.bytes_over_limit > 0
         return self._memory.spilling.find_stalled_connection(
@@ -112,13 +116,13 @@ class Engine:
         )
 
     def stretch_windows(self) -> Generator[None, None, None]:
-        """Enlarge automatic windows whose consumers wait for more; called once in a while, in steps."""
+        """Enlarge automatic windows that were full for long while nothing was settled; one connection in each step."""
         for session in list(self.state.clients.sessions.values()):
             self.commands.connecting.stretch_windows(session)
             yield
 
     def remove_unused_queues(self) -> None:
-        """Remove queues that are not needed; called once a second."""
+        """Remove queues that are not needed, and forget removals of messages that are durable. Called once a second."""
         if not self.state.commit_state.is_stopped:
             self.tasks.scheduler.remove_empty_queues()
             self._memory.resident.forget_durable_removals()

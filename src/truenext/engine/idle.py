@@ -1,11 +1,14 @@
-"""Idle reasons: what is next for a subscription, or why nothing comes.
+"""Idle reasons: the next message of a subscription, or the reason why none comes.
 
-The consumer's next message is searched for as dispatch does it, but nothing is changed: nothing expires, is
-dispatched or requested. In a queue the lanes are inspected in order of rank, until one has a message that could be
-dispatched, or that must be read or compared first; of several queues the first of these counts, in the order of
-keys. There may be tens of thousands of queues, so the search is done in steps, and its parts are of different
-moments. Expired messages that are still there count as if they had not expired: the next turn removes them. Source:
-docs/protocol.md, "Control requests"
+The search finds the consumer's next message as dispatch does, but changes nothing: it dispatches and expires no
+message, and requests no page. In each queue it inspects the lanes in order of rank. It stops at the first message that
+could be dispatched, or that must be read or compared before. Of several queues, the message with the smallest key
+counts.
+
+There may be tens of thousands of queues, so the search runs in steps and inspects the queues at different moments.
+Expired messages that are still in a queue count as not expired: the next turn removes them.
+
+Source: docs/protocol.md, "Control requests"
 """
 
 from __future__ import annotations
@@ -32,13 +35,14 @@ from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.state.wildcard import Wildcard
 
 ITEMS_PER_STEP = 50
-"""Queues, groups or messages inspected in one step."""
+"""Number of queues, groups or messages that one step inspects."""
 
 _REASON_ORDER = {reason: index for index, reason in enumerate(WaitReason)}
 
 
 def find_next(engine: Engine, consumer: BrokerConsumer) -> Generator[None, None, Entry | WaitReason]:
-    """Return the next message of a consumer, or why none comes, found in steps. The consumer may end meanwhile."""
+    """Return the next message of a consumer, or the reason why none comes. The search runs in steps, and the consumer
+    may end between two steps."""
     own_reason = _consumer_reason(consumer)
     if own_reason is not None:
         return own_reason
@@ -59,12 +63,12 @@ def find_next(engine: Engine, consumer: BrokerConsumer) -> Generator[None, None,
 
 
 def _dispatch_order(head: Entry | Wait) -> tuple[int, bool]:
-    """Return the key by which heads of equal lanes compete: an entry comes after a scan or read from its sequence."""
+    """Return the key that orders heads of one rank; with the same sequence, a wait goes before an entry."""
     return head.sequence, isinstance(head, Entry)
 
 
 def _consumer_reason(consumer: BrokerConsumer) -> WaitReason | None:
-    """Return the reason that holds whatever is in the queues, if there is one."""
+    """Return why the consumer gets nothing, whatever its queues contain; None if there is no such reason."""
     if consumer.is_suspended:
         return WaitReason.SUSPENDED
     pull_request = consumer.pull_request
@@ -80,7 +84,7 @@ def _consumer_reason(consumer: BrokerConsumer) -> WaitReason | None:
 
 
 class _QueueInspection:
-    """Search in all queues of one consumer for the reason why the consumer gets no messages."""
+    """Search of all queues of one consumer for its next message, or for the reasons why none comes."""
 
     def __init__(self, engine: Engine, consumer: BrokerConsumer) -> None:
         self._engine = engine
@@ -88,16 +92,16 @@ class _QueueInspection:
         self._is_wildcard = isinstance(consumer, Wildcard)
         self._committed = engine.state.commit_state.last_committed
         self._heads: dict[int, Entry | Wait] = {}
-        """Head with the lowest sequence of all queues, by rank."""
+        """For each rank: the head with the lowest sequence in all queues."""
         self.queue_reasons: set[WaitReason] = set()
-        """Reasons that hold back all messages of a queue, or all later ones."""
+        """Reasons why a queue has no next message for the consumer."""
 
     def first_head(self) -> Head:
         return first_head(self._head_of_rank(rank) for rank in sorted(self._heads))
 
     def _head_of_rank(self, rank: int) -> Entry | Wait:
-        """Return the head of all queues; a wildcard consumer waits also for a commit behind a message that blocks
-        another queue."""
+        """Return the first head of one rank in all queues. A wildcard consumer also waits while an earlier message of
+        this rank is being committed, even in a queue that a delayed message blocks."""
         head = self._heads[rank]
         consumer = self._consumer
         if isinstance(head, Entry) and isinstance(consumer, Wildcard):
@@ -129,7 +133,8 @@ class _QueueInspection:
                 return
 
     def _queue_reason(self, queue: Queue) -> WaitReason | None:
-        """Return the reason that holds whatever is in the queue, if there is one."""
+        """Return why the consumer gets nothing from a queue, whatever the queue contains; None if there is no such
+        reason."""
         if queue.is_paused:
             return WaitReason.PAUSED
         if self._engine.state.clients.receivers_of(queue).exclusive not in (None, self._consumer):
@@ -169,8 +174,8 @@ class _QueueInspection:
         return head
 
     def inspect_entries_not_ready(self, queue: Queue) -> Generator[None, None, None]:
-        """Inspect, in steps, the waiting messages of a queue without a next one: of others' groups, and delayed
-        ones."""
+        """Add, in steps, the reasons of a queue that has no next message: messages in groups of other consumers, and
+        messages that wait for their next try."""
         scan = self._engine.queues.selections.scan_of(self._consumer, queue)
         cursors = [] if scan is None else list(scan.cursors.values())
         for cursor in cursors:
@@ -192,7 +197,7 @@ class _QueueInspection:
                     yield
 
     def _may_match(self, scan: QueueScan | None, entry: Entry) -> bool:
-        """Return whether a message may match; a body that is not in memory counts as a match."""
+        """Return whether a message may match the consumer's selector. An evicted message counts as a match."""
         selector = None if scan is None else scan.selector
         return selector is None or entry.message is None or selector.matches(entry.message)
 

@@ -43,7 +43,7 @@ class EngineLifespan:
         return self._queues.restore(number, name)
 
     def restore_lane(self, queue: Queue, rank: int, count: int) -> None:
-        """Restore a lane with `count` messages in the store; they are read when consumers need them."""
+        """Restore a lane with `count` messages in the store. Messages are read when consumers need them."""
         lane = queue.lane(rank)
         lane.horizon = 0
         lane.unread = count
@@ -54,7 +54,8 @@ class EngineLifespan:
     # ---- Start and stop ----
 
     def start(self, *, after_clean_stop: bool = True) -> None:
-        """Request what must be durable before clients are served: sequences, and that this run has no clean stop."""
+        """Add to the gathering batch what must be durable before clients are served: a range of sequences, and the fact
+        that the broker has not stopped cleanly."""
         commit_state = self._commit_state
         self._events.run_started(after_clean_stop=after_clean_stop)
         queues = self._queues
@@ -78,10 +79,11 @@ class EngineLifespan:
         commit_state.is_batch_awaited = True
 
     def final_batches(self) -> Iterator[Batch]:
-        """Yield the batches of a clean stop: waiting transients, delivery counts, numbers of producers that only sent
-        transients, and in the last one that the stop was clean.
+        """Yield the batches of a clean stop.
 
-        Each must be durable before the next is taken. Call it after `Connecting.stop`, with no batch in flight.
+        The batches store waiting transient messages, delivery counts, and numbers of producers that have sent only
+        transient messages. The last batch records that the stop was clean. Each batch must be durable before the next
+        is taken. Call it after `Connecting.stop`, while no batch is being written.
         """
         commit_state = self._commit_state
         permanent = (queue for queue in self._queues.by_name.values() if not queue.is_temporary)
@@ -100,7 +102,8 @@ class EngineLifespan:
         yield commit_state.close_batch()
 
     def _put_final_state(self, entry: Entry) -> None:
-        """Store a waiting transient, and the delivery count of any message."""
+        """Add to the batch a waiting message, if the store lacks it, and the message's delivery count, if there is
+        one."""
         if entry.store_batch is None:
             put(self._commit_state.batch, entry)
         if entry.deliveries or entry.attempts:

@@ -1,8 +1,8 @@
 """Detector of stuck queues: a message is ready, a consumer has credit, and nothing happens.
 
-The contract rules such a queue out: docs/contract.md, "True next". The detector inspects waiting messages and
-credit, and evaluates the contract anew. It does not use what dispatch and paging believe (which consumers are next,
-which page is being read, which socket is full), because that may be wrong.
+By the contract no queue may be stuck (docs/contract.md, "True next"). The detector inspects waiting messages and
+credit, and evaluates the contract anew. It does not use the state of dispatch and paging (which consumers are next,
+which pages were requested), because that state may be wrong.
 """
 
 from __future__ import annotations
@@ -23,48 +23,49 @@ from truenext.model.order import RANKS
 from truenext.model.policy import WhileWaiting
 
 COMPARED_MAX = 2000
-"""Messages of a queue that are compared with selectors in one check; the next check continues after them."""
+"""Messages of a queue that one check compares with selectors; the next check continues after these messages."""
 
 COMPARISONS_MAX = 10_000
-"""Approximate comparisons of a message with a selector or an owner of groups in one check of a queue; the next check
-continues with further selectors and owners."""
+"""Approximate number of comparisons in one check of a queue, of a message with a selector or an owner of groups. The
+next check continues with further selectors and owners."""
 
 FIRST_MAX = 100
-"""Messages at the beginning of a lane that are checked; they may have expired."""
+"""Messages that are checked at the beginning of a lane: more than one, because the first may have expired."""
 
 QUEUES_MAX = 1000
-"""Queues in one check; the next check continues after them."""
+"""Number of queues in one check; the next check continues with the other queues."""
 
 QUEUES_PER_STEP = 50
-"""Queues in one step of a check."""
+"""Number of queues in one step of a check."""
 
 CONSUMERS_PER_STEP = 500
-"""Consumers collected in one step."""
+"""Number of consumers collected in one step."""
 
 STUCK_MS = 5000
 """Milliseconds after which a stuck queue is reported."""
 
 
 class StuckQueueDetector:
-    """Periodic check of all queues, which finds those that stay stuck for longer than STUCK_MS."""
+    """Periodic check that finds queues which have been stuck for longer than STUCK_MS."""
 
     def __init__(self) -> None:
         self._stuck_since_ms: dict[Queue, int] = {}
-        """Time in milliseconds of the first check that found a queue stuck, if all checks since have found the same."""
+        """By stuck queue: time in ms of the first check that found the queue stuck. A later check that finds no fault
+        removes the queue."""
         self._reported_queues: set[Queue] = set()
         self._selective_checks: dict[Queue, _SelectiveCheck] = {}
         self._scanned: dict[Queue, int] = {}
         """Progress of the unfinished scans of each queue at the last check that found it stuck."""
         self._consumers_by_queue: dict[Queue, list[BrokerConsumer]] = {}
-        """Consumers of each queue that had some when the round began; each queue is checked once in a round."""
+        """Consumers by queue, collected when the round began. Each of these queues is checked once in a round."""
         self._remaining: list[Queue] = []
         """Queues of the round that are still to be checked."""
 
     def check(self, engine: Engine, read_lanes: Callable[[], Collection[Lane]]) -> Generator[None, None, list[Queue]]:
-        """Check some queues. Called periodically, each step right after a turn; `read_lanes` returns the lanes of
-        which a page is being read.
+        """Check some queues. Called periodically; each step runs right after a turn.
 
-        Returns the queues that have been stuck for longer than STUCK_MS by now, each once.
+        `read_lanes` returns the lanes of which a page is being read. Returns the queues that are now stuck for longer
+        than STUCK_MS, and were not at the end of the check before.
         """
         if not self._remaining:
             yield from self._start_round(engine)
@@ -154,15 +155,15 @@ def _scan_progress(selection: QueueSelection | None) -> int:
 
 
 def _queues_dispatching(engine: Engine) -> set[Queue]:
-    """Return the queues in which the next turn goes on with what this one has begun: those that wait, and did not wait
-    for very long."""
+    """Return the queues in which the next turn goes on dispatching. A queue that has waited for its turn for STUCK_MS
+    is left out: it may be stuck."""
     commit_state = engine.state.commit_state
     since_us = commit_state.now_us - STUCK_MS * 1000
     return {queue for queue in commit_state.touched_queues if queue.last_used_us > since_us}
 
 
 def _unsent_bytes_max(engine: Engine) -> int:
-    """Unsent bytes of a connection at which its consumers have no credit."""
+    """Return the number of unsent bytes of a connection from which on its consumers have no credit."""
     threshold = max(engine.state.memory.limit // 4, UNSENT_THRESHOLD_MIN)
     unsent = sum(session.unsent_bytes for session in engine.state.clients.sessions.values())
     return 1 if unsent > threshold else UNSENT_BYTES_MAX
@@ -184,10 +185,11 @@ def _consumers_with_credit(queue: Queue, consumers: list[BrokerConsumer], unsent
 
 
 class _BlockedWildcards:
-    """Wildcard consumers with a queue in which a message is read, compared or committed that may precede all others."""
+    """Wildcard consumers that rightly get nothing now: in one of their queues a message that may be their true next is
+    being read, compared or committed."""
 
     def __init__(self, engine: Engine, busy_queues: set[Queue]) -> None:
-        """`busy_queues` are those of which a page is read, or in which the next turn goes on."""
+        """`busy_queues` are queues of which a page is being read, or in which the next turn goes on dispatching."""
         self._has_uncommitted_for_wildcards = engine.queues.wildcards.has_uncommitted
         self._touched = engine.state.commit_state.touched_wildcards
         self._busy_queues = busy_queues
@@ -222,7 +224,7 @@ class _BlockedWildcards:
 
 
 class _SelectiveReceiver:
-    """Consumers that could take the same messages of a queue: those with the same selector, or, where there are
+    """Consumers that could take the same messages of a queue: all consumers with one selector, or, in a queue with
     groups, a single consumer."""
 
     def __init__(self, consumer: BrokerConsumer, scan: QueueScan, selection: QueueSelection, now_us: int) -> None:
@@ -232,7 +234,7 @@ class _SelectiveReceiver:
         self._now_us = now_us
 
     def could_take(self, entry: Entry) -> bool:
-        """Return whether these consumers could take a message; a body that is not in memory counts as a match."""
+        """Return whether these consumers could take a message. An evicted message counts as a match."""
         if entry.message is not None and self.selector is not None and not self.selector.matches(entry.message):
             return False
         groups = self._groups
@@ -250,15 +252,16 @@ class _SelectiveReceiver:
 
 
 class _SelectiveCheck:
-    """Check of a queue with selectors or groups for waiting messages in memory that a consumer could take.
+    """Search of a queue with selectors or groups for a ready message in memory that a consumer could take.
 
-    One message that a consumer could take is remembered until it waits no longer. Messages that only the store has
-    are not checked: whether they match is known when they are read.
+    For each receiver the search remembers one such message, and begins with this message the next time. Messages that
+    only the store has are not checked: they must be read before a selector can be compared with them.
     """
 
     def __init__(self) -> None:
         self._suspects: dict[str | int, Entry] = {}
-        """Messages remembered, by selector, or, where there are groups, by the consumer's number."""
+        """Remembered messages, by text of the receiver's selector. With groups, or without a selector, by number of the
+        consumer."""
         self._position = (0, 0)
         """Rank and sequence up to which the queue was checked."""
         self._checked: set[str | int] = set()
@@ -273,8 +276,8 @@ class _SelectiveCheck:
         now_us: int,
         budget: ComparisonBudget,
     ) -> bool:
-        """Return whether one of these consumers could take a message that is ready for it, as far as the budget allows
-        to compare messages."""
+        """Return whether a message is ready that one of these consumers could take. Messages beyond the budget are not
+        checked."""
         receivers: dict[str | int, _SelectiveReceiver] = {}
         for one in consumers:
             scan = selection.consumer_scans.find_scan(one, selection.queue)
@@ -313,7 +316,7 @@ class _SelectiveCheck:
         return bool(ready)
 
     def _next_entries(self, queue: Queue) -> list[Entry]:
-        """Return the messages after those of the last check."""
+        """Return the messages to be checked next, and move the position to their end."""
         rank, after_sequence = self._position
         lane = queue.find_lane(rank)
         if lane is None:
@@ -329,7 +332,8 @@ class _SelectiveCheck:
 
 
 def _is_behind_blocked(entry: Entry, receiver: _SelectiveReceiver, committed: int, now_us: int) -> bool:
-    """Return whether an earlier message that matches too is being committed, or waits for its next try."""
+    """Return whether an earlier message that the receiver could take holds the entry back. The earlier message is being
+    committed, or blocks its queue until its next try."""
     lane = entry.lane
     in_flight = takewhile(lambda one: one.batch > committed, reversed(lane.arrived))
     earlier = [one for one in (*in_flight, *lane.requeued_entries(), *lane.unread_in_memory) if one.batch > committed]
@@ -352,11 +356,12 @@ class _FirstReadyPlace(Enum):
     MEMORY = 1
     STORE = 2
     NONE = 3
-    """No message is ready, here and in lower lanes: a failed message blocks them."""
+    """No message of this lane and the lanes after it is ready: a message that waits for its next try blocks them."""
 
 
 def _has_ready(queue: Queue, committed: int, read_lanes: Collection[Lane], now_ms: int, now_us: int) -> bool:
-    """Return whether a message is ready that is neither about to be dispatched nor about to be read."""
+    """Return whether the first ready message of a queue is in memory, or only in the store while no page of its lane is
+    being read."""
     for lane in queue.lanes:
         if _is_empty(lane):
             continue
@@ -371,7 +376,7 @@ def _has_ready(queue: Queue, committed: int, read_lanes: Collection[Lane], now_m
 
 
 def _first_ready(lane: Lane, committed: int, now_ms: int, now_us: int) -> _FirstReadyPlace | None:
-    """Return where the first message of a lane is, if it is ready."""
+    """Return where the first ready message of a lane is; None if there is none, or one being committed goes first."""
     has_unread = lane.unread > len(lane.unread_in_memory)
     for entry in lane.entries_between(0, UNBOUNDED, limit=FIRST_MAX):
         if entry.batch > committed:

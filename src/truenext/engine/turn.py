@@ -1,7 +1,7 @@
 """Turn: one pass of the engine; and the results of the store.
 
-Turn            a step of each background task, dispatch, and the effects for the shell, pages to read included
-TurnDispatch    the dispatch of a turn: in each queue that has changed (dispatch/)
+Turn            does a step of each background task, then dispatch; returns the effects for the broker to carry out
+TurnDispatch    dispatches in each queue that has changed (dispatch/)
 StoreResults    applies pages that were read; makes messages of durable batches visible
 """
 
@@ -35,29 +35,30 @@ from truenext.model.batch import Batch
 from truenext.model.limits import DISPATCHES_PER_TURN
 
 SHARED_QUEUES_MIN = 1000
-"""Queues with wildcard consumers that are searched in one turn; twice as many in each further turn that leaves some."""
+"""Number of queues with wildcard consumers that one turn searches. The number doubles with each turn that leaves some
+queues unsearched."""
 
 
 class Effects(NamedTuple):
-    """Effects of one turn, to be carried out by the shell, answers first."""
+    """Effects of one turn. The broker carries them out, answers first."""
 
     answers: list[tuple[ConnectionState, Answer]]
     deliveries: Deliveries
     """Entries dispatched to each consumer, in order of dispatch."""
     reads: list[StoreRead]
-    """Pages to be read from the store; results go to `on_page_read`."""
+    """Pages to be read from the store. The broker passes each result to `StoreResults.on_page_read`."""
     browse_slices: list[BrowseSlice]
     """Messages to be sent to browsers, each slice to one browser."""
     timer_reads: list[TimerRead]
-    """Pages of timers to be read; results go to `on_timers_read`."""
+    """Pages of timers to be read. The broker passes each result to `StoreResults.on_timers_read`."""
     finished_pieces: list[FinishedPiece]
     """Finished pieces of bulk work, to be answered."""
     ended_pull_requests: list[EndedPullRequest]
-    """Pull requests whose end is reported to clients, after what was dispatched."""
+    """Pull requests that have ended. Each client is told after the deliveries of this turn."""
 
 
 class TurnDispatch:
-    """Dispatches in every queue that has changed, and from many queues for wildcard consumers."""
+    """Dispatches messages in every queue that has changed."""
 
     def __init__(
         self,
@@ -77,17 +78,18 @@ class TurnDispatch:
         self._pull_requests = pull_requests
         self._no_wait_pull_ender = NoWaitPullEnder(state.clients, dispatcher, pull_requests)
         self._shared_factor = 1
-        """Factor of SHARED_QUEUES_MIN: doubles with each turn that leaves some of these queues."""
+        """Factor of SHARED_QUEUES_MIN. It doubles with each turn that leaves some queues unsearched."""
 
     @property
     def is_searching(self) -> bool:
-        """Queues with wildcard consumers are searched over several turns: what was read for them must stay in memory
-        until then."""
+        """Whether a search of queues with wildcard consumers goes on in the next turn. Until the search has ended,
+        messages that were read for wildcard consumers must stay in memory."""
         # Else all that was left may have ended meanwhile.
         return self._shared_factor > 1 and bool(self._commit_state.touched_wildcards)
 
     def run(self, deliveries: Deliveries) -> None:
-        """Dispatch where something changed, as much as one turn may; dispatched messages are added to `deliveries`."""
+        """Dispatch in the queues that have changed, up to the limit of one turn. Adds dispatched messages to
+        `deliveries`."""
         commit_state = self._commit_state
         touched, commit_state.touched_queues = commit_state.touched_queues, {}
         wildcards, commit_state.touched_wildcards = commit_state.touched_wildcards, {}
@@ -125,7 +127,8 @@ class TurnDispatch:
     def _dispatch_wildcards(
         self, shared: list[Queue], wildcards: dict[Wildcard, None], deliveries: Deliveries
     ) -> WildcardDispatch | None:
-        """Dispatch in queues that have wildcard consumers; if too many have changed for one turn, only search some."""
+        """Dispatch in queues that have wildcard consumers. If more of these queues have changed than one turn may
+        search, search some and dispatch nothing."""
         dispatcher = self._dispatcher
         dispatcher.budget = max(dispatcher.budget, DISPATCHES_PER_TURN // 2)
         dispatch = WildcardDispatch(
@@ -147,8 +150,8 @@ class TurnDispatch:
         return dispatch
 
     def _search_some(self, dispatch: WildcardDispatch, shared: list[Queue], wildcards: dict[Wildcard, None]) -> None:
-        """Search some of many changed queues, and leave the rest and all dispatch to the next turns: until all are
-        searched, the true next of a wildcard consumer is not known."""
+        """Search some of the changed queues. Later turns search the others, and then dispatch: the true next of a
+        wildcard consumer is known only when all its queues were searched."""
         receivers_of = self._clients.receivers_of
         alone = [queue for queue in shared if not receivers_of(queue).consumers][
             : SHARED_QUEUES_MIN * self._shared_factor
@@ -186,14 +189,15 @@ class Turn:
 
     @property
     def has_work(self) -> bool:
-        """A turn has work to do."""
+        """Whether a turn has work to do."""
         commit_state = self._commit_state
         if commit_state.touched_queues or commit_state.touched_wildcards or commit_state.has_answers:
             return True
         return self._tasks.can_step
 
     def run(self) -> Effects:
-        """Step all tasks, dispatch wherever something changed, and return all effects since the last turn."""
+        """Do a step of each task, dispatch in all queues that have changed, and return all effects since the last
+        turn."""
         commit_state, tasks = self._commit_state, self._tasks
         self._selections.begin_pass()
         commit_state.request_sequences_if_low()
@@ -259,12 +263,12 @@ class StoreResults:
         )
         """Called for each durable batch, in this order."""
         self._uncommitted_pages: list[tuple[StoreRead, PageResult]] = []
-        """Requests and pages that include a batch which the store has not reported as durable yet."""
+        """Pages, each with its request, that include a batch not reported as durable yet."""
 
     def on_page_read(self, read: StoreRead, page: PageResult) -> None:
         """Apply a page that a turn has requested.
 
-        Raises: StoreError if the store has lost something.
+        Raises: StoreError if the store lacks messages that it should have.
         """
         commit_state = self._commit_state
         if commit_state.is_stopped:
@@ -293,7 +297,8 @@ class StoreResults:
             timers.on_page_read(read, page)
 
     def on_committed(self, batch: Batch) -> None:
-        """Make the messages and answers of a durable batch visible; all batches before it are durable."""
+        """Make the messages of a durable batch visible, and its answers ready to be sent. All batches before it are
+        durable already."""
         commit_state = self._commit_state
         commit_state.set_committed(batch)
         for callback in self._on_committed:
@@ -323,8 +328,11 @@ class NoWaitPullEnder:
         self._pull_requests = pull_requests
 
     def end_unsatisfied(self, touched: Iterable[Queue], wildcard_dispatch: WildcardDispatch | None) -> None:
-        """End the requests for which nothing is ready, in changed queues; `wildcard_dispatch` is that of this turn,
-        if there was one."""
+        """End each pull request that does not wait and for which no message is ready.
+
+        `touched` are the queues that have changed. `wildcard_dispatch` is this turn's dispatch for wildcard consumers,
+        None if there was none.
+        """
         pull_requests = self._pull_requests
         for queue in touched:
             for consumer in list(pull_requests.no_wait_by_queue.get(queue, ())):

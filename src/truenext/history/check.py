@@ -1,5 +1,5 @@
-"""Check of history files: whether they hold what was written. Parquet files made from them have checksums of their
-own, which are verified when they are read."""
+"""Check of history files: finds bytes that are not as they were written. Parquet files made from history files have
+checksums of their own, which are verified when the Parquet files are read."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from truenext.model.events import CHUNK, FILE, FROM_BATCH
 
 
 def last_batch_chunk(folder: Path) -> tuple[int, int] | None:
-    """Return run and first event of the last chunk of a batch in the newest readable file, None if there is none.
-    The store must have that batch.
+    """Return run and first event of the last chunk that came from a batch, in the newest file that can be read; None if
+    there is no such chunk. If the store is complete, it has that batch.
 
     Raises: OSError if the folder cannot be read
     """
@@ -31,8 +31,9 @@ def last_batch_chunk(folder: Path) -> tuple[int, int] | None:
 
 
 def find_damage(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name of each damaged file with a description.
-    Raises: OSError
+    """Yield the name of each damaged file, with a description of the damage.
+
+    Raises: OSError if the folder or a file cannot be read
     """
     paths = history_files(folder)
     for path in paths:

@@ -2,11 +2,11 @@
 
     history/events/date=2026-11-21/0000000000000001.parquet     made from 0000000000000001.history, then deleted
 
-A Parquet file is written under another name, synced, and renamed: readers of the folder see all of it or nothing. A
-crash before the `.history` file is deleted only means that the same files are written once more.
+A Parquet file is written under another name, synced, and renamed. So readers of the folder see all of the file or
+nothing. If a crash comes before the `.history` file is deleted, the next run writes the same Parquet files again.
 
-A broker that has numpy and pyarrow runs `python -m truenext.history.export FOLDER BYTES DAYS` as a process of the
-lowest priority.
+If numpy and pyarrow are installed, a broker runs `python -m truenext.history.export FOLDER BYTES DAYS` as a process of
+the lowest priority.
 """
 
 from __future__ import annotations
@@ -32,21 +32,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EVENTS_FOLDER = "events"
-"""Folder of the Parquet files."""
+"""Name of the folder with the Parquet files, inside the history's folder."""
 
 INSTALL_HINT = "pip install 'truenext[spark]'"
 """Command that installs numpy and pyarrow."""
 
 
 def can_write_parquet() -> bool:
-    """Return whether numpy and pyarrow are installed. Neither is imported: that takes some 100 MiB of memory."""
+    """Return whether numpy and pyarrow are installed, without importing them, which would take some 100 MiB of
+    memory."""
     return all(find_spec(name) is not None for name in ("numpy", "pyarrow"))
 
 
 def export_closed_files(folder: Path) -> Iterator[Path]:
-    """Turn every file that will not grow any more into Parquet; yield the path of each once that is done.
+    """Turn each history file but the last, which may still grow, into Parquet files, and delete it. Yield the path of
+    each file that was deleted.
 
-    Raises: HistoryError if a file is no history, or numpy or pyarrow are missing; OSError
+    Raises: HistoryError if a file is no history file, or numpy or pyarrow is missing; OSError if the disk fails
     """
     for path in history_files(folder)[:-1]:
         try:
@@ -60,11 +62,12 @@ def export_closed_files(folder: Path) -> Iterator[Path]:
 
 
 def export_all(folder: Path, target: Path) -> list[Path]:
-    """Return Parquet files that together have every event once: existing ones, and new ones in the folder `target`
-    for history that is not Parquet yet. Nothing else is changed.
+    """Return Parquet files that together have every event once. For history that is not Parquet yet, new files are
+    written in the folder `target`; the history's folder stays as it is.
 
     May be called while the broker runs and exports.
-    Raises: as `export_closed_files`
+
+    Raises: HistoryError if a file is no history file, or numpy or pyarrow is missing; OSError if the disk fails
     """
     files: dict[str, list[Path]] = {}
     paths = history_files(folder)
@@ -82,7 +85,8 @@ def export_all(folder: Path, target: Path) -> list[Path]:
 
 
 def write_by_date(table: pa.Table, folder: Path, stem: str) -> list[Path]:
-    """Write one Parquet file for each day in the table, each appearing as a whole; return their paths."""
+    """Write one Parquet file for each day in the table, and return the paths. Each file is synced before it appears, so
+    readers of the folder see all of it or nothing."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -103,9 +107,10 @@ def write_by_date(table: pa.Table, folder: Path, stem: str) -> list[Path]:
 def delete_old_files(
     folder: Path, *, bytes_max: int = HISTORY_BYTES_MAX, days_max: int = HISTORY_DAYS_MAX
 ) -> list[Path]:
-    """Delete history that is too old or too much, oldest first, never the file that still grows; return the paths.
+    """Delete history older than `days_max` days, and the oldest files beyond `bytes_max` bytes. The history file that
+    still grows is never deleted. Returns the paths of the deleted files.
 
-    The age of a file that is not Parquet is that of its last event.
+    The age of a history file is the time since it was last written.
     """
     files = [*sorted((folder / EVENTS_FOLDER).glob("date=*/*.parquet")), *history_files(folder)[:-1]]
     stats = {path: path.stat() for path in files}
@@ -127,7 +132,7 @@ def delete_old_files(
 
 
 def try_to_delete_old_files(folder: Path, bytes_max: int, days_max: int) -> None:
-    """Delete as `delete_old_files` does; log an error of the disk."""
+    """Call `delete_old_files`. An error of the disk is logged, not raised."""
     try:
         delete_old_files(folder, bytes_max=bytes_max, days_max=days_max)
     except OSError as error:

@@ -1,10 +1,10 @@
-"""HistoryExporter: runs a process that turns ended history files into Parquet.
+"""History exporter: runs a process that turns complete history files into Parquet, and deletes old history.
 
-The process has the lowest priority, so that it works when the broker leaves processor time over. As a process it
-never takes the interpreter from the event loop. It lags behind a busy broker by files, never by data: files that are
-not exported yet can be read as they are.
+The process has the lowest priority, so that it uses only processor time that the broker leaves. A thread would have to
+share the interpreter with the event loop. If the broker is busy, files may wait for their export; readers can read such
+files as they are.
 
-Without numpy and pyarrow there is no such process: a thread of the broker deletes old files, some hundred at most.
+Without numpy and pyarrow there is no process. Then a thread of the broker deletes old files.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class HistoryExporter:
-    """Export of one history folder. `start` may be called on any thread."""
+    """Exporter of one history folder. `start` may be called on any thread."""
 
     def __init__(self, folder: Path, *, bytes_max: int = HISTORY_BYTES_MAX, days_max: int = HISTORY_DAYS_MAX) -> None:
-        """`bytes_max` and `days_max` are those of `delete_old_files`."""
+        """History beyond `bytes_max` bytes, or older than `days_max` days, is deleted."""
         self._folder = folder
         self._retention = (bytes_max, days_max)
         self._can_export = can_write_parquet()
@@ -44,13 +44,15 @@ class HistoryExporter:
         return (process is not None and process.poll() is None) or (thread is not None and thread.is_alive())
 
     def set_retention(self, *, bytes_max: int, days_max: int) -> None:
-        """Change how much history is kept. The excess is deleted at once, or, during a run, by the next one."""
+        """Change how much history is kept, and delete the rest at once; if the process is running, its next run does
+        so."""
         if self._retention != (bytes_max, days_max):
             self._retention = (bytes_max, days_max)
             self.start()
 
     def start(self) -> None:
-        """Export the closed files and delete old ones. Does nothing during a run; the next run exports the rest."""
+        """Start the process, which exports the complete files and deletes old ones. Does nothing while it runs: its
+        next run exports what is left."""
         with self._start_lock:
             if self.is_running:
                 return
@@ -70,7 +72,7 @@ class HistoryExporter:
             )
 
     def close(self) -> None:
-        """Stop process and thread. Unfinished work of the process is done by the next run."""
+        """Stop the process, whose unfinished work is done by the next run, and wait for the thread."""
         with self._start_lock:
             if self._process is not None:
                 self._process.terminate()

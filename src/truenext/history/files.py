@@ -1,4 +1,4 @@
-"""Reading of the files of a history folder, chunk by chunk."""
+"""Reading of history files, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from truenext.model.events import BLOCK, CHECKSUM, CHUNK, FILE, HISTORY_VERSION,
 SUFFIX = ".history"
 
 SEARCH_BYTES_MAX = 1 << 32
-"""Bytes, repetitions included, whose checksum is computed to find a good chunk after a damaged one."""
+"""Most bytes whose checksum is computed in the search for the next good chunk after a damaged one. Bytes that are read
+twice count twice."""
 
 _RUN_AT = 8
-"""Offset of the run in a chunk."""
+"""Offset of the run's number in a chunk."""
 
 
 class HistoryChunk(NamedTuple):
@@ -25,7 +26,7 @@ class HistoryChunk(NamedTuple):
     first_event: int
     blocks: memoryview
     end: int
-    """Offset of the chunk's end in the bytes read."""
+    """Offset of the byte after the chunk, in the bytes that were read."""
 
 
 class EventBlock(NamedTuple):
@@ -39,8 +40,10 @@ class EventBlock(NamedTuple):
 
 
 def history_files(folder: Path) -> list[Path]:
-    """Return the files, oldest first; the last may still grow. Empty if there is no such folder.
-    Raises: OSError
+    """Return the paths of the history files in a folder, oldest first. The last file may still grow. The list is empty
+    if there is no such folder.
+
+    Raises: OSError if the folder cannot be read
     """
     try:
         # A glob would silently skip a folder that cannot be read.
@@ -54,9 +57,10 @@ def file_path(folder: Path, first_event: int) -> Path:
 
 
 def chunks_of_file(path: Path) -> Iterator[HistoryChunk]:
-    """Yield the whole chunks of a file. Bytes between them are damaged; bytes after them were cut off by a crash.
+    """Yield the undamaged chunks of a file. Bytes between two chunks are damaged. Bytes after the last one are damaged,
+    or a chunk that a crash has cut off.
 
-    Raises: HistoryError if it is no history of this truenext, OSError
+    Raises: HistoryError if the file is no history file, or of another version; OSError if it cannot be read
     """
     data = path.read_bytes()
     content = memoryview(data)
@@ -81,7 +85,7 @@ def chunks_of_file(path: Path) -> Iterator[HistoryChunk]:
 
 
 def chunk_at(content: memoryview, at: int) -> HistoryChunk | None:
-    """Return the chunk that starts at `at`, None if there is no whole one."""
+    """Return the chunk that starts at the offset `at`; None if no undamaged chunk starts there."""
     if at + CHUNK.size > len(content):
         return None
     checksum, size, run, flags, first_event = CHUNK.unpack_from(content, at)
@@ -92,7 +96,8 @@ def chunk_at(content: memoryview, at: int) -> HistoryChunk | None:
 
 
 def next_chunk(content: bytes, at: int) -> int | None:
-    """Return the offset of the first whole chunk after `at`, of the run of this file, which is `content`; or None."""
+    """Return the offset of the first undamaged chunk after the offset `at`; None if there is none. `content` is the
+    whole file; only chunks of its run are found."""
     whole = memoryview(content)
     needle = FILE.unpack_from(content)[2].to_bytes(4, "little")
     budget = SEARCH_BYTES_MAX

@@ -1,13 +1,13 @@
-"""Schema of the history: its columns, and the texts in the columns `reason` and `mode`, with a meaning each.
+"""Schema of the history: its columns, and the texts in the columns `reason` and `mode`, each with its meaning.
 
-The schemas for Arrow (table.py) and for Spark are made from it, and so is docs/reference/history.md. The kinds of event
-are in model/events.py.
+The schemas for Arrow (table.py) and for Spark are made from these tables, and so is docs/reference/history.md.
+model/events.py has the kinds of events.
 """
 
 from typing import Literal, NamedTuple
 
 ColumnType = Literal["bigint", "int", "tinyint", "boolean", "string", "timestamp"]
-"""Types, as SQL calls them; a timestamp has microseconds, in UTC."""
+"""Type of a column, by its name in SQL. A timestamp is in UTC, in microseconds."""
 
 
 class HistoryColumn(NamedTuple):
@@ -15,7 +15,7 @@ class HistoryColumn(NamedTuple):
     type: ColumnType
     meaning: str
     kinds: tuple[str, ...] = ()
-    """Kinds of event that have a value in this column; all others have null. Empty: all kinds have one."""
+    """Kinds of events that have a value in this column. All other kinds have null. If empty, all kinds have a value."""
 
 
 _OF_MESSAGES = (
@@ -101,13 +101,14 @@ COLUMNS: tuple[HistoryColumn, ...] = (
     ),
 )
 DATE = "date"
-"""Folder of a Parquet file: the date of `at`, in UTC, which readers show as one more column of the type date."""
+"""Name before the `=` in the folders of Parquet files, whose value is the date of `at`, in UTC. Readers show it as one
+more column, of the type date."""
 REQUIRED = ("event", "run", "at", "kind")
 """Columns that are never null."""
 
 DRAINED = "drained"
-"""An observer found the queue empty: a message that waits by the earlier events is lost. Only `truenext record` writes
-such an event."""
+"""`truenext record` has found the queue empty: a message that should still wait, by the earlier events, is lost. Only
+this command writes such an event."""
 
 REASONS: dict[str, str] = {
     "nacked": "a NACK",
@@ -121,7 +122,7 @@ REASONS: dict[str, str] = {
     "clean": "of `run-started`: the previous run was stopped",
     "unclean": "of `run-started`: the previous run was killed, or crashed",
 }
-"""Texts that `reason` consists of."""
+"""Meaning of the texts in the column `reason`."""
 
 MODES: dict[str, str] = {
     "auto": "acknowledged by the socket",
@@ -134,7 +135,8 @@ MODES: dict[str, str] = {
     " pulling": "the subscription pulls",
     " exclusive": "the consumer is exclusive",
 }
-"""Texts that `mode` consists of, in this order: one of the first three, and those of the others that are true."""
+"""Meaning of the texts in the column `mode`. A mode is one of the first three, and then each other text that is
+true."""
 
 STAGE_TABLES: dict[str, str] = {
     "flows": "flow: `started_at`, `seconds`, `messages`, `runs`, `failures`, `given_up`, `in_progress`",
@@ -147,4 +149,4 @@ STAGE_TABLES: dict[str, str] = {
     "commit_gaps": "execution whose SQL was committed, and whose message was not acknowledged with it",
     "waterfalls": "execution that is on the page; `position` counts from 1 in each flow",
 }
-"""Tables of `truenext audit --stages` in Parquet, with the meaning of a row."""
+"""Parquet tables of `truenext audit --stages`, each with the meaning of a row."""

@@ -1,9 +1,10 @@
-"""Files with the events of stages: their names, and how long they are kept. docs/stages-running.md
+"""Files with the events of stages: names the files, and deletes old ones. Source: docs/stages-running.md
 
     FOLDER/019a3c5e7f20a1b2c3d4-000001.jsonl     the first file of one process
 
-The first part of a name is the process, and starts with the time of its start; the second part counts its files. Any
-number of processes may write into one folder, on one machine or on several.
+The first part of a file's name stands for the process, and begins with the time at which the process was started. The
+second part counts the files of this process. Any number of processes may write into one folder, on one machine or on
+several.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from pathlib import Path
 from truenext.model.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
 
 FORMAT = 2
-"""Version of the records. An audit rejects files of another version, lower ones too."""
+"""Version of the records. An audit rejects files of any other version."""
 SUFFIX = ".jsonl"
 FILE_BYTES_MAX = 16 * 1024 * 1024
-"""Size after which a new file is started."""
+"""Size from which on a new file is started."""
 FILE_SECONDS_MAX = 24 * 3600
-"""Age after which a new file is started, so that a file is never much older than the day on which it ends."""
+"""Age from which on a new file is started, so that no file has events of much more than a day."""
 
 
 def stage_file(folder: Path, process: str, number: int) -> Path:
@@ -29,17 +30,18 @@ def stage_file(folder: Path, process: str, number: int) -> Path:
 
 
 def stage_files(folder: Path) -> list[Path]:
-    """Return the files process by process, the oldest process first, each in the order of its files."""
+    """Return the files in a folder, process by process: first those of the oldest process, in the order in which it has
+    started them."""
     return sorted(folder.glob(f"*{SUFFIX}"))
 
 
 def delete_old_files(
     folder: Path, *, bytes_max: int = HISTORY_BYTES_MAX, days_max: int = HISTORY_DAYS_MAX
 ) -> list[Path]:
-    """Delete files that are too old or too much, as with the history, but never the newest: those that have not
-    grown for longest first. Return the deleted files.
+    """Delete files that have not grown for `days_max` days, and those beyond `bytes_max` bytes in all; files that have
+    not grown for longest go first. The file that was written last is never deleted. Returns the deleted files.
 
-    Another process may still have such a file open, and then starts another one.
+    If another process has a deleted file open, that process starts a new file.
     """
     files = sorted(_with_times(folder))
     oldest = time.time() - days_max * 24 * 3600

@@ -1,6 +1,6 @@
-"""History as an Arrow table, made from the broker's own files; schema.py describes its columns.
+"""History as an Arrow table, made from the broker's history files. schema.py describes the columns.
 
-Needs numpy and pyarrow (`pip install 'truenext[spark]'`), which a broker does not.
+This file needs numpy and pyarrow (`pip install 'truenext[spark]'`). A broker works without them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
 _KINDS = [kind.label for kind in EventKind]
 _SUBSCRIBED = (EventKind.SUBSCRIBED, EventKind.SUBSCRIBED_EXCLUSIVE)
 _CONSUMER_KINDS = (*_SUBSCRIBED, EventKind.UNSUBSCRIBED, EventKind.WINDOW, EventKind.REQUESTED)
-"""Kinds whose blocks name the consumer."""
+"""Kinds of events whose blocks have the number of the consumer in `other`."""
 _WITH_CAUSE = (EventKind.RETURNED, EventKind.DEAD_LETTERED)
 _NUMPY: dict[str, np.dtype[Any]] = {
     "Q": np.dtype("<u8"),
@@ -45,7 +45,8 @@ _Array = np.ndarray[Any, Any]
 
 
 def arrow_table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
-    """Return a table with one row per event, in order. `chunks` are all of one file, which names its queues."""
+    """Return a table with one row for each event, in order. `chunks` are all chunks of one file: a file has the names
+    of its queues."""
     names: dict[int, str] = {}
     blocks: list[EventBlock] = []
     first_events: list[int] = []
@@ -72,7 +73,7 @@ def arrow_table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
     total = int(counts.sum())
 
     def repeat(values: list[int], dtype: str = "i8") -> _Array:
-        """Repeat the value of each block for each of its events."""
+        """Return a column that has, for each event, the value of the event's block."""
         repeated: _Array = np.repeat(np.array(values, dtype=dtype), counts)
         return repeated
 
@@ -123,7 +124,8 @@ def arrow_table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
 
 
 def _own_columns(blocks: list[EventBlock], starts: _Array, total: int) -> dict[str, _Array]:
-    """Return the events' own columns by name, with 0 for events without that column."""
+    """Return the columns in COLUMNS by name, each with a value for every event: 0 if the event's kind lacks the
+    column."""
     columns = {name: np.zeros(total, _NUMPY[type_]) for kind in EventKind for name, type_ in COLUMNS[kind]}
     for block, start in zip(blocks, starts.tolist(), strict=True):
         at = 0
@@ -135,7 +137,7 @@ def _own_columns(blocks: list[EventBlock], starts: _Array, total: int) -> dict[s
 
 
 class _QueueNames:
-    """Map from queue numbers to names; 0 and numbers without a name become null."""
+    """Map from numbers of queues to their names. 0, and a number without a name, become null."""
 
     def __init__(self, names: dict[int, str]) -> None:
         self._numbers = np.array(sorted(names), dtype="i8")
@@ -150,13 +152,13 @@ class _QueueNames:
 
 
 class _CauseTexts:
-    """Texts of causes; 0 is none. Each chunk numbers its own, from 1 on."""
+    """Texts of causes. Each chunk numbers its causes from 1 on; 0 is no cause."""
 
     def __init__(self) -> None:
         self._texts = [""]
         self._chunk_indices: dict[int, int] = {}
         self.by_block: list[int] = []
-        """Index of each block's cause in the texts."""
+        """Index in `_texts` of the cause of each block; 0 is no cause."""
 
     def start_chunk(self) -> None:
         self._chunk_indices = {0: 0}

@@ -1,10 +1,10 @@
-"""HistoryWriter: writes history to a file that grows chunk by chunk, and from time to time to a new one.
+"""History writer: appends chunks of events to a file, and begins a new file when the file is large.
 
-    history/0000000000000001.history     named by its first event; events.py has its bytes
+    history/0000000000000001.history     named after its first event; events.py describes its bytes
 
-Appended chunks survive a crash of the broker once they are flushed, and one of the machine once they are synced.
-Until then the store's journal has what must not be lost; `restore` brings it back.
-"""
+Appended chunks survive a crash of the broker once they are flushed, and a crash of the machine once they are synced.
+Until then the store's journal has all chunks that belong to durable batches. After a crash `restore` appends them
+again."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from truenext.history.files import HistoryChunk, chunk_at, chunks_of_file, count
 from truenext.model.events import FILE, FROM_BATCH, GAP_EVENTS, HISTORY_VERSION, MAGIC, STARTS_FILE
 
 UNWRITTEN_BYTES_MAX = 64 * 1024
-"""Bytes of appended chunks that are written without `flush`."""
+"""Bytes of appended chunks from which on `append` writes them itself, without waiting for `flush`."""
 
 
 class HistoryWriter:
-    """Writer of one history folder. `append` is for one thread, `flush` and `sync` for any."""
+    """Writer of one history folder. One thread calls `append`; any thread may call `flush` and `sync`."""
 
     def __init__(
         self,
@@ -32,11 +32,11 @@ class HistoryWriter:
         on_rotate: Callable[[], None] | None = None,
         on_write_error: Callable[[OSError], None] | None = None,
     ) -> None:
-        """`on_rotate` is called, on the thread that appends, for every file that will not grow any more.
-        `on_write_error` is called, on any thread, after a failed write, to free disk space; the write is then
-        repeated once. It raises the error that it gets if that is no lack of space.
+        """`on_rotate` is called when a file is complete, on the thread that appends. `on_write_error` is called after a
+        failed write, on any thread. It frees disk space, and the write is tried once more; if the error is no lack of
+        space, it raises the error.
 
-        Raises: HistoryError if the folder cannot be used.
+        Raises: HistoryError if the folder cannot be created or read, or its last file cannot be continued
         """
         self._folder = folder
         self._on_rotate = on_rotate
@@ -49,8 +49,8 @@ class HistoryWriter:
         self._next_event = 1
         self._last_run = 0
         self.last_batch_chunk: tuple[int, int] | None = None
-        """Run and first event of the last chunk of a batch in the newest file, None if that file has none. The store
-        must have that batch."""
+        """Run and first event of the last chunk in the newest file that came from a batch; None if there is none. If
+        the store is complete, it has that batch."""
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             files = history_files(folder)
@@ -60,9 +60,9 @@ class HistoryWriter:
             raise HistoryError(f"cannot open the history in {folder}: {error}; check the disk") from error
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        """Append chunks that the store has and the files lack: they were not synced before the machine went down.
+        """Append those of the store's chunks that the files lack, because a crash came before they were written.
 
-        Raises: HistoryError
+        Raises: HistoryError if they cannot be written
         """
         for one in chunks:
             chunk = chunk_at(memoryview(one), 0)
@@ -71,16 +71,17 @@ class HistoryWriter:
                 self._note_chunk(chunk)
 
     def start_run(self, *, after_clean_stop: bool) -> tuple[int, int]:
-        """Return the numbers of the new run and of its first event. After an unclean stop numbers are left out, so
-        that no lost number is used again, and a reader sees the gap."""
+        """Return the number of the new run, and that of its first event. After an unclean stop GAP_EVENTS numbers of
+        events are left out. So no number of a lost event is used again, and a reader sees the gap."""
         if self._last_run and not after_clean_stop:
             self._next_event += GAP_EVENTS
         return self._last_run + 1, self._next_event
 
     def append(self, chunk: bytes) -> None:
-        """Append a chunk of `EventLog.close_chunk`. It is in the file after `flush`, and durable after `sync`.
+        """Append a chunk, as `EventLog.close_chunk` returns it. The chunk is in the file after `flush`, and durable
+        after `sync`.
 
-        Raises: HistoryError
+        Raises: HistoryError if the disk fails
         """
         if not chunk:
             return
@@ -98,8 +99,9 @@ class HistoryWriter:
             raise self._failure(error) from error
 
     def flush(self) -> None:
-        """Write everything appended before to the file, where it can then be read.
-        Raises: HistoryError
+        """Write all appended chunks to the file, so that others can read them.
+
+        Raises: HistoryError if the disk fails
         """
         try:
             with self._append_lock:
@@ -108,8 +110,9 @@ class HistoryWriter:
             raise self._failure(error) from error
 
     def sync(self) -> None:
-        """Make everything appended before durable.
-        Raises: OSError
+        """Write all appended chunks, and make them durable.
+
+        Raises: OSError if the disk fails
         """
         with self._append_lock:
             self._write()
@@ -119,8 +122,9 @@ class HistoryWriter:
                 os.fdatasync(self._file)
 
     def close(self) -> None:
-        """Write, sync and close the file.
-        Raises: OSError
+        """Write all appended chunks, make them durable, and close the file.
+
+        Raises: OSError if the disk fails
         """
         with self._append_lock, self._file_lock:
             self._write()
@@ -159,7 +163,7 @@ class HistoryWriter:
         )
 
     def _continue_file(self, path: Path) -> None:
-        """Cut off what a crash left of a chunk, and continue the file."""
+        """Open the file that a run before has written. What a crash has left after the last whole chunk is cut off."""
         end = FILE.size
         for chunk in chunks_of_file(path):
             self._note_chunk(chunk)

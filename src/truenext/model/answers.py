@@ -6,17 +6,18 @@ from truenext.errors import Code
 
 
 class Receipt(msgspec.Struct, gc=False):
-    """Confirmation that the frame with this `receipt` header was processed: C18.1 and C18.3 hold for it from now on."""
+    """Confirmation that the frame with this `receipt` header was processed, with the guarantees of C18.1 and C18.3."""
 
     receipt: str
     is_repeat: bool = False
     """True if the frame was a repeat, and therefore had no effect (C18.5)."""
     is_unknown: bool = False
-    """True if the repeat's number counts as used, but may never have been used."""
+    """True for a repeat if the broker does not know whether its number was ever used: it is below the producer's
+    highest number."""
 
 
 class ErrorAnswer(msgspec.Struct, gc=False):
-    """Answer that refuses the peer's last frame: an ERROR."""
+    """Answer that refuses the client's last frame: an ERROR."""
 
     summary: str
     code: Code
@@ -24,11 +25,11 @@ class ErrorAnswer(msgspec.Struct, gc=False):
     receipt: str | None = None
     """Receipt that the refused frame requested."""
     frame_number: int = 0
-    """Number of the refused frame, 1 for the connection's first; 0 if the connection ends."""
+    """Number of the refused frame, 1 for the first frame of the connection; 0 if the connection ends."""
 
 
 class CloseConnection(msgspec.Struct, gc=False):
-    """Last answer: the connection closes once everything before it has been sent."""
+    """Last answer: the connection closes once all earlier answers were sent."""
 
 
 Answer = Receipt | ErrorAnswer | CloseConnection

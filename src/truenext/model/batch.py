@@ -1,7 +1,7 @@
 """Batch: changes that the store makes in one atomic, durable step.
 
-A batch holds finished bytes only: the store's thread compares, encodes and decides nothing. Keys and records are
-those of record.py.
+A batch holds finished bytes only: the store's thread compares, encodes and decides nothing. record.py describes the
+bytes of keys and records.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import NamedTuple
 import msgspec
 
 NO_NUMBER = -1
-"""Placeholder below all numbers of a producer."""
+"""Value for "no number": it is below all numbers of a producer."""
 
 
 class ProducerState(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Stored state of one producer, see engine/state/producer.py."""
+    """Stored state of one producer. engine/state/producer.py has the meaning of the fields."""
 
     highest_send: int
     last_used_ms: int
     """Time of the last use, in milliseconds since the epoch."""
     is_used_once: bool = False
-    """True if the producer had one SEND, and no use since."""
+    """True if the producer has sent one SEND, and was not used since."""
     highest_commit: int = NO_NUMBER
     highest_unknown_commit: int = NO_NUMBER
     is_gapless: bool | None = None
@@ -29,13 +29,13 @@ class ProducerState(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Mark(NamedTuple):
-    """Delivery state of a stored message, kept apart from the message's record."""
+    """Delivery state of a stored message. It is stored apart from the message's record, which never changes."""
 
     attempts: int
     deliveries: int
     due_ms: int = 0
-    """Time of the next retry, in milliseconds since the epoch. DUE_NEVER: the message was rejected, and must be read
-    before it can be dead-lettered."""
+    """Time of the next try, in milliseconds since the epoch; 0 if the message does not wait. DUE_NEVER: a consumer has
+    rejected the message, which becomes a dead letter when it is read."""
     was_lost: bool = False
     """True if the last attempt was a lost connection."""
 
@@ -50,7 +50,7 @@ class Causes(NamedTuple):
     last: str = ""
 
     def merged_onto(self, before: Causes) -> Causes:
-        """Return the causes of `before` followed by these; empty ones change nothing."""
+        """Return the first and last cause of a message that had the causes `before` and now also has these."""
         return Causes(before.first or self.first, self.last or before.last) if before != NO_CAUSES else self
 
 
@@ -59,55 +59,63 @@ DUE_NEVER = (1 << 63) - 1
 
 
 class Batch:
-    """Changes to the store, made together or not at all. The engine adds to them; the store only reads them."""
+    """Changes to the store, made together or not at all. The engine adds changes; the store only reads the batch."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        """Number of the batch, 1 for the first of a run. The store's pages state the last batch that they include."""
+        """Number of the batch: 1 for the first batch of a run. Each page of the store states the number of the last
+        batch whose changes it includes."""
         self.puts: dict[bytes, bytes] = {}
-        """Message key to record of each new persistent message, in order of arrival. A message that is finished
-        before the batch is handed over is removed again."""
+        """Record of each new persistent message, by message key, in order of arrival. A message that is acknowledged
+        while the batch still gathers is taken out again."""
         self.transient_puts: dict[bytes, bytes] = {}
-        """Message key to record of each new transient message; an unclean stop drops them."""
+        """Record of each new transient message, by message key. After a crash the store drops all transient
+        messages."""
         self.removes: list[bytes] = []
-        """Keys of removed persistent messages; each was put by an earlier batch."""
+        """Keys of removed persistent messages. An earlier batch has put each of these messages."""
         self.transient_removes: list[bytes] = []
         self.dereferenced: list[bytes] = []
-        """Keys of contents (record.py), one for each reference among `removes`. The store counts them, and removes a
-        content with its last reference. A content is put with a mark, whose attempts are its number of references."""
+        """Keys of contents, one for each reference among `removes`. The store counts the references to a content, and
+        removes a content with its last reference. A new content has a mark, whose attempts are its number of
+        references."""
         self.transient_dereferenced: list[bytes] = []
-        """Keys of contents of the references among `transient_removes`; these contents are transient, too."""
+        """Keys of transient contents, one for each reference among `transient_removes`."""
         self.marks: dict[bytes, Mark] = {}
-        """Message key to mark of each requeued message, persistent or transient."""
+        """New mark of each requeued message, persistent or transient, by message key."""
         self.causes: dict[bytes, Causes] = {}
-        """Message key to new causes of a message that has a mark here. Causes are removed with their mark."""
+        """New causes of a message, by message key. Such a message is in `marks`, too. The store removes causes together
+        with the mark."""
         self.unmarks: list[bytes] = []
-        """Keys of messages whose mark is removed, always together with the message."""
+        """Keys of messages whose mark is removed. The batch removes these messages, too."""
         self.queues: dict[int, str] = {}
-        """Queue number to name of each queue that is new to the store or renamed by this batch; "" for a removed
-        queue, of which the store then holds nothing else."""
+        """Name of each queue that this batch creates or renames, by queue number; "" for a queue that it removes. The
+        store has nothing else of a removed queue."""
         self.paused: dict[int, bool] = {}
-        """Queue number to new state: paused (True) or resumed (False). The store knows each queue, by this batch at
-        the latest."""
+        """New state of each queue that was paused (True) or resumed (False), by queue number. The store knows the queue
+        from an earlier batch or from this one."""
         self.producers: dict[str, ProducerState] = {}
         self.forgotten_producers: list[str] = []
         self.timers: dict[bytes, None] = {}
-        """Timer keys (record.py) to set; an existing one stays. Timers survive a crash, whatever they are for."""
+        """Keys of timers to set; a timer that exists already stays. All timers survive a crash, also those of transient
+        messages."""
         self.cleared_timers: list[bytes] = []
-        """Timers of earlier batches to clear, before `timers` are set. A missing timer is ignored."""
+        """Keys of timers of earlier batches to clear, before `timers` are set. A timer that does not exist is
+        ignored."""
         self.sequence_limit = 0
         """Sequences below this may be allocated once the batch is durable; 0 is no change."""
         self.redelivered_below = 0
-        """Messages with a sequence below this may have been dispatched without a trace in the store; 0 is no change."""
+        """Messages with a sequence below this count as dispatched before, as the store does not record each dispatch; 0
+        is no change."""
         self.clean_stop: bool | None = None
-        """True in the last batch of a run, False in the batch before a listener opens, None in all others."""
+        """True in the last batch of a run; False in the batch that is written before a listener opens; None in all
+        other batches."""
         self.history = b""
-        """History up to now as bytes, see events.py. A batch may hold nothing but history."""
+        """Events since the batch before, as the bytes that events.py describes. A batch may have history alone."""
         self.size = 0
         """Approximate bytes of records, keys and timers."""
 
     def is_empty(self) -> bool:
-        """Whether the batch has no change to make durable; history alone does not count."""
+        """Return whether the batch has no change to make durable. History alone is no such change."""
         return not (
             self.puts
             or self.removes

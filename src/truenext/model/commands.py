@@ -1,6 +1,6 @@
-"""Commands of a client to the broker, independent of its protocol.
+"""Commands of a client to the broker, independent of the client's protocol.
 
-One is made per frame on the hot path, therefore structs without garbage collection.
+Each frame becomes a command. So that this is quick, commands are structs without garbage collection.
 """
 
 from enum import Enum
@@ -16,14 +16,14 @@ from truenext.model.selector import Selector
 
 
 class Login(msgspec.Struct, gc=False):
-    """Options of a connection beyond those of STOMP (docs/protocol.md, "Login")."""
+    """CONNECT: user, and the options that only a truenext client has (docs/protocol.md, "Login")."""
 
     number: int = 0
-    """Number of this connection among those of a truenext client, rising; 0 is any other client."""
+    """Number of this connection, higher than those of the truenext client's earlier ones; 0 if the client is plain."""
     secret: str = ""
-    """Secret of the connection to take over; "" is none."""
+    """Secret of the connection to take over; "" if there is none."""
     user: str = ""
-    """Name; "" is none."""
+    """Name of the user; "" if the client names none."""
     passcode: str = ""
 
     def __repr__(self) -> str:
@@ -32,17 +32,18 @@ class Login(msgspec.Struct, gc=False):
 
     @property
     def is_truenext_client(self) -> bool:
-        """Whether the client gets all that truenext adds to STOMP on CONNECT, and reports what it has started."""
+        """True if the client has sent `truenext-client`: it reports the messages that it has started, and gets frames
+        that only truenext has."""
         return self.number > 0
 
 
 class AckMode(Enum):
     AUTO = "auto"
-    """A message is acknowledged once the socket has taken its bytes."""
+    """A message counts as acknowledged once the socket has taken its bytes."""
     CLIENT = "client"
-    """An ACK covers all messages dispatched to the subscription up to the named one."""
+    """An ACK acknowledges the message that it names, and all that were dispatched to the subscription before."""
     INDIVIDUAL = "client-individual"
-    """An ACK covers the named message."""
+    """An ACK acknowledges only the message that it names."""
 
 
 class Send(msgspec.Struct, gc=False):
@@ -50,22 +51,40 @@ class Send(msgspec.Struct, gc=False):
     message: SentMessage
     transaction: str | None = None
     producer: str | None = None
-    """Producer name; with `number` it makes a repeat recognisable (C18.5)."""
+    """Name of the producer. Name and `number` tell the broker whether the SEND is a repeat (C18.5)."""
     number: int = 0
     schedule: Schedule | None = None
-    """Schedule of a scheduled send; None sends now."""
+    """Times at which the message is sent; None sends it now."""
     ttl_ms: int = 0
-    """Milliseconds from acceptance until the message expires; 0 if the message states its expiry, or never expires.
-    A schedule has its own."""
+    """Milliseconds from acceptance until the message expires. 0 if the message itself states its expiry, if it never
+    expires, or if `schedule` has the time to live."""
     is_gapless: bool = False
     """True if the producer's numbers have no gaps."""
     has_reply_to: bool = False
     is_repeat: bool = False
-    """True if the number was used before and the message was not accepted again; set by the engine."""
+    """True if the number was used before, so that the message was not accepted again; set by the engine."""
     is_unknown: bool = False
-    """True if a repeat's number may in truth never have been used; set by the engine."""
+    """True for a repeat if the broker does not know whether its number was ever used: it is below the producer's
+    highest number. Set by the engine."""
     ahead: Any = None
-    """Queues found before the message is accepted (engine.queues.topics.RouteAhead); set by the engine."""
+    """Queues of the message, if they were searched for before (engine.queues.topics.RouteAhead); set by the engine."""
+
+
+class SendRun(msgspec.Struct, gc=False):
+    """Consecutive SENDs of one read to one destination, without headers that need more than a place in the queue."""
+
+    destination: Destination
+    messages: list[SentMessage]
+    """Two or more, all of them persistent or all transient."""
+    executed: int = 0
+    """Number of the first messages that were accepted; the others follow as single commands. Set by the engine."""
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __getitem__(self, number: int) -> Send:
+        """Return the command of one message."""
+        return Send(self.destination, self.messages[number])
 
 
 class Subscribe(msgspec.Struct, gc=False):
@@ -75,32 +94,32 @@ class Subscribe(msgspec.Struct, gc=False):
     window: int | None = None
     """Number of messages that the consumer may hold; None lets the broker choose."""
     priority: int = 0
-    """Consumer priority, -127 to 127: of several consumers with credit the highest gets a message."""
+    """Consumer priority, -127 to 127. If several consumers have credit, the highest priority gets a message."""
     is_exclusive: bool = False
-    """True if no other consumer gets messages of the queue while this one is subscribed."""
+    """True for an exclusive consumer (C4.12)."""
     has_express: bool = False
-    """True if the client sorts the messages that it holds: a more urgent one may be dispatched beyond its window."""
+    """True if a more urgent message may be dispatched beyond the window (C4.13)."""
     is_pulling: bool = False
-    """True if the subscription gets only messages that it requests (Credit)."""
+    """True if the subscription gets only messages that it requests by Credit."""
     durable_key: str = ""
-    """Key of the durable subscription to resume or create (`destination.durable_key`); "" is none."""
+    """Key of the durable subscription to resume or create (`destination.durable_key`); "" if it is not durable."""
     selector: Selector | None = None
-    """Filter of messages; None is all."""
+    """Condition on messages; None matches all."""
 
 
 class Browse(msgspec.Struct, gc=False):
-    """Show waiting messages without consuming them. An Unsubscribe ends it."""
+    """Show the waiting messages of a queue, which stay in the queue. An Unsubscribe ends it early."""
 
     subscription: str
     destination: Destination
     selector: Selector | None = None
-    """Filter of messages; None is all."""
+    """Condition on messages; None matches all."""
 
 
 class Unsubscribe(msgspec.Struct, gc=False):
     subscription: str
     durable_key: str = ""
-    """Key of the durable subscription to end, together with its waiting messages; "" is none."""
+    """Key of the durable subscription to end, so that its waiting messages are removed; "" ends none."""
 
 
 class Started(msgspec.Struct, gc=False):
@@ -112,15 +131,30 @@ class Started(msgspec.Struct, gc=False):
 
 
 class Ack(msgspec.Struct, gc=False):
-    """Acknowledge a message. `subscription` None is the one that holds the message (STOMP 1.0)."""
+    """Acknowledge a message. If `subscription` is None (STOMP 1.0), the broker finds the one that holds the message."""
 
     subscription: str | None
     sequence: int
     transaction: str | None = None
     dispatch: int = 0
-    """Number of the acknowledged dispatch, counted as deliveries are; 0 is not stated."""
+    """Number of deliveries that the message had at the acknowledged dispatch; 0 if the frame does not state it."""
     started: Started | None = None
-    """Message that the client's program was handed next, if the ACK reports one."""
+    """Message that the client hands to its program next, if the ACK reports one."""
+
+
+class AckRun(msgspec.Struct, gc=False):
+    """Consecutive ACKs of one read for one subscription, without transaction and receipt."""
+
+    subscription: str
+    acks: list[Ack]
+    executed: int = 0
+    """Number of the first ACKs that were executed; the others follow as single commands. Set by the engine."""
+
+    def __len__(self) -> int:
+        return len(self.acks)
+
+    def __getitem__(self, number: int) -> Ack:
+        return self.acks[number]
 
 
 class Nack(msgspec.Struct, gc=False):
@@ -130,13 +164,13 @@ class Nack(msgspec.Struct, gc=False):
     sequence: int
     transaction: str | None = None
     delay_ms: int | None = None
-    """Milliseconds until the next retry; None is as the policy says."""
+    """Milliseconds until the next try; None leaves the delay to the policy."""
     is_rejected: bool = False
-    """True if the message must not be retried."""
+    """True if the message must not be tried again: it becomes a dead letter."""
     dispatch: int = 0
-    """Number of the nacked dispatch, see Ack; 0 is not stated."""
+    """Number of deliveries that the message had at the nacked dispatch; 0 if the frame does not state it."""
     cause: str = ""
-    """Reason for the failure; "" is not stated."""
+    """Reason for the failure; "" if the client states none."""
 
 
 class Credit(msgspec.Struct, gc=False):
@@ -157,24 +191,25 @@ class Wake(msgspec.Struct, gc=False):
 
 
 class Release(msgspec.Struct):
-    """Requeue messages that subscriptions hold, in one step and without an attempt."""
+    """Requeue the messages that subscriptions hold, in one step and without an attempt."""
 
     subscriptions: list[str]
     kept: list[tuple[str, int, int]]
-    """Messages not to requeue: subscription, sequence and dispatch of each."""
+    """Messages that the subscriptions go on holding: subscription, sequence and dispatch of each."""
     suspends: bool = False
-    """True if the subscriptions are then suspended."""
+    """True if the subscriptions are suspended from then on."""
     transaction: str | None = None
-    """Transaction to abort in the same step as the release; None is none."""
+    """Transaction to abort in the same step; None aborts none."""
     counts_all: bool = True
-    """True if the abort of `transaction` counts an attempt for acknowledged messages, too; see Abort."""
+    """Messages of `transaction` for which the abort counts an attempt: all that it has acknowledged or nacked (True),
+    or only those that it has nacked (False)."""
 
 
 class Begin(msgspec.Struct, gc=False):
     transaction: str
     counts_all: bool = True
-    """Messages for which an end of the transaction other than COMMIT counts an attempt: False is only those that it has
-    nacked, whatever the frame that ends it requests; True is also those that it has acknowledged."""
+    """Messages for which an attempt counts if the transaction ends without COMMIT: all that it has acknowledged or
+    nacked (True), or only those that it has nacked, even if the frame that ends it asks for all (False)."""
 
 
 class Commit(msgspec.Struct, gc=False):
@@ -183,36 +218,39 @@ class Commit(msgspec.Struct, gc=False):
     number: int = 0
     is_gapless: bool = False
     counts_all: bool = True
-    """True if a repeat of this COMMIT counts an attempt for acknowledged messages, too; see Abort."""
+    """Messages for which an attempt counts if this COMMIT is a repeat: all that the open transaction has acknowledged
+    or nacked (True), or only those that it has nacked (False)."""
     is_repeat: bool = False
-    """True if the number was used before; set by the engine. The open transaction has then ended as by an Abort."""
+    """True if the number was used before, so that the open transaction was rolled back; set by the engine."""
     is_unknown: bool = False
-    """True if a repeat's number may in truth never have been used; set by the engine."""
+    """True for a repeat if the broker does not know whether its number was ever used: it is below the producer's
+    highest number. Set by the engine."""
 
 
 class Abort(msgspec.Struct, gc=False):
     transaction: str
     counts_all: bool = True
-    """True counts an attempt for all messages acknowledged or nacked in the transaction, False for nacked ones."""
+    """Messages for which an attempt counts: all that the transaction has acknowledged or nacked (True), or only those
+    that it has nacked (False)."""
 
 
 class Disconnect(msgspec.Struct, gc=False):
-    """Close the connection in an orderly way; messages that it holds are requeued without an attempt."""
+    """End the connection. Messages that it holds are requeued without an attempt."""
 
     forgotten_producers: list[str] = []
-    """Producers that the broker is to forget."""
+    """Names of producers that the broker forgets."""
 
 
 class ReceiptRequest(msgspec.Struct, gc=False):
-    """Request an answer once all earlier commands of this connection are as durable as promised."""
+    """Request a receipt, which is sent once the earlier persistent sends and commits of this connection are durable."""
 
     receipt: str
     numbered_command: Send | Commit | None = None
-    """Numbered command that the receipt is for; the answer states whether it was a repeat."""
+    """SEND or COMMIT with a number that requested the receipt. The receipt then says whether it was a repeat."""
 
 
 class ControlRequest(msgspec.Struct, gc=False):
-    """Query or request to the broker itself; the answer is a message to `reply_to`."""
+    """Query or change of the broker, such as an operator's command sends. The answer is a message to `reply_to`."""
 
     verb: str
     body: bytes
@@ -223,7 +261,8 @@ class ControlRequest(msgspec.Struct, gc=False):
 class InvalidFrame(msgspec.Struct, gc=False):
     """Frame that cannot be read as a command, on a connection that stays open.
 
-    Holds no exception: that would keep the frame, body included, alive until a garbage collection.
+    It has the reason of the exception, not the exception: that would keep the frame and its body in memory until a
+    garbage collection.
     """
 
     reason: str
@@ -235,10 +274,12 @@ Command = (
     Login
     | InvalidFrame
     | Send
+    | SendRun
     | Subscribe
     | Browse
     | Unsubscribe
     | Ack
+    | AckRun
     | Nack
     | Started
     | Credit
@@ -259,9 +300,9 @@ _Value = TypeVar("_Value")
 
 
 def decode_client_json(what: str, body: bytes | str, shape: type[_Value], code: Code = Code.CONTROL_REQUEST) -> _Value:
-    """Decode `body` as JSON of the type `shape`; `what` names it in an error.
+    """Decode `body` as JSON of the type `shape`; `what` names the body in the text of an error.
 
-    Raises: RemoteProtocolError
+    Raises: RemoteProtocolError if it is no such JSON
     """
     try:
         return msgspec.json.decode(body, type=shape)

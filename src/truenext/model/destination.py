@@ -1,8 +1,8 @@
-"""Destinations: where a message is sent to, and which names are valid.
+"""Destinations of messages: reads addresses, and decides which names are valid.
 
 Addresses as clients write them:
 
-    NAME                               the same as /queue/NAME, without a / or : in it
+    NAME                               the same as /queue/NAME, for a name without / and :
     /queue/NAME                        a queue, created on first use; in a subscription also a pattern (pattern.py)
     /topic/NAME                        a topic; in a subscription also a pattern (pattern.py)
     /temp-queue/NAME                   a reply queue of the connection that uses this address
@@ -28,21 +28,22 @@ from truenext.model.limits import COMPOSITE_MAX, DESTINATION_LENGTH_MAX, DURABLE
 from truenext.model.pattern import fault_of_pattern, is_pattern
 
 DEAD_LETTER_PREFIX = "DLQ."
-"""Prefix of dead-letter queues. A message that fails there stays there."""
+"""Prefix of dead-letter queues. A message that fails in such a queue stays there."""
 
 SPARK_PREFIX = "Spark."
 """Prefix of queues in which Spark's queries keep their bundles, marks and decisions."""
 
 SUBSCRIPTION_PREFIX = "subscription,"
-"""Prefix of the queue of a durable subscription. Client, name and topic follow, separated by commas, and last the
-selector if there is one. No name in a client's address has a comma."""
+"""Prefix of the queue of a durable subscription. Client id, name and topic follow, separated by commas, and last the
+selector if there is one. Clients cannot name such a queue, as a comma separates the parts of a composite
+destination."""
 
 ENDED_PREFIX = "ended,"
-"""Prefix of the stored name of an ended durable subscription, until all of it is removed. A subscription that ends
-with its connection has this prefix in the store from the start."""
+"""Prefix of the stored name of an ended durable subscription, until all its messages are removed. The queue of a
+subscription that ends with its connection is stored under this prefix from the start."""
 
 SCHEDULED_PREFIX = "/scheduled/"
-"""Prefix of the hidden queue in which scheduled sends wait; the name of the queue that they are for follows."""
+"""Prefix of a hidden queue, in which the scheduled sends to one queue wait. The name of that queue follows."""
 
 DURABLE_ADDRESS_PREFIX = "/subscription/"
 TEMPORARY_PREFIX = "/temp-queue/"
@@ -64,7 +65,7 @@ _FOREIGN_PREFIXES = {
     "queue/": "here it is '/queue/{name}'",
     "topic/": "here it is '/topic/{name}'",
 }
-"""Address prefixes of other brokers, with a hint how the address is written here."""
+"""Prefixes of addresses of other brokers, each with a hint how truenext writes the address."""
 
 
 def destination_error(reason: str) -> RemoteProtocolError:
@@ -80,13 +81,13 @@ class DestinationKind(Enum):
     """Temporary queue, or queue of a topic subscription that ends with its connection."""
     TOPIC = "topic"
     TOPIC_PATTERN = "topics"
-    """Pattern of topic names; only for subscriptions."""
+    """Pattern of names of topics; only for SUBSCRIBE."""
     QUEUE_PATTERN = "queues"
-    """Pattern of queue names; only for subscriptions."""
+    """Pattern of names of queues; only for SUBSCRIBE."""
     COMPOSITE = "composite"
-    """Several other destinations; only to send to."""
+    """Several other destinations; only for SEND."""
     DURABLE = "subscription"
-    """A durable subscription, with its key as name; only to browse."""
+    """Durable subscription, with its key as name; only for a browser."""
     CONTROL = "control"
 
 
@@ -94,22 +95,24 @@ _SINGULAR = {DestinationKind.TOPIC_PATTERN: DestinationKind.TOPIC, DestinationKi
 
 
 class Destination(msgspec.Struct, frozen=True, gc=False):
-    """Parsed address. `name` is unique among queues and temporary queues together: only temporary ones begin with /,
-    and those of subscriptions have // after the session. It is also unique among topics."""
+    """Parsed address. No two queues, temporary or not, have the same `name`, and no two topics. The name of a temporary
+    queue or topic begins with / and the id of its connection; that of a topic subscription's queue has // after the
+    id."""
 
     kind: DestinationKind
     name: str
     session: str = ""
-    """Id of the connection that owns a temporary queue or topic; for a composite destination, of its sender."""
+    """Id of the connection that owns a temporary queue or topic, or that sends to a composite destination."""
     parts: "tuple[Destination, ...]" = ()
     """Single destinations of a composite destination."""
     topic: str = ""
-    """Topic, or pattern of topics, whose messages are copied to this queue of a subscription."""
+    """Topic, or pattern of topics, if this is the queue of a topic subscription: messages to the topic are copied to
+    the queue."""
     selector: str = ""
     """Selector that the messages of `topic` must match; "" is none."""
 
     is_multi_queue: bool = False
-    """True if a message sent to this destination may get entries in several queues. Stored, as each send needs it."""
+    """True if a message to this destination may be copied to several queues. Computed once, as each SEND reads it."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(
@@ -118,7 +121,7 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def address(self) -> str:
-        """Address that every client may use."""
+        """Address that names this destination on every connection."""
         if self.kind is DestinationKind.COMPOSITE:
             return ",".join(part.address for part in self.parts)
         if self.kind is DestinationKind.TEMPORARY:
@@ -129,7 +132,7 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
 
 
 def split_options(address: str) -> tuple[str, dict[str, str]]:
-    """Split an address to subscribe to from the options after it.
+    """Split the address of a SUBSCRIBE into the address itself and the options after it.
 
     >>> split_options("/queue/a?consumer.priority=7&consumer.selector=b%20IN%20('c','d')")
     ('/queue/a', {'consumer.priority': '7', 'consumer.selector': "b IN ('c','d')"})
@@ -159,7 +162,7 @@ def split_options(address: str) -> tuple[str, dict[str, str]]:
 
 @lru_cache(maxsize=4096)
 def parse_address(address: str, session: str) -> Destination:
-    """Return the destination that an address names for a client of `session`.
+    """Return the destination that an address names on the connection with the id `session`.
 
     >>> parse_address("/queue/orders", "s1").name
     'orders'
@@ -178,9 +181,10 @@ def parse_address(address: str, session: str) -> Destination:
 
 @lru_cache(maxsize=4096)
 def parse_stored_address(address: str) -> Destination:
-    """Return the destination of an address that this broker has accepted, perhaps when names could contain a ?.
+    """Return the destination of an address that the broker has accepted before, perhaps in an earlier version, in which
+    names could contain a ?.
 
-    Raises: RemoteProtocolError if no version can have accepted it.
+    Raises: RemoteProtocolError if no version can have accepted the address
     """
     return _parse(address, "")
 
@@ -228,9 +232,9 @@ def _parse(address: str, session: str) -> Destination:
 
 
 def parse_queue_name(name: str) -> Destination:
-    """Return the queue of this name, which clients may create.
+    """Return the queue with this name.
 
-    Raises: RemoteProtocolError if they may not.
+    Raises: RemoteProtocolError if clients may not create a queue with this name
     """
     address = f"/queue/{name}"
     if "," in name:
@@ -265,7 +269,7 @@ def _parse_composite(address: str, session: str) -> Destination:
 
 
 def _split_owner(address: str, prefix: str) -> tuple[str, str]:
-    """Return the session that owns a temporary queue or topic, and its name."""
+    """Return the id of the connection that owns a temporary queue or topic, and the name of the queue or topic."""
     owner, slash, name = address[len(prefix) :].partition("/")
     if owner and not slash:
         # ActiveMQ's form, which does not name the owner.
@@ -286,9 +290,9 @@ def dead_letter_name(queue: str) -> str:
 
 
 def durable_key(client: str, name: str) -> str:
-    """Return the key of a durable subscription.
+    """Return the key of a durable subscription, from client id and name.
 
-    Raises: RemoteProtocolError if its dead-letter queue could not be named after it.
+    Raises: RemoteProtocolError if one of them is empty, too long, or has a character that no name of a queue may have
     """
     for what, text in (("client-id", client), ("name of a durable subscription", name)):
         if not text or not text.isprintable() or "," in text or is_pattern(text):
@@ -318,7 +322,7 @@ def durable_subscription(key: str, topic: str, selector: str = "") -> Destinatio
 
 
 def parse_stored_queue_name(name: str) -> Destination:
-    """Return the queue of a stored name, given without the prefix of an ended subscription.
+    """Return the queue that has this name in the store. The prefix of an ended subscription was removed before.
 
     >>> parse_stored_queue_name("/1a2b,77").kind
     <DestinationKind.TEMPORARY: 'temporary queue'>
@@ -332,7 +336,8 @@ def parse_stored_queue_name(name: str) -> Destination:
 
 
 def may_rename(current: str | None, name: str) -> bool:
-    """Whether a queue number that stands for `current` may stand for `name` from now on; "" is a removed queue.
+    """Return whether a batch may give the queue with the name `current` (None: a new queue) this new name; "" removes
+    it.
 
     >>> may_rename(None, "a"), may_rename("a", "b"), may_rename("a", "ended,a"), may_rename("ended,a", "")
     (True, False, True, True)
@@ -343,12 +348,12 @@ def may_rename(current: str | None, name: str) -> bool:
 
 
 def durable_key_of(subscription: Destination) -> str:
-    """Return the key from which `durable_subscription` made this queue."""
+    """Return the key of the durable subscription that has this queue."""
     return ",".join(subscription.name.split(",", 3)[1:3])
 
 
 def virtual_topic(queue: str) -> str:
-    """Return the virtual topic whose messages a queue of this name gets; "" if its name has another form.
+    """Return the virtual topic whose messages are copied to the queue with this name; "" if the name has another form.
 
     >>> virtual_topic("Consumer.billing.VirtualTopic.orders.new")
     'VirtualTopic.orders.new'

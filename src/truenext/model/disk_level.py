@@ -1,21 +1,21 @@
-"""Disk level: free space for new messages."""
+"""Disk level: how much space is free for new messages, in four steps."""
 
 from enum import IntEnum
 
 
 class DiskLevel(IntEnum):
     PLENTY = 0
-    """Sends are accepted."""
+    """All sends are accepted."""
     LITTLE = 1
-    """Connections that only send must wait; those that also consume messages go on."""
+    """Connections that only send must wait. Connections that also consume messages go on."""
     NONE = 2
     """Sends are refused, except in transactions that free as much as they send. Acknowledgements are never refused."""
     FULL = 3
-    """A write found no space on the disk: all sends are refused."""
+    """A write has found no space on the disk. All sends are refused."""
 
 
 DISK_FULL = (
     "the broker's disk is as full as it may be (its reserve of free space, or --disk-limit; of a broker with --memory, "
     "--memory-limit)"
 )
-"""Reason of a message that is refused for lack of space."""
+"""Beginning of the error for a message that is refused for lack of space."""

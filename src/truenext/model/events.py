@@ -1,7 +1,8 @@
 """History files of the broker, byte by byte. history/schema.py describes the columns of the events.
 
-A file is a header and a sequence of chunks; a chunk is a header and a sequence of blocks; a block is one or more events
-of one kind in one queue, by columns. All little-endian. If you change anything here, increase HISTORY_VERSION.
+A file is a header and a sequence of chunks. A chunk is a header and a sequence of blocks. A block has one or more
+events of one kind in one queue, column by column. All numbers are little-endian. If you change anything here, increase
+HISTORY_VERSION.
 
     file      magic        "TNXH"
               version      u16
@@ -22,9 +23,9 @@ of one kind in one queue, by columns. All little-endian. If you change anything 
               columns      those of COLUMNS, each with `count` values
               text         only with NAME and CAUSE: `other` bytes of UTF-8
 
-NAME is not an event, its count is 0: from here on the queue number stands for that name. CAUSE is none either: the
-number in `queue` stands for that cause up to the end of the chunk.
-"""
+A block of kind NAME is no event, and its count is 0: from there on the queue number stands for the name in its text.
+Nor is a block of kind CAUSE an event: up to the end of the chunk the number in `queue` stands for the cause in its
+text."""
 
 import struct
 from enum import IntEnum
@@ -32,7 +33,7 @@ from hashlib import blake2b
 from itertools import product
 
 HISTORY_VERSION = 9
-"""The only version that this truenext reads and writes."""
+"""Version of the files that this truenext writes, and the only one that it reads."""
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")
@@ -45,56 +46,59 @@ STARTS_FILE, FROM_BATCH = 1, 2
 
 
 class EventKind(IntEnum):
-    """Kind of event. docs/reference/history.md is made of the texts here."""
+    """Kind of event. docs/reference/history.md is made of the texts after the values."""
 
     NAME = 0
     RUN_STARTED = 1
-    """A run begins, before any other event of it."""
+    """A run of the broker begins. This is its first event."""
     RECOVERED = 2
-    """The run has recovered a queue: each name of a queue that has messages, or has ended and still has some on disk,
-    has one, after `run-started`."""
+    """The run has recovered a queue from disk. After `run-started` there is one such event for each name of a queue
+    that has messages, or of an ended durable subscription that still has some on disk."""
     ACCEPTED = 3
-    """A message got its sequence."""
+    """A message was accepted, and got its sequence."""
     COMMITTED = 4
-    """Batches are durable."""
+    """One batch or several are durable."""
     SUBSCRIBED = 5
-    """A consumer has subscribed. A consumer of a pattern does so in each of its queues, also when one is created."""
+    """A consumer has subscribed to the queue. A consumer of a pattern has one such event for each of its queues, also
+    when such a queue is created later."""
     UNSUBSCRIBED = 6
-    """A consumer has ended, in each of its queues."""
+    """A consumer has ended. A consumer of a pattern has one such event for each of its queues."""
     DISPATCHED = 7
     """A message was dispatched to a consumer."""
     ACKNOWLEDGED = 8
-    """The message is gone; inside a transaction at its COMMIT."""
+    """The message was acknowledged, and so removed. Inside a transaction this happens at COMMIT."""
     RETURNED = 9
-    """The message was requeued at its place, or (`delayed`, `blocking`) will be when it is `due`. A message with too
-    many attempts is `dead-lettered` instead, and has no `returned`."""
+    """The message was requeued. If its reason says `delayed` or `blocking`, it waits for its next try, and has a second
+    `returned`, with the reason `due`, when that time has come. A message with too many attempts has a `dead-lettered`
+    in place of a `returned`."""
     EXPIRED = 10
-    """The message was removed, and no consumer has handled it: its time had come, or its durable subscription had
+    """The message was removed unconsumed: the time in its header `expires` had come, or its durable subscription had
     ended."""
     DEAD_LETTERED = 11
-    """The message is gone from this queue: it is a dead letter in another one."""
+    """The message was removed from this queue, and has become a dead letter in another queue."""
     MOVED = 12
-    """The message is gone from this queue, as a request has moved or re-driven it."""
+    """The message was removed from this queue: a request has moved or re-driven it to another queue."""
     REMOVED = 13
-    """The message is gone: it was purged."""
+    """The message was removed by a request: it was purged."""
     PAUSED = 14
-    """Dispatch from the queue was paused. After a `run-started` each paused queue has one more `paused`."""
+    """The queue was paused. After each `run-started`, each queue that is still paused has one more `paused`."""
     RESUMED = 15
-    """Dispatch from the queue was resumed."""
+    """The queue was resumed."""
     ACCEPTED_OF_GROUP = 16
     ENDED = 17
-    """The durable subscription has ended: all messages that wait in this queue are gone from here on. An `expired`
-    follows for each when it is removed, in whatever order, perhaps in a later run. All other events of this queue that
-    follow are of a new durable subscription of the same name."""
+    """The durable subscription has ended: from now on all messages that wait in its queue are gone. Each of them has an
+    `expired` when it is removed, in any order, perhaps in a later run. All other later events of this queue belong to a
+    new durable subscription of the same name."""
     WINDOW = 18
-    """The consumer may hold this number of messages from here on: an automatic window has changed, or the consumer was
-    suspended (0), or woken. Consumers of a pattern, and those that pull, have no such event."""
+    """The consumer may hold this number of messages from now on: its automatic window has changed, or the consumer was
+    suspended (0) or woken. Consumers of a pattern, and consumers that pull, have no such event."""
     REQUESTED = 19
-    """The consumer, which pulls, gets this number of messages from here on; 0 if its pull request was withdrawn, or has
-    ended before all of it came. Consumers of a pattern have no such event."""
+    """A consumer that pulls gets this number of messages from now on. The number is 0 if its pull request was
+    withdrawn, or has ended early. Consumers of a pattern have no such event."""
     STARTED = 20
-    """The client has reported that it has started this dispatch, or has acknowledged or nacked the message inside a
-    transaction. Only connections that report started dispatches have it, perhaps more than once for a dispatch."""
+    """The client has started the message of this dispatch: it has said so, or has acknowledged or nacked the message
+    inside a transaction. Only connections that report started messages have this event, and a dispatch may have it more
+    than once."""
     SUBSCRIBED_EXCLUSIVE = 21
     CAUSE = 22
 
@@ -122,23 +126,24 @@ COLUMNS: dict[EventKind, tuple[tuple[str, str], ...]] = {
     EventKind.STARTED: (("sequence", "Q"), ("consumer", "I")),
     EventKind.SUBSCRIBED_EXCLUSIVE: (("window", "I"), ("priority", "b")),
 }
-"""Columns of the events of each kind, if it has any: name, and type as in `array` and `struct`."""
+"""Columns of the events of each kind: name, and type as in `array` and `struct`."""
 
 PERSISTENT_FLAG = 16
-"""Added to the priority in the flags of an accepted message that is persistent."""
+"""Flag of a persistent message. The flags of an accepted message are its priority, plus this."""
 
 FAILURES = ("nacked", "aborted", "lost")
 """Ways in which a consumer can fail with a message."""
 
 DELAYED, BLOCKING = "delayed", "blocking"
-"""Ways in which a message waits for its retry: others skip it, or it blocks them."""
+"""Ways in which a message waits for its next try: other messages skip it, or it holds later messages back."""
 
 REASONS = (
     *("", "released", "clean", "unclean", DELAYED, BLOCKING, "due"),
     *FAILURES,
     *(f"{failure} and {wait}" for failure in FAILURES for wait in (DELAYED, BLOCKING)),
 )
-"""Texts by code: why a message was requeued, and how it then waits; how the previous run ended."""
+"""Texts of the column `reason`, by code: why a message was requeued, and how it waits then; or how the run before has
+ended."""
 
 _ACK_MODES = ("auto", "client", "client-individual")
 WITH_SELECTOR, WITH_EXPRESS, WITH_STARTED, PULLING = " with selector", " with express", " with started", " pulling"
@@ -149,24 +154,26 @@ SUBSCRIPTION_MODES = tuple(
         ("", EXCLUSIVE), ("", PULLING), ("", WITH_STARTED), ("", WITH_EXPRESS), ("", WITH_SELECTOR), _ACK_MODES
     )
 )
-"""Texts by code: the acknowledgement mode of a subscription; whether it has a selector and express dispatch, its
-connection reports started messages, it pulls, and it is exclusive."""
+"""Texts of the column `mode`, by code: the `ack` mode of a subscription, and what else is true of it, such as that it
+has a selector."""
 
 NO_WINDOW = 0xFFFFFFFF
-"""Window of a subscription in auto mode, which its socket's buffer limits, and of one that pulls."""
+"""Value of `window` for a subscription that has none: in auto mode, and if it pulls."""
 
 GAP_EVENTS = 1 << 20
-"""Event numbers skipped after an unclean stop: events that were only in memory may have had them, and been seen."""
+"""Event numbers that are left out after an unclean stop: lost events may have had these numbers, and a reader may have
+seen them."""
 
 
 def chunk_position(chunk: bytes) -> tuple[int, int]:
-    """Return run and first event of a chunk: the order of the chunks of one run."""
+    """Return the run and the first event of a chunk. Chunks are in the order of these two numbers."""
     _, _, run, _, first_event = CHUNK.unpack_from(chunk)
     return run, first_event
 
 
 def group_number(group: str) -> int:
-    """Return the number of a group in the history: a hash, never 0, hardly ever the same for two names."""
+    """Return the number that stands for a group in the history. It is a hash of the group's name, and never 0. Two
+    names hardly ever have the same number."""
     return int.from_bytes(blake2b(group.encode(), digest_size=8).digest(), "big") >> 1 or 1
 
 

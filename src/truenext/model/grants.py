@@ -1,7 +1,7 @@
 """Grants: which rights a user has on which queues and topics. Source: docs/security.md, "Rights", "Patterns"
 
-A grant is a pattern. It allows a request if it covers all names that the request may reach.
-"""
+A grant is a right and a pattern. It allows a request if the pattern covers all names of queues or topics that the
+request may reach."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from truenext.model.pattern import fault_of_pattern, is_pattern, matches
 QUEUE_PREFIX, TOPIC_PREFIX = "/queue/", "/topic/"
 
 _RESERVED_WORDS = frozenset({"DLQ", "Spark"})
-"""First words of queues, with more words behind, that a first word * or > of a pattern does not stand for."""
+"""First words of special queues, such as `DLQ.orders`. A first word * or > of a grant does not cover these queues."""
 
 
 class Right(Enum):
@@ -25,7 +25,7 @@ class Right(Enum):
 
 
 class Pattern(NamedTuple):
-    """Pattern of names, or a single name, which is a pattern without * and >."""
+    """Pattern of names of queues or topics. A single name is a pattern without * and >."""
 
     is_topic: bool
     words: tuple[str, ...]
@@ -35,8 +35,8 @@ class Pattern(NamedTuple):
 
     @property
     def may_be_special(self) -> bool:
-        """Whether a name of this pattern may be that of a dead-letter queue, of a queue of Spark, or of a queue of a
-        virtual topic (`Consumer.NAME.VirtualTopic.TOPIC`): a first word * or > of a grant covers none of these."""
+        """True if this pattern may match names of special queues: dead-letter queues, queues of Spark, and queues of
+        virtual topics (`Consumer.NAME.VirtualTopic.TOPIC`). A first word * or > of a grant covers no special queue."""
         words = self.words
         if self.is_topic or len(words) < 2:
             return False
@@ -47,7 +47,7 @@ class Pattern(NamedTuple):
         return (is_open or len(fixed) > 3) and (len(fixed) < 3 or fixed[2] in ("VirtualTopic", "*"))
 
     def covers(self, requested: Pattern) -> bool:
-        """Return whether this pattern matches every name that `requested` matches.
+        """Return whether this pattern, as a grant, covers every name that `requested` matches.
 
         >>> parse_pattern("orders.>").covers(parse_pattern("orders.*.new"))
         True
@@ -64,9 +64,9 @@ class Pattern(NamedTuple):
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Return the pattern of a grant: /queue/PATTERN, /topic/PATTERN, or a pattern of queues.
+    """Parse the pattern of a grant: /queue/PATTERN, /topic/PATTERN, or PATTERN, which is of queues.
 
-    Raises: ValueError with what is wrong; the text goes before that.
+    Raises: ValueError if the text is no pattern; the error continues a sentence that begins with the text.
     """
     is_topic = text.startswith(TOPIC_PREFIX)
     words = text.removeprefix(TOPIC_PREFIX if is_topic else QUEUE_PREFIX)
@@ -82,7 +82,7 @@ def parse_pattern(text: str) -> Pattern:
 
 
 class User:
-    """A user and what it may do; a reload makes new ones."""
+    """User with grants. A reload makes new objects for all users."""
 
     __slots__ = ("client_ids", "grants", "is_admin", "is_monitor", "name", "sendable_queues")
 
@@ -101,18 +101,18 @@ class User:
         self.is_monitor = is_monitor
         self.is_admin = is_admin
         self.sendable_queues: set[str] = set()
-        """Names of queues to which the user was found to have the right to send, so that it is searched for once."""
+        """Cache: names of queues for which a grant of the right to send was found."""
 
     def may(self, right: Right, requested: Pattern) -> bool:
-        """Return whether a grant allows all that `requested` names."""
+        """Return whether a single grant of this right covers all names that `requested` matches."""
         return any(pattern.covers(requested) for pattern in self.grants[right])
 
     def owns_client_id(self, client_id: str) -> bool:
-        """Return whether durable subscriptions of this client id are the user's."""
+        """Return whether the user may use durable subscriptions of this client id."""
         return client_id == self.name or client_id.startswith(f"{self.name}.") or client_id in self.client_ids
 
     def has_all_of(self, other: User) -> bool:
-        """Return whether this user may do all that `other` may."""
+        """Return whether this user may do everything that `other` may do."""
         return (
             all(self.may(right, pattern) for right, patterns in other.grants.items() for pattern in patterns)
             and self.client_ids >= other.client_ids

@@ -1,4 +1,4 @@
-"""Header lines of a message: how to write and read them.
+"""Header lines of a message: functions that write and read `SentMessage.header`.
 
 `SentMessage.header` is UTF-8 text of `name:value` lines, each ended by a line feed. Carriage return, line feed,
 colon and backslash inside a name or value are escaped as in STOMP 1.2, section "Value Encoding".
@@ -20,7 +20,7 @@ DEAD_LETTER_HEADERS = frozenset(
 
 SCHEDULE_PREFIX = "AMQ_SCHEDULED_"
 SCHEDULE_HEADERS = frozenset(SCHEDULE_PREFIX + name for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "TIME"))
-"""Headers of a scheduled send: those of ActiveMQ, and TIME of its successor."""
+"""Headers of a scheduled send: those of ActiveMQ, and AMQ_SCHEDULED_TIME for what ActiveMQ's successor can do."""
 FIRST_OF_GROUP = "JMSXGroupFirstForConsumer"
 HOP_BY_HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
     {
@@ -48,7 +48,7 @@ HOP_BY_HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
         FIRST_OF_GROUP,
     }
 )
-"""Headers between one client and the broker, not forwarded with a message: no stored message has them."""
+"""Headers that concern one frame or one delivery. They are not forwarded, and no stored message has them."""
 
 _UNESCAPES = {"\\\\": "\\", "\\r": "\r", "\\n": "\n", "\\c": ":"}
 must_escape = re.compile(r"[\\\r\n:]").search
@@ -57,7 +57,7 @@ _ESCAPED = re.compile(r"\\.?", re.DOTALL)
 
 
 def escape(text: str) -> str:
-    r"""Escape text for use as a name or value.
+    r"""Escape a text for use as the name or value of a header.
 
     >>> escape("a:b\n")
     'a\\cb\\n'
@@ -67,7 +67,7 @@ def escape(text: str) -> str:
 
 
 def unescape(text: str) -> str:
-    r"""Reverse `escape`.
+    r"""Return the text that `escape` has escaped.
 
     >>> unescape("a\\cb\\n")
     'a:b\n'
@@ -83,7 +83,7 @@ def unescape(text: str) -> str:
 
 
 def encode_header_lines(headers: dict[str, str]) -> bytes:
-    """Encode headers as the header lines of a message."""
+    """Return the header lines for these headers."""
     return "".join(f"{escape(name)}:{escape(value)}\n" for name, value in headers.items()).encode()
 
 
@@ -111,7 +111,7 @@ def reply_to_of(header: bytes) -> str:
 
 
 def closes_group(header: bytes) -> bool:
-    r"""Whether the message is the last of its group for now.
+    r"""Return whether the dispatch of the message closes its group (C5.4).
 
     >>> closes_group(b"JMSXGroupID:g\nJMSXGroupSeq:-1\n"), closes_group(b"JMSXGroupSeq:0\n")
     (True, False)
@@ -134,7 +134,8 @@ def _value(header: bytes, start: bytes) -> str:
 
 
 def decode_header_lines(header: bytes) -> dict[str, str]:
-    """Return names and values; of a repeated name the first counts (STOMP 1.2, "Repeated Header Entries")."""
+    """Return the headers by name. If a name is repeated, its first value counts (STOMP 1.2, "Repeated Header
+    Entries")."""
     headers: dict[str, str] = {}
     for line in header.decode().split("\n"):
         name, colon, value = line.partition(":")

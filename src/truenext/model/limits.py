@@ -1,4 +1,4 @@
-"""Limits: how much one peer may make the broker hold, and below them the constants that only tune the broker.
+"""Limits of what clients can make the broker hold, and below them the constants that only tune the broker.
 
 Every limit is checked before memory is allocated for what it limits. Sizes are in bytes unless the name says
 otherwise. Queues may hold as many messages as fit on the disk; policy.py and the command line limit how many are in
@@ -6,7 +6,8 @@ memory.
 
 docs/reference/limits.md is made of the text below each limit: what it limits, and in a paragraph of its own
 
-    Setting: the setting that changes it, and its default or bound is this value; a limit without this line is fixed
+    Setting: the setting that changes the limit; the constant is its default, or its lowest or highest value. A limit
+             without this line is fixed.
     Exceeded: `text of the error`, in which {NAME} is the value and … stands for the individual case; or what happens
 
 Source: docs/contract.md, "Memory and disk"
@@ -28,7 +29,7 @@ Exceeded: `no CONNECT yet, and … connections that came later wait for theirs`
 """
 
 CONTROL_ONLY_CONNECTIONS_MAX = 10
-"""Connections beyond CONNECTIONS_MAX that may only send control requests, so that an operator still can.
+"""Connections beyond CONNECTIONS_MAX that may only send control requests, so that an operator can still connect.
 
 Exceeded: `and {CONTROL_ONLY_CONNECTIONS_MAX} more for control requests alone: try again later`
 """
@@ -40,32 +41,32 @@ Exceeded: `this connection may only send control requests, and has sent none for
 """
 
 LOGIN_BYTES_MAX = 8 * 1024
-"""Bytes that a peer may send before its CONNECT is complete, line ends before it included: a stranger gets no more
-memory and time than a login needs.
+"""Bytes that a client may send before its CONNECT is complete, line ends before the CONNECT included: an unknown client
+gets only the memory and time that a login needs.
 
 Exceeded: `more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete`
 """
 
 LOGIN_SECONDS_MAX = 5.0
-"""Seconds from accept to a complete CONNECT: an idle stranger must not hold a connection.
+"""Seconds from the accept of a connection to its complete CONNECT: an idle client must not occupy a connection.
 
 Exceeded: `no CONNECT within {LOGIN_SECONDS_MAX} seconds`, `the login was not checked within {LOGIN_SECONDS_MAX} seconds`
 """  # noqa: E501
 
 LOGINS_WAITING_MAX = 100
-"""Logins that wait until their passwords are checked, each about 30 ms; from one address half as many.
+"""Logins that wait until their passwords are checked, in about 30 ms each. From one address half as many may wait.
 
 Exceeded: `{LOGINS_WAITING_MAX} logins, or half as many from this address, wait to be checked: try again later`
 """
 
 FAILED_LOGINS_PER_USER = 10
-"""Failed logins of one user from one address in a minute, after which further ones are refused unchecked.
+"""Failed logins of one user from one address in a minute. After that, further logins are refused unchecked.
 
 Exceeded: `{FAILED_LOGINS_PER_USER} logins of this user, or … logins, have failed from this address within a minute`
 """
 
 FAILED_LOGINS_PER_ADDRESS = 100
-"""Failed logins from one address in a minute, after which further ones are refused unchecked.
+"""Failed logins from one address in a minute. After that, further logins are refused unchecked.
 
 Exceeded: `… logins of this user, or {FAILED_LOGINS_PER_ADDRESS} logins, have failed from this address within a minute`
 """
@@ -73,7 +74,7 @@ Exceeded: `… logins of this user, or {FAILED_LOGINS_PER_ADDRESS} logins, have 
 SECRETS_MAX = 1000
 """Ended connections whose secret and number the broker remembers.
 
-Exceeded: No error. A CONNECT that comes later is not recognised as late.
+Exceeded: No error. The broker forgets the oldest, and does not notice that a CONNECT with its secret came late.
 """
 
 HEART_BEAT_MS_MIN = 250
@@ -92,7 +93,8 @@ Exceeded: `more than {HEADERS_MAX} headers in one frame`
 """
 
 HEADER_BYTES_MAX = 64 * 1024
-"""Bytes of all header lines of one frame, the command included; also all that may arrive without a blank line.
+"""Bytes of all header lines of one frame, the command included. No more may arrive without the blank line that ends
+them.
 
 Exceeded: `more than {HEADER_BYTES_MAX} bytes of headers in one frame`
 """
@@ -104,8 +106,8 @@ Exceeded: `more than {MESSAGE_HEADERS_MAX} headers in one frame`
 """
 
 MESSAGE_HEADER_BYTES_MAX = 2 * HEADER_BYTES_MAX
-"""Bytes of all header lines of one frame that truenext's client takes from its broker, which adds headers: to a dead
-letter that has failed four causes, each up to twice as long when escaped.
+"""Bytes of all header lines of one frame that truenext's client takes from its broker. This is more than a SEND may
+have, as the broker adds headers: a dead letter may have four causes, and escapes make a cause up to twice as long.
 
 Exceeded: `more than {MESSAGE_HEADER_BYTES_MAX} bytes of headers in one frame`
 """
@@ -117,30 +119,30 @@ Exceeded: `body of more than {BODY_BYTES_MAX} bytes`
 """
 
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
-"""Bytes of a body that the `truenext` command takes from a broker: one answer may describe all of its queues, in 120
-bytes each.
+"""Bytes of a body that the `truenext` command takes from a broker: one answer may describe all queues of the broker, in
+120 bytes each.
 
 Exceeded: `content-length … is more than {ANSWER_BYTES_MAX} bytes`
 """
 
 INCOMPLETE_FRAME_BYTES = 16 * 1024
-"""Bytes from which on an incomplete frame counts towards the memory for such frames, a sixteenth of `--memory-limit`:
-smaller ones take at most 16 MiB on CONNECTIONS_MAX connections, and most messages are smaller. When that memory is used
-up, only the first of these frames is read on.
+"""Bytes from which on an incomplete frame counts towards the memory for such frames, a sixteenth of `--memory-limit`.
+Most messages are smaller, and smaller frames take at most 16 MiB on CONNECTIONS_MAX connections. When the memory is
+used up, only the frame that has counted for longest is read on.
 
 Exceeded: No error. The other frames wait for their turn.
 """
 
 INCOMPLETE_FRAME_PROGRESS_BYTES = 1024 * 1024
-"""Bytes of such a frame that a client must send in INCOMPLETE_FRAME_SECONDS while other clients wait: the largest frame
-may then take three minutes at most.
+"""Bytes of a large frame that a client must send in INCOMPLETE_FRAME_SECONDS while other clients wait. So the largest
+frame takes three minutes at most.
 
 Exceeded: `the client has sent less than {INCOMPLETE_FRAME_PROGRESS_BYTES} bytes of a large frame in … seconds, and other connections wait for its memory`
 """  # noqa: E501
 
 INCOMPLETE_FRAME_SECONDS = 10
-"""Seconds in which a client must have sent INCOMPLETE_FRAME_PROGRESS_BYTES: longer than a network is normally silent,
-and short enough to retry afterwards.
+"""Seconds in which a client must have sent INCOMPLETE_FRAME_PROGRESS_BYTES: networks are normally not silent for so
+long, and the client can still try again.
 
 Exceeded: `bytes of a large frame in {INCOMPLETE_FRAME_SECONDS} seconds, and other connections wait for its memory`
 """
@@ -154,20 +156,20 @@ Exceeded: No error. The next message follows when the socket has taken some.
 UNSENT_ANSWER_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of answers, such as receipts, that a client has not read.
 
-Exceeded: The connection is cut, and the log says `the client has … bytes of unread answers, at most {UNSENT_ANSWER_BYTES_MAX}`
+Exceeded: The connection is closed, and the log says `the client has … bytes of unread answers, at most {UNSENT_ANSWER_BYTES_MAX}`
 """  # noqa: E501
 
 UNREAD_ANSWER_BYTES = 64 * 1024
-"""Bytes of unread answers that each connection may have, however many others have. If all connections together have
-more than a sixteenth of `--memory-limit`, the one with the most of them ends: its client does not read.
+"""Bytes of unread answers that each connection may always have. If all connections together have more than a sixteenth
+of `--memory-limit`, the connection with the most bytes ends, as its client does not read.
 
-Exceeded: The connection is cut, and the log says `bytes of unread answers, the most of all, and those of all clients take more than … bytes (--memory-limit)`
+Exceeded: The connection is closed, and the log says `bytes of unread answers, the most of all, and those of all clients take more than … bytes (--memory-limit)`
 """  # noqa: E501
 
 # ---- Names and destinations ----
 
 NAME_LENGTH_MAX = 255
-"""Characters of a client's name for a subscription, transaction, receipt, producer or group: the broker keeps them.
+"""Characters of the name of a subscription, transaction, receipt, producer or group: the broker keeps such names.
 
 Exceeded: `… of … characters; at most {NAME_LENGTH_MAX}`
 """
@@ -201,63 +203,63 @@ Exceeded: `more than {SUBSCRIPTIONS_MAX} subscriptions on one connection`
 """
 
 REPLY_DESTINATIONS_MAX = 1000
-"""Temporary topics of one connection, and temporary queues that do not exist yet, to which other users have the right
-to reply. One more replaces the oldest. Queues that exist have no such limit.
+"""Temporary topics of one connection, and temporary queues that did not exist when they were named, to which other
+users have the right to reply. Queues that existed have no such limit.
 
-Exceeded: No error. The one named longest ago is forgotten: replies there are refused until such a message comes again.
+Exceeded: No error. The one that was named longest ago is forgotten: replies to it are refused until it is named again.
 """
 
 WINDOW_DEFAULT = 1000
-"""Window, in messages, of a consumer that names none and acknowledges cumulatively, and the largest automatic
-window: ActiveMQ's default.
+"""Messages in the window of a consumer that names no window and acknowledges cumulatively, and in the largest automatic
+window. It is ActiveMQ's default.
 
 Setting: `activemq.prefetchSize` of the SUBSCRIBE
 Exceeded: No error. The next message follows when one is acknowledged.
 """
 
 WINDOW_MAX = 32_767
-"""Largest window that a consumer may request, in messages. One cumulative NACK can requeue a whole window in one step,
-which must not take long.
+"""Messages in the largest window that a consumer may request. One cumulative NACK can requeue a whole window, in one
+step, which must not take long.
 
 Exceeded: `… is more than {WINDOW_MAX} messages, the largest window`
 """
 
 HELD_MAX = WINDOW_MAX
-"""Messages that one connection may hold in all its subscriptions and open transactions: its end requeues them in one
-step. This is checked once for each turn, so that there may be up to DISPATCHES_PER_TURN more.
+"""Messages that one connection may hold in all its subscriptions and open transactions: when it ends, all are requeued
+in one step. This is checked once in each turn, so a connection may hold up to DISPATCHES_PER_TURN more.
 
-Exceeded: No error. The next message follows when there are fewer.
+Exceeded: No error. The next message follows when the connection holds fewer.
 """
 
 KEPT_MAX = 32_767
-"""Messages that one `release` may exclude: a window's worth.
+"""Messages that one `release` may exclude: as many as the largest window has.
 
 Exceeded: `or with more than {KEPT_MAX} messages to keep`
 """
 
 TOPIC_SUBSCRIPTIONS_MAX = 10_000
-"""Subscriptions to one topic, durable ones and queues `Consumer.*` of a virtual topic included, and as many to all
-patterns of topics together: a message is copied to all of them in one step, in 4 us each.
+"""Subscriptions to one topic, durable ones and queues `Consumer.*` of a virtual topic included. All patterns of topics
+together may have as many. A message is copied to all of them in one step, in 4 us each.
 
 Exceeded: `{TOPIC_SUBSCRIPTIONS_MAX} subscriptions …, the most allowed: end some, or use more topics`
 """
 
 COPIES_MAX = 25_000
-"""Copies that one SEND or COMMIT may make of messages to topics and composite destinations, or as many as
-`transaction_messages_max` if that is more: they are accepted in one step, in 4 us each.
+"""Copies that one SEND or COMMIT may make of messages to topics and composite destinations. The limit is
+`transaction_messages_max` if that is more. All copies are accepted in one step, in 4 us each.
 
 Exceeded: `… copies, more than the … that one SEND or COMMIT may make: commit more often, or send to fewer topics and queues at once`
 """  # noqa: E501
 
 CONSUMER_PRIORITY_MAX = 127
-"""Highest consumer priority, and the lowest with a minus: ActiveMQ's.
+"""Highest consumer priority; the lowest is the same number with a minus. These are ActiveMQ's.
 
 Exceeded: `is not a number from -{CONSUMER_PRIORITY_MAX} to {CONSUMER_PRIORITY_MAX}`
 """
 
 BROWSERS_MAX = 100
-"""Browsers of one broker that have not been shown everything, and of one user half as many: each turn searches for the
-next one with credit.
+"""Browsers of one broker that were not shown everything yet; one user may have half as many. Each turn searches all of
+them for one with credit.
 
 Exceeded: `more than {BROWSERS_MAX} browsers at once; try again when others are done`, `has half of the {BROWSERS_MAX} browsers that there may be at once; try again when others are done`
 """  # noqa: E501
@@ -269,21 +271,22 @@ Exceeded: `selector of … characters; at most {SELECTOR_LENGTH_MAX}`
 """
 
 SELECTOR_PARTS_MAX = 800
-"""Names, values, keywords and signs of a selector, and each % in it: it is compiled in one step, in up to 20 us each,
-and each piece between two % may be searched in a long text. A list of 398 texts after IN has as many.
+"""Names, values, keywords and signs of a selector; each % counts, too. A selector is compiled in one step, in up to 20
+us for each of these, and each piece between two % may be searched in a long text. IN with a list of 398 texts has as
+many.
 
 Exceeded: `selector of … names, values, signs and %; at most {SELECTOR_PARTS_MAX}`
 """
 
 SELECTOR_DEPTH_MAX = 32
-"""Nested parentheses of a selector: each level is several nested calls when it is tested.
+"""Nested parentheses of a selector: each level makes several nested calls when a message is tested.
 
 Exceeded: `more than {SELECTOR_DEPTH_MAX} nested parentheses`
 """
 
 SELECTOR_SCAN_MAX = 256
-"""Characters of a selector in those pieces of its LIKE patterns that hold a _ and are between two %: their search takes
-the longest.
+"""Characters of a selector in those pieces of its LIKE patterns that have a _ and are between two %: the search for
+such pieces takes longest.
 
 Exceeded: `has more than {SELECTOR_SCAN_MAX} characters of LIKE in parts with _ between two %`
 """
@@ -295,8 +298,8 @@ Exceeded: No error. The longest unused group is forgotten.
 """
 
 GROUPS_MIN = 100
-"""Groups in place of GROUPS_MAX when queues have taken all memory that `--memory-limit` leaves for them; a queue counts
-with its groups.
+"""Limit in place of GROUPS_MAX when queues, with their groups, have taken all memory that `--memory-limit` leaves for
+them.
 
 Exceeded: No error. The longest unused groups are forgotten.
 """
@@ -311,14 +314,15 @@ Exceeded: `more than … open transactions on one connection (transactions_max)`
 """
 
 TRANSACTIONS_CEILING = 10_000
-"""Highest valid setting in place of TRANSACTIONS_MAX: each takes some 500 bytes, which no other limit counts.
+"""Highest value that may be set in place of TRANSACTIONS_MAX: each transaction takes some 500 bytes, which no other
+limit counts.
 
 Setting: `transactions_max`
 Exceeded: The setting is refused, with its range.
 """
 
 TRANSACTION_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes of sends and causes that one connection may hold in open transactions, unless it is one larger message: each
+"""Bytes of sends and causes that one connection may have in open transactions; a single larger message is allowed. Each
 transaction becomes one batch of the store.
 
 Setting: `transaction_bytes_max`
@@ -326,8 +330,8 @@ Exceeded: `more than … bytes in open transactions of one connection (transacti
 """
 
 TRANSACTION_BYTES_CEILING = 64 * 1024 * 1024
-"""Highest valid setting in place of TRANSACTION_BYTES_MAX: a batch is written in one piece, for most of a second, while
-other batches wait.
+"""Highest value that may be set in place of TRANSACTION_BYTES_MAX: a batch is written in one piece, for most of a
+second, while other batches wait.
 
 Setting: `transaction_bytes_max`
 Exceeded: The setting is refused, with its range.
@@ -355,16 +359,16 @@ Exceeded: `more than {TRANSACTION_CRON_SENDS_MAX} sends with AMQ_SCHEDULED_CRON 
 """  # noqa: E501
 
 TRANSACTION_MESSAGES_CEILING = 200_000
-"""Highest valid setting in place of TRANSACTION_MESSAGES_MAX: a COMMIT is one step of about a second, in which no other
-client is served.
+"""Highest value that may be set in place of TRANSACTION_MESSAGES_MAX: a COMMIT of so many is one step of about a
+second, in which no other client is served.
 
 Setting: `transaction_messages_max`
 Exceeded: The setting is refused, with its range.
 """
 
 SPARK_SURPLUS_BYTES_MAX = 16 * 1024
-"""Bytes by which one transaction's sends to queues `Spark.` + anything may exceed what it frees while the disk has no
-space: the last bundle of a batch may be empty, and frees nothing.
+"""Bytes by which one transaction's sends to queues `Spark.` + anything may exceed what the transaction frees, while the
+disk has no space: the last bundle of a batch may be empty, and then frees nothing.
 
 Exceeded: `in a transaction acknowledge first, and at least as many bytes as it sends (except {SPARK_SURPLUS_BYTES_MAX} bytes to queues Spark.*)`
 """  # noqa: E501
@@ -384,7 +388,8 @@ Exceeded: No error. A repeat after that is accepted as new.
 """
 
 PRODUCER_RETENTION_MS_MIN = 3600 * 1000
-"""Milliseconds in place of PRODUCER_RETENTION_MS for a producer with a single SEND, when there are PRODUCERS_MAX.
+"""Milliseconds in place of PRODUCER_RETENTION_MS for a producer with a single SEND, when there are PRODUCERS_MAX
+producers.
 
 Exceeded: No error. A repeat after that is accepted as new.
 """
@@ -396,13 +401,13 @@ Exceeded: `truenext-number … is more than {PRODUCER_NUMBER_MAX}`
 """
 
 RESOLVED_MAX = 100
-"""COMMITs of one producer remembered as resolved (rolled back): the highest ones.
+"""COMMITs of one producer that are remembered as resolved (rolled back). Those with the highest numbers are kept.
 
-Exceeded: No error. The outcome of lower ones is `unknown`.
+Exceeded: No error. The outcome of those with lower numbers is `unknown`.
 """
 
 RESOLVED_TOTAL_MAX = 500_000
-"""COMMITs of all producers remembered as resolved, about 25 MiB.
+"""COMMITs of all producers that are remembered as resolved; they take about 25 MiB.
 
 Exceeded: No error. No further COMMIT is resolved, and the answer says so.
 """
@@ -410,8 +415,8 @@ Exceeded: No error. No further COMMIT is resolved, and the answer says so.
 # ---- Causes, delays and schedules ----
 
 CAUSE_BYTES_MAX = 4096
-"""Bytes of UTF-8 of the cause that a NACK states: even escaped, most clients take as much in one header line (10
-KiB).
+"""Bytes of UTF-8 in the cause of a NACK: even if all characters are escaped, most clients can read such a header line,
+as they take lines of 10 KiB.
 
 Exceeded: `truenext-cause of … bytes; at most {CAUSE_BYTES_MAX}`
 """
@@ -494,9 +499,9 @@ Exceeded: No error. The rest is left out.
 # ---- Memory and disk ----
 
 MEMORY_LIMIT = 256 * 1024 * 1024
-"""Bytes of the broker's private memory: 48 MiB for itself, a quarter for messages, the rest for queues, subscriptions
-and their selectors. Open transactions of all connections may have a sixteenth, and so may answers that clients do not
-read, and incomplete frames beside one of the largest size.
+"""Bytes of the broker's private memory: 48 MiB for the broker itself, a quarter for messages, the rest for queues,
+subscriptions and their selectors. Open transactions of all connections may have a sixteenth of the limit, unread
+answers of all clients a sixteenth, and incomplete frames a sixteenth and one frame of the largest size.
 
 A queue takes 1.3 KiB of the part for queues, 3 to 5 KiB with groups, and 4 bytes more for each byte of its name beyond
 64. A subscription takes 1 KiB, or 4 KiB to a pattern of queues, and its selector 0.1 to 0.8 KiB for each number, text
@@ -531,7 +536,7 @@ Exceeded: No error. The next page follows.
 """
 
 PAGE_SIZE_MAX = 100_000
-"""Highest page size: a page is taken over in one step, which must not take long.
+"""Highest page size: all messages of a page come into memory in one step, which must not take long.
 
 Setting: `page_size`
 Exceeded: The setting is refused, with its range.
@@ -565,15 +570,16 @@ SELECTOR_CACHE_BYTES = 2 * 1024 * 1024
 """Bytes of recently compiled selectors that are kept for reuse, even if no subscription has them."""
 
 CONTENT_BYTES_MIN = 1024
-"""Bytes of header and body from which on several queues share what is stored. Below this, counting references costs
-more time than writing the bytes."""
+"""Bytes of header and body from which on a message in several queues is stored once. For a smaller one, counting
+references would take more time than writing the bytes."""
 
 READ_BYTES = 128 * 1024
-"""Bytes taken from a socket in one read: large enough to share a pass among many frames, small enough to be fair."""
+"""Bytes taken from a socket in one read: large enough for many frames in one pass of the event loop, and small enough
+to be fair to other connections."""
 
 GATHERING_BYTES_MAX = 4 * 1024 * 1024
-"""Approximate bytes of the batch that gathers while another is made durable, and of the answers that wait for it;
-beyond it no connection is read."""
+"""Approximate bytes of the gathering batch, and of the answers that wait for it. A batch that has as many is full:
+clients may only add small shares to it (capacity.py)."""
 
 PENDING_ANSWER_BYTES = 500
 """Bytes that an answer waiting for the disk counts towards GATHERING_BYTES_MAX."""
@@ -582,68 +588,70 @@ LAZY_COMMIT_SECONDS = 0.025
 """Longest time that a batch gathers before it is written, if no client waits for it."""
 
 HISTORY_FLUSH_SECONDS = 0.05
-"""Longest time until history of durable changes is in its file."""
+"""Longest time from the commit of a batch until its events are in the history's file."""
 
 INLINE_WRITE_SECONDS_MAX = 0.002
-"""Longest expected time of a batch that the event loop writes itself. After a write that took longer, the store's
-thread writes all batches until one was quicker."""
+"""Longest expected time of a write that the event loop makes itself. After a write that has taken longer, the store's
+thread writes all batches until one write was quicker."""
 
 SMALL_BATCH_BYTES = 64 * 1024
-"""Size up to which the time of a batch's write does not depend on its bytes."""
+"""Size up to which a batch is small: the time of its write does not depend on its size."""
 
 INLINE_SMALL_WRITE_SECONDS_MAX = 0.0005
-"""Average time of small writes up to which the event loop itself writes at all: it never waits for a slow disk."""
+"""Longest average time of small writes with which the event loop writes any batch itself. On a slower disk the store's
+thread writes all."""
 
 EXECUTE_SLICE_US = 5_000
-"""Microseconds after which the commands of one read that may take long are executed a moment later."""
+"""Microseconds after which the remaining commands of one read wait for the next turn."""
 
 READ_NS_PER_PASS = 5_000_000
-"""Nanoseconds after which one pass of the event loop begins no further read. As much again is for connections that
-have waited for that, so that these cannot keep out all others."""
+"""Nanoseconds after which one pass of the event loop begins no further read. Connections that have waited for a turn
+have as much time of their own, so that they do not keep out all others."""
 
 REFUSALS_PER_PASS_MAX = 200
-"""Frames of one connection that are refused in one pass; the frames after them are executed a moment later."""
+"""Frames of one connection that are refused in one pass. Later frames wait for the next turn."""
 
 CAPACITY_CHECK_INTERVAL_S = 0.1
 """Seconds between two checks whether connections that wait for disk space may be read again."""
 
 SEQUENCE_BLOCK = 1 << 20
-"""Sequence numbers reserved at a time, durably."""
+"""Sequences that are reserved at a time. The reservation is durable before any of them is used."""
 
 SEQUENCE_RESERVE = 1 << 18
-"""Reserved sequence numbers that must be left for connections to be read. If one read uses more, messages beyond the
-reservation wait for the next one."""
+"""Reserved sequences that must be left, or no connection is read. If one read uses more, the messages without a
+sequence wait for the next reservation."""
 
 HEART_BEAT_GRACE_FACTOR = 2.25
-"""Number of its heart-beat intervals without a byte after which a peer counts as lost. Documented are 2 to 2.5: the
-timers of neither side are exact."""
+"""Number of heart-beat intervals without a byte after which the connection ends. The documentation says 2 to 2.5, as
+the timers of both sides are not exact."""
 
 STORE_TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of one batch of a clean stop: the dirty pages of a write transaction stay in private memory."""
+"""Bytes of one batch at a clean stop: the pages that a write transaction of the store has changed stay in private
+memory."""
 
 ANSWERS_IN_FLIGHT_BYTES_MAX = 8 * 1024 * 1024
-"""Bytes of large answers to control requests on their way to clients at once, or one larger answer."""
+"""Bytes of large answers to control requests that are on their way to clients at once; or a single larger answer."""
 
 REPLIES_EXCESS_BYTES_MAX = 24 * 1024 * 1024
-"""Bytes by which messages may exceed their part of the memory, or three quarters of that if it is less, before the
-connection with the largest reply queue is disconnected: an answer counts twice while it is on its way."""
+"""Bytes by which messages may exceed their part of the memory before the connection with the largest reply queue is
+ended; three quarters of that part, if this is less. An answer counts twice while it is on its way."""
 
 ROUTING_STEP_NS = 2_000_000
-"""Approximate nanoseconds of comparisons with patterns of topics and selectors of topic subscriptions, from which on a
-command waits until they were made between the turns."""
+"""Approximate nanoseconds of comparisons with patterns of topics and selectors of topic subscriptions. A command that
+needs more waits until its comparisons were made between the turns."""
 
 ROUTING_SLICE_NS = 1_000_000
-"""Nanoseconds between two turns in which such comparisons are made, of all connections together, unless a single one
-takes longer."""
+"""Nanoseconds between two turns for the comparisons of commands that wait, of all connections together. A single
+comparison may take longer."""
 
 BROWSE_MESSAGES_PER_TURN = 250
 BROWSE_BYTES_PER_TURN = 256 * 1024
-"""Messages that a browser checks in one turn, and bytes: no other client is served meanwhile. For messages from the
-store these are bytes of records; in memory, of header lines, which selectors check."""
+"""Messages that a browser checks in one turn, and their bytes: no other client is served meanwhile. Of a message from
+the store the bytes of its record count; of one in memory those of its header lines, as selectors read them."""
 
 COMPARISONS_NS_PER_PASS = 8_000_000
-"""Approximate nanoseconds of comparisons, of messages that arrive or are requeued in one pass with selectors of
-consumers, after which the others are compared in the background; half of it for costly comparisons."""
+"""Approximate nanoseconds in one pass for comparing messages that arrive or are requeued with selectors of consumers.
+Costly comparisons have half of it. The remaining messages are compared in the background."""
 
 COSTLY_COMPARISON_NS = 20_000
 """Approximate nanoseconds from which on a comparison is costly."""
@@ -652,39 +660,42 @@ REQUEUE_IN_GROUPS_NS = 2_000
 """Approximate nanoseconds to find the place of a requeued message in its group: counted like a comparison."""
 
 SCAN_NS_PER_TURN = 8_000_000
-"""Approximate nanoseconds of comparisons in the background, with selectors of consumers, browsers or control requests,
-in one turn, half of it for costly comparisons: no other client is served meanwhile."""
+"""Approximate nanoseconds in one turn for comparisons in the background, with selectors of consumers, browsers or
+control requests. Costly comparisons have half of it. No other client is served meanwhile."""
 
 RETRIES_PER_TURN = 2000
-"""Failed messages that become due in one turn; nothing is dispatched until all that are due have returned."""
+"""Failed messages that return to their lanes in one turn when they are due. Nothing is dispatched until all messages
+that are due have returned."""
 
 DISPATCHES_PER_TURN = 2000
-"""Messages dispatched and queues searched in one turn: no other client is served meanwhile. The next turn goes on."""
+"""Messages dispatched, and queues searched, in one turn: no other client is served meanwhile. The next turn goes on."""
 
 EXPIRED_PER_TURN = 1000
-"""Expired messages of one queue with selectors, groups or patterns that are removed in one turn when dispatch comes to
-them."""
+"""Expired messages that dispatch finds and removes in one turn, of a queue with selectors, groups or wildcard
+consumers."""
 
 SCAN_MESSAGES_PER_TURN = 60
 """Messages of one queue compared with selectors in one turn: no other client is served meanwhile."""
 
 SCAN_PAGE_SIZE = 120
-"""Messages read at a time to be compared: twice as many, as another thread does half of the work."""
+"""Messages read at a time for comparisons. This is twice SCAN_MESSAGES_PER_TURN, as another thread reads and decodes
+them."""
 
 SCAN_BYTES = 1024 * 1024
-"""Bytes of records read at a time to be compared."""
+"""Bytes of records read at a time for comparisons."""
 
 SCAN_FOUND_MAX = 1000
-"""Messages found in one lane for a selector and not dispatched yet; the scan then waits until some are."""
+"""Matching messages of one lane that were found for a selector and are not dispatched yet. The search waits when there
+are so many."""
 
 GROUP_FOUND_MIN = 10
-"""Messages of one group found in one lane for a selector and not dispatched yet, however many groups there are. With
-few groups each may have an equal share of SCAN_FOUND_MAX."""
+"""Messages of one group that may always be found in one lane and not dispatched yet, however many groups there are. If
+there are few groups, each may have an equal share of SCAN_FOUND_MAX."""
 
 BROKER_BYTES = 48 * 1024 * 1024
-"""Bytes of MEMORY_LIMIT that are neither for messages nor for queues: the interpreter, the journal's index, batches
-on their way, pages. When queues have taken all the rest no queue is created any more, except for messages that have
-failed, are moved, or were sent in a transaction: these must be put somewhere."""
+"""Bytes of MEMORY_LIMIT that are neither for messages nor for queues: for the interpreter, the journal's index, batches
+that are being written, and pages. When queues have taken all the rest, a queue is created only for messages that have
+failed, are moved, or were sent in a transaction: such messages cannot be refused."""
 
 UNUSED_QUEUE_SECONDS = 60.0
 """Seconds after which an empty and unused queue is removed."""
@@ -693,55 +704,55 @@ UNUSED_QUEUE_SECONDS_SHORT = 1.0
 """Seconds in place of UNUSED_QUEUE_SECONDS when there is no memory for another queue."""
 
 JOIN_QUEUES_PER_TURN = 200
-"""Queues checked in one turn for a wildcard consumer that is to join them."""
+"""Queues that a new wildcard consumer checks and joins in one turn."""
 
 EVICTED_BYTES_PER_TURN = 1024 * 1024
-"""Bytes of messages that leave memory in one turn, or half of the excess if that is more: other clients are served in
-between."""
+"""Bytes of messages that leave memory in one turn, or half of the excess if that is more. Other clients are served
+between the turns."""
 
 EVICTION_QUEUES_PER_TURN = 300
 EVICTION_QUEUES_SORTED_PER_TURN = 5000
-"""Queues of which messages leave memory in one turn, and queues that are looked through for the largest ones."""
+"""Queues whose messages leave memory in one turn, and queues that are searched for the largest ones."""
 
 LEAVE_QUEUES_PER_TURN = 500
-"""Queues that a wildcard consumer whose subscription has ended leaves in one turn. Where there are exclusive consumers
-or groups, it leaves all at once."""
+"""Queues that an ended wildcard consumer leaves in one turn. If there are exclusive consumers or groups, it leaves all
+queues at once."""
 
 UNUSED_QUEUES_CHECKED_MAX = 5000
-"""Queues checked in one step for being unused; some 0.3 us each."""
+"""Queues of which one step checks whether they are unused, in some 0.3 us each."""
 
 UNUSED_QUEUES_REMOVED_MAX = 500
-"""Queues removed in one step: other clients are served in between."""
+"""Queues removed in one step. Other clients are served between the steps."""
 
 DUE_SENDS_PER_READ = 500
-"""Scheduled sends that are read at a time and become messages in one step."""
+"""Scheduled sends that are read at a time, and become messages in one step."""
 
 DUE_COPIES_PER_STEP = 1000
-"""Copies of scheduled sends to topics and composite destinations after which the next ones wait for the next step; a
-cron expression counts as 50."""
+"""Copies of scheduled sends to topics and composite destinations after which a step ends. The computation of a cron
+expression's next time counts as 50 copies."""
 
 SHOWN_SENDS_PER_PIECE = 100
-"""Scheduled sends that are listed in one step."""
+"""Scheduled sends that one piece of a listing has."""
 
 SEQUENCE_MAX = 2**63 - 1
-"""Highest sequence number that is allocated."""
+"""Highest sequence that the broker gives."""
 
 BULK_MESSAGES_PER_PIECE = 500
-"""Messages moved or removed in one piece of bulk work: other clients are served in between."""
+"""Messages moved or removed in one piece of bulk work. Other clients are served between the pieces."""
 
 QUEUE_REMOVAL_BYTES = 20
-"""Approximate bytes that the removal of a queue counts in a batch."""
+"""Approximate size in a batch of the removal of a queue."""
 
 PAUSE_BYTES = 20
-"""Approximate bytes that a paused or resumed queue counts in a batch."""
+"""Approximate size in a batch of the change that pauses or resumes a queue."""
 
 PAGE_BYTES = 1024 * 1024
-"""Bytes of records read from the store at a time, or one message."""
+"""Bytes of records that a page has at most; or a single larger message."""
 
 PAGE_SIZE_SHORT = 16
 PAGE_BYTES_SHORT = 64 * 1024
-"""Messages and bytes read at a time while memory is short: those that are not dispatched at once are evicted again."""
+"""Messages and bytes of a page while memory is short: messages that are not dispatched at once are evicted again."""
 
 HISTORY_FILE_BYTES = 16 * 1024 * 1024
-"""Bytes of history after which a new file begins: about a million events, which an export to Parquet holds in
-memory."""
+"""Bytes of history after which a new file begins. It then has about a million events; the export to Parquet has all
+events of a file in memory."""

@@ -1,4 +1,4 @@
-"""Sent message: the part of a message that never changes."""
+"""Sent message: the part of a message that never changes while it is in its queue."""
 
 import msgspec
 from msgspec.structs import replace
@@ -7,8 +7,8 @@ from msgspec.structs import replace
 class SentMessage(msgspec.Struct, gc=False):
     """Message as its producer sent it.
 
-    One is made per message on the hot path, therefore a struct without garbage collection: it refers to nothing that
-    could refer back to it.
+    So that it is made quickly, it is a struct without garbage collection. It refers to no object that could refer back
+    to it.
     """
 
     priority: int
@@ -24,13 +24,14 @@ class SentMessage(msgspec.Struct, gc=False):
     arrived_ms: int = 0
     """Milliseconds since the epoch when the broker accepted the message; for people, never for order."""
     group: str = ""
-    """Group named in `header` (header_lines.group_of); "" is none."""
+    """Group that `header` names; "" if it names none."""
     redrive_queue: str = ""
-    """Queue to re-drive a dead letter to, if its headers, which clients see, do not name it; "" otherwise."""
+    """Queue to which a dead letter is moved when it is re-driven; "" if the dead letter's headers name this queue, or
+    the message is no dead letter."""
 
 
 def with_ttl(message: SentMessage, ttl_ms: int, now_ms: int) -> SentMessage:
-    r"""Return a copy of a message accepted now that expires after `ttl_ms`: its header states when.
+    r"""Return a copy of a message that is accepted now. The copy expires after `ttl_ms`; its header `expires` says so.
 
     >>> with_ttl(SentMessage(4, True, 0, b"a:b\n", b""), 10, 1000).header
     b'expires:1010\na:b\n'

@@ -1,10 +1,10 @@
-"""Numbers as text: ASCII digits, and sizes in bytes as people write them (256MiB, 50KB, 1.5 GB, 1000)."""
+"""Numbers as text: ASCII digits, and sizes in bytes with a unit (256MiB, 50KB, 1.5 GB, 1000)."""
 
 import re
 
 
 def are_digits(text: str, most: int | None = None) -> bool:
-    """Whether a text is one or more ASCII digits, at most `most`; None is any number.
+    """Return whether a text consists of ASCII digits: at least one, and at most `most` (None: any number).
 
     >>> are_digits("007"), are_digits("1234", most=3), are_digits("²"), are_digits("")
     (True, False, False, False)
@@ -17,7 +17,7 @@ _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 def parse_size(text: str) -> int | None:
-    """Return the number of bytes; None if the text is not a size.
+    """Return the number of bytes that a text states; None if the text is no size.
 
     >>> parse_size("256MiB"), parse_size("1.5 KB"), parse_size("much")
     (268435456, 1500, None)
@@ -31,7 +31,7 @@ def parse_size(text: str) -> int | None:
 
 
 def format_size(size: int) -> str:
-    """Return a number of bytes as people write it.
+    """Return a number of bytes with the largest unit in which it is a whole number.
 
     >>> format_size(256 * 2**20), format_size(1000)
     ('256MiB', '1000')

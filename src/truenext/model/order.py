@@ -1,8 +1,8 @@
 """Order of messages: the one rule that decides which message is next.
 
-`K(m) = (9 - priority, sequence)`, smallest first; 9 - priority is the rank. So the lanes of a queue are served in
-the order of ranks (engine/dispatch/plain.py), each in the order of sequences (engine/state/queue.py), and the keys
-of the store sort in the same way (record.py). Source: docs/contract.md, "The key".
+`K(m) = (9 - priority, sequence)`, smallest first; 9 - priority is the rank. So the lanes of a queue are served in the
+order of their ranks (engine/dispatch/plain.py). The messages of a lane are served in the order of their sequences
+(engine/state/queue.py). The keys of the store sort in the same order (record.py). Source: docs/contract.md, "The key".
 """
 
 PRIORITY_MAX = 9
@@ -21,7 +21,7 @@ def clamp_priority(priority: int) -> int:
 
 
 def rank(priority: int) -> int:
-    """Return the number of priorities that are served before this one.
+    """Return the rank of a priority: the number of priorities that are served before it.
 
     >>> rank(9), rank(0)
     (0, 9)

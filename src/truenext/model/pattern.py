@@ -1,13 +1,13 @@
-"""Name patterns: of queues in the configuration file, of topics and queues in a subscription.
+"""Name patterns, which the configuration file has for queues, and subscriptions have for topics and queues.
 
-Names and patterns consist of words with dots between them: `*` stands for one word, `>` at the end for one or more.
-"""
+Names and patterns are words with dots between them. In a pattern `*` stands for any one word, and `>` at the end for
+one or more words."""
 
 from collections.abc import Sequence
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a name is a pattern: no name of a queue or topic has these characters."""
+    """Return whether a name is a pattern. Names of queues and topics have no * and no >."""
     return "*" in name or ">" in name
 
 
@@ -29,7 +29,8 @@ def fault_of_pattern(pattern: str) -> str | None:
 
 
 def matches(pattern: Sequence[str], words: Sequence[str]) -> bool:
-    """
+    """Return whether a pattern matches a name, both as lists of words.
+
     >>> matches(["orders", ">"], ["orders", "new", "eu"]), matches(["orders", "*"], ["orders"])
     (True, False)
     """

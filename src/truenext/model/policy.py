@@ -1,7 +1,7 @@
-"""Policies: settings per queue, such as the treatment of failures and how much of the queue may be in memory.
+"""Policies: settings of queues, such as the treatment of failures, and how much of a queue may be in memory.
 
 Policy      settings of one queue
-Policies    policy of each queue, by its name
+Policies    all policies; it finds that of a queue by the queue's name
 """
 
 from collections.abc import Mapping
@@ -19,18 +19,19 @@ class StoreAndDispatch(Enum):
     """Time at which a persistent message outside a transaction becomes visible."""
 
     DURABLE = "durable"
-    """Visible once the message is durable."""
+    """The message becomes visible when it is durable."""
     CONCURRENT = "concurrent"
-    """Visible at once, while the message is being written; one that is acknowledged first is not written at all."""
+    """The message is visible at once, while it is being written. A message that is acknowledged before that is not
+    written at all."""
 
 
 class WhenFull(Enum):
-    """Treatment of a connection that only sends, when disk space is short."""
+    """Treatment of connections that only send, while disk space is short."""
 
     SLOW = "slow"
-    """The connection is not read until there is space again."""
+    """Such a connection is not read until there is space again."""
     REFUSE = "refuse"
-    """The connection's next send is answered with an ERROR."""
+    """The next SEND of such a connection is refused with an ERROR."""
 
 
 class ExpiryAction(Enum):
@@ -42,12 +43,12 @@ class ExpiryAction(Enum):
 
 
 class WhileWaiting(Enum):
-    """Treatment of a queue's other messages while a failed one waits for its retry."""
+    """Treatment of the other messages of a queue while a failed message waits for its next try."""
 
     SKIP = "skip"
-    """The queue's other messages skip the failed one."""
+    """All other messages are dispatched meanwhile."""
     BLOCK = "block"
-    """Messages after the failed one wait as well: the order is kept."""
+    """Messages after the failed one wait, too, so that the order is kept."""
 
 
 INDIVIDUAL_DEAD_LETTERS = "individual"
@@ -56,7 +57,7 @@ INDIVIDUAL_DEAD_LETTERS = "individual"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Settings of one queue. Each field is a setting of the configuration file, under the same name."""
+    """Settings of one queue. Each field has the name of its setting in the configuration file."""
 
     attempts_max: int = setting(
         7,
@@ -165,7 +166,7 @@ DEFAULT_POLICY = Policy()
 
 
 class Policies:
-    """Policies by queue name: the most specific pattern that matches the name decides."""
+    """Policies of all queues. The most specific pattern that matches a queue's name decides on the policy."""
 
     def __init__(self, default: Policy = DEFAULT_POLICY, by_pattern: Mapping[str, Policy] | None = None) -> None:
         self.default = default
@@ -182,7 +183,7 @@ class Policies:
         }
 
     def holds_dead_letters(self, name: str) -> bool:
-        """Whether messages that fail in this queue stay there."""
+        """Return whether a queue is a dead-letter queue: messages that fail in it stay there."""
         return name.startswith(DEAD_LETTER_PREFIX) or name in self._shared_dead_letter_queues
 
     def for_queue(self, name: str) -> Policy:
@@ -201,5 +202,6 @@ class Policies:
 
 
 def _specificity(pattern: list[str]) -> tuple[tuple[int, ...], int]:
-    """Sort key, word by word from the left: a plain word is more specific than `*`, and `*` than `>`."""
+    """Return the sort key of a pattern. Patterns are compared word by word from the left: a plain word is more specific
+    than `*`, and `*` more specific than `>`."""
     return tuple({"*": 1, ">": 0}.get(word, 2) for word in pattern), len(pattern)

@@ -19,11 +19,12 @@ Record, little-endian. If you change it, increase RECORD_VERSION:
 
 A dead letter whose headers do not name its redrive queue has version 3, and one more line before its header:
 
-    redrive queue  bytes  name of a queue, escaped as header lines are, and a line feed; counted with the header
+    redrive queue  bytes  name of a queue, escaped as header lines are, and a line feed; the header length counts this
+                          line, too
 
-A message in several queues may be stored once, as a content: a record like any other, with the key of queue 0, rank 0,
-and the content's number. Each of the queues then has a reference under the key of its own copy, persistent or transient
-as the content:
+A message in several queues may be stored once, as a content. This is a record like any other; its key has queue 0, rank
+0, and the content's number. Each queue then has a reference under the key of its own copy. The reference is persistent
+if the content is:
 
     checksum       u32    as above
     version        u8
@@ -33,14 +34,14 @@ as the content:
     unused         u64
     content        u64    number of the content
 
-Timer, big-endian, so that bytes sort by time: this block of this lane must be checked when it is due:
+Timer, big-endian, so that bytes sort by time. At its time the block of the lane is checked for messages that are due:
 
     due            u64    milliseconds since the epoch
     lane key       5 bytes
     block          u64    sequence >> BLOCK_BITS
 
-Timer of a scheduled send, big-endian; its first bit is set, so that these sort after all other timers, by time and
-number:
+Timer of a scheduled send, big-endian. Its first bit is set, so that timers of scheduled sends sort after all other
+timers, by time and number:
 
     due            u64    milliseconds since the epoch, and the first bit
     number         u64    number of the scheduled send
@@ -75,39 +76,41 @@ _TRANSIENT_REFERENCE_FIELDS = _FIELDS.pack(RECORD_VERSION, _REFERENCE, 0, 0, 0)
 _REFERENCE_STARTS = (_REFERENCE_FIELDS, _TRANSIENT_REFERENCE_FIELDS)
 
 LANE_KEY_SIZE = _LANE.size
-"""Size of a lane's key, with which each message key begins."""
+"""Bytes of the key of a lane. Each message key begins with the key of its lane."""
 
 MESSAGE_KEY_SIZE = _KEY.size
 
 RECORD_OVERHEAD_BYTES = _HEADER_AT
-"""Bytes of a record besides header and body, without a line that names a redrive queue."""
+"""Bytes of a record without header and body, and without the line of a redrive queue."""
 
 REFERENCE_SIZE = _HEADER_AT + _NUMBER.size
 
 CONTENTS_LANE_KEY = _LANE.pack(0, 0)
-"""Lane of contents, which belongs to no queue. The attempts of a content's mark are its number of references."""
+"""Key of the lane of contents, which belongs to no queue. The number of references to a content is stored as the
+attempts of the content's mark."""
 
 TIMER_SIZE = _TIMER.size
 
 BLOCK_BITS = 10
-"""A block is 1024 sequences: its messages that are due together share a timer, and reading them takes a page or two."""
+"""A block is 2 ** BLOCK_BITS sequences, 1024. Messages of a block that are due at the same time share a timer; a page
+or two has all of them."""
 
 
 SCHEDULED_TIMERS = _SCHEDULED_TIMER.pack(_SCHEDULED_BIT, 0, bytes(5))
-"""Key before all timers of scheduled sends, and after all others."""
+"""Key that sorts after all other timers, and before the timers of scheduled sends."""
 
 
 class DamagedRecord(ValueError):
-    """A record is not as it was written."""
+    """A record is damaged: its bytes are not those that were written."""
 
 
 def lane_key(queue: int, rank: int) -> bytes:
-    """Return the key of a lane: the first bytes of its message keys."""
+    """Return the key of a lane. The keys of its messages begin with these bytes."""
     return _LANE.pack(queue, rank)
 
 
 def split_lane_key(key: bytes) -> tuple[int, int]:
-    """Return queue number and rank."""
+    """Return the queue number and the rank in the key of a lane."""
     queue, rank = _LANE.unpack(key)
     return queue, rank
 
@@ -122,34 +125,36 @@ def sequence_of(key: bytes) -> int:
 
 
 def content_key(number: int) -> bytes:
-    """Return the message key of a content."""
+    """Return the key of the content with this number."""
     return CONTENTS_LANE_KEY + _SEQUENCE.pack(number)
 
 
 def timer_key(due_ms: int, lane: bytes, sequence: int) -> bytes:
-    """Return the timer that checks, at `due_ms`, the block of `sequence`."""
+    """Return the key of the timer that is due at `due_ms`, for the block of a lane that has this sequence."""
     return _TIMER.pack(due_ms, lane, sequence >> BLOCK_BITS)
 
 
 def split_timer(timer: bytes) -> tuple[int, bytes, int]:
-    """Return the due time in milliseconds since the epoch, the lane's key, and the first sequence of the block."""
+    """Return what the key of a timer has: due time in milliseconds since the epoch, key of the lane, and first sequence
+    of the block."""
     due_ms, lane, block = _TIMER.unpack(timer)
     return due_ms, lane, block << BLOCK_BITS
 
 
 def scheduled_timer_key(due_ms: int, number: int, lane: bytes) -> bytes:
-    """Return the timer of the scheduled send with this number, due at `due_ms`."""
+    """Return the key of the timer of the scheduled send with this number, which is due at `due_ms`."""
     return _SCHEDULED_TIMER.pack(due_ms | _SCHEDULED_BIT, number, lane)
 
 
 def split_scheduled_timer(timer: bytes) -> tuple[int, int, bytes]:
-    """Return the due time in milliseconds since the epoch, the number, and the lane's key."""
+    """Return what the key of a scheduled send's timer has: due time in milliseconds since the epoch, number of the
+    send, and key of the lane."""
     due, number, lane = _SCHEDULED_TIMER.unpack(timer)
     return due ^ _SCHEDULED_BIT, number, lane
 
 
 def encode_record(key: bytes, message: SentMessage) -> bytes:
-    """Return the record of `message` under `key`."""
+    """Return the record that stores `message` under `key`."""
     version, header = RECORD_VERSION, message.header
     if message.redrive_queue:
         version, header = _WITH_REDRIVE_QUEUE, f"{escape(message.redrive_queue)}\n".encode() + header
@@ -168,13 +173,13 @@ def encode_record(key: bytes, message: SentMessage) -> bytes:
 
 
 def encode_reference(key: bytes, content: int, *, persistent: bool = True) -> bytes:
-    """Return the record of a copy under `key` that refers to the content with this number."""
+    """Return the record of a copy under `key` that is a reference to the content with this number."""
     rest = (_REFERENCE_FIELDS if persistent else _TRANSIENT_REFERENCE_FIELDS) + _NUMBER.pack(content)
     return _CHECKSUM.pack(crc32(rest, crc32(key))) + rest
 
 
 def referenced_content_number(record: bytes) -> int:
-    """Return the number of the content that a record refers to; 0 if it has its own."""
+    """Return the number of the content to which a record refers; 0 if the record is no reference."""
     if len(record) != REFERENCE_SIZE or not record.startswith(_REFERENCE_STARTS, _CHECKSUM.size):
         return 0
     number: int = _NUMBER.unpack_from(record, _HEADER_AT)[0]
@@ -182,11 +187,10 @@ def referenced_content_number(record: bytes) -> int:
 
 
 def decode_record(key: bytes, record: bytes, content: bytes = b"") -> SentMessage:
-    """Return the message stored under `key`; `content` is the record that a reference refers to.
+    """Return the message stored under `key`. If the record is a reference, `content` is the record of its content.
 
-    Raises: DamagedRecord if any bit of key or record is not as written, or a later version wrote it, or its content
-    is missing.
-    """
+    Raises: DamagedRecord if any bit of key, record or content was changed, another version has written the record, or
+    the content is missing"""
     verify_record(key, record)
     version, flags, header_length, expires_ms, arrived_ms = _FIELDS.unpack_from(record, _CHECKSUM.size)
     priority = PRIORITY_MAX - _KEY.unpack(key)[1]
@@ -210,9 +214,9 @@ def decode_record(key: bytes, record: bytes, content: bytes = b"") -> SentMessag
 
 
 def verify_record(key: bytes, record: bytes) -> None:
-    """Verify a record.
+    """Verify the checksum and version of a record.
 
-    Raises: DamagedRecord if any bit of key or record is not as written, or another version wrote it.
+    Raises: DamagedRecord if any bit of key or record was changed, or another version has written the record
     """
     if len(record) < _HEADER_AT:
         raise DamagedRecord(f"record of {len(record)} bytes is cut short")

@@ -1,5 +1,5 @@
-"""Schedules: when a scheduled send becomes a message, and how often. Times are the wall clock's, in milliseconds since
-the epoch; cron uses UTC, whose days all have 24 hours.
+"""Schedules: compute when a scheduled send becomes a message, and how often. Times are those of the wall clock, in
+milliseconds since the epoch. Cron expressions use UTC, in which every day has 24 hours.
 """
 
 from calendar import monthrange
@@ -14,11 +14,11 @@ from truenext.errors import RemoteProtocolError
 from truenext.model.limits import CRON_LENGTH_MAX, SCHEDULE_MS_MAX
 
 FOR_EVER = -1
-"""Value of `repeat` without an end."""
+"""Value of `repeat` for a send that repeats without an end."""
 
 _CRON_YEARS = 50
-"""Years after which the search for the next time of a cron expression ends: most come round in 28, none later than
-40."""
+"""Years in which the next time of a cron expression is searched for. The times of most cron expressions repeat within
+28 years, and of all within 40."""
 
 _CRON_FIELDS = {
     "minute": "0 to 59",
@@ -27,34 +27,34 @@ _CRON_FIELDS = {
     "month": "1 to 12",
     "day of the week": "0 to 7",
 }
-"""Values of each field of a cron expression, by the field's name."""
+"""Valid values of each field of a cron expression, by the field's name."""
 
 
 class Schedule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Remaining plan of a scheduled send: when it is due next, and how often after that."""
+    """Times of a scheduled send that are still to come: the next one, and how often it repeats after that."""
 
     delay_ms: int = 0
-    """Milliseconds from the SEND, or with `cron` from each hit, to the first message."""
+    """Milliseconds from the SEND to the first message; with `cron`, from each time of the cron expression."""
     period_ms: int = 0
-    """Milliseconds from one message to the next; not 0 if it repeats."""
+    """Milliseconds from one message to the next; above 0 if the send repeats."""
     repeat: int = 0
-    """Number of messages after the first, or FOR_EVER."""
+    """Number of messages after the first one, or FOR_EVER."""
     cron: str = ""
-    """Cron expression of five fields; "" is none."""
+    """Cron expression of five fields; "" if there is none."""
     to: str = ""
-    """Address to send to; "" if that is one queue."""
+    """Address to send to, if that is a topic or a composite destination; "" if it is one queue."""
     ttl_ms: int = 0
     """Milliseconds that each message lives; 0 if the message states its expiry, or never expires."""
     due_ms: int = 0
-    """Time at which the send is due next. Before it is accepted, the time that its sender has named; 0 is none."""
+    """Time at which the send is due next. Before the send is accepted: the time in AMQ_SCHEDULED_TIME, or 0."""
     number: int = 0
-    """Identifying number of the send, if it has been due before; else 0."""
+    """Number by which the send is known, if it has been due before; else 0."""
 
 
 def check_schedule(schedule: Schedule) -> Schedule:
     """Check a schedule that a client requests, and return it.
 
-    Raises: RemoteProtocolError if it is invalid.
+    Raises: RemoteProtocolError if the schedule is invalid, or parts of it contradict each other
     """
     if max(schedule.delay_ms, schedule.period_ms) > SCHEDULE_MS_MAX:
         raise RemoteProtocolError(f"scheduled more than {SCHEDULE_MS_MAX} milliseconds (100 years) from now")
@@ -79,9 +79,9 @@ def check_schedule(schedule: Schedule) -> Schedule:
 
 
 def _check_cron(cron: str) -> None:
-    """Check that a cron expression of five fields is valid, and has a hit.
+    """Check that a cron expression of five fields is valid, and that there is a time that meets it.
 
-    Raises: RemoteProtocolError with the faulty field
+    Raises: RemoteProtocolError, with the faulty field, if not
     """
     # From any time, as each cron expression comes round within a few years.
     if _next_hit(cron, 0) is not None:
@@ -100,14 +100,15 @@ def _check_cron(cron: str) -> None:
 
 
 def start_schedule(schedule: Schedule, now_ms: int) -> Schedule | None:
-    """Return the schedule of a send that was just accepted; None if it never becomes due. A time in the past is now."""
+    """Return the schedule of a send that is accepted now, with the time at which the send is due first. A time in the
+    past counts as now. Returns None if the send never becomes due."""
     due_ms = _next_hit(schedule.cron, now_ms) if schedule.cron else max(now_ms + schedule.delay_ms, schedule.due_ms)
     return None if due_ms is None else replace(schedule, due_ms=due_ms)
 
 
 def fire_schedule(schedule: Schedule, now_ms: int) -> tuple[bool, list[Schedule]]:
-    """Return whether a due schedule sends a message, and the schedules that remain. Missed times are not made up
-    for.
+    """Return whether a schedule that is due sends a message now, and the schedules for later. Several times that have
+    passed meanwhile, as while the broker was down, send one message.
 
     >>> fire_schedule(Schedule(period_ms=10, repeat=2, due_ms=100), 135)
     (True, [Schedule(delay_ms=0, period_ms=10, repeat=1, cron='', to='', ttl_ms=0, due_ms=140, number=0)])
@@ -131,7 +132,8 @@ def fire_schedule(schedule: Schedule, now_ms: int) -> tuple[bool, list[Schedule]
 
 
 def _next_hit(cron: str, now_ms: int) -> int | None:
-    """Return the first hit after `now_ms`; None if there is none within 50 years, or the expression is invalid."""
+    """Return the first time after `now_ms` that meets a cron expression; None if there is none within 50 years, or the
+    expression is invalid."""
     try:
         start = datetime.fromtimestamp((now_ms // 60_000 + 1) * 60, UTC)
         fields = CronSim(cron, start)
@@ -147,7 +149,7 @@ def _next_hit(cron: str, now_ms: int) -> int | None:
 
 
 def _days_from(fields: CronSim, start: date) -> Iterator[date]:
-    """Yield the days of a cron expression from `start` on."""
+    """Yield the days that meet a cron expression, from `start` on."""
     # Months that are equally long and begin with the same day of the week have the same days.
     days_by_kind: dict[tuple[int, int], list[int]] = {}
     for number in range(start.year * 12 + start.month - 1, (start.year + _CRON_YEARS + 1) * 12):
@@ -164,8 +166,8 @@ def _days_from(fields: CronSim, start: date) -> Iterator[date]:
 
 
 def _time_from(fields: CronSim, hour: int, minute: int) -> tuple[int, int] | None:
-    """Return the first hour and minute of a cron expression on a day, from this hour and minute on; None if there is
-    none."""
+    """Return the first hour and minute, not before these, that meet a cron expression; None if no time of the day
+    does."""
     if hour in fields.hours:
         minutes = [each for each in fields.minutes if each >= minute]
         if minutes:

@@ -2,8 +2,8 @@
 
     "colour = 'red' AND weight > 2.5"    --selector-->    Selector    --matches(message)-->    True or False
 
-The language is in selector_grammar.py. A message matches only if the whole condition is true. A name with underscores
-that a message lacks means the header with hyphens: content_type finds `content-type`.
+selector_grammar.py has the language. A message matches only if the whole condition is true. If a message has no header
+with a name of the selector, underscores in the name are read as hyphens: content_type finds `content-type`.
 """
 
 from __future__ import annotations
@@ -43,23 +43,24 @@ _MESSAGE_ACCESSORS: dict[str, Callable[[SentMessage], Value]] = {
 assert _MESSAGE_ACCESSORS.keys() == MESSAGE_PROPERTIES.keys(), "a selector can name them"
 
 _PURGE_LENGTH = 256
-"""Characters of a selector from which on the regular expressions in it may be large."""
+"""Characters of a selector from which on its regular expressions may be large, so that the cache of `re` is emptied."""
 _LOOKUPS_MAX = 8
-"""Properties up to which each is searched in the header lines by itself; with more, the header lines are decoded
-once."""
+"""Most properties of a selector that are searched one by one in the header lines. If there are more, all header lines
+are decoded once."""
 
 BASE_NS = 1500
 LEAF_NS = 400
 LOOKUP_BYTE_NS = 1
 DECODING_LOOKUPS = 8
-"""Times of the parts of a comparison in nanoseconds: for each leaf of the condition; for each property and byte of the
-header lines, where decoding all header lines counts as so many properties."""
+"""Time of a comparison in nanoseconds: BASE_NS, LEAF_NS for each leaf of the condition, and LOOKUP_BYTE_NS for each
+property and each byte of the header lines. Decoding all header lines takes as long as DECODING_LOOKUPS properties."""
 
 _OWN_PREFIX = "truenext-"
 _HYPHENATED_HEADERS = frozenset({"content-type", "content-length", "correlation-id", "reply-to"})
-"""Headers of STOMP that a message may have, and that a selector without a prefix reads as a subtraction."""
+"""Headers of STOMP with hyphens. Without the prefix `hyphenated_props:` a selector reads these names as
+subtractions."""
 _UNSTORED_HEADERS = HOP_BY_HOP_HEADERS | {"JMSXDeliveryCount"}
-"""Headers that no stored message has: a selector that names one could never match."""
+"""Headers that no stored message has. A selector that names one is refused, as it could never match."""
 _ATTEMPTS_SUGGESTION = "for a dead letter use truenext_original_attempts"
 _SUGGESTIONS = {
     "truenext-attempts": _ATTEMPTS_SUGGESTION,
@@ -72,27 +73,29 @@ _SUGGESTIONS = {
 _PARTS = re.compile(r"'[^']*'|[\w$.]+|[<>]=|<>|\S")
 """Texts, names, keywords, numbers and signs of a selector, each of which takes time to compile."""
 _NAMES = re.compile(r"'[^']*'|(?:[^\W\d]|\$)[\w$-]*")
-"""String literals, and names with all that hyphens join to them."""
+"""String literals, and names, together with all other names that hyphens join to them."""
 
 
 class HeaderProperty(NamedTuple):
-    """Property in the header lines, found by the first bytes of its line: names need no escape."""
+    """Property that is found in the header lines by the first bytes of its line. No name in a selector needs an
+    escape."""
 
     first_start: bytes
-    """Beginning of the property's line if that is the first of the header lines."""
+    """First bytes of the property's line, if it is the first line."""
     line_start: bytes
+    """Line feed before the property's line, and its first bytes, if it is any other line."""
     fallback: HeaderProperty | None = None
-    """Property to use if a message lacks this one: the name with hyphens in place of underscores."""
+    """Property to use if a message lacks this one: its name has hyphens in place of underscores."""
 
     @classmethod
     def named(cls, name: str) -> HeaderProperty:
-        """Return the property with this name in a selector."""
+        """Return the property that a selector calls by this name."""
         header_name = HEADER_PROPERTIES.get(name, name)
         fallback = cls.named(_with_hyphens(header_name)) if "_" in header_name else None
         return cls(f"{header_name}:".encode(), f"\n{header_name}:".encode(), fallback)
 
     def value_in(self, header: bytes) -> str | None:
-        """Return the value in a message's header lines; None if the message does not have it."""
+        """Return the value of the property in a message's header lines; None if the message lacks the property."""
         if header.startswith(self.first_start):
             at = len(self.first_start)
         else:
@@ -109,7 +112,7 @@ def _with_hyphens(name: str) -> str:
 
 
 class Selector:
-    """Compiled selector, which tells whether a message matches. Made by `compile_selector`."""
+    """Compiled selector: `matches` tests a message. Made by `compile_selector`."""
 
     __slots__ = (
         "__weakref__",
@@ -136,22 +139,22 @@ class Selector:
         if len(self._header_name_by_property) <= _LOOKUPS_MAX:
             self._lookups = [(name, HeaderProperty.named(name)) for name in self._header_name_by_property]
         self.ranks = _ranks(part)
-        """Ranks of messages that can match; messages of other ranks need not be tested."""
+        """Ranks of messages that can match. Messages of other ranks need not be tested."""
         one_of = next((one.one_of for one in conjuncts(part) if one.one_of is not None), None)
         self.required = None if one_of is None else (HeaderProperty.named(one_of[0]), one_of[1])
-        """Property, and the texts of which a matching message has one as its value; None if no such condition is
-        known."""
+        """Property and texts: a message can match only if the property's value is one of the texts. None if the
+        selector has no such condition."""
         self.base_ns = BASE_NS + LEAF_NS * part.leaves
-        """Approximate longest time of a comparison in nanoseconds, whatever the message."""
+        """Part of the longest time of a comparison that is the same for all messages, in nanoseconds."""
         self.byte_ns = round(part.byte_ns + LOOKUP_BYTE_NS * (len(self._lookups) or DECODING_LOOKUPS))
-        """Nanoseconds to add for each byte of the message's header lines."""
+        """Part of the longest time of a comparison for each byte of the message's header lines, in nanoseconds."""
         self.size = getsizeof(self) + _size(
             text, self._test, self._accessors, self._header_name_by_property, self._lookups, self.ranks, self.required
         )
         """Approximate bytes of memory."""
 
     def cost_ns(self, message: SentMessage) -> int:
-        """Return the approximate longest time of a comparison in nanoseconds."""
+        """Return about how long a comparison with this message takes at most, in nanoseconds."""
         return self.base_ns + self.byte_ns * len(message.header)
 
     def matches(self, message: SentMessage) -> bool:
@@ -177,13 +180,13 @@ def _ranks(part: Expression) -> frozenset[int]:
 
 
 class _SelectorCache:
-    """Cache of compiled selectors: subscriptions with the same text share one."""
+    """Cache of compiled selectors. Subscriptions whose selectors have the same text share one object."""
 
     def __init__(self) -> None:
         self._live: WeakValueDictionary[str, Selector] = WeakValueDictionary()
-        """Selectors by text; those that are not in `_recent` go with their last user."""
+        """Selectors by text. A selector that is not in `_recent` is freed with the last subscription that has it."""
         self._recent: deque[Selector] = deque()
-        """Selectors compiled last, kept as they may be used again. Some are large, so the total size is limited."""
+        """Selectors that were compiled last, kept for reuse. Some are large, so their total size is limited."""
         self._recent_bytes = 0
 
     def get(self, text: str) -> Selector | None:
@@ -208,7 +211,7 @@ def compile_selector(text: str) -> Selector:
     >>> compile_selector("colour LIKE 're_' AND JMSPriority > 6").matches(message)
     True
 
-    Raises: RemoteProtocolError, with the position, if it is invalid, or names a header that it cannot reach.
+    Raises: RemoteProtocolError, with the position, if the text is invalid, or names a header that no message can have
     """
     if len(text) <= SELECTOR_LENGTH_MAX and (parts := _count_parts(text)) > SELECTOR_PARTS_MAX:
         raise RemoteProtocolError(
@@ -222,15 +225,15 @@ def compile_selector(text: str) -> Selector:
 
 
 def prepare_compiler() -> None:
-    """Make the parsers, which takes as long as the compilation of some selectors: before the first client waits."""
+    """Make the parsers now, so that the first client with a selector need not wait for it."""
     for text in ("TRUE", f"{HYPHENATED}TRUE"):
         compile_selector(text)
 
 
 def compile_stored_selector(text: str) -> Selector:
-    """Compile a selector that was accepted before, perhaps by a version that let it name any header.
+    """Compile a selector that was accepted before, perhaps by a version in which selectors could name any header.
 
-    Raises: RemoteProtocolError, with the position, if it is invalid.
+    Raises: RemoteProtocolError, with the position, if the text is invalid
     """
     found = _cache.get(text)
     if found is None:
@@ -240,7 +243,7 @@ def compile_stored_selector(text: str) -> Selector:
 
 
 def are_equivalent(one: str, other: str) -> bool:
-    """Whether two selectors, each accepted before, are parsed to the same condition; "" is none.
+    """Return whether two valid selectors are parsed to the same condition (C6.6). "" is no selector.
 
     >>> are_equivalent("a = 1 AND b", "(a=0x1) and b"), are_equivalent("a = 1", "a = '1'")
     (True, False)
@@ -251,14 +254,16 @@ def are_equivalent(one: str, other: str) -> bool:
 
 
 def _count_parts(text: str) -> int:
-    """Return the number of parts that take time to compile, and of pieces of LIKE that take time to search."""
+    """Return the number of names, values, keywords and signs in a selector, which take time to compile. Each % counts
+    once more, as each piece between two % takes time to search."""
     return sum(1 for _ in _PARTS.finditer(text)) + text.count("%")
 
 
 def _check_names(text: str) -> None:
-    """Check that the selector names no header that it cannot reach.
+    """Check that a selector names only headers that a stored message can have, and that a hyphen in the name of a
+    header is not read as a minus.
 
-    Raises: SelectorError at the first one
+    Raises: SelectorError at the first name that is wrong
     """
     prefix = activemq_prefixes(text)
     is_hyphenated = HYPHENATED in prefix
@@ -310,7 +315,7 @@ def _compile(text: str) -> Selector:
 
 
 def _size(*roots: object) -> int:
-    """Return the bytes of objects and their parts; what functions take from their modules is not counted."""
+    """Return the bytes of these objects and all their parts. Globals that functions use are not counted."""
     size = 0
     known: dict[int, object] = {}
     todo: list[object] = [*roots]

@@ -3,13 +3,13 @@
 Two prefixes of ActiveMQ are allowed before a selector, in any order:
 
     hyphenated_props:              names may have hyphens: a-b is a name, a - b a subtraction
-    convert_string_expressions:    ignored: texts are converted anyway
+    convert_string_expressions:    no effect, as texts are converted to numbers in any case
 
 A condition is true, false or unknown, as in SQL-92: a condition on a property that a message lacks is unknown. Below,
 unknown is None.
 
-STOMP knows only text. So a property is converted to a number or a truth value when it is compared with one, if its text
-looks like one. Source: docs/decisions/0020-selectors.md
+All values of STOMP are texts. So when a property is compared with a number or a truth value, its text is converted to
+one, if that is possible. Source: docs/decisions/0020-selectors.md
 
 This is one file, as each rule of the grammar is a method of the compiler.
 """
@@ -30,13 +30,14 @@ from truenext.model.text_search import fixed_matcher, piece_finder, search_ns
 Value = str | int | float | bool | None
 
 Values = Mapping[str, Value]
-"""Properties of one message, by name; None, or no entry, is unknown."""
+"""Properties of one message, by name. A property that is None, or missing, is unknown."""
 
 Test = Callable[[Values], Any]
-"""Compiled part of a selector: returns its value for one message."""
+"""Compiled part of a selector: a function that returns the part's value for one message."""
 
 Form = str | int | float | tuple[Any, ...]
-"""Canonical form of a part: a name, a constant, or an operator with the forms of its operands."""
+"""Form of a part in which all its spellings are equal: a name, a constant, or an operator with the forms of its
+operands. """
 
 
 _GRAMMAR = r"""
@@ -92,9 +93,9 @@ _PREFIXES = re.compile(f"(?:{HYPHENATED}|{CONVERTED})*")
 
 PRIORITY = "JMSPriority"
 MESSAGE_PROPERTIES = {PRIORITY: "number", "JMSTimestamp": "number", "JMSDeliveryMode": "text"}
-"""Properties that are not in a message's header lines, with their kind."""
+"""Kinds of the properties that are not in a message's header lines, by name."""
 HEADER_PROPERTIES = {"JMSCorrelationID": "correlation-id", "JMSType": "type"}
-"""Properties that have another name in the header lines."""
+"""Names in the header lines of properties whose name in JMS is another one."""
 _JMS_PREFIXES = ("JMSX", "JMS_")
 """Prefixes of JMS properties that are headers of the same name."""
 
@@ -113,7 +114,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?", re.IGNORECASE)
 _NUMBER_LENGTH_MAX = 40
 _INT64_LIMIT = 2**63
-"""Absolute limit of whole numbers, as in Java."""
+"""Limit of whole numbers, as in Java: -2 ** 63 to 2 ** 63 - 1."""
 _BOOLEANS = {"true": True, "false": False}
 
 
@@ -123,36 +124,37 @@ class SelectorError(Exception):
     def __init__(self, at: int, reason: str) -> None:
         super().__init__(reason)
         self.at = at
-        """Number of characters before the fault."""
+        """Position of the fault: number of characters before it."""
         self.reason = reason
 
 
 class Expression(NamedTuple):
     position: int
-    """Number of characters of the selector before this part."""
+    """Position of this part: number of characters of the selector before it."""
     kind: str
-    """"truth", "number" or "text" if that is known without a message; else "property"."""
+    """Kind of the value: "truth", "number" or "text"; or "property", whose kind depends on the message."""
     test: Test
     names: frozenset[str] = frozenset()
-    """Names of the properties that the part needs."""
+    """Names of the properties that the part reads."""
     is_name: bool = False
-    """True if the part is a property's name and nothing more."""
+    """True if the part is nothing but the name of a property."""
     conjuncts: tuple[Expression, ...] = ()
-    """Parts that must all be true for this part to be true; () is the part itself."""
+    """Operands of an AND, which must all be true; () if the part is no AND."""
     one_of: tuple[str, frozenset[str]] | None = None
-    """Property name and texts: the part is true only if the property is one of the texts."""
+    """Name of a property, and texts: the part can be true only if the property's value is one of the texts."""
     scan: int = 0
-    """Number of characters in pieces of LIKE patterns that hold a _ and are between two %."""
+    """Number of characters in those pieces of LIKE patterns that have a _ and are between two %."""
     leaves: int = 1
     """Number of properties and constants that a test evaluates."""
     byte_ns: float = 0.0
-    """Longest time of LIKE in nanoseconds, for each byte of a message's header lines."""
+    """Longest time of the LIKE conditions in nanoseconds, for each byte of a message's header lines."""
     form: Form = ""
-    """Form that all spellings of the part share: blanks, capitals of keywords, numbers, parentheses."""
+    """Form of the part, which does not depend on blanks, capitals of keywords, spellings of numbers, and
+    parentheses."""
 
 
 def compile_condition(text: str) -> Expression:
-    """Compile the condition of a selector.
+    """Compile a selector.
 
     >>> compile_condition("weight > 2").test({"weight": "3"})
     True
@@ -172,14 +174,14 @@ def compile_condition(text: str) -> Expression:
 
 
 def activemq_prefixes(text: str) -> str:
-    """Return the prefixes of ActiveMQ with which a selector begins, or an empty text."""
+    """Return the prefixes of ActiveMQ with which a selector begins; "" if it has none."""
     match = _PREFIXES.match(text)
     assert match is not None, "it may be empty"
     return match.group()
 
 
 def conjuncts(part: Expression) -> tuple[Expression, ...]:
-    """Return the parts that must all be true for this part to be true."""
+    """Return the operands of an AND, which must all be true; for any other part, the part itself."""
     return part.conjuncts or (part,)
 
 
@@ -200,7 +202,7 @@ def _check_depth(text: str) -> None:
 
 @v_args(inline=True)
 class _Compiler(Transformer[Token, Any]):
-    """Compiler, from the leaves up: each part becomes a function of a message's values."""
+    """Compiler that goes from the leaves up: each part becomes a function of the properties of a message."""
 
     # ---- Conditions ----
 
@@ -340,7 +342,8 @@ def _at(token: Token) -> int:
 
 
 def _first_outcome(conditions: Iterable[Expression], outcome: bool) -> Test:
-    """Make the test of AND (False) or OR (True): the outcome if a condition has it, else unknown if one is unknown."""
+    """Make the test of an AND (`outcome` False) or an OR (True). It returns `outcome` if a condition does; else unknown
+    if a condition is unknown; else the opposite of `outcome`."""
     tests = [condition.test for condition in conditions]
     otherwise = not outcome
 
@@ -358,7 +361,7 @@ def _first_outcome(conditions: Iterable[Expression], outcome: bool) -> Test:
 
 
 def _combine(parts: Iterable[Expression], kind: str, test: Test, form: Form) -> Expression:
-    """Make an expression of these parts, without conjuncts."""
+    """Make an expression with these operands, whose `conjuncts` is empty."""
     parts = list(parts)
     names = frozenset().union(*(part.names for part in parts))
     return Expression(
@@ -374,7 +377,7 @@ def _combine(parts: Iterable[Expression], kind: str, test: Test, form: Form) -> 
 
 
 def _form(operator: str, parts: list[Expression]) -> Form:
-    """Return the form of a chain of ANDs or ORs: parentheses within such a chain change nothing."""
+    """Return the form of a chain of ANDs, or of ORs. Parentheses inside the chain do not change the form."""
     operands: list[Form] = []
     for part in parts:
         form = part.form
@@ -386,7 +389,8 @@ def _form(operator: str, parts: list[Expression]) -> Form:
 
 
 def _operand_form(part: Expression) -> Form:
-    """Return the form of an operand of a comparison: numbers are compared by their values, so 1 is 1.0."""
+    """Return the form of an operand of a comparison. There 1 and 1.0 have the same form, as numbers are compared by
+    value."""
     value = part.test({}) if part.kind == "number" and not part.names else None
     return part.form if value is None else value
 
@@ -396,7 +400,7 @@ def _constant(token: Token, kind: str, value: Value) -> Expression:
 
 
 def _condition(part: Expression) -> Expression:
-    """Return a part as true, false or unknown; a property is converted to a truth value."""
+    """Return a part whose value is true, false or unknown. A property is converted to a truth value."""
     if part.kind == "truth":
         return part
     if part.kind != "property":
@@ -431,13 +435,14 @@ def _expect_number(part: Expression) -> None:
 
 
 def _numeric(part: Expression) -> Test:
-    """Return a part's test as a number; other values are unknown."""
+    """Return a test that returns the part's value as a number. Any other value is unknown."""
     evaluate = part.test
     return evaluate if part.kind == "number" else lambda values: _number(evaluate(values))
 
 
 def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expression:
-    """Compare two parts; `at` is the position in an error. Values that cannot be compared give false, also for <>."""
+    """Make the comparison of two parts. If their values cannot be compared, it is false, also for <>. `at` is the
+    position of the comparison, for an error."""
     is_equality = sign in ("=", "<>")
     kinds = {left.kind, right.kind} - {"property"}
     if len(kinds) > 1:
@@ -471,7 +476,7 @@ def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expr
 
 
 def _number(value: Value) -> int | float | None:
-    """Return the number that a text stands for; None if it is not a number."""
+    """Return the number that a text states; None if the value is no such text."""
     if not isinstance(value, str) or len(value) > _NUMBER_LENGTH_MAX:
         return None
     if _INTEGER.fullmatch(value) is not None:
@@ -481,16 +486,16 @@ def _number(value: Value) -> int | float | None:
 
 
 def _boolean(value: Value) -> bool | None:
-    """Return the truth value that a text stands for; None if it is neither."""
+    """Return the truth value of the text "true" or "false"; None for any other value."""
     return _BOOLEANS.get(value.lower()) if isinstance(value, str) and len(value) <= 5 else None
 
 
 _CONVERSIONS: dict[str, Callable[[Value], Value] | None] = {"number": _number, "truth": _boolean, "text": None}
-"""Conversions of a property's text, by the kind that it is compared with."""
+"""Functions that convert the text of a property, by the kind of the value with which it is compared."""
 
 
 def _calculate_or_none(calculate: Callable[[Any, Any], Any], one: Any, other: Any) -> int | float | None:
-    """Calculate; None (unknown) where Java has no result, or one that does not fit 64 bits."""
+    """Calculate with two numbers. Returns None (unknown) if Java has no result, or the result does not fit 64 bits."""
     try:
         result: int | float = calculate(one, other)
     except ArithmeticError:
@@ -499,7 +504,7 @@ def _calculate_or_none(calculate: Callable[[Any, Any], Any], one: Any, other: An
 
 
 def _divide(one: Any, other: Any) -> int | float:
-    """Divide as Java does: whole numbers towards zero."""
+    """Divide as Java does: the quotient of two whole numbers is rounded towards zero."""
     if isinstance(one, int) and isinstance(other, int):
         quotient = abs(one) // abs(other)
         return quotient if (one < 0) is (other < 0) else -quotient
@@ -540,7 +545,7 @@ def _compile_like(pattern: Token, escape: Token | None) -> Like:
 class Like(NamedTuple):
     matches: Callable[[str], bool]
     scan: int = 0
-    """Number of characters in pieces that hold a _ and are between two %."""
+    """Number of characters in those pieces that have a _ and are between two %."""
     byte_ns: float = 0.0
     """Longest time of a search in nanoseconds, for each byte of the text."""
 
@@ -548,10 +553,10 @@ class Like(NamedTuple):
 def compile_like(pattern: str, escape: str | None) -> Like:
     """Compile a LIKE pattern.
 
-    `escape` is one character, after which % and _ stand for themselves.
+    After the character `escape`, % and _ stand for themselves.
 
-    Each piece between two % is matched at its first place, so nothing is ever tried twice, as one regular expression
-    would.
+    The text is searched for one piece between two % after the other. Each piece takes the first position where it
+    fits, and no other position is tried; one regular expression for the pattern would try many.
 
     >>> like = compile_like("a!%_%", "!")
     >>> like.matches("a%b"), like.matches("abb")
@@ -584,7 +589,7 @@ def compile_like(pattern: str, escape: str | None) -> Like:
 
 
 def _pieces(pattern: str, escape: str | None) -> list[list[str | None]]:
-    """Split a pattern at its %, into characters; None is any character."""
+    """Split a pattern at each %, into pieces. A piece is a list of characters; None stands for any one character."""
     pieces: list[list[str | None]] = [[]]
     characters = iter(pattern)
     for character in characters:

@@ -1,12 +1,12 @@
-"""Descriptions of settings in the configuration file: one each, for parsing, validation and documentation.
+"""Descriptions of the settings in the configuration file. Parsing, validation and documentation use the same one.
 
     class Policy:                                       a dataclass; each field is a setting
         page_size: int = setting(1000, "Messages ...", unit="messages", least=1, reason="...")
 
-    settings_of(Policy)                                 the description of each, by name
+    settings_of(Policy)                                 the descriptions, by name of the setting
 
-The kind of a value is the field's annotation: bool, int, float, str, a path, an Enum of strings, or a tuple of strings;
-or None, for a setting that may be left out.
+The annotation of a field says which values are valid: bool, int, float, str, a path, an Enum of strings, or a tuple of
+strings. `| None` is for a setting that may be left out.
 """
 
 from dataclasses import MISSING, dataclass, field, fields
@@ -19,7 +19,7 @@ T = TypeVar("T")
 _KEY = "setting"
 
 NO_NONE_VALUE: Any = ...
-"""`Setting.none` of a setting that cannot be "none"."""
+"""Value of `Setting.none` if the text "none" is no valid value of the setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +32,14 @@ class Setting:
     reason: str
     """Reason for the default."""
     unit: str
-    """Unit of a number; "bytes" may be written with a unit (truenext.model.numerals)."""
+    """Unit of a number; "" if it has none. A number of "bytes" may be written as 64MiB."""
     least: float | None
     most: float | None
     """Highest valid number; None is no limit."""
     none: Any
-    """Value that "none" stands for."""
+    """Value for which the text "none" stands in the file."""
     fixed: str
-    """Reason why a change needs a restart of the broker; "" if it does not."""
+    """Reason why a change needs a restart of the broker; "" if a reload applies the change."""
 
 
 def setting(
@@ -53,7 +53,7 @@ def setting(
     none: Any = NO_NONE_VALUE,
     fixed: str = "",
 ) -> T:
-    """Return the dataclass field of a setting; `Setting` describes the arguments."""
+    """Return the dataclass field for a setting. `Setting` describes the arguments."""
     description = {
         "meaning": meaning,
         "reason": reason,
@@ -70,7 +70,7 @@ def setting(
 def settings_of(described: type) -> dict[str, Setting]:
     """Return the settings of a dataclass, by name.
 
-    Raises: TypeError if a field is not made by `setting`: it could not be configured, nor would it be documented.
+    Raises: TypeError if a field was not made by `setting`: nobody could configure it, and no page would have it.
     """
     hints = get_type_hints(described)
     settings = {}
@@ -83,7 +83,7 @@ def settings_of(described: type) -> dict[str, Setting]:
 
 
 def _without_none(hint: Any) -> type:
-    """Return the kind in `KIND | None`; the elements of a tuple are always str."""
+    """Return the type of a setting's values without None; `tuple` for a tuple of texts."""
     if isinstance(hint, UnionType):
         (hint,) = (each for each in get_args(hint) if each is not NoneType)
     return cast(type, get_origin(hint) or hint)

@@ -1,14 +1,17 @@
-"""Search of long texts for a piece of a LIKE pattern, quick whatever the two are.
+"""Search of a long text for a piece of a LIKE pattern, which is quick for every text and every piece.
 
-A regular expression compares a piece with each place of a text: the time is that of text times piece. Here one
-operation compares one character of the piece with all places at once: bit i of an integer stands for place i.
+A regular expression tries the piece at each position of the text. Its time grows with the length of the text times that
+of the piece. Here one operation compares one character of the piece with all positions at once: bit i of an integer
+stands for position i of the text (the lowest bit is the first character).
 
-    text   abcab        places of a   01001     place of the piece a_c:   places of a
-    piece  a_c          places of c   00100                             & places of c, shifted by 2     = 00001
+    text   abcab      positions of a                                  01001
+    piece  a_c        positions of c                                  00100
+                      positions of c, shifted right by 2              00001
+                      both together: the piece begins at position 0   00001
 
-The places of a character come from the text's bit planes: bit i of plane b is bit b of the code of character i. Planes
-take some time to make, so short texts and the first searches of a long one do without.
-"""
+The positions of a character are computed from bit planes of the text: bit i of plane b is bit b of the code of
+character i. Planes take some time to make. So short texts, and a long text in its first searches, are searched without
+planes."""
 
 from __future__ import annotations
 
@@ -18,22 +21,23 @@ from functools import lru_cache
 from itertools import groupby
 
 Piece = Sequence[str | None]
-"""Characters of a piece; None stands for any one character."""
+"""Characters of a piece of a LIKE pattern; None (the pattern's _) stands for any one character."""
 
 LONG_TEXT_LENGTH = 4096
-"""Characters from which on a text may be searched by its planes: a message's headers hold at most 16 such texts."""
+"""Characters from which on a text is long. The headers of a message have at most _TEXTS_KEPT long texts."""
 _TEXTS_KEPT = 16
 _CHARACTERS_KEPT = 16
-"""Characters of a text whose places are kept, each in a bit for each character of the text."""
+"""Number of characters whose positions in a text are kept, so that they are computed once."""
 _QUICK_SEARCHES = 16
-"""Searches of one text for plain pieces before planes are made for them."""
+"""Number of searches of one text for pieces without _ before planes are made for such pieces."""
 
 _ZERO_ONE = [bytes(ord("1") if code >> bit & 1 else ord("0") for code in range(256)) for bit in range(8)]
-"""Tables that translate each byte to the digit of one of its bits."""
+"""Tables for `bytes.translate`: table b turns each byte into the digit "0" or "1" of its bit b."""
 
 
 def piece_finder(piece: Piece) -> Callable[[str, int], int]:
-    """Return a function that finds the end of a piece's first place at or after a position; -1 if there is none.
+    """Return a function that searches a text for a piece. The function takes a text and a position; it returns the end
+    of the first occurrence of the piece that begins there or later, or -1.
 
     >>> piece_finder(["b", None])("abcbd", 2)
     5
@@ -60,7 +64,7 @@ def piece_finder(piece: Piece) -> Callable[[str, int], int]:
 
 
 def fixed_matcher(piece: Piece) -> Callable[[str, int], bool]:
-    """Return a function that tells whether a piece is in a text at a position that is not behind its end.
+    """Return a function that takes a text and a position of it, and tells whether the piece begins at that position.
 
     >>> fixed_matcher(["b", None])("abc", 1), fixed_matcher(["b", None])("ab", 1)
     (True, False)
@@ -79,7 +83,7 @@ def fixed_matcher(piece: Piece) -> Callable[[str, int], bool]:
 
 
 def search_ns(piece: Piece) -> float:
-    """Return the longest time of a search in nanoseconds, for each character of the text."""
+    """Return the longest time of a search for the piece, in nanoseconds for each character of the text."""
     if not any(piece):
         return 0.0
     return 25.0 if None in piece else 1.5 + 0.2 * len(piece)
@@ -90,7 +94,7 @@ def to_regex(piece: Piece) -> re.Pattern[str]:
 
 
 class SearchedText:
-    """Long text, and its bit planes once they are needed."""
+    """Long text, with its bit planes once a search needs them."""
 
     __slots__ = ("_places", "_plain_searches", "_planes", "_text")
 
@@ -142,7 +146,7 @@ class SearchedText:
 
 @lru_cache(maxsize=_TEXTS_KEPT)
 def _searched(text: str) -> SearchedText:
-    """Return the text as one object for all conditions that search it, one after the other."""
+    """Return the object for a text. All conditions that search the same text share the object, and so its planes."""
     return SearchedText(text)
 
 

@@ -1,4 +1,4 @@
-"""Address of a broker as people write it: stomp://HOST:PORT, or stomp+ssl://HOST:PORT with TLS."""
+"""Address of a broker: reads and writes stomp://HOST:PORT, and stomp+ssl://HOST:PORT, which is with TLS."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 from truenext.errors import ConfigurationError
 
 STOMP_PORT = 61613
-"""Default port of ActiveMQ's and most other STOMP listeners."""
+"""Default port, which is also that of ActiveMQ and most other brokers with STOMP."""
 STOMP_TLS_PORT = 61612
-"""Default port of ActiveMQ's STOMP listener with TLS."""
+"""Default port with TLS, which is also that of ActiveMQ."""
 DEFAULT_URL = f"stomp://127.0.0.1:{STOMP_PORT}"
 
 
@@ -20,12 +20,12 @@ _SCHEME, _TLS_SCHEME = "stomp", "stomp+ssl"
 class Address:
     host: str
     port: int
-    """Port; 0 lets a listener choose a free one."""
+    """Port; 0 lets the system choose a free port for a listener."""
     has_tls: bool = False
 
     @property
     def url(self) -> str:
-        """The address as `parse_url` reads it."""
+        """The address as a text that `parse_url` reads."""
         return f"{_TLS_SCHEME if self.has_tls else _SCHEME}://{host_and_port(self.host, self.port)}"
 
     @property
@@ -39,7 +39,7 @@ class Address:
 
 
 def host_and_port(host: str, port: int) -> str:
-    """Return an address as people write it.
+    """Return host and port as one text, with brackets around an IPv6 address.
 
     >>> host_and_port("::1", 61613)
     '[::1]:61613'
@@ -48,7 +48,7 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def parse_url(url: str) -> Address:
-    """Return the address in `stomp://HOST:PORT` or `stomp+ssl://HOST:PORT`; the port may be left out.
+    """Parse `stomp://HOST:PORT` or `stomp+ssl://HOST:PORT`. The port may be left out.
 
     >>> parse_url("stomp://127.0.0.1:0")
     Address(host='127.0.0.1', port=0, has_tls=False)

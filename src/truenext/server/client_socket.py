@@ -1,7 +1,7 @@
 """Client socket: the socket of one client, with TLS if its listener has it, in the event loop.
 
-The socket is driven directly, not through a transport: in auto mode a message counts as acknowledged once the socket
-has taken its bytes, so we must know exactly which bytes it has taken, at the moment the connection is lost too.
+The loop calls it directly, not through an asyncio transport. In auto mode a message counts as acknowledged once the
+socket has taken its bytes. So the broker must know which bytes the socket has taken, even when the connection breaks.
 """
 
 import socket
@@ -13,7 +13,7 @@ from truenext.tls import TlsSocket
 
 class ClientSocket:
     def __init__(self, sock: socket.socket, tls: TlsSocket | None, loop: AbstractEventLoop) -> None:
-        """With `tls`, all bytes pass through it."""
+        """If there is `tls`, all bytes pass through it."""
         self._sock = sock
         self._loop = loop
         self.tls = tls
@@ -21,7 +21,7 @@ class ClientSocket:
         self.recv: Callable[[int], bytes] = channel.recv
         self.send: Callable[[bytes | bytearray | memoryview], int] = channel.send
         self.on_broken: Callable[[str], None] = lambda _: None
-        """Called with the reason when the loop finds the socket broken; set by the code that ends the connection."""
+        """Called with a reason when the event loop reports that the socket has broken. `Ending.attach` sets it."""
 
     def watch_reads(self, action: Callable[[], None]) -> None:
         self._watch(self._loop.add_reader, action)
@@ -46,13 +46,16 @@ class ClientSocket:
         return bool(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
     def drop_tls(self) -> None:
-        """Go on without TLS, with a client that does not speak it."""
+        """Go on without TLS, because the client does not speak TLS."""
         self.tls = None
         self.recv = self._sock.recv
         self.send = self._sock.send
 
     def half_close(self) -> None:
-        """Close our side. Raises: OSError"""
+        """Close our side of the socket, after TLS has said so to the client.
+
+        Raises: OSError if the socket has broken
+        """
         if self.tls is not None:
             self.tls.close_notify()
         self._sock.shutdown(socket.SHUT_WR)

@@ -1,10 +1,11 @@
-"""Server connection: one client as the broker and the listener see it.
+"""Server connection: one client's connection, as the broker (`Peer`) and the listener use it.
 
     socket ──▶ Input ──▶ Broker.execute
     socket ◀── Output ◀── turn of the broker
                Ending: how the connection ends, and its timers (life.py has the states)
 
-The client's protocol is a `WireSession`. Here are its login, its heart-beats, and the limits of idle connections.
+A `WireSession` knows the client's protocol. This file has the login, the heart-beats, and the limits of idle
+connections.
 """
 
 import logging
@@ -52,13 +53,17 @@ class ServerConnection:
         on_login: Callable[["ServerConnection", bool], str] = lambda *_: "",
         tls: TlsSocket | None = None,
     ) -> None:
-        """`on_login` implements `Peer.assign_place`. With `tls`, all bytes pass through it."""
+        """`on_login` assigns a place, as `Peer.assign_place` says. If there is `tls`, all bytes pass through it.
+
+        `identity` tells this broker's message ids from those of any other broker.
+        """
         self._name = peer_name
         self._broker = broker
         self._on_login = on_login
         self._session = broker.connect(self)
         self._control_only_reason = ""
-        """Limit that this connection exceeds, which may only send control requests; "" if it exceeds none."""
+        """Limit of connections that this one exceeds, so that it may only send control requests; "" if it exceeds
+        none."""
         self._wire: WireSession = StompSession(
             session_id=self._session.id,
             identity=identity,
@@ -133,7 +138,7 @@ class ServerConnection:
     # ---- The end ----
 
     def end_before_login(self, reason: str) -> None:
-        """End the connection at once, as another one needs its place."""
+        """End the connection at once, because a newer connection needs its place."""
         self._ending.refuse_at_once(reason)
 
     def close_for_takeover(self, *, is_exempt: bool) -> None:
@@ -146,11 +151,11 @@ class ServerConnection:
         self._ending.refuse(reason, Code.FORBIDDEN, is_exempt=True)
 
     def stop_reading(self) -> None:
-        """Stop reading, all timers, and the sending of unsent bytes: the broker stops."""
+        """Read nothing more, stop all timers, and send no unsent bytes any more: the broker stops."""
         self._ending.stop()
 
     def end(self) -> None:
-        """Close at a stop of the broker, after the held messages of the client were requeued."""
+        """Close the connection when the broker stops. Its held messages were requeued before."""
         self._ending.end()
 
     # ---- Time ----
@@ -176,7 +181,8 @@ class ServerConnection:
 
     @property
     def _beat_interval_s(self) -> float:
-        """Half of the agreed interval: a beat omitted after other output is then made up in time."""
+        """Seconds between two checks whether a heart-beat is due: half of the agreed interval. A check sends none if
+        anything was sent since the check before."""
         return self._wire.send_interval_ms / 2000
 
     def _on_beat_due(self) -> None:
@@ -186,11 +192,12 @@ class ServerConnection:
 
     @property
     def _silence_limit_s(self) -> float:
-        """Seconds of silence after which the connection ends."""
+        """Seconds without input after which the connection ends."""
         return self._wire.receive_interval_ms * HEART_BEAT_GRACE_FACTOR / 1000
 
     def _on_silence(self) -> None:
-        """End the connection if the client has been silent for too long; else check again when it would be."""
+        """End the connection if nothing has come for `_silence_limit_s`; else check again when that time would be
+        over."""
         source, limit_s = self._input, self._silence_limit_s
         if source.silence_s >= limit_s and not source.is_paused:
             # Perhaps the broker itself was suspended: input of that time is in the socket.

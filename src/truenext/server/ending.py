@@ -1,10 +1,14 @@
 """Ending: the ways in which one connection ends, and its timers.
 
-    refused, or DISCONNECT    input is discarded; last answers; our side is closed; the client closes its own
-    socket or client lost     parked, if its client may take it over and its end would count an attempt; else closed
-    the broker stops          nothing is read; our side is closed once the held messages were requeued
+    a frame is refused, or DISCONNECT    input is discarded; after the last answers our side of the socket is closed;
+                                         then the client closes its side
+    the socket ends without DISCONNECT   the connection is parked (in the contract: cut) if its client may take it over
+                                         and its end would count an attempt; else it is closed, and its client is lost
+    missed heart-beats, unread answers   closed at once, and never parked (C22.5): the client is lost
+    the client takes it over             closed at once, without an attempt
+    the broker stops                     nothing is read; after the held messages were requeued our side is closed
 
-`life.py` has the states.
+`life.py` has the states. `ConnectionEnds` releases or keeps the messages of the connection.
 """
 
 import logging
@@ -25,14 +29,14 @@ from truenext.wire.session import WireReplies
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 30.0
-"""Longest time for a client to read the remaining answers when its connection ends."""
+"""Longest time in which a client may read its last answers when its connection ends."""
 LINGER_S = 2.0
-"""Longest time for a client to close its side after everything was sent."""
+"""Longest time in which a client may close its side of the socket after everything was sent."""
 TAKEOVER_GRACE_S = 1.0
-"""Time for a client whose socket broke to take its connection over, before its started messages count an attempt.
-The client sees the broken socket as well, and reconnects at once."""
+"""Longest time for which a connection stays parked. If its client has not taken it over by then, its started messages
+count an attempt. A client that is there sees the broken socket, too, and reconnects at once."""
 _REASON_LENGTH_MAX = 4000
-"""Characters of an ERROR's body."""
+"""Longest body of an ERROR, in characters."""
 
 
 class Ending:
@@ -49,7 +53,7 @@ class Ending:
         loop: AbstractEventLoop,
         client: str,
     ) -> None:
-        """`attach` must follow. `client` is the client's address."""
+        """`client` is the client's address. Call `attach` before anything else."""
         self.life = ConnectionLife()
         self._session = session
         self._replies = replies
@@ -58,11 +62,11 @@ class Ending:
         self._loop = loop
         self._client = client
         self._has_client_closed = False
-        """The client has closed its side."""
+        """The client has closed its side of the socket."""
         self._timers: dict[str, TimerHandle] = {}
 
     def attach(self, connection_input: Input, output: Output, on_closed: Callable[[], None]) -> None:
-        """Add what ends with the connection. `on_closed` is called last."""
+        """Add the input and output that end with the connection. `on_closed` is called when it has ended."""
         self.input = connection_input
         self.output = output
         self.on_closed = on_closed
@@ -71,7 +75,7 @@ class Ending:
     # ---- Timers ----
 
     def set_timer(self, seconds: float, name: str, action: Callable[[], None]) -> None:
-        """Set a timer, which the end of the connection cancels."""
+        """Call `action` after `seconds`, unless the connection ends before."""
         self._timers[name] = self._loop.call_later(seconds, action)
 
     def cancel_timer(self, name: str) -> None:
@@ -85,7 +89,10 @@ class Ending:
     # ---- With last answers ----
 
     def refuse(self, reason: str, code: Code, receipt: str | None = None, *, is_exempt: bool = False) -> None:
-        """Send an ERROR after the due receipts, and end the connection, unless it ends already."""
+        """Send an ERROR after the receipts of earlier frames, and end the connection, unless it ends already.
+
+        `receipt` is the one that the refused frame has requested. If `is_exempt`, the end counts no attempt.
+        """
         if self.life.state is not OPEN:
             return
         if not self._broker.users.logs_refusal(code):
@@ -99,11 +106,12 @@ class Ending:
         self._broker.answer(self._session, CloseConnection())
 
     def on_refused(self, error: RemoteProtocolError, receipt: str | None) -> None:
-        """Refuse a client whose frame was refused."""
+        """Send an ERROR for a refused frame, and end the connection. `receipt` is the one that the frame requested."""
         self.refuse(str(error), error.code, receipt, is_exempt=error.code is Code.NO_SPACE)
 
     def on_other_protocol(self, error: OtherProtocolError) -> None:
-        """Answer a client of another protocol in that protocol, if possible, and end the connection."""
+        """End the connection of a client that speaks another protocol, with an answer in that protocol if there is
+        one."""
         self._broker.warnings.warn_of_other_protocol(self._client, error.protocol)
         self._end_session()
         if error.answer:
@@ -121,7 +129,7 @@ class Ending:
         self.half_close()
 
     def refuse_at_once(self, reason: str) -> None:
-        """Send an ERROR as far as the socket takes it, and close the connection."""
+        """Send an ERROR, and close the connection without waiting until the socket has taken all of the ERROR."""
         self._log_refused(reason)
         self._end_session()
         self.output.add_frame(self._replies.encode_fault(make_error_answer(reason, Code.LIMIT, None)))
@@ -129,12 +137,13 @@ class Ending:
         self.close()
 
     def on_disconnect(self) -> None:
-        """End the connection after the receipt of its DISCONNECT."""
+        """End the connection once the receipt of its DISCONNECT was sent, if the client has requested one."""
         self.discard_input()
         self._broker.answer(self._session, CloseConnection())
 
     def on_eof(self) -> None:
-        """Handle the end of the client's input. Pending answers are still sent, as the client may read them."""
+        """Handle the end of the client's input: park the connection, or end it after the pending answers, which the
+        client may still read."""
         self._has_client_closed = True
         self._socket.unwatch_reads()
         if self.life.state is Life.LINGERING:
@@ -145,23 +154,25 @@ class Ending:
             self._broker.answer(self._session, CloseConnection())
 
     def discard_input(self) -> None:
-        """Discard further input, commands that wait, and the incomplete frame."""
+        """From now on discard input. Commands that wait and the incomplete frame are discarded, too."""
         if self.life.state is OPEN:
             self.life.enter_after(LifeEvent.DISCARD)
             self.input.discard()
 
     def _end_session(self, *, is_exempt: bool = False) -> None:
-        """Discard further input, and end the session of a client that sent no DISCONNECT, see `ConnectionEnds.lost`."""
+        """Discard further input, and requeue the messages of a client that has sent no DISCONNECT. They count attempts
+        as C10.2 says of a lost connection, or none if `is_exempt`."""
         self.discard_input()
         self._broker.ends.lost(self._session, is_exempt=is_exempt)
 
     def on_last_answer(self) -> None:
-        """Close our side once all is sent, but wait for that only a while."""
+        """Close our side of the socket once all was sent, or the whole socket after CLOSE_TIMEOUT_S."""
         self.life.enter_after(LifeEvent.LAST_ANSWER)
         self.set_timer(CLOSE_TIMEOUT_S, "close", self.close)
 
     def half_close(self) -> None:
-        """Close our side after all is sent, and wait a little for the client's, lest a reset lose the last frame."""
+        """Close our side of the socket after all was sent, and give the client LINGER_S to close its side. To close
+        the socket at once could reset it, and the client would lose the last frame."""
         if self.life.state is Life.LINGERING:
             return
         self._cancel_timers()
@@ -181,7 +192,8 @@ class Ending:
     # ---- At once ----
 
     def on_answers_unread(self, reason: str) -> None:
-        """End the connection of a client that has too many bytes of unread answers, unless it has ended."""
+        """End the connection at once, as its client leaves too many bytes of answers unread. Does nothing if the
+        connection is parked or has ended."""
         if self.life.state in WITHOUT_SOCKET:
             return
         self._log_refused(reason)
@@ -190,7 +202,7 @@ class Ending:
         self.lose(reason)
 
     def lose(self, reason: str) -> None:
-        """End the connection at once, without an answer: its client is lost, or is given up."""
+        """End the connection at once, without an answer: it is lost, and is not parked."""
         if self.life.state in WITHOUT_SOCKET:
             return
         if self.life.state is OPEN:
@@ -199,7 +211,8 @@ class Ending:
         self.close()
 
     def take_over(self, *, is_exempt: bool) -> None:
-        """Close the connection, as another one of its client takes it over: nothing more is read or sent."""
+        """Close the connection at once, parked or not, because another connection takes it over, or needs its durable
+        subscription. If `is_exempt`, the end counts no attempt."""
         logger.info("the client has connected anew: its old connection was taken over", extra={"client": self._client})
         if self.life.state is Life.PARKED:
             self._end_parked(is_exempt=is_exempt)
@@ -208,7 +221,8 @@ class Ending:
         self.close()
 
     def close(self) -> None:
-        """Close the socket, and report that the connection has ended, unless either has happened."""
+        """Close the socket, and report the end of the connection. Does nothing if the connection is parked or
+        closed."""
         if self.life.state not in WITHOUT_SOCKET:
             self._socket.close()
             self._report_closed()
@@ -225,13 +239,13 @@ class Ending:
     # ---- Parked ----
 
     def on_socket_broken(self, reason: str) -> None:
-        """Park the connection, as its client may be there still, or end it."""
+        """Park the connection if its client can take it over; else end it at once."""
         if not (self.life.state is OPEN and self._park(reason)):
             self.lose(reason)
 
     def _park(self, reason: str) -> bool:
-        """Close the socket, and keep the session for a takeover, if its end would count an attempt now. Nothing more
-        is read or written. Returns False if the connection must end instead."""
+        """Park the connection if its client has a secret and the end would count an attempt now: close the socket, and
+        wait TAKEOVER_GRACE_S for a takeover. Returns False if the caller must end the connection instead."""
         if not self._broker.ends.park(self._session):
             return False
         extra = {"client": self._client, "reason": reason}
@@ -254,7 +268,7 @@ class Ending:
     # ---- The broker stops ----
 
     def stop(self) -> None:
-        """Stop reading, all timers, and the sending of unsent bytes."""
+        """Read nothing more, stop all timers, and send no unsent bytes any more."""
         if self.life.state is OPEN:
             self.input.discard()
         self.life.enter_after(LifeEvent.STOP)
@@ -264,7 +278,7 @@ class Ending:
             self._socket.unwatch_writes()
 
     def end(self) -> None:
-        """Close after `stop`, and after the held messages of the client were requeued."""
+        """Close the connection. The broker calls this after `stop`, and after it has requeued the held messages."""
         if self.life.state is Life.PARKED:
             self._report_closed()
         else:
@@ -278,5 +292,6 @@ class Ending:
 
 
 def make_error_answer(reason: str, code: Code, receipt: str | None, frame: int = 0) -> ErrorAnswer:
-    """Make an ERROR, cut to a length at which a client still recognizes what it sent itself."""
+    """Make an ERROR. The reason may repeat text of the client, so it is cut: to 200 characters in the header `message`,
+    to _REASON_LENGTH_MAX in the body."""
     return ErrorAnswer(reason.partition("\n")[0][:200], code, reason[:_REASON_LENGTH_MAX], receipt, frame)

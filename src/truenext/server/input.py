@@ -1,8 +1,7 @@
-"""Input: reads the socket of one client, and has its commands executed as the broker has capacity.
+"""Input: reads the socket of one client, and passes its commands to the broker.
 
-Reading pauses while the broker has no capacity, and while commands that were read wait: for disk space, for a login's
-check, or until other connections were served.
-"""
+Reading pauses while the broker has no capacity, and while commands that were read wait: for disk space, for the check
+of a password, for the queues of a message to be found, or until other connections were served."""
 
 import ssl
 from asyncio import AbstractEventLoop
@@ -24,22 +23,23 @@ from truenext.wire.session import WireSession
 
 
 class InputEnding(Protocol):
-    """Ends of a connection that its input finds: `Ending`, or a test's."""
+    """Functions that `Input` calls when it finds that a connection must end. `Ending` has them, and tests replace
+    them."""
 
     life: ConnectionLife
 
     def on_eof(self) -> None:
-        """Handle the end of the client's input."""
+        """End or park the connection: the client has closed its side of the socket."""
 
     def on_socket_broken(self, reason: str) -> None: ...
 
     def on_plain_text(self) -> None:
-        """Handle a client that does not speak TLS."""
+        """End the connection of a client that does not speak TLS to a listener with TLS."""
 
     def on_disconnect(self) -> None: ...
 
     def on_refused(self, error: RemoteProtocolError, receipt: str | None) -> None:
-        """Handle a refused frame, which requested a `receipt`."""
+        """End the connection after a refused frame. `receipt` is the one that the frame requested, if any."""
 
     def on_other_protocol(self, error: OtherProtocolError) -> None: ...
 
@@ -55,7 +55,7 @@ class Input:
         output: Output,
         ending: InputEnding,
     ) -> None:
-        """`output` sends what TLS itself has to send."""
+        """`output` sends the bytes that TLS makes by itself, such as answers of its handshake."""
         self._session = session
         self._wire = wire
         self._pending = wire.pending
@@ -70,11 +70,11 @@ class Input:
         self._ending = ending
         self._life = ending.life
         self._has_large_frame = False
-        """The incomplete frame counts towards the memory for such frames."""
+        """The incomplete frame is so large that it counts towards the memory for incomplete frames."""
         self.is_paused = False
         """The socket is not read until `resume`."""
         self._waiting: Iterator[Command] | None = None
-        """Commands that were read, and wait."""
+        """Commands that were read and wait to be executed; None if none wait."""
         self._last_received_at = loop.time()
         """Loop time of the last input."""
         self._needs_socket_check = False
@@ -86,7 +86,7 @@ class Input:
 
     @property
     def waits_for_capacity(self) -> bool:
-        """Whether the socket is not read, and no large frame is the reason."""
+        """True if the socket is not read, and the connection has no large incomplete frame."""
         return self.is_paused and not self._has_large_frame
 
     @property
@@ -150,7 +150,7 @@ class Input:
                 self._note_incomplete_frame(len(data))
 
     def resume(self) -> None:
-        """Go on after a pause: there is capacity, or what the commands waited for."""
+        """Go on after a pause: execute the commands that wait, then read the socket again."""
         self.is_paused = False
         self._last_received_at = self._loop.time()
         if self._life.state is not OPEN:

@@ -4,7 +4,8 @@
     OPEN ──PARK─────▶ PARKED ──CLOSE──▶ CLOSED
     STOP: to STOPPING ──LAST_ANSWER──▶ STOPPING_CLOSING; both end by HALF_CLOSE and CLOSE
 
-A lost or refused connection leaves this way earlier: TRANSITIONS has every step, and any other step is a bug.
+A connection that is lost or refused goes to CLOSED from an earlier state. TRANSITIONS has every step; any other step is
+a bug.
 """
 
 from enum import Enum
@@ -16,36 +17,39 @@ class Life(Enum):
     DISCARDING = "discarding"
     """Input is discarded; answers may follow, such as the ERROR, or the receipt of a DISCONNECT."""
     CLOSING = "closing"
-    """No answer follows: our side is closed once the socket has taken all bytes."""
+    """No answer follows. Our side of the socket will be closed once the socket has taken all bytes."""
     LINGERING = "lingering"
-    """Our side is closed; the client has a moment to close its own, lest a reset lose the last frame."""
+    """Our side of the socket is closed. The client has two seconds to close its side: to close the socket at once could
+    reset it, and the client would lose the last frame."""
     PARKED = "parked"
-    """The socket is closed; the session waits for a takeover, see `ConnectionEnds.park`."""
+    """The socket is closed without a DISCONNECT. For a second the broker keeps the messages that would count an
+    attempt, and the client may take the connection over. (In the contract such a connection is "cut".)"""
     STOPPING = "stopping"
     """The broker stops: nothing is read, and bytes that the socket does not take at once stay unsent."""
     STOPPING_CLOSING = "stopping-closing"
-    """The broker stops, and no answer follows: our side is closed if the socket has taken all bytes."""
+    """The broker stops, and no answer follows. Our side of the socket will be closed if the socket has taken all
+    bytes."""
     CLOSED = "closed"
-    """The socket is closed, and the session has ended."""
+    """The socket is closed, and the broker has removed the connection."""
 
 
 class LifeEvent(Enum):
     DISCARD = "discard"
-    """Input ends: by a DISCONNECT, an ERROR, a lost client, a takeover."""
+    """From now on input is discarded: after a DISCONNECT, an ERROR, a takeover, or when the client is lost."""
     PARK = "park"
-    """The socket ended without a DISCONNECT, and the client may take its session over."""
+    """The socket has ended without a DISCONNECT, and the client may take the connection over."""
     LAST_ANSWER = "last-answer"
     """The last answer was added to the output."""
     HALF_CLOSE = "half-close"
     """Our side of the socket was closed."""
     CLOSE = "close"
-    """The socket, or a parked session, was closed."""
+    """The socket was closed, or the time of a parked connection is over."""
     STOP = "stop"
     """The broker stops."""
 
 
 OPEN = Life.OPEN
-"""The usual state by a name that is quick to read."""
+"""The usual state, under a name that takes one look-up."""
 
 TRANSITIONS: dict[Life, dict[LifeEvent, Life]] = {
     Life.OPEN: {
@@ -88,7 +92,7 @@ TRANSITIONS: dict[Life, dict[LifeEvent, Life]] = {
         LifeEvent.STOP: Life.CLOSED,
     },
 }
-"""State after each event, for each state in which it may happen. Facts that are kept beside the state:
+"""For each state: the events that may happen in it, each with the state after it. Facts that are kept beside the state:
 
     fact                                  may be true in
     reading is paused (Input)             all; without effect after OPEN
@@ -100,9 +104,9 @@ TRANSITIONS: dict[Life, dict[LifeEvent, Life]] = {
 
 WITHOUT_SOCKET = (Life.PARKED, Life.CLOSED)
 WITHOUT_WRITER = (Life.STOPPING, Life.STOPPING_CLOSING, *WITHOUT_SOCKET)
-"""States in which unsent bytes do not wait until the socket takes them."""
+"""States in which bytes that the socket did not take are not sent any more."""
 CLOSES_WHEN_SENT = (Life.CLOSING, Life.STOPPING_CLOSING)
-"""States in which our side is closed once all bytes are sent."""
+"""States in which our side of the socket is closed as soon as all bytes are sent."""
 
 
 class ConnectionLife:
@@ -114,7 +118,10 @@ class ConnectionLife:
         self.state = OPEN
 
     def enter_after(self, event: LifeEvent) -> None:
-        """Raises: AssertionError if this event may not happen now"""
+        """Change the state as TRANSITIONS says.
+
+        Raises: AssertionError if the event may not happen in the current state
+        """
         after = TRANSITIONS[self.state].get(event)
         if after is None:
             raise AssertionError(f"{event.name} of a connection that is {self.state.value}")

@@ -21,27 +21,28 @@ BACKLOG = 1024
 SOCKET_CHECK_INTERVAL_S = 1.0
 """Time between two checks for broken sockets."""
 ACCEPT_RETRY_S = 1.0
-"""Pause after a failed accept, most likely for lack of file descriptors."""
+"""Pause after a failed accept. The usual cause is a lack of file descriptors."""
 BEFORE_LOGIN_SECONDS_MIN = 0.25
-"""Time from accept in which a connection is not ended for a later one: its CONNECT may be under way."""
+"""Time after its accept in which a connection is not ended to make place for a newer one: its CONNECT may be under
+way."""
 PLACE_CHECK_INTERVAL_S = 0.02
-"""Pause before the next accept if all places of connections before their login are taken."""
+"""Pause before the next accept while no place is free for a connection that has not logged in."""
 
 
 class Places(NamedTuple):
-    """Numbers of connections of one listener."""
+    """Most connections that one listener may have."""
 
     connections: int
-    """Connections that have logged in; a few more are accepted as control-only."""
+    """Most connections that have logged in. A few more may log in, and then only send control requests."""
     before_login: int
-    """Connections that have not logged in yet."""
+    """Most connections that have not logged in yet."""
 
 
 ALL_PLACES = Places(CONNECTIONS_MAX, CONNECTIONS_BEFORE_LOGIN_MAX)
 
 
 class ListenerTls:
-    """TLS of listeners, which may be replaced for new connections."""
+    """TLS of all listeners. A reload replaces `context`; only new connections use the new one."""
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         self.context = context
@@ -66,8 +67,7 @@ class Listener:
         tls: ListenerTls | None = None,
         make_connection: Callable[..., ServerConnection] = ServerConnection,
     ) -> None:
-        """A few connections above those of `places` are accepted as control-only. `make_connection` has the parameters
-        of ServerConnection.
+        """Listen on `address`. `make_connection` takes the arguments of ServerConnection, and returns one.
 
         Raises: ConfigurationError if the address cannot be listened on.
         """
@@ -77,7 +77,7 @@ class Listener:
         self._server_name = server_name
         self._connections: set[ServerConnection] = set()
         self._control_only: set[ServerConnection] = set()
-        """Connections above the limit, which may only send control requests."""
+        """Connections beyond `places.connections`, which may only send control requests."""
         self._before_login: dict[ServerConnection, float] = {}
         """Connections that have not logged in, the oldest first, with the loop time of their accept."""
         self._places = places
@@ -87,7 +87,7 @@ class Listener:
         if places.connections < CONNECTIONS_MAX:
             self._limit_reason += " with the system's limit of open files (ulimit -n)"
         self._all_closed = Event()
-        """Set when no connection is left; used by `close` only."""
+        """Set when the last connection is closed; only `close` waits for it."""
         self._is_stopping = False
         try:
             family, _, _, _, where = socket.getaddrinfo(
@@ -110,7 +110,7 @@ class Listener:
 
     @property
     def url(self) -> str:
-        """URL of this listener, with the port that was picked."""
+        """URL of this listener, with the port that the system has chosen if port 0 was asked for."""
         host, port = self._sock.getsockname()[:2]
         return Address(host=host, port=port, has_tls=self._tls is not None).url
 
@@ -124,7 +124,7 @@ class Listener:
             connection.stop_reading()
 
     async def close(self) -> None:
-        """Close all connections; returns once the clients have closed theirs, or have had enough time to."""
+        """Close all connections. Returns once every client has closed its side, or has not done so in time."""
         for connection in list(self._connections):
             connection.end()
         if self._connections:
@@ -179,8 +179,8 @@ class Listener:
                 return
 
     def _free_place_before_login(self) -> bool:
-        """End the oldest connection that has sent no CONNECT, unless that was accepted just now. Returns whether a
-        place is free."""
+        """End the oldest connection without a CONNECT, unless one at least as old was accepted just now. Returns
+        whether a place is free."""
         for connection, accepted_at in self._before_login.items():
             if self._loop.time() - accepted_at < BEFORE_LOGIN_SECONDS_MIN:
                 return False
@@ -192,10 +192,12 @@ class Listener:
         return False
 
     def _assign_place(self, connection: ServerConnection, may_exceed: bool) -> str:
-        """Assign a place to a connection at its login. Returns why it may only send control requests, or "".
-        `may_exceed`: it may have one of the few places beyond the limit.
+        """Assign a place to a connection at its login. Returns why the connection may only send control requests; "" if
+        it may do everything.
 
-        Raises: RemoteProtocolError if there is no place
+        If `may_exceed`, the connection may take one of the few places beyond the limit, for control requests alone.
+
+        Raises: RemoteProtocolError if no place is left
         """
         self._before_login.pop(connection, None)
         place_count = len(self._connections) - len(self._before_login) - len(self._control_only) - 1

@@ -3,8 +3,8 @@
     deliver, answer ──▶ parts ──flush──▶ socket
                           └── what it does not take ──▶ unsent frames ──on_writable──▶ socket
 
-Unsent frames keep their owners: `cancel_unsent` takes messages back that the socket has not taken, and tells how many
-it has.
+Each unsent frame has an owner, its subscriber. So `cancel_unsent` can drop the messages of a subscriber that the socket
+has not taken, and tell how many the socket has taken.
 """
 
 from asyncio import AbstractEventLoop
@@ -26,35 +26,37 @@ from truenext.server.life import CLOSES_WHEN_SENT, OPEN, WITHOUT_SOCKET, WITHOUT
 from truenext.wire.session import WireReplies
 
 WRITE_BYTES = 256 * 1024
-"""Largest write, if the data is large or the socket could not take everything."""
+"""Bytes of one write when the data is larger than LARGE_WRITE_BYTES, or the socket could not take everything before."""
 LARGE_WRITE_BYTES = 2 * UNSENT_BYTES_MAX
-"""Bytes above which a flush is written in parts: one large message, or a few."""
+"""Bytes up to which a flush is one write. Larger data is written in parts of WRITE_BYTES."""
 JOINED_ANSWER_BYTES = 4096
-"""Bytes up to which unsent answers are joined: alone, a small one would take a multiple of its bytes."""
+"""Bytes up to which unsent answers are joined to one frame: each object takes more memory than a small answer
+itself."""
 
 
 class Cancelled(Enum):
-    """Owner of a message that was sent in part, or encrypted, when `cancel_unsent` cancelled it."""
+    """Owner of a message that `cancel_unsent` has cancelled too late: a part of it was sent or encrypted already, so
+    the rest is still sent."""
 
     MESSAGE = "message"
 
 
 Owner = Subscriber | Cancelled | None
-"""Owner of an unsent frame; None for one that is no message."""
+"""Owner of an unsent frame; None if the frame is no message."""
 
 
 class OutputEnding(Protocol):
-    """Ends of a connection that its output finds: `Ending`, or a test's."""
+    """Functions that `Output` calls when a connection must end. `Ending` has them, and tests replace them."""
 
     life: ConnectionLife
 
     def on_last_answer(self) -> None: ...
 
     def half_close(self) -> None:
-        """Close our side: all is sent after the last answer."""
+        """Close our side of the socket: the last answer and all before it were sent."""
 
     def on_answers_unread(self, reason: str) -> None:
-        """End the connection of a client that has too many bytes of unread answers."""
+        """End the connection at once, as its client leaves too many bytes of answers unread."""
 
     def on_socket_broken(self, reason: str) -> None: ...
 
@@ -80,24 +82,26 @@ class Output:
         self.bytes_sent = 0
         """Bytes that the socket has taken."""
         self._has_sent = False
-        """Bytes were written since the last heart-beat was due."""
+        """Bytes were written since the last call of `send_heart_beat`."""
         self._parts: list[bytes] = []
-        """Parts of frames for the next flush."""
+        """Pieces of frames, to be joined and written by the next flush."""
         self._part_owners: list[tuple[Subscriber | None, int]] = []
-        """Owners of `_parts`, in order: subscriber and number of its messages; None and 1 for any other part."""
+        """Owners of `_parts`, in order: a subscriber and its number of messages, or None and 1 for a frame that is no
+        message."""
         self._has_messages = False
         """`_parts` or `_unsent` hold a message."""
         self._unsent: deque[tuple[bytes, Owner]] = deque()
-        """Frames that the socket could not take yet, and their owners. Empty except for slow readers."""
+        """Frames that the socket has not taken yet, each with its owner. Empty unless the client reads slowly."""
         self._unsent_messages: Counter[Subscriber] = Counter()
         """Number of unsent messages by subscriber."""
         self._unsent_answer_bytes = 0
         self._counted_answer_bytes = 0
-        """Bytes of unsent answers that the broker knows of."""
+        """Bytes of unsent answers as they were last reported to the broker."""
         self._first_unsent_offset = 0
         """Bytes of the first unsent frame that the socket has taken."""
         self._sent_counts: dict[BrokerConsumer, int] = {}
-        """Number of messages of consumers in auto mode that the socket took since the last `Broker.on_all_sent`."""
+        """Number of messages that the socket has taken since the last `Broker.on_all_sent`, for each consumer in auto
+        mode."""
 
     def answer(self, answer: Answer) -> None:
         """Implement `Peer.answer`."""
@@ -140,12 +144,12 @@ class Output:
         self._part_owners.append((None, 1))
 
     def forget_answers(self) -> None:
-        """Count no unsent answers any more: the connection is closed."""
+        """Tell the broker that no answers are unsent any more, as the connection is closed."""
         if self._counted_answer_bytes:
             self._count_answers(0)
 
     def send_heart_beat(self) -> None:
-        """Send a heart-beat if nothing was sent since the last one was due."""
+        """Send a heart-beat if nothing was sent since the last call."""
         if not self._has_sent and not self._unsent:
             self.add_frame(self._replies.heart_beat)
             self.flush()
@@ -175,13 +179,13 @@ class Output:
             self._ending.half_close()
 
     def flush_tls(self) -> None:
-        """Send what TLS itself has to send, once the socket takes it."""
+        """Send the bytes that TLS makes by itself, such as answers of its handshake, once the socket takes them."""
         is_due = self._tls is not None and self._tls.has_unsent and not self._unsent
         if is_due and self._life.state not in WITHOUT_SOCKET:
             self._socket.watch_writes(self.on_writable)
 
     def on_writable(self) -> None:
-        """Write unsent frames, as much as the socket takes."""
+        """Write as much of the unsent frames as the socket takes, at most WRITE_BYTES."""
         if self._tls is not None and not self._unsent:
             try:
                 self._tls.flush()
@@ -261,7 +265,8 @@ class Output:
         return sent
 
     def _buffer_unsent(self, sent: int, data: bytes | None) -> None:
-        """Move `_parts` to `_unsent`. The socket took the first `sent` bytes; `data` is all parts joined, or None."""
+        """Move `_parts` to `_unsent`, frame by frame. The socket has taken the first `sent` bytes of the frames. `data`
+        is all parts joined, or None if the caller has not joined them."""
         at = 0
         is_one_frame = len(self._part_owners) == 1 and self._part_owners[0][1] == 1
         for consumer, count in self._part_owners:

@@ -1,1 +1,2 @@
-"""Audits by Spark, and its source and sink. Needs `pip install 'truenext[spark]'`; nothing else in truenext does."""
+"""Spark in truenext: audits, and queues as source and sink of Spark. Only this package needs `pip install
+'truenext[spark]'`."""

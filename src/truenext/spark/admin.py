@@ -1,6 +1,6 @@
 """Operator commands for queries that read queues or write to them.
 
-Each step is one transaction, so an interrupted command can be repeated.
+Each step of a command is one transaction, so an interrupted command can be repeated.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from truenext.spark.source.admin import reject as reject
 from truenext.spark.source.offset import mark_queue
 
 BEGINNING_LENGTH_MIN = 6
-"""Characters of an id that an operator must give at least, so that a slip names no other query."""
+"""Smallest number of an id's first characters that an operator must give. With fewer, a slip could name another
+query."""
 
 T = TypeVar("T")
 
 
 def find_source(broker: BrokerConnection, query_id: str) -> QueryStatus:
-    """Return the query that reads queues under this id, or an id that begins so.
+    """Return the query that reads queues, and whose id is `query_id` or begins with it.
 
     Raises: TruenextError if there is no such query, or several
     """
@@ -32,7 +33,7 @@ def find_source(broker: BrokerConnection, query_id: str) -> QueryStatus:
 
 
 def find_sink(broker: BrokerConnection, query_id: str) -> SinkStatus:
-    """Return the query, or batch write, that writes to queues under this id, or an id that begins so.
+    """Return the query or batch write that writes to queues, and whose id is `query_id` or begins with it.
 
     Raises: TruenextError if there is none, or several
     """
@@ -40,7 +41,7 @@ def find_sink(broker: BrokerConnection, query_id: str) -> SinkStatus:
 
 
 def find(broker: BrokerConnection, query_id: str) -> QueryStatus | SinkStatus:
-    """Return the source or sink with this id, or an id that starts with it.
+    """Return the source or sink whose id is `query_id` or begins with it.
 
     Raises: TruenextError if there is none, or several
     """
@@ -70,11 +71,12 @@ def _only(query_id: str, known: Sequence[tuple[str, T]], kind: str = "") -> T:
 
 
 def abandon(broker: BrokerConnection, status: QueryStatus | SinkStatus) -> Iterator[tuple[int, int]]:
-    """Close a query for ever, and return the rows of its bundles to their queues. Rows of batches whose output a
-    sink of the same broker has published are dropped.
+    """Close a query for ever, and return the rows of its bundles to their queues. Rows are dropped if a sink of the
+    same broker has published the output of their batch.
 
-    Yields the numbers of rows returned and dropped, after each transaction.
-    Raises: TruenextError
+    Yields the numbers of returned and of dropped rows, after each transaction.
+
+    Raises: TruenextError if the broker refuses a step, or the connection is lost
     """
     if isinstance(status, SinkStatus):
         close_sink(broker, status.queues)
@@ -88,9 +90,10 @@ def abandon(broker: BrokerConnection, status: QueryStatus | SinkStatus) -> Itera
 
 
 def forget(broker: BrokerConnection, status: QueryStatus | SinkStatus) -> None:
-    """Remove what the broker keeps of a query that never runs again.
+    """Remove everything that the broker stores for a query that never runs again.
 
-    Raises: TruenextError if it still has rows, or its sink is needed to abandon its source; Refused, ConnectionLost
+    Raises: TruenextError if the query still has rows, or if its sink is needed to abandon its source; Refused,
+    ConnectionLost if a step fails
     """
     if isinstance(status, SinkStatus):
         # The decision says which rows of the source are published.

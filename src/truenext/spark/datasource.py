@@ -1,7 +1,7 @@
 """Python data source `format("truenext")` with the methods that Spark calls: batch and streaming, source and sink.
 
-Driver and tasks are different processes. The driver keeps one reader for a run of a query; each task unpickles its
-own, and calls only `read`. A writer is unpickled for each task and each commit.
+Driver and tasks are different processes. The driver keeps one reader for a run of a query. Each task unpickles its own
+reader, and calls only `read`. A writer is unpickled for each task and for each commit.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ from truenext.spark.source.options import parse_options as parse_source_options
 from truenext.spark.source.task import TaskPlan, read_task
 
 LAG_SECONDS = 10.0
-"""Time between two requests for the number of waiting messages."""
+"""Seconds between two requests for the number of waiting messages."""
 
 
 class TruenextDataSource(DataSource):
-    """Queues of a truenext broker. Options are in docs/spark.md; a wrong one raises ConfigurationError."""
+    """Queues of a truenext broker, as a data source of Spark. docs/spark.md describes the options. An invalid option
+    raises ConfigurationError."""
 
     @classmethod
     def name(cls) -> str:
@@ -94,7 +95,7 @@ class TruenextDataSource(DataSource):
 
 
 class BrowsingReader(DataSourceReader):
-    """Reader for `spark.read`, which returns the waiting messages and takes none."""
+    """Reader for `spark.read`. It returns the waiting messages, and leaves them in the queue."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -117,15 +118,16 @@ class PlannedTask(InputPartition):
 
 
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader for `spark.readStream`, which takes each waiting message once."""
+    """Reader for `spark.readStream`. It takes each waiting message once."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._driver: SourceDriver | None = None
         self._rows_left: int | None = None
-        """With AvailableNow: number of messages that waited at the start and belong to no batch yet."""
+        """With the trigger AvailableNow: number of messages that waited at the start, and that belong to no batch
+        yet."""
         self._planned: Offset | None = None
-        """With AvailableNow: end of the batch that this run has planned last."""
+        """With the trigger AvailableNow: end of the last batch that this run has planned."""
         self._is_available_now = False
         self._lag: int | None = None
         self._lag_known_until = 0.0
@@ -158,7 +160,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end.as_dict()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return for the query's progress how many messages wait, and how long the next of them has waited."""
+        """Return how many messages wait, and how long the next one has waited. Spark shows this as the query's
+        progress."""
         driver, now = self._source_driver(), monotonic()
         if now >= self._lag_known_until:
             self._lag = driver.waiting_count_now()
@@ -190,7 +193,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield apply_options(batch, options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: Spark does not call this after the last batch of a run. The next `latestOffset` clears."""
+        """Do nothing, because Spark does not call this after the last batch of a run. The next `latestOffset` clears
+        the batch."""
 
     def stop(self) -> None:
         if self._driver is not None:
@@ -204,7 +208,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class QueueStreamWriter(DataSourceStreamArrowWriter):
-    """Writer for `writeStream`, which publishes the rows of each batch once."""
+    """Writer for `writeStream`. It publishes the rows of each batch once."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -222,11 +226,11 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             _commit(self._options, SinkQueues(self._options.space, written[0].id), batchId, written)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: Spark calls this also after a failed `commit`, when rows may be decided and not published."""
+        """Do nothing. Spark also calls this after a failed `commit`, when rows may be decided but not published yet."""
 
 
 class QueueWriter(DataSourceArrowWriter):
-    """Publishes a batch write once, or once for each txnVersion."""
+    """Writer for a batch write. It publishes the rows once, or once for each txnVersion."""
 
     def __init__(self, options: SinkOptions, queues: SinkQueues) -> None:
         self._options = options
@@ -248,7 +252,7 @@ class QueueWriter(DataSourceArrowWriter):
             )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing, as in QueueStreamWriter."""
+        """Do nothing. Spark also calls this after a failed `commit`, when rows may be decided but not published yet."""
 
 
 def _write(options: SinkOptions, queues: SinkQueues, batch: int, batches: Iterator[pa.RecordBatch]) -> WrittenDrafts:

@@ -1,4 +1,4 @@
-"""HTML of text and tables: everything that comes from outside is escaped here."""
+"""HTML of texts and tables. All text from outside is escaped here."""
 
 import json
 from html import escape
@@ -8,7 +8,7 @@ import pandas
 
 
 def table_html(table: pandas.DataFrame, *, rows_max: int) -> str:
-    """Return the first `rows_max` rows of a table as HTML, with a note if there are more."""
+    """Return the first `rows_max` rows of a table as HTML. A note follows if there are more rows."""
     head = "".join(f"<th{_side(table, name)}>{escape(str(name).replace('_', ' '))}</th>" for name in table.columns)
     rows = []
     for values in table.head(rows_max).itertuples(index=False):
@@ -21,7 +21,7 @@ def table_html(table: pandas.DataFrame, *, rows_max: int) -> str:
 
 
 def script_json(value: Any) -> str:
-    """Return JSON for use inside a script element: nothing in it ends the element or begins a comment."""
+    """Return a value as JSON for a script element. The JSON cannot end the element, nor begin a comment."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

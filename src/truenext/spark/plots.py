@@ -1,7 +1,7 @@
 """Plots of the report, as Vega-Lite specifications.
 
-A specification has no name of a queue, run or consumer: its data are numbers, as CSV, and its texts are fixed.
-Colours are left to draw.js, which knows whether the reader's screen is light or dark.
+A specification contains no name of a queue, run or consumer. Its data are only numbers, as CSV, and its texts are
+fixed. The script draw.js sets the colours, because it knows whether the reader's screen is light or dark.
 """
 
 from typing import Any
@@ -12,18 +12,19 @@ Spec = dict[str, Any]
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 POINTS_MAX = 8000
-"""Points in one plot: more cannot be told apart, and a page of several plots must open on a phone."""
+"""Largest number of points in one plot. More cannot be told apart, and a page with several plots must open on a
+phone."""
 BINS = 150
-"""Columns of the band below the order plot."""
+"""Number of columns in the band below the order plot."""
 MOMENTS_MAX = 1000
-"""Moments in one plot of depth."""
+"""Largest number of moments in a depth plot."""
 LATENCY_MIN = 0.001
-"""Lowest latency in a plot, in milliseconds: a logarithmic scale has no zero."""
+"""Lowest latency in a plot, in milliseconds, because a logarithmic scale has no zero."""
 PRIORITY_COLOUR = {"field": "priority", "type": "ordinal", "scale": {"domain": list(range(10))}, "legend": None}
 
 
 def stride(messages: int) -> int:
-    """Return the distance between the messages that become points in the order plot: every n-th does.
+    """Return n: every n-th message becomes a point in the order plot.
 
     >>> stride(POINTS_MAX), stride(POINTS_MAX + 1)
     (1, 2)
@@ -32,9 +33,9 @@ def stride(messages: int) -> int:
 
 
 def order_plot(positions: pandas.DataFrame, *, deliveries: int, arrivals: int) -> Spec:
-    """Plot positions of arrival against positions of delivery, with bands of priority and persistence below.
+    """Plot positions of arrival against positions of delivery. Bands of priority and persistence are below.
 
-    `deliveries` and `arrivals` are the ends of the axes, so that plots can be compared.
+    `arrivals` and `deliveries` are the ends of the axes. Plots with the same ends can be compared.
     """
     shown = _numbers(positions, ["delivery", "arrival", "priority", "persistent"]).sort_values("delivery")
     most = max(deliveries, 1)
@@ -117,7 +118,8 @@ def latency_plot(latency: pandas.DataFrame, *, low: float, high: float) -> Spec:
 
 
 def depth_plot(depth: pandas.DataFrame, *, most: int, seconds: float) -> Spec:
-    """Plot messages waiting and held; `most` and `seconds` (since the run began) are the ends of the axes."""
+    """Plot the numbers of waiting and of held messages over time. `most` messages and `seconds` since the start of the
+    run are the ends of the axes."""
     shown = _numbers(depth, ["seconds", "waiting", "held"]).sort_values("seconds", kind="stable")
     if len(shown) > MOMENTS_MAX:
         # Each span of time keeps its peaks.
@@ -149,7 +151,7 @@ def depth_plot(depth: pandas.DataFrame, *, most: int, seconds: float) -> Spec:
 
 
 def _quantity(field: str, most: float, axis: Spec | None) -> Spec:
-    """Return the encoding of a field as a position between 0 and `most`."""
+    """Return the encoding of a field whose values are positions between 0 and `most`."""
     return {"field": field, "type": "quantitative", "scale": {"domain": [0, most], "nice": False}, "axis": axis}
 
 
@@ -172,7 +174,8 @@ def _band(shares: pandas.DataFrame, colour: Spec, most: int, height: int, title:
 
 
 def _shares(positions: pandas.DataFrame, column: str, deliveries: int) -> pandas.DataFrame:
-    """Return the share of each value in each bin of deliveries, stacked from the largest value down."""
+    """Return how often each value occurs in each bin of deliveries, as shares that are stacked from the largest value
+    down."""
     width = max(1.0, deliveries / BINS)
     bins = ((positions["delivery"] - 1) / width).astype("int64").rename("bin")
     counts = positions.groupby([bins, column]).size().rename("messages").reset_index()
@@ -194,13 +197,13 @@ def _shares(positions: pandas.DataFrame, column: str, deliveries: int) -> pandas
 
 
 def _numbers(table: pandas.DataFrame, columns: list[str]) -> pandas.DataFrame:
-    """Return these columns as numbers, without rows that lack one. A plot gets nothing but numbers."""
+    """Return these columns as numbers, without rows in which one is missing. A plot gets only numbers."""
     numbers = {name: pandas.to_numeric(table[name], errors="coerce").astype("float64") for name in columns}
     return pandas.DataFrame(numbers).dropna().convert_dtypes()
 
 
 def _data(table: pandas.DataFrame) -> Spec:
-    """Return CSV data: a quarter of the bytes of JSON."""
+    """Return a table as CSV data for a plot. CSV takes a quarter of the bytes of JSON."""
     return {
         "values": table.to_csv(index=False, lineterminator="\n", float_format="%.6g"),
         "format": {"type": "csv", "parse": {str(column): "number" for column in table.columns}},

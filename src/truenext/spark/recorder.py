@@ -1,8 +1,8 @@
-"""Recorder: runs a workload on any STOMP broker, and records what its client sees as events of the history.
+"""Recorder: runs a workload on any STOMP broker, and records the events that its client sees, in the form of a history.
 
-A client sees when a message arrives, not when it was dispatched. So all messages are sent and confirmed before the
-one consumer subscribes: then nothing arrives in between, and the order of arrival is that of dispatch. Messages are
-recorded in that order, whatever the order in which the client would hand them out.
+A client sees when a message arrives, but not when it was dispatched. So all messages are sent and confirmed before the
+only consumer subscribes. Then no message is added in between, and the order of arrival is the order of dispatch. The
+recorder uses this order, even if the client would hand the messages out in another one.
 """
 
 import random
@@ -24,29 +24,31 @@ from truenext.model.url import parse_url
 # ---- Messages of a recording: the cases in which a broker with two buckets breaks the order ----
 
 PRODUCTION_SHARE = 4
-"""Messages per interactive message in the production case."""
+"""Number of messages in the production case of which one is interactive."""
 
 
 class WorkloadMessage(NamedTuple):
-    """Message to send; its sequence is its position in the list, from 1."""
+    """Message that the recorder sends. Its sequence is its position in the list, from 1."""
 
     priority: int
     persistent: bool
 
 
 def make_production(count: int, _: random.Random) -> list[WorkloadMessage]:
-    """Return ordinary messages (persistent, priority 4), then interactive ones (non-persistent, priority 9), 3 to 1."""
+    """Return ordinary messages (persistent, priority 4), then interactive ones (non-persistent, priority 9), in the
+    ratio 3 to 1."""
     interactive = count // PRODUCTION_SHARE
     return [WorkloadMessage(4, True)] * (count - interactive) + [WorkloadMessage(9, False)] * interactive
 
 
 def make_persistence_alternation(count: int, _: random.Random) -> list[WorkloadMessage]:
-    """Return persistent and non-persistent messages in turn, all of priority 4: order of arrival alone decides."""
+    """Return persistent and non-persistent messages alternately. All have priority 4, so only the order of arrival
+    decides."""
     return [WorkloadMessage(4, number % 2 == 0) for number in range(count)]
 
 
 def make_mix(count: int, rng: random.Random) -> list[WorkloadMessage]:
-    """Return messages of random priority, persistent or not."""
+    """Return messages with random priorities, persistent or not."""
     return [WorkloadMessage(rng.randrange(10), rng.random() < 0.5) for _ in range(count)]
 
 
@@ -60,26 +62,27 @@ WORKLOADS: dict[str, Callable[[int, random.Random], list[WorkloadMessage]]] = {
 # ---- The recording ----
 
 CONFIRM_EVERY_MESSAGES = 500
-"""Messages between two receipts."""
+"""Number of messages between two receipts."""
 ARRIVAL_TIMEOUT_S = 10.0
-"""Seconds after the last message, while messages are missing: later ones count as lost."""
+"""Seconds to wait after the last message while messages are missing. Messages that come later count as lost."""
 QUIET_TIMEOUT_S = 0.5
-"""Seconds after the last message, once all have come: time for messages that are delivered twice."""
+"""Seconds to wait after the last message once all have come. A message that is delivered twice comes in this time."""
 MESSAGES_MAX = 1_000_000
-"""Messages in one recording: its events stay in memory until it is complete, about half a kilobyte each."""
+"""Largest number of messages in one recording. Its events are in memory until it is complete, about half a kilobyte for
+each."""
 IDENTITY_HEADER = "recorded-as"
-"""Header with the recording and the sequence of a message."""
+"""Header that names the recording, and the sequence of the message."""
 
 ReportProgress = Callable[[str, int], None]
-"""Called with `sent` or `received`, and the number of messages so far."""
+"""Function that is called with `sent` or `received`, and the number of messages so far."""
 
 
 HistoryRow = dict[str, Any]
-"""Row of docs/reference/history.md, without the columns that its kind does not have."""
+"""Event as a row of docs/reference/history.md. Columns that this kind of event does not have are left out."""
 
 
 class Recorder:
-    """Recorder that runs workloads on one broker and returns the events that a client sees."""
+    """Recorder for one broker. It runs workloads, and returns the events that a client sees."""
 
     def __init__(
         self,
@@ -89,10 +92,10 @@ class Recorder:
         timeout_s: float = CLOSE_TIMEOUT_S,
         may_be_remote: bool = False,
     ) -> None:
-        """Record at `url`, which must accept a login within `timeout_s` seconds; a broker on another machine needs
+        """Record at `url`, which must accept a login within `timeout_s` seconds. A broker on another machine needs
         `may_be_remote`.
 
-        Raises: ConfigurationError
+        Raises: ConfigurationError if the broker is on another machine without `may_be_remote`, or the URL is invalid
         """
         if not (may_be_remote or (address := parse_url(url)).is_loopback):
             raise ConfigurationError(
@@ -109,10 +112,11 @@ class Recorder:
     ) -> list[HistoryRow]:
         """Send `messages` to `queue`, receive and acknowledge each, and return the events in order.
 
-        The queue must be empty and used by no other client. Messages that never come are no error: the audit shows
-        them as waiting when the queue was found empty.
+        The queue must be empty, and no other client may use it. Missing messages are not an error: the audit shows that
+        they still waited when the queue was found empty.
 
-        Raises: ConfigurationError, ConnectionLost, Refused, RemoteProtocolError
+        Raises: ConfigurationError if there are too many messages, or `window` is invalid; RemoteProtocolError if the
+        queue is not empty; Refused if the broker refuses a frame; ConnectionLost if the connection is lost
         """
         if not 1 <= len(messages) <= MESSAGES_MAX:
             raise ConfigurationError(f"a recording has 1 to {MESSAGES_MAX} messages, not {len(messages)}")

@@ -1,4 +1,4 @@
-"""Export of a recorded history to Parquet files as docs/reference/history.md describes them."""
+"""Export of a recorded history to Parquet files, in the form of docs/reference/history.md."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +10,10 @@ from truenext.spark.recorder import HistoryRow
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a recording can be written to `folder`, before it is made; create the folder.
+    """Create `folder`, and check that a recording can be written to it. To be called before the recording is made.
 
-    Raises: ConfigurationError if pyarrow is missing, or the folder is not empty: events of two recordings have the
-    same numbers.
+    Raises: ConfigurationError if pyarrow is missing, or the folder is not empty: two recordings in one folder would use
+    the same event numbers
     """
     _pyarrow()
     try:
@@ -25,9 +25,10 @@ def check_folder(folder: Path) -> None:
 
 
 def write_recording(events: Sequence[HistoryRow], folder: Path) -> list[Path]:
-    """Write `events` to `folder`/date=YYYY-MM-DD/, one file per day (UTC), each under its name once it is complete.
+    """Write `events` to `folder`/date=YYYY-MM-DD/, one file for each day (UTC). Each file gets its name once it is
+    complete.
 
-    Raises: ConfigurationError, StoreError if the disk does not accept the data
+    Raises: ConfigurationError if the folder cannot be used; StoreError if the disk is full or fails
     """
     pyarrow = _pyarrow()
     from truenext.history.table import SCHEMA

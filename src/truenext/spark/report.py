@@ -1,4 +1,4 @@
-"""Report of an audit: one self-contained HTML page of one run, or of several side by side."""
+"""Report of an audit: one HTML page that needs no other file. It shows one run, or several runs side by side."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from truenext.spark.verdict import Verdict
 from truenext.spark.waterfalls import waterfalls_html
 
 ROWS_MAX = 100
-"""Rows shown per table."""
+"""Largest number of rows that are shown of a table."""
 QUEUES_MAX = 6
-"""Queues that get plots: those with most violations, then those with most messages."""
+"""Largest number of queues that get plots. Queues with most violations come first, then queues with most messages."""
 TABLES = {
     "stage_findings": "Findings: events of stages against the history",
     "violations": "Violations, with witnesses",
@@ -37,26 +37,27 @@ MEASURES = ("visible to dispatched", "dispatched to acknowledged")
 
 @dataclass(frozen=True, slots=True)
 class AuditedHistory:
-    """Tables and verdict of one audited history, with its name on the page."""
+    """Tables and verdict of one audited history, and its name on the page."""
 
     name: str
     tables: Mapping[str, pandas.DataFrame]
-    """Tables `positions`, `latency`, `depth`, `violations` and any others of the audit; the page omits missing ones."""
+    """Tables of the audit, such as `positions`, `latency`, `depth` and `violations`. The page leaves out what is
+    missing."""
     verdict: Verdict
 
 
 def write_comparison(
     runs: Sequence[AuditedHistory], path: Path, *, title: str, sections: Mapping[str, pandas.DataFrame] | None = None
 ) -> None:
-    """Write one page of one run or several to `path`, plots of one queue next to each other and to one scale.
+    """Write one page on one or several runs to `path`. Plots of one queue are next to each other, with the same scale.
 
-    Queues of the same name are compared. If each run has one queue only, these are compared under any name. A queue
-    that only some of the runs have is drawn for those.
+    Queues of the same name are compared. If each run has only one queue, these queues are compared whatever their names
+    are. A queue that only some runs have is drawn for these runs.
 
-    `sections` are further tables, each under its heading, right after the verdicts: the caller's facts about the
-    runs.
+    `sections` are further tables with facts about the runs. Each is shown under its heading, after the verdicts.
 
-    Raises: ConfigurationError if the package that draws the plots is not installed, OSError
+    Raises: ConfigurationError if the package that draws the plots is not installed; OSError if the page cannot be
+    written
     """
     specs: list[plots.Spec] = []
     parts = [
@@ -117,7 +118,8 @@ def _sections(sections: Mapping[str, pandas.DataFrame]) -> Iterator[str]:
 
 
 class _Plots:
-    """Sections with plots; a plot's specification goes to `specs`, and its slot on the page has the index."""
+    """Sections with plots. The specification of each plot is added to `specs`; its place on the page carries the
+    index."""
 
     def __init__(self, runs: Sequence[AuditedHistory], specs: list[plots.Spec]) -> None:
         self._runs = runs
@@ -277,7 +279,8 @@ def _maximum(tables: Sequence[pandas.DataFrame], column: str) -> float:
 
 
 def _with_seconds(depth: pandas.DataFrame, whole: pandas.DataFrame) -> pandas.DataFrame:
-    """Add `seconds` since the first event of the run's queues: runs at different times are compared by that."""
+    """Add the column `seconds`: time since the first event of the run's queues. So runs at different times can be
+    compared."""
     if depth.empty:
         return depth
     since = pandas.to_datetime(depth["at"], utc=True) - pandas.to_datetime(whole["at"], utc=True).min()
@@ -285,7 +288,7 @@ def _with_seconds(depth: pandas.DataFrame, whole: pandas.DataFrame) -> pandas.Da
 
 
 def _queues(run: AuditedHistory) -> list[str]:
-    """Return the queues of a run, those with most violations first, then those with most messages."""
+    """Return the queues of a run. Queues with most violations come first, then queues with most messages."""
     tables = run.tables
     names = {
         str(name)

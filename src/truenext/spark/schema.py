@@ -1,4 +1,4 @@
-"""Schema of the history for Spark, made from history/schema.py, and the reader of its files."""
+"""Schema of the history for Spark, made from history/schema.py, and the reader of the history's files."""
 
 from pathlib import Path
 
@@ -34,10 +34,11 @@ EVENTS = StructType(
 
 
 def read_events(spark: SparkSession, folder: Path | str, scratch: Path) -> DataFrame:
-    """Return all events below `folder`, also those that its broker has not exported to Parquet yet; `scratch` is for
-    these. An address with a scheme (s3a://, hdfs://) is read as it is.
+    """Return all events below `folder`. Events that the broker has not exported to Parquet yet are first written to
+    `scratch`. An address with a scheme (s3a://, hdfs://) is given to Spark unchanged.
 
-    Raises: ConfigurationError, HistoryError, OSError
+    Raises: ConfigurationError if there are no events; HistoryError if a file is damaged or has another version; OSError
+    if a file cannot be read
     """
     if isinstance(folder, str) and "://" in folder:
         return spark.read.schema(EVENTS).parquet(folder)
@@ -48,9 +49,10 @@ def read_events(spark: SparkSession, folder: Path | str, scratch: Path) -> DataF
 
 
 def event_files(folder: Path, scratch: Path) -> list[Path]:
-    """Return the Parquet files that together have every event below `folder` once.
+    """Return Parquet files that together have every event below `folder` once. Missing ones are made in `scratch`.
 
-    Raises: ConfigurationError if there are none, HistoryError, OSError
+    Raises: ConfigurationError if there are no events; HistoryError if a file is damaged or has another version; OSError
+    if a file cannot be read
     """
     folder = folder.resolve()
     for history in (folder / "history", folder):

@@ -16,12 +16,14 @@ LOCAL = "local[*]"
 
 
 def start(master: str | None = None, *, log: Path | None = None) -> SparkSession:
-    """Return the running session, or start one; `master` None means that of spark-submit, else all cores.
+    """Return the running Spark session, or start one. With a `master` of None, the session runs where spark-submit
+    says; without spark-submit, on all cores of this machine.
 
-    Java writes its stderr, the warnings of Spark and log4j, to `log`. Nothing goes there if a session runs already,
-    or under spark-submit.
+    Java writes its standard error to `log`: warnings of Spark and log4j. If a session runs already, or under
+    spark-submit, `log` gets nothing.
 
-    Raises: ConfigurationError with the cause and what to do; OSError if `log` cannot be written
+    Raises: ConfigurationError if Spark does not start, with the cause and what to do; OSError if `log` cannot be
+    written
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -66,7 +68,7 @@ def start(master: str | None = None, *, log: Path | None = None) -> SparkSession
 
 @contextmanager
 def _stderr_to(log: Path | None) -> Iterator[None]:
-    """Let processes that are started meanwhile, such as Java, inherit `log` as their stderr."""
+    """Use `log` as the standard error of processes that are started inside the block, such as Java."""
     if log is None:
         yield
         return

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FindingSummary:
-    """Number of findings of one kind, with a sentence."""
+    """Number of findings of one kind, and a sentence about them."""
 
     kind: str
     count: int
-    """Number of dispatches, messages or times, as the sentence says."""
+    """Number of dispatches, messages or times. The sentence says which."""
     sentence: str
 
 
@@ -18,7 +18,7 @@ class Verdict:
     events: int
     findings: tuple[FindingSummary, ...] = ()
     notes: tuple[str, ...] = ()
-    """Facts for the reader that break no promise: gaps, an incomplete history."""
+    """Facts for the reader that are no violation, such as gaps or an incomplete history."""
 
     @property
     def has_contract_held(self) -> bool:

@@ -1,7 +1,8 @@
-"""Waterfalls: flows on the page, with one line per message from the start of the flow to its last activity. Bars
-show where the message waited, and where stages worked with it.
+"""Waterfalls: drawings of flows on the page. Each message of a flow is a line from the start of the flow to its last
+activity. Bars on the line show when the message waited, and when stages worked with it.
 
-Plain HTML with a bar or two in each line, so that a hundred flows are small and need no script. All text is escaped.
+A waterfall is plain HTML, with a few bars in each line. So a hundred flows are small, and need no script. All text is
+escaped.
 """
 
 from collections.abc import Iterator
@@ -12,11 +13,11 @@ from typing import Any
 import pandas
 
 OPEN_FLOWS = 3
-"""Flows that are shown open; the others are one line each until a reader opens them."""
+"""Number of flows that are shown open. Each of the others is one line until the reader opens it."""
 LINES_MAX = 40
-"""Messages of one flow that are shown."""
+"""Largest number of messages that are shown of one flow."""
 DEPTH_MAX = 8
-"""Most steps by which a message is indented below the message that caused it."""
+"""Largest number of steps by which a message is indented. Each message is one step below the message that caused it."""
 BAR_STYLES = {
     "completed": "completed",
     "already processed": "completed",
@@ -26,7 +27,7 @@ BAR_STYLES = {
     "in doubt": "released",
     "interrupted": "failed",
 }
-"""Style of an execution's bar for each outcome."""
+"""Style of an execution's bar, by its outcome."""
 END_TEXTS = {"dead-lettered": "; a dead letter", "expired": "; expired", "removed": "; removed"}
 HEAD = (
     '<tr><th>stage</th><th class="number">waited</th><th class="number">worked</th><th>what became of it</th>'
@@ -39,11 +40,12 @@ LEGEND = (
 )
 
 ExecutionRow = dict[str, Any]
-"""Row of the table `waterfalls`; None where it has no value."""
+"""Row of the table `waterfalls`. A column without a value is None."""
 
 
 def waterfalls_html(waterfalls: pandas.DataFrame) -> str:
-    """Return the flows that were given up, the latest first, and the slowest; `waterfalls` has a row per execution."""
+    """Return HTML of the flows with messages that were given up, the latest first, and of the slowest flows.
+    `waterfalls` has a row for each execution."""
     flows: dict[str, list[ExecutionRow]] = {}
     for row in waterfalls.sort_values(["flow", "position"]).to_dict("records"):
         run: ExecutionRow = {str(name): None if pandas.isna(value) else value for name, value in row.items()}
@@ -85,7 +87,7 @@ def _flow(runs: list[ExecutionRow], *, is_open: bool) -> str:
 
 
 def _lines(runs: list[ExecutionRow], started: pandas.Timestamp, seconds: float) -> Iterator[str]:
-    """Yield one line per message, in the order of their starts."""
+    """Yield one line for each message, in the order of their starts."""
     messages: dict[str, list[ExecutionRow]] = {}
     for run in runs:
         messages.setdefault(run["message"], []).append(run)

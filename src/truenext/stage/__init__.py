@@ -1,4 +1,4 @@
-"""Stages: services of many steps, each in one transaction. Source: docs/stages.md"""
+"""Stages: services whose work is split into stages; each run of a stage is one transaction. Source: docs/stages.md"""
 
 from truenext.stage.core.definitions import Endpoint, StageOptions, Topic
 from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded, Reject

@@ -1,4 +1,5 @@
-"""Transaction of the broker that sends the output of a stage or an initiation, and the meaning of its errors."""
+"""Transaction of the broker that sends the messages of a stage or an initiation, and the classification of its
+errors."""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ from truenext.stage.interceptors.interceptor import Execution, MessageToSend
 
 CONTENT_TYPE = "application/json"
 FRAME_BYTES = 1024
-"""Generous estimate of a message's bytes in a transaction besides its body."""
+"""Bytes of a message in a transaction besides its body: an estimate that is rather too high."""
 
 
 def encode_messages(
     outgoing: Sequence[OutputMessage], chain: InterceptorChain, execution: Execution | None
 ) -> list[EncodedMessage]:
-    """Encode messages, with the carriers that interceptors fill. Raises: FlowError if one is too large or not JSON"""
+    """Encode messages. Interceptors fill the carrier of each message. Raises: FlowError if a message is too large, or
+    is not JSON"""
     if not chain.has_sending:
         return [each.encode({}) for each in outgoing]
     messages = []
@@ -53,7 +55,7 @@ def remaining_s(deadline: float) -> float:
 async def send_messages(session: Session, messages: Sequence[EncodedMessage], deadline: float) -> None:
     """Send messages in the open transaction of `session`, before `deadline` by the clock of the event loop.
 
-    Raises: RolledBack, TimeoutError
+    Raises: RolledBack if the broker has refused the transaction; TimeoutError after `deadline`
     """
     for each in messages:
         options: SendOptions = {
@@ -72,11 +74,12 @@ async def send_messages(session: Session, messages: Sequence[EncodedMessage], de
 
 
 class BrokerUnavailable(TruenextError):
-    """The broker was not available in time. Nothing has happened, and the message counts no attempt."""
+    """The broker was not available in time. No message was sent, and the stage's message counts no attempt."""
 
 
 class OutputRefused(TruenextError):
-    """The broker has refused output that was flushed: the message can still be nacked or rejected."""
+    """The broker has refused the output of a stage at a flush, before the COMMIT. The stage's message can still be
+    nacked or rejected."""
 
     def __init__(self, refused: Refused) -> None:
         super().__init__(str(refused))
@@ -84,7 +87,7 @@ class OutputRefused(TruenextError):
 
 
 class MapToBrokerUnavailable:
-    """`with MapToBrokerUnavailable():` raises BrokerUnavailable for a timeout and for a lost or closed connection."""
+    """Context manager that raises BrokerUnavailable in place of a timeout, ConnectionLost or ClosedError."""
 
     __slots__ = ()
 
@@ -99,8 +102,8 @@ class MapToBrokerUnavailable:
 
 
 def sender_error(error: RolledBack) -> Refused | None:
-    """Return the refusal of a transaction if the sender is at fault (too large, too many, not allowed), otherwise
-    None. A full disk is not the fault of the sender."""
+    """Return the broker's refusal of a transaction if the sender is at fault: the transaction is too large, has too
+    many messages, or is not allowed. Otherwise return None. A full disk is not the fault of the sender."""
     cause = error.__cause__
     return cause if isinstance(cause, Refused) and cause.code not in (Code.NO_SPACE, Code.ROLLED_BACK) else None
 

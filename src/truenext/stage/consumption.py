@@ -1,4 +1,4 @@
-"""Consumer of a stage's messages, for as long as the service runs and the database is available."""
+"""Consumer of a stage's messages. It receives messages while the service runs and the database is available."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from truenext.stage.worker import StageWorker
 _logger = logging.getLogger("truenext.stage")
 
 PAUSE_S, PAUSE_MAX_S = 1.0, 15.0
-"""Seconds until a refused subscription is tried again: doubled with each further refusal, up to the maximum."""
+"""Seconds until a refused subscription is tried again. Each further refusal doubles the pause, up to the second
+value."""
 
 
 class StageConsumer:
@@ -37,7 +38,7 @@ class StageConsumer:
         self._task: asyncio.Task[None] | None = None
         self._subscribe_error = ""
         self._is_draining = False
-        """True while handlers that began before the loss of the database still run."""
+        """True after the database was lost, while handlers of earlier messages still run."""
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._consume_for_ever(), name=f"stage {self.stage.queue}")
@@ -48,7 +49,7 @@ class StageConsumer:
         return self._task
 
     def status(self, subscribed: Container[str]) -> StageStatus:
-        """Return the status of the stage. `subscribed` are the destinations of the pool's subscriptions."""
+        """Return the status of the stage. `subscribed` has the destinations to which the pool is subscribed."""
         worker = self.worker
         is_open = self._gate is None or self._gate.is_open
         return StageStatus(

@@ -1,4 +1,4 @@
-"""Context that the workers of one run share: values for stages, interceptors, events, and precedence of messages."""
+"""Context of one run: values that all its workers use, and the rule that delays other messages for interactive ones."""
 
 from __future__ import annotations
 
@@ -28,31 +28,32 @@ if TYPE_CHECKING:
 
 class ServiceContext:
     def __init__(self, definition: Definition, plans: DependencyPlans) -> None:
-        """Must be called in the event loop of the run."""
+        """Create the context in the event loop of the run."""
         self.loop = asyncio.get_running_loop()
         self.service = definition.name
         self.stages: Mapping[str, Stage] = definition.stages
-        """Stages by queue."""
         self.instance = f"{definition.name} on {platform.node()} pid {os.getpid()}"
-        """Name of this process, for people."""
+        """Service, host and process id, as people read them in causes and events."""
         self.run_id = secrets.token_hex(8)
-        """Random id of this run, for ids of messages and in the outbox."""
+        """Random id of this run. Ids of messages are derived from it, and in the outbox it is the owner of
+        producers."""
         self.stopping = asyncio.Event()
         self.chain = InterceptorChain(definition.interceptors)
         self.plans = plans
         self.interactive_priority = InteractivePriority(self.loop)
         self.lifespan: object = None
-        """Value that the service's lifespan has yielded."""
+        """Value that the service's lifespan has yielded; None before that."""
         self.gate: DatabaseGate | None = None
         """Gate of the database; None if no database is open."""
         self.events: StageEvents | None = None
-        """Recorder of executions; None if they are not recorded."""
+        """Recorder of executions; None if the service has no folder for events."""
         self.on_test_point: Callable[[str, Stage], None] = _do_nothing
-        """Function to call at each named step of a message's handling; for tests."""
+        """Function that the test kit sets. It is called at each `Point` of a message's handling
+        (`truenext.testing.stages`)."""
 
     def new_sql_work(self, stage: Stage, inbox_id: str | None, *, is_interactive: bool) -> AnySqlWork | None:
-        """Return the SQL transaction for one message; None if the stage uses no database. `inbox_id` is the
-        message's id in the inbox, or None without exactly-once processing."""
+        """Return the SQL transaction for one message; None if the stage uses no database. `inbox_id` is the message's
+        id in the inbox; None if the stage is not exactly-once."""
         if self.gate is None or not self.plans.uses_database(stage):
             return None
         database = self.gate.database
@@ -60,7 +61,8 @@ class ServiceContext:
         return make(is_interactive=is_interactive, inbox_id=inbox_id, stage=stage.queue)
 
     def provided_values(self, flow: Flow, work: AnySqlWork | None) -> Mapping[str, object]:
-        """Return the values that a stage can depend on, by the names in its plan."""
+        """Return the values that the parameters of a stage may get: flow, lifespan value and session, by their names in
+        the plan."""
         provided: dict[str, object] = {FLOW: flow, LIFESPAN: self.lifespan}
         if work is not None:
             provided[SESSION] = work.session
@@ -73,7 +75,7 @@ class ServiceContext:
 
     @classmethod
     def new_id(cls) -> str:
-        """Return a new random id. The ids of an initiation's messages are derived from one."""
+        """Return a new random id. The ids of an initiation's messages are derived from such an id."""
         return first_id(cls.now_ms(), secrets.token_bytes(RANDOM_BYTES))
 
     @staticmethod
@@ -95,16 +97,17 @@ def _do_nothing(point: str, stage: Stage) -> None:
 # Source: decision 65
 
 WAIT_MAX_S: Final = 0.02
-"""Longest time in seconds for which one interactive message delays others, and for which another message is delayed."""
+"""Longest time in seconds for which an interactive message delays other messages. Also the longest time for which one
+message is delayed, however many interactive messages there are."""
 
 
 class InteractivePriority:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._interactive: dict[object, float] = {}
-        """Start of each interactive message that is being handled; the last one is the newest."""
+        """Start time of each interactive message that is being handled, in the order of the starts."""
         self._is_idle = asyncio.Event()
-        """Set when the last interactive message ends."""
+        """Set when the last interactive message ends, and cleared when the next one starts."""
 
     @contextmanager
     def running_interactive(self) -> Iterator[None]:
@@ -120,7 +123,8 @@ class InteractivePriority:
                 self._is_idle.set()
 
     async def yield_to_interactive(self) -> None:
-        """Wait before another message while interactive ones are new, WAIT_MAX_S at most."""
+        """Delay another message while the newest interactive message is younger than WAIT_MAX_S. The whole delay is at
+        most WAIT_MAX_S."""
         if not self._interactive:
             return
         deadline = self._loop.time() + WAIT_MAX_S

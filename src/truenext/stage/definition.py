@@ -30,9 +30,11 @@ S = TypeVar("S")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 SUBSCRIBER_ATTEMPTS = 7
-"""Default for subscribers: the broker itself sets no limit. Source: "Attempts" in docs/contract.md"""
+"""Default number of attempts for subscribers, since the broker sets no limit for published messages. Source: "Attempts"
+in docs/contract.md"""
 CONCURRENCY = 8
-"""Default number of messages that a stage handles at once, and of interactive ones in addition."""
+"""Default number of messages that a stage handles at once. In addition, it handles the same number of interactive
+messages."""
 
 
 class Definition:
@@ -58,37 +60,41 @@ class Definition:
         interceptors: Sequence[Interceptor] = (),
         events: Path | str | None = None,
     ) -> None:
-        """Define a service. Endpoints and stages are defined with its methods.
+        """Define a service. Its methods define endpoints and stages.
 
         Args:
             name: Name of the service: words of letters, digits, - and _, with dots between them.
-            broker: URL of the broker, or several, of which the first one that answers is used.
+            broker: URL of the broker, or several URLs; the first broker that answers is used.
             database: URL of SQLAlchemy, such as postgresql+psycopg:///shop or sqlite:////var/lib/shop.db, for stages
                 that take a session, and for exactly-once processing.
-            user: User of the broker; None if the broker has no users, or knows the service by its certificate.
+            user: User name at the broker; None if the broker has no users, or identifies the service by its
+                certificate.
             password: Password of `user`.
-            password_file: File with the password in its first line, which is read for each login; excludes `password`.
-            ca: PEM file with the certificates that sign the broker's, for stomp+ssl:// addresses; None trusts those of
-                the system.
+            password_file: File with the password in its first line. It is read at each login. Cannot be combined with
+                `password`.
+            ca: PEM file with the authorities that may sign the broker's certificate, for stomp+ssl:// URLs; None trusts
+                the authorities of the system.
             certificate: PEM file with a certificate that the service shows to the broker.
-            key: PEM file with the private key of `certificate`; None if it is in the same file.
-            concurrency: Number of messages that each stage handles at once, 1 to 1,000, and the same number of
-                interactive ones in addition. The process holds as many, and needs memory for them.
-            attempts: Number of failures after which a message is a dead letter, if lower than in the policy of the
-                queue; None leaves it to the policy.
-            retry: Delays before retries, by the class of the exception, see `StageOptions.retry`; other exceptions
-                follow the policy of the queue.
-            exactly_once: Exactly-once processing of all stages but subscribers: their effects in the database, and the
-                messages that they send, happen once, however often a message is delivered. It needs `database`, and
-                the tables of `truenext stages schema` (docs/stages-database.md).
-            lifespan: Function without parameters that opens a value for all stages, yields it, and closes it when the
-                service stops: an `async` generator, or one that `contextlib.asynccontextmanager` has decorated. Its
-                annotation `-> AsyncIterator[Shared]` names the class by which stages take the value.
-            interceptors: Interceptors of all stages and of messages that are sent, the first one outermost.
+            key: PEM file with the private key of `certificate`; None if the file of the certificate has the key, too.
+            concurrency: Number of messages that each stage handles at once, 1 to 1,000. In addition, it handles the
+                same number of interactive messages. The process needs memory for all these messages.
+            attempts: Number of failures after which a message becomes a dead letter; None leaves the number to the
+                policy of the queue. The lower of the two numbers counts.
+            retry: Delays before retries, by the class of the exception; `StageOptions.retry` has the format. Other
+                exceptions follow the policy of the queue.
+            exactly_once: True for exactly-once processing of all stages but subscribers: however often a message is
+                delivered, the stage's changes in the database, and the messages that it sends, happen once. It needs
+                `database`, and the tables of `truenext stages schema` (docs/stages-database.md).
+            lifespan: Function without parameters that opens a value for all stages, yields the value, and closes it
+                when the service stops. The function is an `async` generator, and may be decorated with
+                `contextlib.asynccontextmanager`. Its annotation `-> AsyncIterator[Shared]` names the value's class: a
+                stage takes the value by a parameter of that class.
+            interceptors: Interceptors of all stages and of the messages that the service sends; the first one is
+                outermost.
             events: Folder in which each process that runs the stages records their executions, for `truenext audit
                 --stages`.
 
-        Raises: DefinitionError
+        Raises: DefinitionError if an argument is invalid
         """
         self.name = expand_endpoint_name(name, "")
         files = {"password_file": password_file, "ca": ca, "certificate": certificate, "key": key}
@@ -132,11 +138,12 @@ class Definition:
         """Declare an endpoint of another service.
 
         Args:
-            name: Name of the endpoint; one that begins with a dot is appended to the name of this service.
-            takes: Type of its message.
-            replies: Type of its reply; None if it replies nothing.
+            name: Full name of the endpoint, such as `stock.reserve`. A name that begins with a dot, such as `.reserve`,
+                is appended to the name of this service.
+            takes: Type of the message that the endpoint takes.
+            replies: Type of the reply; None if the endpoint does not reply.
 
-        Raises: DefinitionError, also if it was declared before with other types
+        Raises: DefinitionError if the name or a type is invalid, or the endpoint was declared before with other types
         """
         endpoint: Endpoint[Any, Any] = Endpoint(expand_endpoint_name(name, self.name), takes, replies)
         known = self.remotes.setdefault(endpoint.name, endpoint)
@@ -177,15 +184,15 @@ class Definition:
 
         Args:
             name: Name of the endpoint, and of the queue of its first stage: words of letters, digits, - and _, with
-                dots between them. One that begins with a dot is appended to the name of the service.
+                dots between them. A name that begins with a dot is appended to the name of the service.
             takes: Type of the message that the first stage takes: a msgspec.Struct, a dataclass, a model of pydantic,
-                or a type that JSON has. Unknown fields are ignored, and missing ones have their defaults.
-            replies: Type of the reply, which cannot be optional; None if the endpoint replies nothing.
-            state: Type of the state that the stages of one flow share, which needs a default for each field; None if
-                they share nothing. A called endpoint never sees the state of its caller.
-            **options: Defaults for the stages: `StageOptions`.
+                or a type that JSON has. Unknown fields of a message are ignored, and missing fields get their defaults.
+            replies: Type of the reply, which cannot be optional; None if the endpoint does not reply.
+            state: Type of the state that the endpoint's stages share in one flow; None if they share nothing. Each
+                field of the type has a default. An endpoint that these stages call never sees the state.
+            **options: Options for all stages of the endpoint (`StageOptions`), unless a stage sets its own.
 
-        Raises: DefinitionError
+        Raises: DefinitionError if an argument is invalid, the name is already defined, or the service runs already
         """
         kind = StatelessEndpoint if state is None else StatefulEndpoint
         settings = StageSettings(name, **options).with_defaults(self._settings)
@@ -198,15 +205,15 @@ class Definition:
     def single(
         self, name: str, takes: type[M], replies: type[R], **options: Unpack[StageOptions]
     ) -> Callable[[Callable[..., Any]], StatelessEndpoint[M, R]]:
-        """Decorate the only stage of a new endpoint, which the function's name then refers to.
+        """Define an endpoint with one stage, the decorated function. The function's name then refers to the endpoint.
 
         Args:
-            name: Name of the endpoint, as in `endpoint`.
-            takes: Type of its message, as in `endpoint`.
-            replies: Type of its reply, as in `endpoint`.
-            **options: Options of the stage: `StageOptions`.
+            name: Name of the endpoint; `endpoint` has the rules.
+            takes: Type of the message that the stage takes; `endpoint` has the rules.
+            replies: Type of the reply, which cannot be optional.
+            **options: Options of the stage (`StageOptions`).
 
-        Raises: DefinitionError
+        Raises: DefinitionError if an argument or the function is invalid, or the name is already defined
         """
 
         def decorate(function: Callable[..., Any]) -> StatelessEndpoint[M, R]:
@@ -219,16 +226,18 @@ class Definition:
     def terminator(
         self, name: str, takes: type[M], *, state: type[S] | None = None, **options: Unpack[StageOptions]
     ) -> Callable[[Callable[..., Any]], Endpoint[M, None]]:
-        """Decorate the only stage of a new endpoint without replies, which the function's name then refers to.
+        """Define an endpoint with one stage, the decorated function, which does not reply. The function's name then
+        refers to the endpoint.
 
         Args:
-            name: Name of the endpoint, as in `endpoint`.
-            takes: Type of its message, as in `endpoint`; that of a reply if other flows name this endpoint as their
-                `reply_to`.
-            state: Type of the `reply_state` of these flows; None if they have none.
-            **options: Options of the stage: `StageOptions`.
+            name: Name of the endpoint; `endpoint` has the rules.
+            takes: Type of the message that the stage takes; `endpoint` has the rules. If other flows name this endpoint
+                as their `reply_to`, this is the type of their reply.
+            state: Type of the `reply_state` of flows that name this endpoint as their `reply_to`; None if no such flow
+                has a `reply_state`.
+            **options: Options of the stage (`StageOptions`).
 
-        Raises: DefinitionError
+        Raises: DefinitionError if an argument or the function is invalid, or the name is already defined
         """
 
         def decorate(function: Callable[..., Any]) -> Endpoint[M, None]:
@@ -243,13 +252,13 @@ class Definition:
         return decorate
 
     def topic(self, name: str, takes: type[M]) -> Topic[M]:
-        """Declare a topic, to which this service or another publishes.
+        """Declare a topic, to which this service or another service publishes.
 
         Args:
-            name: Name of the topic, without /topic/, and no pattern.
-            takes: Type of its messages.
+            name: Name of the topic, without /topic/. Patterns are not allowed.
+            takes: Type of the topic's messages.
 
-        Raises: DefinitionError, also if it was declared before with another type
+        Raises: DefinitionError if the name or the type is invalid, or the topic was declared before with another type
         """
         topic = Topic(name, takes)
         known = self.topics.setdefault(topic.name, topic)
@@ -258,17 +267,18 @@ class Definition:
         return known
 
     def subscriber(self, topic: Topic[M], *, state: type[Any] | None = None) -> Callable[[F], F]:
-        """Decorate a function that gets the messages published to a topic while its process runs, one at a time, in
-        each process of the service.
+        """Define a subscriber: the decorated function gets each message that is published to the topic, one at a time.
+        Each process of the service gets its own copy. A process that does not run misses messages.
 
-        A subscriber has no exactly-once processing, whatever the service's setting. It gives up a message after 7
-        failures, unless the service has `attempts`; the message is then gone, as topics have no dead letters.
+        A subscriber has no exactly-once processing, even if the service has it. After 7 failures, or `attempts` of the
+        service, the subscriber drops the message, since topics have no dead letters.
 
         Args:
-            topic: Topic whose messages the function takes first.
-            state: Type of a state that the function takes second, with its default; None if it takes none.
+            topic: Topic whose messages the function takes as its first parameter.
+            state: Type of a state that the function takes as its second parameter; None if it takes no state. A message
+                without a state has the default of the type.
 
-        Raises: DefinitionError
+        Raises: DefinitionError if an argument or the function is invalid, or the service has an endpoint of that name
         """
         if not isinstance(topic, Topic):
             raise DefinitionError(f"subscriber of service {self.name} takes a topic, not {topic!r}")
@@ -290,12 +300,12 @@ class Definition:
 
     @property
     def has_outbox(self) -> bool:
-        """Whether the service or a stage has exactly-once processing, so that its processes have a relay."""
+        """Whether the service or a stage has exactly-once processing. Then each process of the service has a relay."""
         return bool(self._settings.exactly_once) or not self.only_initiates
 
     @property
     def only_initiates(self) -> bool:
-        """Whether no stage has exactly-once processing, so that an outbox contains only flows that programs start."""
+        """Whether no stage has exactly-once processing. Then an outbox contains only flows that programs start."""
         return not any(each.settings.exactly_once for each in self.stages.values())
 
     def _add_endpoint(self, endpoint: LocalEndpoint[Any, Any]) -> None:
@@ -306,7 +316,7 @@ class Definition:
 
     @property
     def is_running(self) -> bool:
-        """Whether the service runs, so that endpoints and stages can no longer be defined."""
+        """Whether the service runs. Then endpoints and stages can no longer be defined."""
         return False
 
     def _register(self, stage: Stage) -> None:
@@ -320,7 +330,7 @@ class Definition:
     def check(self) -> None:
         """Check that every endpoint is complete.
 
-        Raises: DefinitionError
+        Raises: DefinitionError if an endpoint has no stage, or its last stage does not return the reply
         """
         for endpoint in self.endpoints.values():
             endpoint.check()
@@ -334,7 +344,7 @@ _TYPES: Final[Mapping[str, tuple[Any, str]]] = {
     "interceptors": (Sequence, "a list of Interceptors"),
     "events": (Path | str | None, "a folder"),
 }
-"""Type of each argument of `Definition`, and its description for errors."""
+"""Type of each argument of `Definition`, and how errors describe that type."""
 
 
 def _check_types(name: str, values: Mapping[str, object]) -> None:

@@ -1,9 +1,10 @@
-"""Events of stages: records each execution in this process. The audit joins them to the broker's history.
+"""Recorder of events of stages: the start, the SQL commit and the end of each execution. The audit joins these events
+to the broker's history.
 
-Each event is a line of JSON (docs/reference/history.md). The worker appends it in memory, and a thread writes, so that
-no stage waits for the disk. A crash of the process loses the events of the last tenth of a second at most, and
-perhaps the end of the last line. If the disk fails, events are lost and stages go on; events are numbered, so that
-readers detect gaps.
+Each event is a line of JSON (docs/reference/history.md). The worker appends events in memory, and a thread writes them,
+so that no stage waits for the disk. A crash of the process loses the events of the last tenth of a second at most, and
+may leave the last line incomplete. If the disk fails, events are lost, and stages go on. Events are numbered, so that a
+reader detects gaps.
 """
 
 from __future__ import annotations
@@ -27,40 +28,40 @@ from truenext.stage.interceptors.interceptor import ExecutionOutcome, ExecutionR
 _logger = logging.getLogger("truenext.stage")
 
 UNWRITTEN_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes of events that wait in memory for the disk; further events are lost. A busy process makes 2 MiB a second."""
+"""Largest number of bytes of events that wait in memory for the disk. Further events are lost. A busy process makes 2
+MiB a second."""
 GATHER_S = 0.05
-"""Seconds from the first unwritten event until the next write."""
+"""Seconds from the first unwritten event until the next write. Events of this time are written together."""
 RETRY_S = 5.0
 """Seconds between attempts to write to a disk that fails."""
 TRACE_MAX = 200
-"""Characters of a trace that are recorded."""
+"""Largest number of characters of a trace that are recorded."""
 _QUEUE = "/queue/"
 _SEQUENCE = "truenext-sequence"
 
 
 class StageEvent(msgspec.Struct):
     process: str
-    """Id of the process: the time at which it began to write, and random digits."""
+    """Id of the process: the time at which the process began to record, and random digits."""
     number: int
-    """Number of the event: 1 for the first of a process, one more for each; 0 with `opened`. A missing number is a lost
-    event."""
+    """Number of the event within its process, from 1 on; `opened` always has 0. A missing number is a lost event."""
     at: int
-    """Microseconds since the epoch, by the clock of the process."""
+    """Time of the event in microseconds since the epoch, by the clock of the process."""
 
 
 class FileOpened(StageEvent, tag_field="kind", tag="opened"):
-    """A file begins. It is the first event of each file."""
+    """Beginning of a file: the first event of each file."""
 
     format: int
     """Version of the format."""
     service: str
     """Name of the service."""
     instance: str
-    """Name of the service with its host and process."""
+    """Service, host and process id, for people."""
 
 
 class ExecutionStarted(StageEvent, tag_field="kind", tag="started", omit_defaults=True):
-    """A stage is about to run with a message."""
+    """Start of an execution: a stage has received a message."""
 
     stage: str
     """Queue of the stage, which is its name."""
@@ -69,51 +70,53 @@ class ExecutionStarted(StageEvent, tag_field="kind", tag="started", omit_default
     flow: str
     """Id of the flow."""
     trace: str
-    """Name of the flow for people, its first 200 characters."""
+    """Name of the flow for people: its first 200 characters."""
     sender: str
     """Service that sent the message and, after a blank, its stage."""
     attempt: int
-    """Number of the attempt; 1 if no consumer has failed with the message."""
+    """Number of the attempt: 1 plus the failures that count against the message."""
     deliveries: int
     """Number of dispatches of the message, this one included."""
     parent: str = ""
-    """Id of the message whose stage sent this one; missing if none did."""
+    """Id of the message whose stage sent this message; missing if no stage sent it."""
     queue: str | None = None
-    """Queue of the message in the broker's history; missing if it was published."""
+    """Queue of the message in the broker's history; missing if the message was published to a topic."""
     sequence: int | None = None
-    """Sequence of the message in the broker's history; missing if it was published."""
+    """Sequence of the message in the broker's history; missing if the message was published to a topic."""
     exactly_once: bool = False
-    """True if the stage is an exactly-once stage, else missing."""
+    """True if the stage has exactly-once processing, else missing."""
 
 
 class SqlCommitted(StageEvent, tag_field="kind", tag="SQL committed"):
-    """The database has confirmed the commit, and the message is not acknowledged yet."""
+    """Commit of SQL: the database has confirmed the commit. The message is not acknowledged yet."""
 
     execution: int
-    """Field `number` of the `started` that it belongs to."""
+    """Field `number` of the execution's `started` event."""
 
 
 class ExecutionEnded(StageEvent, omit_defaults=True):
-    """An execution has an outcome."""
+    """End of an execution: its outcome is known."""
 
     kind: ExecutionOutcome
     execution: int
     total_us: int
     """Microseconds from the arrival of the message in the service until its outcome was known."""
     run_us: int | None = None
-    """Microseconds of these in the stage with its dependencies."""
+    """Microseconds from the arrival of the message until the stage and its dependencies had ended; `total_us` if the
+    stage did not return."""
     commit_us: int | None = None
-    """Microseconds from there until the commit was confirmed; 0 if it was not."""
+    """Microseconds from the stage's return until the broker confirmed the commit; missing if nothing was committed."""
     error: str | None = None
-    """Class of the exception; missing with `completed` and `already processed`."""
+    """Class of the exception that caused the outcome; missing if there was no exception."""
 
 
 class ProcessClosed(StageEvent, tag_field="kind", tag="closed"):
-    """The process has ended in order, and writes nothing more."""
+    """End of a process: it has stopped in order, and records nothing more."""
 
 
 class StageEvents:
-    """Recorder of events. Methods but `close` are for the event loop's thread, and neither wait nor raise."""
+    """Recorder of events. All methods except `close` are called in the event loop's thread, never wait, and never
+    raise."""
 
     def __init__(self, folder: Path, service: str, instance: str) -> None:
         """Create the folder and its first file, and start the thread that writes.
@@ -124,7 +127,7 @@ class StageEvents:
         self._service = service
         self._instance = instance
         self.process = f"{time_ns() // 1_000_000:012x}{secrets.token_hex(4)}"
-        """Unique id of the process, in all its events."""
+        """Unique id of the process. Each of its events has this id."""
         self._encoder = msgspec.json.Encoder()
         self._last_event_number = 0
         self._unwritten = bytearray()
@@ -148,7 +151,7 @@ class StageEvents:
     # ---- Recording ----
 
     def add_started(self, stage: Stage, message: Message, envelope: Envelope) -> int:
-        """Record the start of an execution, and return its number, to which later events refer."""
+        """Record the start of an execution, and return the event's number, by which later events name the execution."""
         destination, flow = message.destination, envelope.flow
         is_queue = destination.startswith(_QUEUE)
         headers = message.headers
@@ -263,7 +266,7 @@ class StageEvents:
         )
 
     def _start_file(self) -> None:
-        """Start the next file, and delete old ones. Raises: OSError"""
+        """Start the next file, and delete old files. Raises: OSError if the file cannot be made or written"""
         self._close_file()
         self._file_number += 1
         path = stage_file(self._folder, self.process, self._file_number)
@@ -286,7 +289,8 @@ class StageEvents:
         self._file_size = 0
 
     def _write(self, content: bytes | bytearray) -> None:
-        """Write all of `content`, with several calls if the system takes only a part. Raises: OSError"""
+        """Write all of `content`. The system may take only a part of it at each call. Raises: OSError if the disk
+        fails"""
         view = memoryview(content)
         while view:
             written = os.write(self._file, view)

@@ -1,7 +1,7 @@
-"""Gate of a service's database: stages wait while the database is unavailable, and then go on.
+"""Gate of a service's database: while the database is unavailable, the gate is closed, and stages that use it wait.
 
-An unavailable database counts no attempts. The stages release their messages, and the gate probes the database with
-growing pauses.
+The stages release their messages without an attempt. The gate probes the database with growing pauses, and opens when a
+probe succeeds.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("truenext.stage")
 
 PAUSE_S = 0.5
-"""Seconds until the first probe; each further pause is twice as long."""
+"""Seconds until the first probe. Each further pause is twice as long, up to PAUSE_MAX_S."""
 PAUSE_MAX_S = 30.0
 STABLE_S = 60.0
-"""Seconds for which the gate must stay open before pauses are short again: a probe does not detect a full disk."""
+"""Seconds after an opening of the gate. If the gate closes again within this time, the pauses go on growing: a probe
+does not detect a full disk, so the gate may have opened too early."""
 ERROR_COUNTS_MAX = 1000
-"""Number of messages whose errors are remembered."""
+"""Largest number of entries in the counts of errors by message. Older entries are dropped."""
 UNCOUNTED_RETRIES = {DatabaseErrorKind.LOST: 1, DatabaseErrorKind.RETRYABLE: 5, DatabaseErrorKind.UNAVAILABLE: 5}
-"""Number of errors of each kind that count no attempt of a message, while the database is available."""
+"""Number of errors of each kind that count no attempt of one message, although the database is available."""
 
 _DESCRIPTIONS = {
     DatabaseErrorKind.UNAVAILABLE: "the database is unavailable",
@@ -44,7 +45,7 @@ _WAITING = {
 
 
 class DatabaseGate:
-    """Gate for stages that use the database: closed, with probes, for as long as the database is unavailable."""
+    """Gate for stages that use the database. While the database is unavailable, the gate is closed, and probes it."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -57,9 +58,9 @@ class DatabaseGate:
         self._opened_at = -STABLE_S
         self.closed_error_kind = DatabaseErrorKind.UNAVAILABLE
         self.closed_reason = ""
-        """Last error of the database while the gate is closed."""
+        """Last error of the database; empty while the gate is open."""
         self._error_counts_by_message: OrderedDict[tuple[DatabaseErrorKind, str], int] = OrderedDict()
-        """Number of errors of each message that the message itself may have caused."""
+        """Number of errors by kind and message, of errors that the message itself may have caused."""
 
     @property
     def is_open(self) -> bool:
@@ -73,11 +74,12 @@ class DatabaseGate:
 
     @property
     def closed_description(self) -> str:
-        """Reason for which the gate was last closed, for people."""
+        """Reason why the gate was last closed, for people."""
         return _DESCRIPTIONS.get(self.closed_error_kind, _DESCRIPTIONS[DatabaseErrorKind.UNAVAILABLE])
 
     def close_on_error(self, error: BaseException, kind: DatabaseErrorKind = DatabaseErrorKind.UNAVAILABLE) -> None:
-        """Close the gate, so that stages of the database wait, and probe until it is available."""
+        """Close the gate, so that stages of the database wait. Then probe the database until it is available, and open
+        the gate."""
         if not self.is_open:
             return
         self.closed_error_kind, self.closed_reason = kind, first_line(error)
@@ -93,9 +95,9 @@ class DatabaseGate:
         self._reopening = loop.create_task(self._reopen(), name="truenext database")
 
     async def open_database(self, *, waits: bool) -> None:
-        """Open the database at the start. `waits`: wait as long as necessary for one that is not available yet.
+        """Open the database when the service starts. `waits`: retry until the database is available.
 
-        Raises: DatabaseUnavailable
+        Raises: DatabaseUnavailable if the database is not available and `waits` is False
         """
         if waits:
             await self._retry_until_available(self.database.open, "the database is not available yet")
@@ -133,11 +135,14 @@ class DatabaseGate:
         self._retry_pause_s = min(2 * self._retry_pause_s, PAUSE_MAX_S)
 
     async def is_uncounted_error(self, kind: DatabaseErrorKind, error: BaseException, message_id: str) -> bool:
-        """Whether an error counts no attempt of its message. An error of the database closes the gate and never counts.
+        """Whether an error counts no attempt of its message. An error that is the database's fault closes the gate, and
+        counts no attempt.
 
-        A full disk or unusable tables close the gate at once; a lost connection does if a probe fails. While the
-        database is available, the message itself may be the cause of a lost connection or of a conflict at the
-        commit, or use another database that is unavailable: its first errors of each kind count no attempt."""
+        A full disk and unusable tables are the database's fault. After a lost connection, or if the database seems
+        unavailable, a probe decides: if it fails, the database is at fault. If it succeeds, the message itself may have
+        caused the error, or may use another database. Such an error counts no attempt until the message has had
+        UNCOUNTED_RETRIES of its kind. The same holds for a conflict with another transaction.
+        """
         if kind in (DatabaseErrorKind.FULL, DatabaseErrorKind.TABLES):
             self.close_on_error(error, kind)
             return True
@@ -150,7 +155,7 @@ class DatabaseGate:
         return kind in UNCOUNTED_RETRIES and self._count_error(kind, message_id) <= UNCOUNTED_RETRIES[kind]
 
     async def _probe(self) -> None:
-        """Probe the database, once for all concurrent callers. Raises: DatabaseUnavailable"""
+        """Probe the database. Concurrent callers share one probe. Raises: DatabaseUnavailable"""
         if self._probing is None or self._probing.done():
             self._probing = asyncio.get_running_loop().create_task(self.database.probe(), name="truenext database")
         await asyncio.shield(self._probing)

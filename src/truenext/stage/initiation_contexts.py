@@ -1,5 +1,8 @@
-"""Blocks that start flows: `async with app.initiate() as initiation:`, or `with` in code that cannot await. Flows are
-in a transaction of the broker, or with `app.initiate(session)` in one of the program's own database."""
+"""Blocks that start flows: `async with app.initiate() as initiation:`, or `with` in functions that are not async.
+
+The flows of a block are sent in one transaction of the broker. With `app.initiate(session)`, they are written to the
+outbox in the program's own database transaction.
+"""
 
 from __future__ import annotations
 
@@ -32,23 +35,24 @@ if TYPE_CHECKING:
     from truenext.stage.sql.session_outbox import SessionOutbox
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair, which no encoding can represent."""
+"""Half of a surrogate pair. No encoding can represent a text that contains it."""
 
 
 class InitiationContext:
-    """Block whose flows are sent at its end, in one transaction of the broker; none is sent if the block raises.
+    """Block whose flows are sent at its end, in one transaction of the broker. If the block raises, no flow is sent.
 
-    Raises: RolledBack if nothing was sent; InDoubt if that is not known, with a token for `Service.outcome`
+    Raises: RolledBack if no flow was sent; InDoubt if the client cannot know whether the flows were sent, with a token
+    for `Service.outcome`
     """
 
     def __init__(self, initiator: Initiator, timeout: float) -> None:
-        """Called by `Service.initiate`. Raises: ValueError"""
+        """Create the block for `Service.initiate`. Raises: ValueError if `timeout` is not more than 0"""
         self._initiator = initiator
         self._timeout = checked_timeout(timeout)
         self._output: Output | None = None
 
     async def __aenter__(self) -> Initiation:
-        """Begin the block. Raises: ClosedError in another event loop than the service's"""
+        """Begin the block. Raises: ClosedError if this event loop is not the service's"""
         self._initiator.check_loop()
         return self._start()
 
@@ -74,7 +78,8 @@ class InitiationContext:
             self._initiator.send_output_in_thread(output, self._deadline)
 
     def _start(self) -> Initiation:
-        """Start an output for one block. Raises: LocalProtocolError if another block has not ended"""
+        """Begin to collect the flows of the block. Raises: LocalProtocolError if the same object is in use for another
+        block"""
         if self._output is not None:
             raise LocalProtocolError("this initiation was entered already: call initiate() again for another")
         self._output, initiation = self._initiator.new_initiation()
@@ -92,10 +97,10 @@ class InitiationContext:
 
 
 class OutboxInitiationContext:
-    """Block whose flows are written to the outbox at its end, in the transaction of the session. They are sent after
-    that is committed, and never if it is rolled back. The broker need not be available.
+    """Block whose flows are written to the outbox at its end, in the transaction of the session. The flows are sent
+    after that transaction is committed, and never if it is rolled back. The broker need not be available.
 
-    Raises: FlowError if the flows are too large, or others were started under the key
+    Raises: FlowError if the flows are too large, or other flows were started under the key
     """
 
     def __init__(
@@ -106,7 +111,8 @@ class OutboxInitiationContext:
         key: str | None,
         on_commit: Callable[[], object],
     ) -> None:
-        """Called by `Service.initiate`. Raises: FlowError"""
+        """Create the block for `Service.initiate`. `on_commit` is called after the commit. Raises: FlowError if `key`
+        is not a text, or is empty"""
         if key is not None and not (isinstance(key, str) and key and not _SURROGATE.search(key)):
             raise FlowError(
                 f"key must be a text that names the initiation, such as the number of an order, not {key!r}"
@@ -117,8 +123,8 @@ class OutboxInitiationContext:
         self._on_commit = on_commit
         self._key = None if key is None else inbox_id(definition.name, " key", key)
         self._seed = ""
-        """Id of the unit, and seed of the ids of its messages. All calls with one key have the seed of the first, so
-        that their flows have the same ids."""
+        """Id of the unit, from which the ids of its messages are derived. The first call with a key chooses the seed,
+        and each further call with the key uses the same seed. So all these calls make the same ids."""
         self._output: Output | None = None
 
     async def __aenter__(self) -> Initiation:
@@ -180,7 +186,8 @@ class OutboxInitiationContext:
         return output.outgoing
 
     def _unit(self, outgoing: Sequence[OutputMessage]) -> OutboxUnit:
-        """Return the unit for the outbox. Raises: FlowError if it exceeds the limits of the broker"""
+        """Return the unit for the outbox. Raises: FlowError if the messages exceed the limits of a transaction of the
+        broker"""
         messages = encode_messages(outgoing, self._chain, None)
         if len(messages) > 1 and transaction_size(messages) > TRANSACTION_BYTES_MAX:
             raise FlowError(
@@ -195,7 +202,7 @@ class OutboxInitiationContext:
         return OutboxUnit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
 
     def _key_of(self, outgoing: Sequence[OutputMessage]) -> InitiationKey | None:
-        """Return the key with a digest of the flows, which does not depend on their time."""
+        """Return the key with a hash of the flows, without their start times; None if the block has no key."""
         if self._key is None:
             return None
         digest = blake2b(digest_size=16)

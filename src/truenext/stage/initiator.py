@@ -1,4 +1,5 @@
-"""Initiator: sends the flows that programs start with `Service.initiate` and `Service.ask`, and waits for replies."""
+"""Initiator: sends the flows that programs start with `Service.initiate` and `Service.ask`, and returns the replies to
+`ask`."""
 
 from __future__ import annotations
 
@@ -29,13 +30,14 @@ from truenext.stage.pool import PriorityPool
 from truenext.stage.user_code import call_after_commit, call_after_commit_sync
 
 PAUSE_S = 0.05
-"""Seconds until a rolled back transaction is sent again; each further pause is twice as long."""
+"""Seconds until a transaction that was rolled back is sent again. Each further pause is twice as long, up to
+PAUSE_MAX_S."""
 PAUSE_MAX_S = 1.0
 
 
 class Initiator:
     def __init__(self, context: ServiceContext, interactive: PriorityPool, others: PriorityPool) -> None:
-        """`interactive` is the pool that sends interactive flows, `others` sends all others."""
+        """Create an initiator. The pool `interactive` sends interactive flows, and `others` sends all other flows."""
         self._context = context
         self.loop = context.loop
         self._pools = {True: interactive, False: others}
@@ -45,7 +47,8 @@ class Initiator:
         self._pending_replies = PendingReplies(context.service, interactive.connection)
 
     def check_loop(self) -> None:
-        """Check that the caller is in the event loop of the service. Raises: ClosedError"""
+        """Check that the caller is in the event loop of the service. Raises: ClosedError if the caller is in another
+        loop"""
         if asyncio.get_running_loop() is not self.loop:
             service = self._context.service
             raise ClosedError(
@@ -59,15 +62,18 @@ class Initiator:
         return output, Initiation(output, self._context.now_ms(), self._context.stages)
 
     async def send_output(self, output: Output, deadline: float) -> None:
-        """Send an output in one transaction before `deadline`, by the clock of the event loop; then call its hooks.
+        """Send an output in one transaction, and then call its `after_commit` functions. `deadline` is by the clock of
+        the event loop.
 
-        Raises: RolledBack if nothing was sent; InDoubt if that is not known; FlowError
+        Raises: RolledBack if nothing was sent; InDoubt if the client cannot know whether the output was sent; FlowError
+        if a message is too large
         """
         await self._send_all(output, deadline)
         await call_after_commit(output, {"service": self._context.service}, None)
 
     def send_output_in_thread(self, output: Output, deadline: float) -> None:
-        """Send an output, and call its hooks in this thread, which may block. Raises: as `send_output`"""
+        """Send an output, and call its `after_commit` functions in this thread, which may block. Raises the errors of
+        `send_output`."""
         asyncio.run_coroutine_threadsafe(self._send_all(output, deadline), self.loop).result()
         call_after_commit_sync(output, {"service": self._context.service}, self.loop)
 
@@ -100,7 +106,11 @@ class Initiator:
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     async def _try_send(self, messages: Sequence[EncodedMessage], is_interactive: bool, deadline: float) -> None:
-        """Send and commit once. Raises: as `send_output`; TimeoutError, ClosedError if nothing was committed"""
+        """Send the messages and commit, in one try.
+
+        Raises: TimeoutError, ClosedError or RolledBack if nothing was committed; InDoubt if the outcome of the commit
+        is not known
+        """
         pool = self._pools[is_interactive]
         async with AsyncExitStack() as stack:
             async with asyncio.timeout_at(deadline):
@@ -113,8 +123,12 @@ class Initiator:
     async def ask(
         self, to: Endpoint[Any, Any], message: object, trace: str, timeout: float, options: FlowOptions
     ) -> object:
-        """Send a request, and return its reply. Raises: ClosedError, ValueError; TimeoutError without a reply in
-        time; NotDecoded if the reply cannot be decoded; as `send_output`"""
+        """Send a request, and return its reply.
+
+        Raises: TimeoutError without a reply in time; RolledBack if the request was not sent; InDoubt if the client
+        cannot know whether it was sent; NotDecoded if the reply has another type; ClosedError in another event loop;
+        ValueError if `timeout` is not more than 0; FlowError if the request is invalid
+        """
         self.check_loop()
         deadline = self._context.loop.time() + checked_timeout(timeout)
         try:
@@ -140,7 +154,11 @@ class Initiator:
             self._pending_replies.forget_reply(number)
 
     async def outcome(self, doubt: InDoubt | str, timeout: float) -> str:
-        """Return the outcome of an initiation in doubt. Raises: as `Connection.outcome`"""
+        """Return the outcome of an initiation in doubt: "committed", "rolled back" or "unknown".
+
+        Raises: TimeoutError or ConnectionLost if the broker has not answered; ValueError if the text is not a token;
+        ClosedError in another event loop
+        """
         self.check_loop()
         return await self._pools[True].connection.outcome(doubt, timeout=timeout)
 
@@ -149,7 +167,7 @@ class Initiator:
 
 
 def checked_timeout(timeout: float) -> float:
-    """Return a timeout if it is finite and more than 0. Raises: ValueError"""
+    """Return `timeout`, in seconds. Raises: ValueError if it is not finite, or not more than 0"""
     if isinstance(timeout, bool) or not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
         raise ValueError(f"timeout is seconds, more than 0, not {timeout!r}")
     return timeout
@@ -165,7 +183,7 @@ class BrokerSessionPool:
 
     @asynccontextmanager
     async def acquired(self) -> AsyncIterator[Session]:
-        """Lend a transacted session for exclusive use. If the block raises, the session is closed."""
+        """Lend a transacted session to one caller. If the block raises, the session is closed."""
         session = self._idle.pop() if self._idle else await self._connection.session(transacted=True)
         try:
             yield session

@@ -1,6 +1,7 @@
-"""Lifespan of a service: a function that opens a value for the stages, yields it, and closes it at the end.
+"""Lifespan of a service: a function that opens a value for the stages, yields the value, and closes it when the service
+stops.
 
-Stages and factories get the value through a parameter of its type.
+A stage or a factory gets the value through a parameter of the value's type.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ from truenext.stage.dependencies.factory import name_of
 T = TypeVar("T")
 
 LifespanFactory: TypeAlias = Callable[[], AbstractAsyncContextManager[T]] | Callable[[], AsyncIterator[T]]
-"""Function that `contextlib.asynccontextmanager` has decorated, or an `async` generator that it could decorate."""
+"""Function that `contextlib.asynccontextmanager` has decorated, or an `async` generator function."""
 
 
 class Lifespan(Generic[T]):
-    """Lifespan with the type of its value, so that stages can be checked before anything is opened.
+    """Lifespan, and the type of its value. The type is known before the value is opened, so that stages can be checked
+    first.
 
-    Raises: ConfigurationError if `factory` has no annotation of that type, or takes parameters
+    Raises: ConfigurationError if `factory` takes parameters, or has no annotation for the type of its value
     """
 
     def __init__(self, factory: LifespanFactory[T]) -> None:
         self.running: Callable[[], AbstractAsyncContextManager[T]] = (
             asynccontextmanager(factory) if inspect.isasyncgenfunction(factory) else factory  # type: ignore[assignment]
         )
-        """Factory of the context manager: `async with lifespan.running() as value`, while the service runs."""
+        """Function that makes the context manager of one run of the service: `async with lifespan.running() as
+        value`."""
         self.yielded_type: type[T] | None = _yielded_type(factory)
         """Type of the value; None if the lifespan yields None."""
 

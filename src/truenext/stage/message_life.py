@@ -1,4 +1,4 @@
-"""Life of a message in a stage: its state, and its execution as events, interceptors and logs show it."""
+"""Life of a message in a stage: its current state, and the report of its execution to events, interceptors and logs."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class MessageLife:
         self._message = message
         self.state: MessageState = RECEIVED
         self.execution: Execution | None = None
-        """Execution for interceptors; None if the service has none."""
+        """Execution as interceptors get it; None if no interceptor needs it."""
         self._event_number = 0
-        """Number of the recorded event of this start; 0 if none is recorded."""
+        """Number of the recorded `started` event; 0 if events are not recorded."""
         self._trace = ""
         self._started_at = monotonic()
         self._returned_at = 0.0
-        """Time at which the current run has returned; 0 before."""
+        """Monotonic time at which the current run of the stage returned; 0 before its return."""
 
     def enter(self, state: MessageState) -> None:
-        """Enter the next state. Raises: AssertionError if `state` cannot follow the current one"""
+        """Enter a state. Raises: AssertionError if `state` cannot follow the current state"""
         if state not in TRANSITIONS[self.state]:
             raise AssertionError(f"a message cannot become {state.value} while it is {self.state.value}")
         self.state = state
@@ -71,7 +71,7 @@ class MessageLife:
             self._events.add_sql_committed(self._event_number)
 
     def end(self, outcome: ExecutionOutcome, error: BaseException | None) -> None:
-        """Enter the last state, and record the outcome."""
+        """Enter the last state, and report the outcome to events and interceptors."""
         is_committed = self.state in (COMMITTED, REPEATED)
         self.enter(OUTCOMES[outcome])
         execution = self.execution if self._chain.has_ended else None

@@ -4,9 +4,9 @@
                                      │                         └─ REPEATED ─── RELEASED
                                      └─ ACKNOWLEDGING ──────────── COMMITTED
 
-A message that sends nothing takes the lower way. After a conflict in SQL, the stage runs again in place, unless output
-was sent: only the end of the message can roll that back. A cancellation releases the message, or leaves it in doubt
-once the broker's COMMIT has begun. The last six states are the outcomes of an execution (`ExecutionOutcome`).
+A message whose stage sends nothing takes the lower way. After a conflict in SQL, the stage runs again at once, unless
+its output was already sent to the broker. A cancellation releases the message. Once the broker's COMMIT has begun, a
+cancellation leaves the message in doubt. The last six states are the outcomes of an execution (`ExecutionOutcome`).
 """
 
 from __future__ import annotations
@@ -19,23 +19,28 @@ class MessageState(Enum):
     """State of a message that a stage handles."""
 
     RECEIVED = "received"
-    """The stage has not run: the message is decoded, and looked up in the inbox."""
+    """The stage has not run. The message is decoded, and its id is looked up in the inbox."""
     RUNNING = "running"
-    """The stage runs, or waits for its next run after a conflict in SQL."""
+    """The stage runs, or waits to run again after a conflict in SQL."""
     RETURNED = "returned"
-    """The stage has returned. SQL is checked, and also committed if there is no output."""
+    """The stage has returned. The SQL transaction is checked. If there is no output, it is also committed in this
+    state."""
     SENDING = "sending"
-    """The output is being sent in the broker's transaction, or has been. SQL is committed afterwards."""
+    """The output is being sent, or was sent, in the broker's transaction. Then the SQL transaction is committed."""
     ACKNOWLEDGING = "acknowledging"
-    """SQL is committed, if it was used. The broker's COMMIT only acknowledges the message, since there is no output."""
+    """The SQL transaction is committed, if there was one. The broker's COMMIT is under way. It only acknowledges the
+    message, since there is no output."""
     COMMITTING = "committing"
-    """SQL is committed, if it was used. The broker's COMMIT has the acknowledgement and the output."""
+    """The SQL transaction is committed, if there was one. The broker's COMMIT is under way, with the output and the
+    acknowledgement."""
     COMMITTED = "committed"
-    """The broker has committed."""
+    """The broker has committed its transaction, which includes the acknowledgement of the message."""
     REPEATED = "repeated"
-    """The number of the COMMIT was used before: the output was sent then, and the message is not acknowledged."""
+    """The broker has answered that the COMMIT's number was used before. The output was sent at that time. The message
+    is not acknowledged."""
     ABANDONED = "abandoned"
-    """A second cancellation has left the stage's thread running. The thread rolls back SQL itself."""
+    """The stage's thread still runs after a second cancellation. The thread itself will roll back the SQL
+    transaction."""
     COMPLETED = "completed"
     ALREADY_PROCESSED = "already processed"
     FAILED = "failed"
@@ -50,7 +55,7 @@ class MessageState(Enum):
 RECEIVED, RUNNING, RETURNED, SENDING, ACKNOWLEDGING, COMMITTING, COMMITTED, REPEATED, ABANDONED, *_ENDS = MessageState
 COMPLETED, ALREADY_PROCESSED, FAILED, REJECTED, RELEASED, IN_DOUBT = _ENDS
 _UNDONE = frozenset({FAILED, REJECTED, RELEASED, IN_DOUBT})
-"""Outcomes after an error or a cancellation."""
+"""Outcomes that follow an error or a cancellation."""
 
 TRANSITIONS: dict[MessageState, frozenset[MessageState]] = {
     RECEIVED: _UNDONE | {RUNNING, ALREADY_PROCESSED},
@@ -65,6 +70,6 @@ TRANSITIONS: dict[MessageState, frozenset[MessageState]] = {
     ABANDONED: frozenset({ACKNOWLEDGING, COMMITTING, RELEASED}),
     **dict.fromkeys(_ENDS, frozenset[MessageState]()),
 }
-"""States that may follow each state."""
+"""States that may follow each state. All other transitions are faults of this program."""
 OUTCOMES: Mapping[str, MessageState] = {each.value: each for each in _ENDS}
-"""States by the outcome of the execution (`ExecutionOutcome`)."""
+"""Last state for each outcome of an execution (`ExecutionOutcome`)."""

@@ -1,7 +1,7 @@
-"""Pending replies: the calls of `Service.ask` that wait, and the topic to which their replies come.
+"""Pending replies: the calls of `Service.ask` that wait for a reply, and the topic to which the replies come.
 
-Each process subscribes to a topic of its own. A topic keeps no messages, so a reply is lost when its caller does not
-wait any more.
+Each process has a topic of its own for replies. A topic keeps no messages, so a reply is lost if it comes after its
+caller has stopped waiting.
 """
 
 from __future__ import annotations
@@ -35,14 +35,18 @@ class PendingReplies:
         self._name = f"replies.{service}.{secrets.token_hex(8)}"
         self._connection = connection
         self._topics: dict[Endpoint[Any, Any], Topic[Any]] = {}
-        """Topic of this process by endpoint, with the endpoint's type of reply."""
+        """This process's reply topic, for each requested endpoint: the topic's type is the type of that endpoint's
+        reply."""
         self._waiting: dict[int, tuple[Codec[Any], asyncio.Future[Any]]] = {}
         self._number = 0
         self._task: asyncio.Task[None] | None = None
         self._subscribed: asyncio.Future[None] | None = None
 
     async def ensure_subscribed(self) -> None:
-        """Subscribe to the topic, unless this is done. Call this before each request. Raises: Refused, ClosedError"""
+        """Subscribe to the reply topic, unless the subscription exists. Call this before each request.
+
+        Raises: Refused if the broker refuses the subscription; ClosedError if the connection is closed
+        """
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.done():
             self._subscribed = loop.create_future()
@@ -75,17 +79,18 @@ class PendingReplies:
                 await asyncio.sleep(PAUSE_S)
 
     def _subscribing_failed(self, error: Exception) -> None:
-        """Raise `error` in callers that wait for the subscription; there are none if it had succeeded."""
+        """Raise `error` in each caller that waits for the subscription. Does nothing if the subscription had
+        succeeded."""
         if self._subscribed is not None and not self._subscribed.done():
             self._subscribed.set_exception(error)
             # Marks the error as retrieved, since there may be no caller.
             self._subscribed.exception()
 
     def expect_reply(self, to: Endpoint[Any, R]) -> tuple[Topic[R], int, asyncio.Future[R]]:
-        """Register a request. Return the topic for its reply, its number, which the reply brings along as its state,
-        and the future of the reply. Call `forget_reply` in the end.
+        """Register a request. Return the reply topic, the number of the request, and the future of the reply. The
+        request carries the number as `reply_state`, so the reply has it, too. Call `forget_reply` in the end.
 
-        Raises: FlowError if the endpoint replies nothing
+        Raises: FlowError if the endpoint does not reply
         """
         check_endpoint(to)
         if to.replies is None:

@@ -21,7 +21,10 @@ LIFESPAN: Final = "lifespan"
 
 class DependencyPlans:
     def __init__(self, definition: Definition, *, has_database: bool, overrides: Overrides | None = None) -> None:
-        """`overrides` replace factories, for tests. Raises: ConfigurationError if a value has no source"""
+        """Plan the dependencies of all stages. `overrides` replaces factories in tests.
+
+        Raises: ConfigurationError if nothing provides a parameter, or no stage depends on an overridden factory
+        """
         self._has_database = has_database
         self.lifespan = None if definition.lifespan is None else Lifespan(definition.lifespan)
         for factory, other in (overrides or {}).items():
@@ -40,7 +43,7 @@ class DependencyPlans:
         return self._by_stage[stage]
 
     def uses_sql(self, stage: Stage) -> bool:
-        """Whether the stage, or a factory that it depends on, takes a session."""
+        """Whether the stage takes a session, or depends on a factory that takes a session."""
         return SESSION in self._by_stage[stage].required_names
 
     def uses_database(self, stage: Stage) -> bool:
@@ -75,7 +78,10 @@ class DependencyPlans:
 
 
 def _check_no_session(definition: Definition, stage: Stage) -> None:
-    """Check that a stage takes no session, also where SQLAlchemy is not installed."""
+    """Check that a stage takes no session. This check works without SQLAlchemy.
+
+    Raises: DefinitionError if the stage takes a session
+    """
     for name, kind in stage.signature.dependencies.items():
         if getattr(kind, "__module__", "").startswith("sqlalchemy."):
             raise DefinitionError(

@@ -1,5 +1,5 @@
-"""Pools of a service: connection to the broker and threads, one pool for interactive messages and one for all others.
-Interactive messages do not wait for others."""
+"""Pools of a service: one for interactive messages, and one for all other messages. Each pool has its own connection to
+the broker and its own threads, so that interactive messages do not wait for others."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ THREAD_NAME_PREFIX: Final = "truenext stage"
 
 class PriorityPool:
     def __init__(self, connection: Connection, *, is_interactive: bool, threads: int) -> None:
-        """`threads` is the largest number of plain functions that run at once."""
+        """Create a pool. `threads` is the largest number of plain functions that run at once."""
         self.connection = connection
         self.is_interactive = is_interactive
         self.selector = INTERACTIVE_SELECTOR if is_interactive else OTHERS_SELECTOR
         self.name = "interactive" if is_interactive else "other"
         self.executor = ThreadPoolExecutor(max(threads, 1), thread_name_prefix=f"{THREAD_NAME_PREFIX} {self.name}")
         self.disk_full_pause_s = 0.0
-        """Last pause for a full disk of the broker; 0 after each commit."""
+        """Last pause because the broker's disk was full, in seconds; 0 again after each commit."""
         self._disk_full_until = 0.0
         self.transaction_permits = FairSemaphore(TRANSACTIONS_MAX)
-        """Permits that keep a connection within the broker's limit of open transactions (docs/reference/limits.md)."""
+        """Permits for open transactions of the connection, as many as the broker allows (docs/reference/limits.md)."""
         self.transaction_byte_permits = FairSemaphore(TRANSACTION_BYTES_MAX)
 
     def back_off_disk_full_s(self, now: float) -> float:
-        """Return the seconds for which a worker pauses after an error of the broker's full disk. All workers of the
-        pool share one pause, which doubles each time until a commit succeeds."""
+        """Return the seconds for which a worker pauses after an error because the broker's disk is full. All workers of
+        the pool share one pause. Each further pause is twice as long, up to PAUSE_MAX_S, until a commit succeeds."""
         if now >= self._disk_full_until:
             self.disk_full_pause_s = min(max(2 * self.disk_full_pause_s, PAUSE_S), PAUSE_MAX_S)
             self._disk_full_until = now + self.disk_full_pause_s
@@ -62,7 +62,7 @@ class PriorityPool:
         )
 
     def subscriptions(self) -> Counter[str]:
-        """Return the number of subscriptions by destination."""
+        """Return the number of open subscriptions by destination."""
         consumers = self.connection.health().consumers
         return Counter(each.destination for each in consumers if each.state not in ("opening", "ended"))
 
@@ -81,7 +81,8 @@ class FairSemaphore:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def acquired(self, count: int) -> AcquiredPermits:
-        """Wait for permits with `async with semaphore.acquired(3):`. A request for more than exist gets all."""
+        """Hold `count` permits during a block: `async with semaphore.acquired(3):`. A request for more permits than
+        exist gets all that exist."""
         return AcquiredPermits(self, min(count, self.total))
 
     async def acquire(self, count: int) -> None:
@@ -115,7 +116,7 @@ class FairSemaphore:
 
 
 class AcquiredPermits:
-    """Permits for one block. Not a generator, for speed: each message that a stage handles has two of these."""
+    """Permits that are held during one block. A class is faster than a generator, and each message has two of these."""
 
     __slots__ = ("_count", "_semaphore")
 

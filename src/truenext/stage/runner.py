@@ -1,4 +1,5 @@
-"""Runner of a stage's functions and of the steps of its SQL, in the event loop or in a thread of the pool."""
+"""Runner: calls the functions of a stage and executes its steps of SQL, in the event loop or in a thread of the
+pool."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class StageRunner:
-    """Runner of one stage for one message."""
+    """Runner of one stage for one message. With `next_direct`, it also runs the stages that follow."""
 
     context: ServiceContext
     stage: Stage
@@ -43,7 +44,7 @@ class StageRunner:
     life: MessageLife
 
     async def run(self, envelope: Envelope, output: Output, work: AnySqlWork | None) -> None:
-        """Run the stage, and those that it continues with by `next_direct`. Raises: errors of the stages"""
+        """Run the stage, and each stage that follows by `next_direct`. Raises the errors of these stages."""
         message, stage = self.message, self.stage
         now_ms = self.context.now_ms()
         flow = Flow(stage, envelope, output, now_ms, FlowSource(message.expires_ms, message.attempts + 1))
@@ -110,16 +111,17 @@ class StageRunner:
         flow.reply(result)
 
     async def run_sql_step(self, step: Callable[[], Any], work: AnySqlWork | None) -> None:
-        """Run a step of SQL in the event loop for an `async` stage, otherwise in a thread. `work` is as in
-        `run_in_thread`."""
+        """Execute a step of SQL: in the event loop for an `async` stage, otherwise in a thread. If the thread is
+        abandoned, it rolls back `work`."""
         if self.stage.signature.is_async:
             await step()
         else:
             await self.run_in_thread(step, work)
 
     async def run_in_thread(self, call: Callable[[], T], work: AnySqlWork | None = None) -> T:
-        """Run `call` in a thread of the pool. A cancelled caller still waits: a thread cannot be interrupted, and
-        keeps what it uses. A second cancellation abandons the thread, which then rolls back `work` itself."""
+        """Run `call` in a thread of the pool. A thread cannot be interrupted, so a cancelled caller still waits until
+        `call` has returned. A second cancellation abandons the thread: the caller waits no longer, and the thread
+        itself rolls back `work`."""
         abandoned_work: AnySqlWork | None = None
 
         def run() -> T:

@@ -1,4 +1,4 @@
-"""Service: endpoints that a program defines, runs, and uses to start flows and to ask.
+"""Service: definition of endpoints and stages, with methods that run the stages, start flows, and ask endpoints.
 
     app = Service("shop", broker="stomp://127.0.0.1:61613", database="postgresql+psycopg:///shop")
     place = app.endpoint("order.place", Order, Placed, state=Memo)
@@ -6,8 +6,8 @@
     @place.stage
     async def check(order: Order, memo: Memo, flow: Flow) -> None: ...
 
-`truenext stages run shop:app` runs its stages. `async with app.connected():` is for a program that only starts flows
-and asks, such as a web server.
+`truenext stages run shop:app` runs the stages. A program that only starts flows and asks, such as a web server, uses
+`async with app.connected():`.
 """
 
 from __future__ import annotations
@@ -52,21 +52,26 @@ class Service(Definition):
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Self]:
-        """Connect this process for the duration of the block, which can start flows and ask. The stages do not run.
-        The process also sends the units of the outbox, if the service has one but no exactly-once stage.
+        """Connect this process to the broker for the duration of the block. In the block the process can start flows
+        and ask, and runs no stages. If the service is defined with `exactly_once`, but no stage has exactly-once
+        processing, the process also sends the units of the outbox.
 
-        Raises: ConfigurationError, DefinitionError; ConnectionLost without a broker; Refused; DatabaseUnavailable if
-        the process sends units and the database is not available
+        Raises: ConfigurationError or DefinitionError if the definition is incomplete or wrong; ConnectionLost if no
+        broker is available; Refused if the broker refuses the login; DatabaseUnavailable if the process sends units and
+        the database is not available
         """
         async with self._while_running(with_stages=False):
             yield self
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        """Run the stages in this process and event loop for the duration of the block, which can also start flows
-        and ask. At the end, running stages may finish within 30 seconds; all other messages are released.
+        """Run the stages in this process and event loop for the duration of the block. In the block the process can
+        also start flows and ask. At the end of the block, running stages may finish within 30 seconds, and all other
+        messages are released.
 
-        Raises: as `connected`; errors of the lifespan; DatabaseUnavailable
+        Raises: ConfigurationError or DefinitionError if the definition is incomplete or wrong; ConnectionLost if no
+        broker is available; Refused if the broker refuses the login; DatabaseUnavailable if the database is not
+        available; errors of the lifespan
         """
         async with self._while_running(with_stages=True):
             yield self
@@ -86,9 +91,9 @@ class Service(Definition):
 
     @asynccontextmanager
     async def bound_to(self, running: ServiceRun) -> AsyncIterator[None]:
-        """Start flows and ask through `running` for the duration of the block, and then stop `running`.
+        """Start flows and ask through `running` for the duration of the block. Stop `running` at the end.
 
-        Raises: LocalProtocolError if the service runs already
+        Raises: LocalProtocolError if the service runs already in this process
         """
         if self.is_running:
             raise LocalProtocolError(f"{self.name} runs already in this process")
@@ -103,7 +108,7 @@ class Service(Definition):
 
     @property
     def is_running(self) -> bool:
-        """Whether the service runs in this process: a forked child has no connection or event loop of its parent."""
+        """Whether the service runs in this process. After a fork, it does not run in the child process."""
         return self._current_run is not None and self._current_run.process_id == os.getpid()
 
     @property
@@ -118,9 +123,10 @@ class Service(Definition):
         return self._current_run.initiator
 
     def plans(self, *, has_database: bool | None = None, overrides: Overrides | None = None) -> DependencyPlans:
-        """Return the dependencies of all stages. A test may have another database, and other factories.
+        """Return the dependencies of all stages. For tests, `has_database` and `overrides` replace the database setting
+        and factories.
 
-        Raises: ConfigurationError if a definition is missing or wrong
+        Raises: DefinitionError or ConfigurationError if a definition is incomplete or wrong
         """
         self.check()
         if has_database is None:
@@ -138,25 +144,25 @@ class Service(Definition):
     def initiate(
         self, session: Session | AsyncSession | None = None, *, key: str | None = None, timeout: float = TIMEOUT_S
     ) -> InitiationContext | OutboxInitiationContext:
-        """Start flows, all or none, with `async with app.initiate() as initiation:`; `initiation` is an `Initiation`.
-        They are sent in one transaction, which commits at the end of the block, independently of a stage's transaction.
-        In a function that is not async, outside of the event loop, `with` does the same.
+        """Start flows with `async with app.initiate() as initiation:`; `initiation` is an `Initiation`. All flows are
+        sent, or none: they are one transaction of the broker, which commits at the end of the block. It is independent
+        of a stage's transaction. A function that is not async, and does not run in the event loop, uses `with`.
 
         Args:
             session: Open transaction of the program in the service's database. The flows start when that transaction
-                commits, and never if it is rolled back; neither a broker nor a connection of this process is necessary
+                commits, and never if it is rolled back. This needs no broker and no connection of this process
                 (docs/stages-database.md). The block is `async with` for an AsyncSession, `with` for a Session.
-            key: Text that names the initiation, such as the number of an order; needs `session`. For 7 days all calls
-                with the same key start the flows once; the block queries the key at its beginning.
-            timeout: Seconds, more than 0, for the whole transaction: for a broker that is not available, and for the
-                commit. Not with `session`.
+            key: Text that names the initiation, such as the number of an order; needs `session`. For 7 days, all calls
+                with the same key start the flows only once. The block reads the key from the database at its beginning.
+            timeout: Seconds, more than 0, for the whole transaction, including the wait for an unavailable broker and
+                the commit. Cannot be combined with `session`.
 
         Raises: LocalProtocolError if the service is not connected; ClosedError in another event loop than the
-        service's; ValueError if `timeout` is not more than 0. At the end of the block: RolledBack if nothing was
-        sent, InDoubt if that is not known after `timeout` seconds. With a session: ConfigurationError if the service
-        has no exactly-once processing, and so no process that sends the flows, if tables are missing, or if the
-        session commits each statement by itself; FlowError if the flows are too large, or others were started under
-        the key; errors of SQLAlchemy
+        service's; ValueError if `timeout` is not more than 0. At the end of the block: RolledBack if no flow was sent;
+        InDoubt if the client could not find out within `timeout` seconds whether the flows were sent. With a session:
+        ConfigurationError if the service has no exactly-once processing, if tables are missing, or if the session
+        commits each statement by itself; FlowError if the flows are too large, or other flows were started under the
+        key; errors of SQLAlchemy
         """
         if session is None:
             if key is not None:
@@ -176,7 +182,8 @@ class Service(Definition):
         )
 
     def _wake_relay(self) -> None:
-        """Wake the relay of this process, from any thread. Without one, another process polls within a second."""
+        """Wake the relay of this process, from any thread. If this process has no relay, the relay of another process
+        finds the flows within a second."""
         running = self._current_run if self.is_running else None
         if running is not None:
             with suppress(RuntimeError):
@@ -194,16 +201,19 @@ class Service(Definition):
         timeout: float = TIMEOUT_S,
         **options: Unpack[FlowOptions],
     ) -> Coroutine[Any, Any, str]:
-        """Start one flow, and return its id once the broker has committed it. Await the call.
+        """Start one flow, and return its id after the broker has committed the first message. Await the call.
 
         Args:
             to: Endpoint that handles the flow first.
             message: Message of the type that the endpoint takes.
-            trace: Name of the flow for people, such as the number of an order; not empty.
-            timeout: Seconds, more than 0, as in `initiate`.
-            **options: Options of the flow: `FlowOptions`.
+            trace: Name of the flow for people, such as the number of an order. It must not be empty.
+            timeout: Seconds, more than 0, for the whole call, including the wait for an unavailable broker.
+            **options: Options of the flow (`FlowOptions`).
 
-        Raises: as `initiate`; FlowError
+        Raises: RolledBack if the message was not sent; InDoubt if the client could not find out within `timeout`
+        seconds whether it was sent; FlowError if an argument or the message is invalid; LocalProtocolError if the
+        service is not connected; ClosedError in another event loop than the service's; ValueError if `timeout` is not
+        more than 0
         """
         check_can_await(f"{self.name}.send", _SEND_INSTEAD)
         return self._send(to, message, trace, timeout, options)
@@ -215,16 +225,17 @@ class Service(Definition):
     def publish(
         self, to: Topic[M], message: M, *, trace: str, timeout: float = TIMEOUT_S, **options: Unpack[FlowOptions]
     ) -> Coroutine[Any, Any, str]:
-        """Start a flow with each connected subscriber of a topic, and return the id that they share. Await the call.
+        """Start a flow with each connected subscriber of a topic, and return the id that these flows share. Await the
+        call.
 
         Args:
-            to: Topic.
+            to: Topic to which the message is published.
             message: Message of the type that the topic takes.
-            trace: Name of the flow for people; not empty.
-            timeout: Seconds, more than 0, as in `initiate`.
-            **options: Options of the flow: `FlowOptions`.
+            trace: Name of the flow for people. It must not be empty.
+            timeout: Seconds, more than 0, for the whole call, including the wait for an unavailable broker.
+            **options: Options of the flow (`FlowOptions`).
 
-        Raises: as `send`
+        Raises: the errors of `send`
         """
         check_can_await(f"{self.name}.publish", _SEND_INSTEAD)
         return self._publish(to, message, trace, timeout, options)
@@ -236,19 +247,20 @@ class Service(Definition):
     def ask(
         self, to: Endpoint[M, R], message: M, *, trace: str, timeout: float = TIMEOUT_S, **options: Unpack[FlowOptions]
     ) -> Coroutine[Any, Any, R]:
-        """Start a flow, and return its reply. Await the call. A stage that uses `ask` holds its worker while it waits;
-        `Flow.request` holds none.
+        """Start a flow, wait for its reply, and return the reply. Await the call. A stage that uses `ask` occupies its
+        worker until the reply comes. `Flow.request` occupies no worker.
 
         Args:
-            to: Endpoint with a reply.
+            to: Endpoint that replies.
             message: Message of the type that the endpoint takes.
-            trace: Name of the flow for people; not empty.
-            timeout: Seconds, more than 0, for all of it: for a broker that is not available, for the commit, and for
+            trace: Name of the flow for people. It must not be empty.
+            timeout: Seconds, more than 0, for the whole call: for the wait for an unavailable broker, the commit and
                 the reply.
-            **options: Options of the flow: `FlowOptions`.
+            **options: Options of the flow (`FlowOptions`).
 
-        Raises: TimeoutError without a reply in `timeout` seconds, while the flow goes on; NotDecoded if the reply
-        cannot be decoded; FlowError, also if a stage asks its own endpoint; as `initiate`
+        Raises: TimeoutError if no reply comes within `timeout` seconds, and then the flow goes on; NotDecoded if the
+        reply is not of the endpoint's type; FlowError if an argument is invalid, or a stage asks its own endpoint; also
+        the errors of `send`
         """
         check_can_await(f"{self.name}.ask", "request the endpoint with the flow: the reply comes to the next stage")
         return self._ask(to, message, trace, timeout, options)
@@ -259,14 +271,15 @@ class Service(Definition):
         return cast("R", await self._initiator.ask(to, message, trace, timeout, options))
 
     def outcome(self, doubt: InDoubt | str, *, timeout: float = TIMEOUT_S) -> Coroutine[Any, Any, str]:
-        """Return the outcome of an initiation in doubt: "committed", "rolled back" or "unknown". An initiation that has
-        not happened by then never does. The broker remembers outcomes for a week. Await the call.
+        """Return the outcome of an initiation in doubt: "committed", "rolled back" or "unknown". If the initiation is
+        not committed when the broker answers, it never will be. The broker remembers outcomes for a week. Await the
+        call.
 
         Args:
-            doubt: The InDoubt error, or its token; any process of the service may ask.
+            doubt: The InDoubt error, or its token. Any process of the service may call this with the token.
             timeout: Seconds, more than 0, to wait for the broker.
 
-        Raises: TimeoutError, ConnectionLost
+        Raises: TimeoutError or ConnectionLost if the broker has not answered; ValueError if the text is not a token
         """
         check_can_await(f"{self.name}.outcome", "call it in an async stage")
         return self._resolve(doubt, timeout)
@@ -283,7 +296,10 @@ _SEND_INSTEAD: Final = (
 
 
 async def _stop(running: ServiceRun) -> None:
-    """Stop the run completely; a cancellation only ends the wait for stages. Raises: CancelledError, at the end"""
+    """Stop the run completely. A cancellation only ends the wait for running stages.
+
+    Raises: CancelledError after the stop, if this call was cancelled
+    """
     timeout = STOP_TIMEOUT_S
     cancellation: asyncio.CancelledError | None = None
     while True:

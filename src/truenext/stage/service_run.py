@@ -1,4 +1,4 @@
-"""Run of a service in one process: its start, its state and its stop."""
+"""Run of a service in one process: start, status and stop."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _logger = logging.getLogger("truenext.stage")
 STOP_TIMEOUT_S = 30.0
 """Seconds in which running stages may finish when the service stops."""
 CONNECT_TIMEOUT_S = 10.0
-"""Limit in seconds of a connect, unless the run waits for its broker as long as necessary."""
+"""Seconds in which a connection must be made, unless the run waits for its broker without limit."""
 FOR_EVER_S = 1e9
 OPEN_PAUSE_S, OPEN_PAUSE_MAX_S = 1.0, 60.0
-"""Seconds between attempts to open the outbox; the relay doubles the pause up to the second value."""
+"""Seconds between attempts to open the outbox. For the relay, each pause is twice as long, up to the second value."""
 POLL_S = 0.005
-"""Seconds between two checks of the subscriptions."""
+"""Seconds between two checks whether all subscriptions exist."""
 CANCEL_TIMEOUT_S = 1.0
-"""Seconds in which cancelled handlers may end."""
+"""Seconds for which cancelled handlers of messages are waited for."""
 
 
 class _UserGrants(msgspec.Struct):
@@ -87,9 +87,12 @@ class ServiceRun:
         waits: bool = False,
         creates_tables: bool = False,
     ) -> None:
-        """Next, call `prepare`, `connect` and `start` to run the stages, or `connect` and `start_without_stages`.
-        `waits`: wait without limit for a broker and a database that are not available yet. `creates_tables`: create
-        missing tables of exactly-once processing; for tests."""
+        """Create a run. Then call `prepare`, `connect` and `start` to run the stages, or `connect` and
+        `start_without_stages`.
+
+        With `waits`, the run waits without limit for a broker and a database that are not available yet. With
+        `creates_tables`, which is for tests, it creates missing tables of exactly-once processing.
+        """
         self.process_id = os.getpid()
         self.context = ServiceContext(definition, plans)
         self.stage_consumers: list[StageConsumer] = []
@@ -99,10 +102,11 @@ class ServiceRun:
         self._waits_until_available = waits
         self._creates_tables = creates_tables
         self.exactly_once: ExactlyOnceProcessing | None = None
-        """Exactly-once processing, once the outbox is open; otherwise None."""
+        """Exactly-once processing of this process; None before the outbox is open."""
         self._runs_no_stages = False
         self._relay_opening: asyncio.Task[None] | None = None
-        """Task that opens the outbox for flows that programs start in this process."""
+        """Task that opens the outbox after a program in this process has started the first flow in a database
+        transaction."""
         self._state: ServiceState = "waiting for the broker"
         self._pools: list[PriorityPool] = []
         self._initiator: Initiator | None = None
@@ -111,10 +115,10 @@ class ServiceRun:
     # ---- Start ----
 
     async def prepare(self) -> None:
-        """Open the database, check the tables of the outbox, and open the folder of events. This precedes `connect`,
-        so that their errors are raised whether or not a broker is available.
+        """Open the database, check the tables of the outbox, and open the folder of events. Call this before `connect`,
+        so that these errors are found even if no broker is available.
 
-        Raises: ConfigurationError; DatabaseUnavailable
+        Raises: ConfigurationError if tables are missing or the folder cannot be written to; DatabaseUnavailable
         """
         stages = self._definition.stages.values()
         if any(map(self._plans.uses_database, stages)) or self._definition.has_outbox:
@@ -128,7 +132,11 @@ class ServiceRun:
         self._state = "waiting for the broker"
 
     async def connect(self) -> None:
-        """Connect both pools. Raises: ConfigurationError; ConnectionLost if no broker is available; Refused"""
+        """Connect both pools.
+
+        Raises: ConfigurationError if a URL or a certificate file is invalid; ConnectionLost if no broker is available;
+        Refused if the broker refuses the login
+        """
         plain = [stage for stage in self._definition.stages.values() if not stage.signature.is_async]
         threads = sum(stage.settings.concurrency or 1 for stage in plain)
         for is_interactive in (True, False):
@@ -142,9 +150,9 @@ class ServiceRun:
         self._initiator = Initiator(self.context, *self._pools)
 
     async def start(self) -> None:
-        """Run the stages, and send the units of the outbox, after `prepare` and `connect`.
+        """Run the stages, and send the units of the outbox. Call `prepare` and `connect` before.
 
-        Raises: as both; what the lifespan raises
+        Raises: ConfigurationError if tables of the outbox are missing; DatabaseUnavailable; errors of the lifespan
         """
         stages, plans = self._definition.stages.values(), self._plans
         if self._definition.has_outbox:
@@ -164,8 +172,7 @@ class ServiceRun:
         self._state = "running"
 
     async def _warn_of_missing_grants(self) -> None:
-        """Log the grants that the user lacks. Without credentials there is no user to check: the broker has none, or
-        has refused the login."""
+        """Log the grants that the user lacks. A run without a user name and a certificate is not checked."""
         credentials = self._resources.credentials
         if credentials.user is None and credentials.certificate is None:
             return
@@ -190,9 +197,10 @@ class ServiceRun:
             )
 
     async def start_without_stages(self) -> None:
-        """Send the units of the outbox if there is one but no exactly-once stage: then no other process does.
+        """Send the units of the outbox, if the service is defined with `exactly_once`, but no stage has exactly-once
+        processing. Otherwise the processes that run the stages send the units.
 
-        Raises: ConfigurationError; DatabaseUnavailable
+        Raises: ConfigurationError if tables are missing; DatabaseUnavailable
         """
         self._runs_no_stages = True
         if self._definition.has_outbox and self._definition.only_initiates:
@@ -200,7 +208,8 @@ class ServiceRun:
             await self._open_outbox()
 
     def wake_relay(self) -> None:
-        """Send flows that a program's transaction has started here. Call this in the event loop's thread."""
+        """Send flows that were started in this process by a database transaction. Call this in the event loop's
+        thread."""
         if self.exactly_once is not None:
             self.exactly_once.wake_relay()
         elif self._runs_no_stages and self._resources.database is not None and self._relay_opening is None:
@@ -208,7 +217,8 @@ class ServiceRun:
             self._relay_opening = self.context.loop.create_task(self._open_relay(), name="truenext outbox")
 
     async def _open_relay(self) -> None:
-        """Open the outbox, with retries. Meanwhile the processes that run the stages send the flows started here."""
+        """Open the outbox, and retry after errors. Until it is open, the processes that run the stages send the flows
+        that are started here."""
         pause_s = OPEN_PAUSE_S
         while self.exactly_once is None:
             try:
@@ -224,7 +234,8 @@ class ServiceRun:
                 pause_s = min(2 * pause_s, OPEN_PAUSE_MAX_S)
 
     async def _wait_until_subscribed(self) -> None:
-        """Wait for the subscriptions to all topics: messages published before are not delivered."""
+        """Wait until all topics are subscribed: a message that is published before its subscription is not
+        delivered."""
         expected = Counter(
             each.stage.destination for each in self.stage_consumers if each.stage.endpoint.subscribed_topic is not None
         )
@@ -251,9 +262,10 @@ class ServiceRun:
         self.context.gate = gate
 
     async def _retry_until_reachable(self, step: Callable[[], Awaitable[object]]) -> None:
-        """Run `step` again while the database of the outbox is unreachable or busy, if this run waits for its database.
+        """Run `step`. If this run waits for its database, retry while the database is unavailable or the outbox is
+        locked.
 
-        Raises: as `prepare`
+        Raises: the errors of `step`
         """
         while True:
             try:
@@ -266,7 +278,7 @@ class ServiceRun:
             await asyncio.sleep(OPEN_PAUSE_S)
 
     async def _check_outbox(self) -> Outbox:
-        """Check the tables of the outbox, and return it.
+        """Check the tables of the outbox, and return the outbox.
 
         Raises: ConfigurationError if the tables are missing, or of another version; DatabaseUnavailable
         """
@@ -279,7 +291,10 @@ class ServiceRun:
         return outbox
 
     async def _open_outbox(self) -> None:
-        """Start exactly-once processing with the outbox. Raises: as `_check_outbox`"""
+        """Check the tables of the outbox, and start exactly-once processing.
+
+        Raises: ConfigurationError if the tables are missing, or of another version; DatabaseUnavailable
+        """
         outbox = await self._check_outbox()
         # The relay does not use the interactive pool, since no caller waits for its messages.
         exactly_once = ExactlyOnceProcessing(outbox, self._pools[1], self.context.service)
@@ -290,7 +305,7 @@ class ServiceRun:
 
     @property
     def initiator(self) -> Initiator:
-        """Initiator of flows, once the run is connected. Raises: LocalProtocolError before that"""
+        """Initiator of flows. Raises: LocalProtocolError if the run is not connected yet"""
         if self._initiator is None:
             raise LocalProtocolError(f"{self._definition.name} is not connected yet")
         return self._initiator
@@ -306,11 +321,11 @@ class ServiceRun:
 
     @property
     def connection(self) -> Connection:
-        """Connection for control requests."""
+        """Connection of the interactive pool, used for control requests."""
         return self._pools[0].connection
 
     def status(self) -> ServiceStatus:
-        """Return the state of connections, database and stages, for health checks."""
+        """Return the status of connections, database and stages, for health checks."""
         gate = self.context.gate
         subscribed = {pool: pool.subscriptions() for pool in self._pools}
         return ServiceStatus(
@@ -326,14 +341,15 @@ class ServiceRun:
         )
 
     async def wait_until_failed(self) -> NoReturn:
-        """Wait until a stage stops consuming. Raises: its error; LocalProtocolError if its connection was closed"""
+        """Wait until a stage stops consuming, and raise the reason. Raises: LocalProtocolError if the stage's
+        connection was closed; otherwise the error of the stage's consumer"""
         done, _ = await asyncio.wait({each.task for each in self.stage_consumers}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
         raise LocalProtocolError(f"a connection of {self._definition.name} was closed while it ran")
 
     def new_async_work(self) -> AsyncSqlWork:
-        """Return a transaction in which a test inspects the database.
+        """Return an SQL transaction in which a test reads or changes the database.
 
         Raises: LocalProtocolError if the database is not open
         """
@@ -344,8 +360,9 @@ class ServiceRun:
     # ---- Stop ----
 
     async def stop(self, timeout: float = STOP_TIMEOUT_S) -> None:
-        """Stop consuming, wait up to `timeout` seconds for running stages, release all other messages, and close all. A
-        cancelled call can be repeated, with less time. An error of one part does not keep the other parts open."""
+        """Stop consuming, wait up to `timeout` seconds for running stages, release all other messages, and close all
+        resources. If this call is cancelled, call it again with a shorter timeout. An error in closing one resource
+        does not leave the others open."""
         self._state = "stopping"
         self.context.stopping.set()
         await self._stop_stage_consumers(timeout)
@@ -366,7 +383,7 @@ class ServiceRun:
                 last_first.push_async_callback(self._initiator.stop)
 
     async def _close_pools(self) -> None:
-        """Close both pools concurrently, since each may wait for a broker that does not answer."""
+        """Close both pools concurrently, since closing a pool may wait for a broker that does not answer."""
         closed = await asyncio.gather(*(pool.close() for pool in self._pools), return_exceptions=True)
         for each in closed:
             if isinstance(each, BaseException):

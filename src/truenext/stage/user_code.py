@@ -1,4 +1,5 @@
-"""Calls of a program's own stages and hooks: none of their errors or cancellations ends a worker or the process."""
+"""Calls of a program's stages and `after_commit` functions. Their errors and cancellations never end a worker or the
+process."""
 
 from __future__ import annotations
 
@@ -21,8 +22,11 @@ T = TypeVar("T")
 
 
 def call_user_function(function: Callable[[], T]) -> T:
-    """Call a function, and return its result. Raises: its errors; BaseExceptionRaised for errors that would end the
-    thread; RuntimeError for StopIteration, which a future cannot hold"""
+    """Call a function, and return its result.
+
+    Raises: the function's error if it is an `Exception`; BaseExceptionRaised for other errors, such as SystemExit,
+    which would end the thread; RuntimeError for StopIteration, which a future cannot hold
+    """
     try:
         return function()
     except StopIteration as error:
@@ -34,10 +38,11 @@ def call_user_function(function: Callable[[], T]) -> T:
 
 
 async def run_user_coroutine(awaitable: Awaitable[T]) -> T:
-    """Await an object in a task of its own, and return its result. A cancellation of the caller cancels that task. A
-    watchdog in the awaited code that cancels "the current task" ends only that task: see `is_being_cancelled`.
+    """Await an object in a task of its own, and return its result. A cancellation of the caller cancels that task. If a
+    watchdog in the awaited code cancels its current task, only that task ends, and not the caller.
 
-    Raises: its errors; BaseExceptionRaised for errors that would end the event loop or the caller
+    Raises: the object's error if it is an `Exception` or CancelledError; BaseExceptionRaised for other errors, such as
+    SystemExit, which would end the event loop
     """
     task = asyncio.ensure_future(_result_of(awaitable))
     try:
@@ -69,7 +74,8 @@ async def _result_of(awaitable: Awaitable[T]) -> T | _RaisedError:
 
 
 def _base_exception_raised(error: BaseException) -> BaseExceptionRaised:
-    """Wrap an error that would end this process, and then each other process that gets the message."""
+    """Wrap an error such as SystemExit. Raised as it is, the error would end this process, and then each process that
+    gets the message."""
     return BaseExceptionRaised(f"{describe_error(error)} was raised, which is not an Exception")
 
 
@@ -77,7 +83,7 @@ def _base_exception_raised(error: BaseException) -> BaseExceptionRaised:
 
 
 def is_being_cancelled() -> bool:
-    """Whether the running task itself was cancelled, and not only a task that it awaits."""
+    """Whether the running task itself was cancelled. A cancellation of a task that it awaits does not count."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -87,12 +93,14 @@ def is_being_cancelled() -> bool:
 _logger = logging.getLogger("truenext.stage")
 
 HOOK_TIMEOUT_S = 30.0
-"""Seconds after which a hook is cancelled: its worker waits for the hook, and handles no message meanwhile."""
+"""Seconds after which an `after_commit` function is cancelled. Its worker waits that long, and handles no other
+message."""
 
 
 async def call_after_commit(output: Output, fields: Mapping[str, object], in_thread: RunInThread | None) -> None:
-    """Call the hooks of a committed output. Their errors are logged, with `fields`, since nothing can be rolled
-    back. Plain functions are called by `in_thread`, if given, and otherwise in the event loop."""
+    """Call the `after_commit` functions of a committed output. An error is logged, with `fields`, since the commit
+    cannot be undone. If `in_thread` is given, it runs the functions in a thread, otherwise they are called in the event
+    loop."""
     for hook in output.after_commit:
         try:
             result = (
@@ -109,7 +117,8 @@ async def call_after_commit(output: Output, fields: Mapping[str, object], in_thr
 
 
 def call_after_commit_sync(output: Output, fields: Mapping[str, object], loop: asyncio.AbstractEventLoop) -> None:
-    """Call the hooks from a thread that may block; `async` hooks run in `loop`. Errors are logged, with `fields`."""
+    """Call the `after_commit` functions in this thread, which may block. The result of an `async` function is awaited
+    in `loop`. An error is logged, with `fields`."""
     for hook in output.after_commit:
         try:
             result = call_user_function(hook)
@@ -120,7 +129,8 @@ def call_after_commit_sync(output: Output, fields: Mapping[str, object], loop: a
 
 
 async def _run_with_timeout(awaitable: Awaitable[object]) -> None:
-    """Await the result of a hook for HOOK_TIMEOUT_S at most. Raises: TimeoutError; errors of the hook"""
+    """Await the result of an `after_commit` function. Raises: TimeoutError after HOOK_TIMEOUT_S; errors of the
+    function"""
     limit = asyncio.timeout(HOOK_TIMEOUT_S)
     try:
         async with limit:
@@ -134,19 +144,21 @@ async def _run_with_timeout(awaitable: Awaitable[object]) -> None:
 
 
 def _log(error: BaseException, fields: Mapping[str, object]) -> None:
-    _logger.error("a call after the commit has failed", extra=fields, exc_info=error)
+    _logger.error("a function of after_commit has failed; the commit is not affected", extra=fields, exc_info=error)
 
 
 # The stage whose function runs in this task or thread: calls that would make the stage wait for itself are refused.
 
 CURRENT: Final[ContextVar[Stage | None]] = ContextVar("truenext stage", default=None)
-"""Stage whose function runs here; tasks that the function starts inherit this value."""
+"""Stage whose function runs in this task or thread; None outside of stages. Tasks that the function starts inherit the
+value."""
 
 
 def check_can_await(call: str, advice: str) -> None:
-    """Refuse an async method that a plain function of a stage calls: it cannot await the result.
+    """Refuse the call of an async method in a plain function of a stage, which cannot await the result. `advice` says
+    what to do instead.
 
-    Raises: FlowError
+    Raises: FlowError if a plain function of a stage calls
     """
     stage = CURRENT.get()
     if stage is None or stage.signature.is_async or running_loop() is not None:
@@ -158,10 +170,11 @@ def check_can_await(call: str, advice: str) -> None:
 
 
 def check_not_own_endpoint(to: Endpoint[Any, Any], stages: Mapping[str, Stage]) -> None:
-    """Refuse an `ask` of the endpoint whose stage asks: the waiting stage would hold a worker that the reply needs.
-    `stages` are those of the asking service by queue: another broker may have an endpoint of the same name.
+    """Refuse an `ask` of the endpoint whose stage asks: the waiting stage would occupy a worker that the reply needs.
+    `stages` are the stages of the service, by queue. A stage of another service is not refused, since its broker may
+    have another endpoint of the same name.
 
-    Raises: FlowError
+    Raises: FlowError if a stage asks its own endpoint
     """
     stage = CURRENT.get()
     if stage is None or stages.get(stage.queue) is not stage or to.name != stage.endpoint.name:

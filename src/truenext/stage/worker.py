@@ -3,14 +3,15 @@
     received ─ run ─ checked ─ sent ─ SQL committed ─ committed ─ hooks
                    └ written to the outbox, with exactly-once processing
 
-`message_state.py` has the states of a message, and the table that says which may follow which.
+`message_state.py` has the states of a message, and the table of their transitions.
 
 SQL is committed after two checks: the SQL transaction can still be committed, and the broker has taken the stage's
-output into its transaction. Then only the broker's COMMIT is left, which includes the acknowledgement. An exception
-before SQL's COMMIT rolls back both transactions. A stage that has not used SQL skips the steps of SQL.
+output into its transaction. After SQL's COMMIT only the broker's COMMIT is left, which includes the acknowledgement. An
+exception before SQL's COMMIT rolls back both transactions. If a stage has not used SQL, the steps of SQL are skipped.
 
-With exactly-once processing, the first statement of SQL writes the message's id into the inbox, and the last one the
-output into the outbox, under the number of the broker's COMMIT. Then a loss after SQL's COMMIT does no harm.
+With exactly-once processing, the first SQL statement writes the message's id into the inbox. The last SQL statement
+writes the output into the outbox, with the number that the broker's COMMIT will use. If the broker's COMMIT is then
+lost, the relay sends the output under that number.
 
 Source: docs/stages.md, "One transaction"; docs/stages-database.md
 """
@@ -77,17 +78,17 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("truenext.stage")
 
 SQL_RETRIES_MAX = 5
-"""Number of times that a stage runs again in place after a conflict of its SQL with another transaction."""
+"""Number of times that a stage runs again at once after its SQL has conflicted with another transaction."""
 PAUSE_S = 1.0
-"""Seconds that a worker pauses when it could not send the output of an already processed message."""
+"""Seconds that a worker pauses when the output of an already processed message could not be sent."""
 SQL_RETRY_PAUSE_S = 0.02
-"""Seconds before the first run in place; each further pause is twice as long."""
+"""Seconds before a stage runs again after a conflict in SQL. Each further pause is twice as long."""
 TIMEOUT_S = 60.0
-"""Limit in seconds of each step that waits for the broker."""
+"""Seconds that each step of a message may wait for the broker."""
 
 
 class StageWorker:
-    """Worker for the messages of one stage in one pool; handles several at once."""
+    """Worker for the messages of one stage in one pool. It handles several messages at once."""
 
     def __init__(
         self, context: ServiceContext, stage: Stage, pool: PriorityPool, exactly_once: ExactlyOnceProcessing | None
@@ -100,13 +101,14 @@ class StageWorker:
         self._is_interactive = pool.is_interactive and stage.endpoint.subscribed_topic is None
         self.active_count = 0
         self.progress_at = monotonic()
-        """Monotonic time at which the last message ended, or a message came to the idle worker."""
+        """Monotonic time of the last progress: a message has ended, or has come to the idle worker."""
 
     async def handle(self, message: Message, session: Session) -> None:
-        """Handle one message for `Connection.consume`, which then has nothing left to commit: the session has been
-        committed, or the message settled.
+        """Handle one message, as the handler of `Connection.consume`. At the return, the session is committed or the
+        message is settled, so `consume` has nothing left to commit.
 
-        Raises: RolledBack, InDoubt, ConnectionLost: errors of the broker, not of the stage; CancelledError
+        Raises: RolledBack, InDoubt or ConnectionLost if the broker is the cause, not the stage; CancelledError if the
+        service stops
         """
         if not self.active_count:
             self.progress_at = monotonic()
@@ -138,11 +140,15 @@ class MessageHandler:
         self._life = MessageLife(context, stage, message)
         self._runner = StageRunner(context, stage, pool, message, self._life)
         self._inbox_id = ""
-        """Id of the message in the inbox; empty without exactly-once processing."""
+        """Id of the message in the inbox; empty if the stage is not exactly-once."""
         self._error_kind = DatabaseErrorKind.APPLICATION
 
     async def handle(self) -> None:
-        """Handle the message and settle it, whatever its outcome. Raises: as `StageWorker.handle`"""
+        """Run the stage, commit, and settle the message, whatever the outcome.
+
+        Raises: RolledBack, InDoubt or ConnectionLost if the broker is the cause, not the stage; CancelledError if the
+        service stops
+        """
         try:
             envelope = decode_envelope(self._message.body)
             self._life.record_start(envelope)
@@ -176,12 +182,12 @@ class MessageHandler:
 
     @property
     def _is_committing(self) -> bool:
-        """Whether SQL is committed, if it was used, and the broker has not answered its COMMIT."""
+        """Whether the SQL transaction is committed, if there was one, and the broker has not answered its COMMIT."""
         return self._life.state in (ACKNOWLEDGING, COMMITTING)
 
     @property
     def _is_processed(self) -> bool:
-        """Whether the database has noted that the message is processed, and has its output in the outbox."""
+        """Whether the database has committed the message's id in the inbox, and its output in the outbox."""
         return self._exactly_once is not None and self._is_committing
 
     async def _release(self, error: Exception) -> None:
@@ -189,8 +195,9 @@ class MessageHandler:
         self._life.end("released", error)
 
     async def _on_own_commit_failed(self, error: InDoubt | RolledBack) -> None:
-        """Settle the message after the COMMIT failed of a transaction that the stage itself started, by `initiate`. An
-        InDoubt error or a refusal is a failure of the stage. A lost connection or a full disk is not."""
+        """Settle the message after an `initiate` block in the stage has failed to commit. If the error is InDoubt, or
+        the sender is at fault, this is a failure of the stage. After a lost connection or a full disk, the message is
+        released."""
         if isinstance(error, InDoubt) or sender_error(error) is not None:
             await self._on_failed(error)
             return
@@ -198,9 +205,9 @@ class MessageHandler:
         await self._wait_if_disk_full(error)
 
     async def _on_commit_failed(self, error: InDoubt | RolledBack) -> None:
-        """Record the outcome after the COMMIT failed, and raise its error.
+        """Record the outcome after the COMMIT has failed, and raise the error.
 
-        Raises: `error`; RolledBack for InDoubt, with exactly-once processing
+        Raises: `error`; RolledBack in place of InDoubt if the stage is exactly-once
         """
         if isinstance(error, InDoubt):
             self._life.end("in doubt", error)
@@ -217,15 +224,16 @@ class MessageHandler:
         raise error
 
     async def _wait_if_disk_full(self, error: RolledBack) -> None:
-        """Pause this worker if the broker's disk is full: the output of other messages would not fit either."""
+        """Pause this worker if the broker's disk is full, since the broker would refuse the output of other messages,
+        too."""
         if is_disk_full(error):
             await self._context.wait_or_stopping(self._pool.back_off_disk_full_s(self._context.loop.time()))
 
     async def _on_already_processed(self) -> None:
-        """Send what the outbox still has of the message, and then acknowledge the message. Once it is acknowledged,
-        no redelivery would send the rest.
+        """Send the output of the message that is still in the outbox, and then acknowledge the message. In this order a
+        failure leads to a redelivery, which sends the rest.
 
-        Raises: RolledBack, InDoubt; as `_on_failed`
+        Raises: RolledBack or InDoubt if the COMMIT has failed
         """
         exactly_once = self._exactly_once
         assert exactly_once is not None, "only an exactly-once stage calls this"
@@ -247,7 +255,8 @@ class MessageHandler:
             self._life.end("already processed", None)
 
     async def _check_inbox(self, envelope: Envelope) -> None:
-        """Look up a redelivered message, before its attempts: a process that died after SQL's COMMIT has counted one.
+        """Raise AlreadyProcessed if the message is redelivered and its id is in the inbox. Call this before
+        `_check_attempts`: the processing may have ended with a dead process, which counts an attempt.
 
         Raises: AlreadyProcessed, DatabaseUnavailable
         """
@@ -259,9 +268,10 @@ class MessageHandler:
             raise AlreadyProcessed("the message was already processed")
 
     def _check_attempts(self) -> None:
-        """Check that the message has attempts left. A process that dies counts one, but cannot reject the message.
+        """Check that the message has attempts left. A process that dies counts an attempt, but cannot reject the
+        message. So the next process rejects the message here.
 
-        Raises: NoAttemptsLeft
+        Raises: NoAttemptsLeft if the message has failed as often as the stage allows
         """
         attempts_max = self._stage.settings.attempts
         failures = self._message.attempts
@@ -274,7 +284,8 @@ class MessageHandler:
     # ---- Running ----
 
     async def _run_until_committed(self, envelope: Envelope) -> Output:
-        """Run the stage and commit, with retries after conflicts in SQL. Return the output. Raises: the last error"""
+        """Run the stage and commit. After conflicts in SQL, run the stage again. Return the output. Raises the error of
+        the last run."""
         pause_s, retries_left = SQL_RETRY_PAUSE_S, SQL_RETRIES_MAX
         while True:
             work = self._context.new_sql_work(
@@ -314,8 +325,9 @@ class MessageHandler:
             pause_s, retries_left = 2 * pause_s, retries_left - 1
 
     def _id_seed(self, envelope: Envelope) -> str:
-        """Return the seed of the output's ids, the same in each run of the stage. Several stages may get one message,
-        and several processes a published one: their seeds differ."""
+        """Return the text from which the ids of the output's messages are derived. It is the same in each run of the
+        stage. Different stages that get the same message have different seeds, and so do the processes that get a
+        published message."""
         seed = f"{envelope.id} {self._stage.queue}"
         return seed if self._stage.endpoint.subscribed_topic is None else f"{seed} {self._context.run_id}"
 
@@ -354,7 +366,8 @@ class MessageHandler:
     async def _commit_exactly_once(
         self, messages: Sequence[EncodedMessage], work: AnySqlWork | None, producer: BorrowedProducer
     ) -> None:
-        """Write the output into the outbox and commit both transactions, under a number if there is output."""
+        """Write the output into the outbox, and commit both transactions. If there is output, the broker's COMMIT has a
+        number."""
         assert work is not None, "its database remembers what has happened"
         unit = OutboxUnit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
         number = producer.use_next_number() if messages else None
@@ -365,9 +378,10 @@ class MessageHandler:
     async def _commit(
         self, messages: Sequence[EncodedMessage], work: AnySqlWork | None, number: CommitNumber | None = None
     ) -> None:
-        """Send the output, and commit both transactions, that of the broker under `number` if given.
+        """Send the output, commit the SQL transaction, and then the broker's transaction, under `number` if given.
 
-        Raises: OutputRefused; BrokerUnavailable, RolledBack, InDoubt; errors of SQL's COMMIT
+        Raises: OutputRefused if the broker refuses the output before SQL's COMMIT; BrokerUnavailable before SQL's
+        COMMIT; RolledBack or InDoubt if the broker's COMMIT fails; errors of SQL's COMMIT
         """
         session, pool, point = self._session, self._pool, self._context.on_test_point
         # Before SQL's COMMIT, a flush shows that the broker is available and refuses no output. A message may be
@@ -406,7 +420,8 @@ class MessageHandler:
         self._life.enter(COMMITTED if is_new else REPEATED)
 
     async def _commit_sql(self, work: AnySqlWork) -> None:
-        """Commit SQL. A cancellation that comes after the COMMIT is ignored, since it would only cause a redelivery."""
+        """Commit the SQL transaction. A cancellation that comes after SQL's COMMIT is ignored, since it would only
+        cause a redelivery."""
         try:
             await self._runner.run_sql_step(work.commit, work)
         except asyncio.CancelledError:

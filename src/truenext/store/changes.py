@@ -1,6 +1,8 @@
-"""Layout of a batch in the journal, byte by byte, and removal of contents by a batch. Little-endian.
+"""Layout of a batch in the journal, and removal of contents by a batch.
 
-    puts                u32     numbers of what follows
+Little-endian, in this order:
+
+    puts                u32     numbers of the entries that follow
     transient puts      u32
     removes             u32
     transient removes   u32
@@ -9,7 +11,7 @@
     each put            key (13 bytes, record.py), length of the record u32, record
     each remove         key
     rare                nothing, or a MessagePack map: `RareChanges`
-    history             nothing, or a chunk of it: events.py
+    history             nothing, or a chunk of the history: events.py
 
 If you change anything here, or the name of a field of `RareChanges`, increase FORMAT_VERSION in
 checkpoint_format.py.
@@ -34,21 +36,23 @@ _PUT = struct.Struct(f"<{MESSAGE_KEY_SIZE}sI")
 PUTS_OFFSET = _HEAD.size
 
 PUT_HEADER_BYTES = _PUT.size
-"""Bytes of a put before its record."""
+"""Number of bytes of a put that precede its record."""
 
 
 class RareChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Changes that most batches do not have. Each field is that of the batch, and its name is stored.
+    """Changes that most batches do not have. Each field corresponds to the field of `Batch` with this name. The names
+    are stored.
 
-    A journal without its checkpoint does not say its format. So that salvage drops nothing silently, a field with
-    another name is rejected.
+    A field with an unknown name is rejected. Otherwise salvage could drop changes silently: a journal without its
+    checkpoint does not tell its format.
     """
 
     marks: dict[bytes, Mark] = {}
     causes: dict[bytes, tuple[int, int]] = {}
-    """Indexes in `texts` of the first and the last cause. The text of one NACK for many messages is stored once."""
+    """Causes by message key: the index in `texts` of the first cause, and of the last. So a text is stored once, even
+    if one NACK gives it to many messages."""
     texts: list[str] = []
-    """Texts of causes; the first is the empty text."""
+    """Texts of causes. The first text is empty."""
     unmarks: list[bytes] = []
     queues: dict[int, str] = {}
     paused: dict[int, bool] = {}
@@ -60,14 +64,14 @@ class RareChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     redelivered_below: int = 0
     clean_stop: bool | None = None
     drops_transients: bool = False
-    """True if all transients put so far are dropped: the run before this one did not stop cleanly."""
+    """True if all transient messages put so far are dropped, because the run before this one did not stop cleanly."""
 
 
 class Changes(msgspec.Struct, gc=False):
-    """Batch without its records, which are read from the journal when they are needed."""
+    """Changes of a batch, without its records. The records stay in the journal, and are read when they are needed."""
 
     puts: list[tuple[bytes, int]]
-    """Key and length of the record of each put, in the order of the records."""
+    """Key and record length of each put, in the order of the records."""
     transient_puts: list[tuple[bytes, int]]
     removes: list[bytes]
     transient_removes: list[bytes]
@@ -102,7 +106,8 @@ def changes_of(batch: Batch) -> Changes:
 
 
 def encode_batch(batch: Batch, rare: RareChanges | None) -> list[bytes]:
-    """Encode a batch for `decode_changes`, in parts, without copying the records. `rare` are its rare changes."""
+    """Encode a batch as a list of byte strings, without copying its records. `rare` has the batch's rare changes.
+    `decode_changes` is the reverse."""
     rare_bytes = b"" if rare is None else _encode_rare(rare)
     pack = _PUT.pack
     parts = [
@@ -129,9 +134,7 @@ def encode_batch(batch: Batch, rare: RareChanges | None) -> list[bytes]:
 
 
 def decode_changes(payload: memoryview) -> Changes:
-    """Decode a batch.
-    Raises: ValueError if `payload` is not exactly the bytes of `encode_batch`
-    """
+    """Decode a batch. Raises: ValueError if `payload` is not exactly what `encode_batch` makes"""
     try:
         return _decode(payload)
     except (struct.error, msgspec.MsgspecError) as error:
@@ -219,12 +222,13 @@ def causes_of(rare: RareChanges) -> dict[bytes, Causes]:
 
 
 def apply_names(queues: dict[int, str], changes: dict[int, str]) -> dict[int, str]:
-    """Return the names of queues after the changes of a batch or a segment; an empty name removes the queue."""
+    """Return the names of queues by number, after the `changes` of a batch or a segment. An empty name removes a
+    queue."""
     return {number: name for number, name in (queues | changes).items() if name}
 
 
 def apply_pauses(paused: set[int], changes: dict[int, bool]) -> set[int]:
-    """Return the numbers of the paused queues after the changes of a batch or a segment."""
+    """Return the numbers of the paused queues, after the `changes` of a batch or a segment."""
     return {number for number in paused | changes.keys() if changes.get(number, True)}
 
 
@@ -237,7 +241,8 @@ def apply_pauses(paused: set[int], changes: dict[int, bool]) -> set[int]:
 
 
 def dereference_contents(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batch:
-    """Return the batch with the changes of the contents that it dereferences; `mark_of` returns a stored mark.
+    """Return the batch with all its effects on contents: lower reference counts, and removal of contents without
+    references. `mark_of` returns a stored mark.
 
     Raises: StoreError if a content has fewer references than the batch removes
     """

@@ -1,6 +1,6 @@
-"""Check of a data folder that no broker uses: whether it holds what was written into it.
+"""Check of a data folder that no broker uses: is everything that was written still there, and undamaged?
 
-All damage is found in salvage/; this file reads everything and counts.
+The folder salvage/ finds the damage. This file reads everything, and counts.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from truenext.store.salvage.folder import Salvage, open_salvage
 
 
 class QueueSummary(msgspec.Struct):
-    """Counts of the messages of one queue that a check or an export has read."""
+    """Counts of one queue's messages, made by a check or an export."""
 
     persistent: int = 0
     transient: int = 0
     size: int = 0
-    """Bytes of the records of undamaged messages."""
+    """Bytes of the undamaged messages' records."""
     damaged: int = 0
-    """Number of messages that exist in part, or not as written."""
+    """Number of messages that are incomplete, or differ from what was written."""
 
 
 class SalvageSummary(msgspec.Struct):
-    """Result of a check or an export: counts of all queues, and notes."""
+    """Result of a check or an export: the counts of all queues, and notes."""
 
     queues: dict[int, QueueSummary]
     names: dict[int, str]
     timers: int = 0
     contents: int = 0
-    """Number of undamaged contents, each shared by several messages."""
+    """Number of undamaged contents. Several messages share each content."""
     contents_size: int = 0
-    """Bytes of the contents' records."""
+    """Bytes of the undamaged contents' records."""
     damage_count: int = 0
     notes_besides_damage: list[str] = []
-    """Notes on what an operator may wonder about, such as dropped transients that still take space."""
+    """Notes for an operator on facts other than damage, such as dropped transient messages that still take space."""
 
     def count(self, message: SalvagedMessage) -> None:
         if message.key.startswith(CONTENTS_LANE_KEY):
@@ -60,7 +60,7 @@ class SalvageSummary(msgspec.Struct):
             queue.persistent += 1
 
     def finish(self, salvage: Salvage) -> None:
-        """Copy the values that are known once all messages were read."""
+        """Copy the values that are known only after all messages were read."""
         self.damage_count = salvage.damage_report.damage_count
         self.notes_besides_damage = salvage.damage_report.notes_besides_damage
         undeleted = salvage.checkpoint.undeleted_transients
@@ -75,10 +75,11 @@ def check(
     *,
     last_history_chunk: tuple[int, int] | None = None,
 ) -> SalvageSummary:
-    """Verify every bit that a broker would believe. `on_damage` gets all damage, `on_progress` the bytes verified
-    and their total; `last_history_chunk` is that of salvage/folder.py.
+    """Verify every bit of a data folder that a broker would use. `on_damage` gets each damage, `on_progress` the bytes
+    verified and their total. `last_history_chunk` is the run and the first event of the last chunk of a batch in the
+    history's own files.
 
-    Raises: StoreInUseError, StoreError if the folder cannot be read
+    Raises: StoreInUseError if a broker uses the folder; StoreError if the folder cannot be read
     """
     with open_salvage(data, on_damage, on_progress, last_history_chunk) as salvage:
         summary = SalvageSummary(queues={}, names=salvage.recovered.queues)

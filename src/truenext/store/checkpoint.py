@@ -1,10 +1,12 @@
-"""Checkpoint: an LMDB environment with the state that outlives its segment of the journal.
+"""Checkpoint: an LMDB environment with the state that was copied from the journal.
 
-A segment's live content is written here before the segment is freed. The databases and their values are described in
-checkpoint_format.py. All values but the records carry a checksum (checksummed.py).
+Before a segment of the journal is freed, its remaining messages and other changes are written here. The file
+checkpoint_format.py describes the databases and their values. All values but the records carry a checksum
+(checksummed.py).
 
-An unclean stop drops all transients, however many, in one small transaction: it increases the generation and clears
-the counts of transients. Entries of earlier generations are ignored, and deleted gradually.
+After an unclean stop all transient messages are dropped in one small transaction, however many there are: it increases
+the generation, and clears the counts of transient messages. Entries of earlier generations are ignored, and deleted
+gradually.
 """
 
 from __future__ import annotations
@@ -57,21 +59,23 @@ from truenext.store.store import Recovered, UndecodedMessage
 from truenext.store.store_errors import damage_error, empty_folder_error, format_error
 
 MAP_SIZE = 1 << 40
-"""Bytes of address space: the most that the checkpoint can ever hold. The file is only as large as its content was."""
+"""Bytes of address space, which limit the size of the checkpoint. The file only takes the space that its content has
+needed."""
 
 TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of records in one transaction, unless one message is larger: a transaction's dirty pages are private memory."""
+"""Largest number of bytes of records in one transaction; a larger message has a transaction of its own. LMDB keeps the
+changed pages of a transaction in the process's memory."""
 
 _LMDB_MAJOR = 0
-"""LMDB 0.9.x. Named, because otherwise an environment variable decides the format of a new store."""
+"""Version of LMDB's format, 0.9. Without this an environment variable would decide the format of a new store."""
 
 _META_PAGES = 2
 
 
 class Checkpoint:
-    """LMDB environment of one store. Each method that writes uses one transaction and syncs it before it returns.
+    """LMDB environment of one store. Each method that writes uses one transaction, and syncs it before it returns.
 
-    Raises: StoreError if a value is damaged, lmdb.Error, OSError
+    All methods raise StoreError if a value is damaged, lmdb.Error or OSError if LMDB or the disk fails.
     """
 
     def __init__(
@@ -82,9 +86,11 @@ class Checkpoint:
         map_size: int = MAP_SIZE,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
-        """Open the checkpoint; make a missing one if it may be new. `segment_bytes` is for the journal of a new one.
+        """Open the checkpoint. Make a new one if it is missing and `may_be_new`. `segment_bytes` is the segment size
+        for a new journal.
 
-        Raises: StoreError if another truenext wrote it, or it is damaged, lmdb.Error, OSError
+        Raises: StoreError if the checkpoint is damaged, or another version of truenext wrote it; lmdb.Error, OSError if
+        it cannot be opened
         """
         folder.mkdir(mode=0o700, exist_ok=True)
         self._data = folder.parent
@@ -125,7 +131,7 @@ class Checkpoint:
         self._env.close()
 
     def _check_file(self, path: Path, *, may_be_new: bool) -> None:
-        """Check the meta pages, which LMDB believes unchecked."""
+        """Check the meta pages, because LMDB does not check them."""
         if may_be_new and is_uninitialized(path):
             raise empty_folder_error(self._data)
         found, problem = read_metas(path)
@@ -157,7 +163,7 @@ class Checkpoint:
         )
 
     def _check_format(self, txn: lmdb.Transaction[bytes]) -> None:
-        """Reject another format before anything is changed."""
+        """Check the format before anything is changed. Raises: StoreError for another format"""
         meta = self._meta
         # Formats 1 and 2 had no checksums.
         bare = meta.cursor(txn).get(b"format", b"")
@@ -168,22 +174,23 @@ class Checkpoint:
     # ---- Reading ----
 
     def read(self) -> tuple[Recovered, CheckpointPosition]:
-        """Return the checkpoint's own state and its position, without the counts, which recovery changes."""
+        """Return the checkpoint's own state, and its position in the journal. The counts of messages are missing:
+        `counts` reads them."""
         with self._env.begin() as txn:
             meta = {name: self._meta.need(txn, name) for name in META_KEYS}
             recovered = decode_recovered(meta, self._queues.items(txn), self._producers.items(txn))
         return recovered, decode_position(meta)
 
     def counts(self) -> Counter[bytes]:
-        """Return the number of messages of both kinds by lane key.
+        """Return the number of messages by lane key, persistent and transient ones together.
 
-        Raises: StoreError if another number of messages exists
+        Raises: StoreError if the counts do not agree with the number of stored messages
         """
         with self._env.begin() as txn:
             return self._persistent.read_counts(txn) + self._transient.read_counts(txn)
 
     def transient_by_key(self, keys: Iterable[bytes]) -> dict[bytes, bool]:
-        """Return those of `keys` whose messages exist here, and whether they are transient.
+        """Return which of these keys have a message in the checkpoint. The value is True for a transient message.
 
         Raises: StoreError if damage hides whether a message exists
         """
@@ -199,11 +206,11 @@ class Checkpoint:
         return found
 
     def snapshot(self) -> lmdb.Transaction[bytes]:
-        """Return a transaction for `page` that sees only what is committed now. Use it in a `with` statement."""
+        """Return a read transaction, which sees only changes committed by now. Use it in a `with` statement."""
         return self._env.begin()
 
     def page(self, snapshot: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[UndecodedMessage]:
-        """Return a lane's messages after `after_sequence`, in order, without contents."""
+        """Return a lane's messages after `after_sequence`, in order. Their contents are not read."""
         messages = self._persistent.page(snapshot, lane, after_sequence)
         transients = self._transient.page(snapshot, lane, after_sequence)
         first = next(transients, None)
@@ -212,7 +219,8 @@ class Checkpoint:
         return merge(messages, chain((first,), transients), key=attrgetter("key"))
 
     def find(self, snapshot: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> Iterator[UndecodedMessage]:
-        """Yield the messages of `keys` that exist here, in this order, without contents."""
+        """Yield the messages with these keys that are in the checkpoint, in the order of `keys`. Their contents are not
+        read."""
         for key in keys:
             found = self._persistent.find(snapshot, key) or self._transient.find(snapshot, key)
             if found is not None:
@@ -222,17 +230,17 @@ class Checkpoint:
                 self._transient.check_order_around(snapshot, key)
 
     def content(self, snapshot: lmdb.Transaction[bytes], key: bytes) -> bytes:
-        """Return the record of a content; empty if it is not here."""
+        """Return the record of a content; empty if the checkpoint does not have it."""
         record = self._persistent.record(snapshot, key)
         return (self._transient.record(snapshot, key) or b"") if record is None else record
 
     def mark(self, key: bytes) -> Mark:
-        """Return the mark of a message of either kind; NO_MARK if it has none here."""
+        """Return the mark of a message, persistent or transient; NO_MARK if the checkpoint has none."""
         with self._env.begin() as txn:
             return self._persistent.mark(txn, key) or self._transient.mark(txn, key) or NO_MARK
 
     def timers(self, snapshot: lmdb.Transaction[bytes], after: bytes) -> Iterator[bytes]:
-        """Yield the timers after `after`, in order."""
+        """Yield all timers that are greater than `after`, in order."""
         last = after
         for timer, _ in self._timers.iter_from(snapshot, after):
             if timer == after:
@@ -245,7 +253,7 @@ class Checkpoint:
             yield timer
 
     def size(self) -> int:
-        """Return the bytes of pages in use. The file is larger: it never shrinks."""
+        """Return the bytes of all pages in use. The file may be larger, because it never shrinks."""
         with self._env.begin() as txn:
             # The list of databases is in a database without a name.
             stats = [txn.stat(), *(txn.stat(db) for db in self._databases)]
@@ -255,9 +263,10 @@ class Checkpoint:
     # ---- Writing ----
 
     def delete_messages(self, keys: Iterable[tuple[bytes, bool]]) -> None:
-        """Delete messages with their marks; each key comes with whether it is transient.
+        """Delete messages and their marks. Each key comes with True for a transient message.
 
-        Raises: StoreError if one is not here, and then none is deleted: damage hides it, and it would come back
+        Raises: StoreError if the checkpoint does not have one of them; then none is deleted. Damage hides such a
+        message, and a later start could find it again.
         """
         keys_by_kind: tuple[list[bytes], list[bytes]] = ([], [])
         for key, is_transient in keys:
@@ -267,15 +276,13 @@ class Checkpoint:
             self._transient.delete(txn, keys_by_kind[True])
 
     def put_messages(self, messages: list[tuple[bytes, bytes]], *, are_transient: bool) -> None:
-        """Write messages.
-        Raises: StoreError if one of them is here already, and then none is written
-        """
+        """Write messages. Raises: StoreError if the checkpoint has one of them already; then none is written"""
         tables = self._transient if are_transient else self._persistent
         with self._env.begin(write=True) as txn:
             tables.put(txn, messages)
 
     def set_timers(self, timers: Iterable[tuple[bytes, bool]]) -> None:
-        """Set the timers with True and clear the others, whether they exist or not."""
+        """Set the timers that come with True, and clear the others. A timer may be set or cleared already."""
         with self._env.begin(write=True) as txn:
             for timer, is_set in timers:
                 if is_set:
@@ -284,7 +291,8 @@ class Checkpoint:
                     self._timers.delete(txn, timer)
 
     def put_marks(self, marks: Marks) -> None:
-        """Write the marks of messages that are here. The journal's marks override them before `finish_checkpoint`."""
+        """Write the marks of messages that the checkpoint has. Until `finish_checkpoint` the journal's marks override
+        these."""
         with self._env.begin(write=True) as txn:
             self._put_marks(txn, marks)
 
@@ -293,8 +301,8 @@ class Checkpoint:
         self._transient.put_marks(txn, self._persistent.put_marks(txn, marks))
 
     def finish_checkpoint(self, indexes: Iterable[SegmentIndex], marks: Marks, position: CheckpointPosition) -> None:
-        """Complete the checkpoint up to `position`: write the state of `indexes` except messages, and the `marks`
-        that are not written yet, and store the position."""
+        """End the checkpoint of segments: write the rest of their changes from `indexes`, the `marks` that are not
+        written yet, and the new `position`. Messages have been written before."""
         with self._env.begin(write=True) as txn:
             self._put_marks(txn, marks)
             for index in indexes:
@@ -304,7 +312,8 @@ class Checkpoint:
             self._put_if_greater(txn, b"durable frame", position.durable_frame)
 
     def save_journal_end(self, durable_frame: int, sequence_limit: int) -> None:
-        """Record that the frame of this number is durable, and all before it; one of them has the limit, if not 0."""
+        """Record that the frame with this number is durable, and all frames before it. Also record the sequence limit
+        of one of these frames, if it is not 0."""
         with self._env.begin(write=True) as txn:
             self._put_if_greater(txn, b"durable frame", durable_frame)
             self._put_if_greater(txn, b"sequence limit", sequence_limit)
@@ -315,7 +324,7 @@ class Checkpoint:
             self._meta.put(txn, name, NUMBER.pack(number))
 
     def drop_transients(self) -> None:
-        """Drop all transients at once, however many there are. `delete_old_transients` deletes their entries."""
+        """Drop all transient messages at once. `delete_old_transients` deletes their entries later."""
         transient = self._transient
         generation = GENERATION.pack(GENERATION.unpack(transient.generation)[0] + 1)
         with self._env.begin(write=True) as txn:
@@ -324,7 +333,7 @@ class Checkpoint:
         transient.generation = generation
 
     def delete_old_transients(self, keys_max: int) -> bool:
-        """Delete up to `keys_max` entries of earlier generations; return whether there may be more."""
+        """Delete up to `keys_max` entries of earlier generations. Return whether there may be more."""
         with self._env.begin() as txn:
             if not self._transient.has_old_generations(txn):
                 return False
@@ -354,9 +363,10 @@ class Checkpoint:
 
 
 def _make(folder: Path, map_size: int, segment_bytes: int) -> None:
-    """Make a new checkpoint. It gets its name once it is complete, because LMDB rejects a file that a crash has cut.
+    """Make a new checkpoint. Its file gets its name once it is complete, because LMDB rejects a file that a crash has
+    cut.
 
-    Raises: lmdb.Error, OSError
+    Raises: lmdb.Error, OSError if LMDB or the disk fails
     """
     new = folder / "new"
     new.unlink(missing_ok=True)

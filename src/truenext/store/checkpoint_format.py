@@ -14,8 +14,8 @@ Numbers are big-endian. If you change anything here, increase FORMAT_VERSION.
     meta                "format"                            ->  u32     FORMAT_VERSION
                         "identity"                          ->  eight hexadecimal digits
                         "salt"                              ->  u32     of the journal
-                        "segment"                           ->  u64     the journal's last that is completely here
-                        "frame"                             ->  u64     number of the last frame in it
+                        "segment"                           ->  u64     last segment that is completely copied here
+                        "frame"                             ->  u64     number of this segment's last frame
                         "durable frame"                     ->  u64     number of a frame that was durable, see below
                         "segment bytes"                     ->  u64     minimum size of a segment's file
                         "generation"                        ->  u32     of the transients that count
@@ -24,19 +24,20 @@ Numbers are big-endian. If you change anything here, increase FORMAT_VERSION.
                         "clean stop"                        ->  u8      0 or 1
                         "paused"                            ->  queue number u32, of each paused queue, in order
 
-Contents (record.py) are among the messages of their kind. All values but the records carry a checksum, see
-checksummed.py. The keys in meta exist from the start.
+Contents (record.py) are stored among the messages: persistent contents among persistent messages, transient ones among
+transient messages. All values but the records carry a checksum, see checksummed.py. The keys in meta exist from the
+start.
 
-The frame that "durable frame" names, and all before it, were durable when it was named. That stays true whatever is
-written later, so the number never has to be lowered (docs/decisions/0019-damage.md).
+The frame in "durable frame", and all frames before it, were durable when its number was stored. Later writes do not
+change that, so the number never has to be lowered (docs/decisions/0019-damage.md).
 
-The first bit of a mark's attempts says that the last of them was a lost connection. If consumers have given causes
-of their failures, the mark's value goes on: bytes of the first cause u32, the first cause, and the last cause, which
-is left out if it is the same; both in UTF-8.
+The first bit of a mark's attempts says that the last attempt was a lost connection. If consumers have given causes of
+their failures, three fields follow the mark: number of bytes of the first cause u32, first cause, last cause. The last
+cause is left out if it equals the first. Causes are UTF-8.
 
-A transient counts only if its generation is the one in meta.
+A transient message counts only if its generation is the one in meta.
 
-Only this format is read. A folder of another format is rejected by its number, before anything in it is changed.
+Only this format is read. A folder with another format number is rejected before anything in it is changed.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ DATABASES_MAX = len(DATABASES)
 
 
 class MessageTableNames(NamedTuple):
-    """Names of the LMDB databases for the messages of one kind, persistent or transient."""
+    """Names of the LMDB databases for one kind of messages, persistent or transient."""
 
     messages: bytes
     marks: bytes
@@ -94,7 +95,7 @@ CLEAN, UNCLEAN = b"\1", b"\0"
 
 
 def initial_meta(identity: bytes, salt: bytes, segment_bytes: int) -> dict[bytes, bytes]:
-    """Return the content of the database `meta` in a new checkpoint."""
+    """Return the initial content of the database `meta` for a new checkpoint."""
     return {
         b"format": FORMAT.pack(FORMAT_VERSION),
         b"identity": identity,
@@ -112,7 +113,7 @@ def initial_meta(identity: bytes, salt: bytes, segment_bytes: int) -> dict[bytes
 
 
 META_KEYS = tuple(initial_meta(b"", b"", 0))
-"""Keys that the database `meta` has from the start."""
+"""Keys in the database `meta`, all of which exist from the start."""
 
 _decode_producer = msgspec.msgpack.Decoder(tuple[str, ProducerState]).decode
 
@@ -138,28 +139,28 @@ def decode_mark(value: bytes) -> tuple[Mark, Causes]:
 
 
 class CheckpointPosition(msgspec.Struct, frozen=True):
-    """Position in the journal up to which the checkpoint has everything."""
+    """Position in the journal. The checkpoint has everything up to it."""
 
     segment: int
     frame: int
     durable_frame: int = 0
-    """Number of a frame that was durable: `frame` or a later one."""
+    """Number of a frame known to be durable: `frame`, or a later one."""
 
 
 POSITION_KEYS = (b"segment", b"frame", b"durable frame")
-"""Keys in the database `meta` for the fields of a CheckpointPosition."""
+"""Keys in the database `meta` that make up a CheckpointPosition."""
 
 
 def decode_position(meta: Mapping[bytes, bytes]) -> CheckpointPosition:
-    """Return the position in `meta`, which has all of POSITION_KEYS."""
+    """Return the position stored in `meta`, which must have all of POSITION_KEYS."""
     return CheckpointPosition(*(NUMBER.unpack(meta[name])[0] for name in POSITION_KEYS))
 
 
 def decode_recovered(
     meta: Mapping[bytes, bytes], queues: Iterable[tuple[bytes, bytes]], producers: Iterable[tuple[bytes, bytes]]
 ) -> Recovered:
-    """Return the checkpoint's own state, without the counts. `meta` has all of META_KEYS; the others are keys and
-    values of their databases."""
+    """Return the checkpoint's own state, without the counts of messages. `meta` must have all of META_KEYS. `queues`
+    and `producers` are the entries of these databases."""
     return Recovered(
         identity=meta[b"identity"].decode(),
         clean_stop=meta[b"clean stop"] == CLEAN,
@@ -176,7 +177,7 @@ def decode_paused(value: bytes) -> set[int]:
 
 
 def encode_paused(paused: Iterable[int]) -> bytes:
-    """Encode queue numbers for `decode_paused`."""
+    """Encode the numbers of paused queues. `decode_paused` is the reverse."""
     return b"".join(map(QUEUE.pack, sorted(paused)))
 
 

@@ -1,11 +1,11 @@
-"""Checkpointer: a thread that copies the oldest segment's live content into the checkpoint, and frees the segment.
+"""Checkpointer: a thread that copies the oldest segment's remaining messages into the checkpoint, and frees it.
 
-A message that was consumed before never costs a write to LMDB. Between segments, the same thread deletes transients
-dropped by unclean stops, and checks the disk space.
+Messages that were consumed before that are not copied, so they cost no write to LMDB. Between segments, the same thread
+deletes transient messages that were dropped after unclean stops, and checks the disk space.
 
-A crash can interrupt this anywhere. The checkpoint then has part of what the journal still holds: its position in
-the journal moves only with the last write of a segment, and recovery removes from the overlay what it finds in the
-checkpoint.
+A crash may interrupt the copying at any point. Then the checkpoint has some messages that the journal still has, too.
+The position in the journal is stored only by the last write for a segment. Recovery removes from the overlay the
+messages that it finds in the checkpoint.
 """
 
 from __future__ import annotations
@@ -33,31 +33,33 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 SEGMENTS_MAX = 12
-"""Segments of the journal that are kept while the oldest has live messages."""
+"""Number of segments that the journal keeps while its oldest segment has messages."""
 
 LAG_SEGMENTS_MAX = 3
-"""Further segments that the journal may get while the oldest are checkpointed; then batches wait. With a spare and
-SEGMENT_BYTES, that makes half a gigabyte."""
+"""Number of additional segments that the journal may have while older ones are checkpointed. At this number batches
+wait. All segments and a spare then take half a gigabyte."""
 
 SEGMENT_RECORDS_MAX = 50_000
-"""Changes in one segment, unless one batch has more. Times all segments: what a restart has to replay."""
+"""Largest number of changes in one segment, unless a single batch has more. With the number of segments this limits
+what a restart replays."""
 
 SEGMENT_MEMORY_MAX = 2_600_000
-"""Rough bytes of memory that one segment may take before its last batch. Times all segments: 40 MB. If large batches
-make it more, older segments are checkpointed sooner."""
+"""Estimated bytes of memory at which a segment's index gets no further batch. All indexes together take about 40 MB. If
+large batches make them take more, older segments are checkpointed earlier."""
 
 TRANSACTION_KEYS_MAX = 1000
-"""Messages or timers in one transaction of the checkpoint: each may touch a page of its own."""
+"""Largest number of messages or timers in one transaction of the checkpoint. Each of them may change another page."""
 
 CHECK_INTERVAL_S = 1.0
-"""Longest time between two checks of the disk space, which other programs use and free as well."""
+"""Longest time between two checks of the disk space. Other programs may use or free space meanwhile."""
 
 CLEANUP_INTERVAL_S = 0.01
-"""Pause between two transactions that delete transients dropped by unclean stops, which is not urgent."""
+"""Pause between two transactions that delete dropped transient messages. This work is not urgent."""
 
 
 class Checkpointer:
-    """Thread that checkpoints. `enable`, `wait_for_segment`, `is_segment_full`, `close_view` are for other threads."""
+    """Thread that makes checkpoints. Other threads call `enable`, `wait_for_segment`, `is_segment_full`, `close_view`
+    and `close`."""
 
     def __init__(
         self,
@@ -70,8 +72,8 @@ class Checkpointer:
         segments_max: int,
         sync_history: Callable[[], None],
     ) -> None:
-        """`changed` is held for the overlay, and notified of every checkpointed or new
-        segment and every page that a checkpoint waits for. `sync_history` is called before a segment is freed."""
+        """Make a checkpointer. `changed` guards the overlay. It is notified when a segment is new or checkpointed, and
+        when a view ends for which a checkpoint waits. `sync_history` is called before a segment is freed."""
         self._journal = journal
         self._checkpoint = checkpoint
         self._overlay = overlay
@@ -82,12 +84,13 @@ class Checkpointer:
         self._thread: Thread | None = None
         self._needs_cleanup = True
         self._blocking_views: set[OverlayView] = set()
-        """Views being read that may need the segment that is to be freed."""
+        """Views that are being read, and may need the segment that is about to be freed."""
         self._is_closing = False
         self.is_enabled = False
-        """True once the first batch is being applied. Before, the history's own files may lack what was recovered."""
+        """True once the first batch is being applied. Before that, the history's own files may not have all recovered
+        events."""
         self.failure: StoreError | None = None
-        """Reason why checkpointing has ended."""
+        """Error that has ended the thread; None while it works."""
 
     # ---- For other threads ----
 
@@ -96,7 +99,7 @@ class Checkpointer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread. A segment in progress is completed, but does not wait for disk space."""
+        """Stop the thread. It first ends the checkpoint of a segment, unless this would wait for disk space."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -104,13 +107,13 @@ class Checkpointer:
             self._thread.join()
 
     def enable(self) -> None:
-        """Allow checkpoints, because the first batch is about to be applied."""
+        """Allow checkpoints. To be called when the first batch is about to be applied."""
         with self._changed:
             self.is_enabled = True
             self._changed.notify_all()
 
     def is_segment_full(self, records: int) -> bool:
-        """Return whether the newest segment should not get a batch with `records` changes."""
+        """Return whether a batch with `records` changes must go into a new segment."""
         indexes = self._overlay.indexes
         if not indexes or indexes[-1].segment != self._journal.newest_segment:
             return False
@@ -120,7 +123,7 @@ class Checkpointer:
         )
 
     def wait_for_segment(self) -> None:
-        """Wait until the journal may grow by a segment.
+        """Wait until the journal may get another segment.
 
         Raises: StoreError if checkpointing has failed
         """
@@ -131,7 +134,7 @@ class Checkpointer:
                 raise self.failure
 
     def close_view(self, view: OverlayView) -> None:
-        """Unregister a view that is no longer read."""
+        """Remove a view from the overlay, because it is no longer read."""
         with self._changed:
             self._overlay.views.discard(view)
             if view in self._blocking_views:
@@ -226,10 +229,10 @@ class Checkpointer:
             self._changed.notify_all()
 
     def _delete_removed(self, indexes: Iterable[SegmentIndex]) -> None:
-        """Delete messages that the journal has removed.
+        """Delete from the checkpoint the messages that the journal has removed.
 
-        At PLENTY this is done with the checkpoint of a segment. Otherwise it does not wait: acknowledgements may fill
-        no segment, while senders wait for the space of what they acknowledge.
+        While the disk level is PLENTY, this is part of the checkpoint of a segment. Otherwise it is done at once:
+        senders wait for the space of acknowledged messages, and acknowledgements alone may never fill a segment.
         """
         for index in indexes:
             while keys := self._removed_keys(index):
@@ -253,8 +256,8 @@ class Checkpointer:
             self._disk_space.note_disk_full(error)
 
     def _write(self, transaction: Callable[[], None]) -> None:
-        """Do one transaction, and wait for disk space if there is none. It can be repeated, because it is done as a
-        whole or not at all."""
+        """Run one transaction. On a full disk, wait for space and repeat it. A failed transaction has changed
+        nothing."""
         while True:
             try:
                 transaction()
@@ -269,7 +272,7 @@ class Checkpointer:
 
 
 def _pieces(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield the items in pieces for one transaction each; `size_of` returns the bytes of an item."""
+    """Split the items into pieces, one for each transaction. `size_of` returns an item's bytes."""
     piece: list[T] = []
     piece_size = 0
     for item in items:

@@ -1,9 +1,9 @@
-"""Checksums of the checkpoint's small values, by which a value with a flipped bit is rejected.
+"""Checksums of the checkpoint's small values. A value with a flipped bit is rejected.
 
     checksum    u32     CRC-32 of the database's name, the key and the value, little-endian
     value       bytes   to the end
 
-LMDB has no checksums of its own. Records carry theirs, see record.py.
+LMDB itself has no checksums. Records have their own, see record.py.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ _CHECKSUM = struct.Struct("<I")
 
 
 class DamagedValue(ValueError):
-    """Value that is not as written."""
+    """Value whose checksum is wrong."""
 
 
 def add_checksum(database: bytes, key: bytes, value: bytes) -> bytes:
-    """Return the stored form of `value`, for `remove_checksum`."""
+    """Return the stored form of `value`: a checksum and the value. `remove_checksum` is the reverse."""
     return _CHECKSUM.pack(crc32(value, crc32(key, crc32(database)))) + value
 
 
 def remove_checksum(database: bytes, key: bytes, stored: bytes) -> bytes:
-    """Return the value.
-    Raises: DamagedValue if `stored` is not from `add_checksum` for this database and key
-    """
+    """Check the checksum, and return the value. Raises: DamagedValue if it is wrong for this database and key"""
     value = stored[_CHECKSUM.size :]
     if len(stored) < _CHECKSUM.size or _CHECKSUM.unpack_from(stored)[0] != crc32(value, crc32(key, crc32(database))):
         name = key.decode() if database == b"meta" and key.isascii() else key.hex()
@@ -41,7 +39,7 @@ def remove_checksum(database: bytes, key: bytes, stored: bytes) -> bytes:
 
 
 class ChecksummedDatabase:
-    """Database of small values, each with its checksum. Reading a damaged value raises StoreError."""
+    """Database of small values, each with a checksum. All reading methods raise StoreError for a damaged value."""
 
     def __init__(self, db: lmdb._Database, name: bytes, data: Path) -> None:
         self._db = db
@@ -59,7 +57,10 @@ class ChecksummedDatabase:
         return value
 
     def items(self, txn: lmdb.Transaction[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """Yield all keys and values, in order. A missing value is detected at the end."""
+        """Yield all keys and values, in order.
+
+        Raises: StoreError if a value is damaged; at the end also if one is missing
+        """
         count = 0
         last = b""
         for key, stored in txn.cursor(self._db):
@@ -84,7 +85,7 @@ class ChecksummedDatabase:
         txn.drop(self._db, delete=False)
 
     def iter_from(self, txn: lmdb.Transaction[bytes], key: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield keys and values from `key` on, to the end of the database."""
+        """Yield all keys from `key` on, with their values, in order."""
         cursor = txn.cursor(self._db)
         if cursor.set_range(key):
             for found, stored in cursor:

@@ -1,9 +1,10 @@
 """Disk level of a store, and its reserves for a full disk.
 
-A level is left a little later than it was reached, so that senders are not stopped and started in turns.
+A level ends only after somewhat more space is free than when it began. Without this margin, senders would be stopped
+and started again and again.
 
-A spare segment and the ballast are made while the disk has space. The spare lets the journal go on. The ballast is
-deleted when the checkpoint or the history finds no space, so that checkpoints go on and the history can be written.
+While the disk has space, a spare segment and the ballast are made. With the spare segment the journal can go on when
+the disk is full. The ballast is deleted when the checkpoint or the history finds no space, so that both can be written.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from truenext.store.store_errors import STORAGE_ERRORS, is_no_space, is_short_wr
 logger = logging.getLogger(__name__)
 
 LITTLE_FRACTION = 0.9
-"""Fraction of a limit from which on the level is LITTLE; at the limit it is NONE."""
+"""Used fraction of a limit from which on the level is LITTLE. At the limit itself the level is NONE."""
 
 LITTLE_RESERVES = 2
-"""Number of reserves of free space below which the level is LITTLE; below one reserve it is NONE."""
+"""Multiple of the reserve: with less free space the level is LITTLE. With less than one reserve the level is NONE."""
 
 HYSTERESIS = 0.03
-"""Fraction of the limit, or of the required free space, that must be regained in addition before a level is left."""
+"""Additional fraction, of the limit or of the required free space, that must become free before a level ends."""
 
 BALLAST_SEGMENTS = 2
-"""Size of the ballast, in segments: more than two transactions of the checkpoint can need."""
+"""Size of the ballast, in segments. It is more than two transactions of the checkpoint can need."""
 
 
 def level_of_limit(limit: int, used: int, previous: DiskLevel) -> DiskLevel:
-    """Return the level if `used` of at most `limit` bytes are used."""
+    """Return the disk level if `used` bytes are used, and at most `limit` bytes may be used."""
     fraction = used / limit
     if fraction >= 1 or (previous is DiskLevel.NONE and fraction >= 1 - HYSTERESIS):
         return DiskLevel.NONE
@@ -44,7 +45,7 @@ def level_of_limit(limit: int, used: int, previous: DiskLevel) -> DiskLevel:
 
 
 def level_of_free_space(reserve: int, free: int, previous: DiskLevel) -> DiskLevel:
-    """Return the level if `free` bytes are left, of which `reserve` must not be used up."""
+    """Return the disk level if `free` bytes are free, and `reserve` bytes must stay free."""
     ratio = free / reserve
     if ratio < 1 or (previous is DiskLevel.NONE and ratio < 1 + HYSTERESIS):
         return DiskLevel.NONE
@@ -54,13 +55,13 @@ def level_of_free_space(reserve: int, free: int, previous: DiskLevel) -> DiskLev
 
 
 class DiskSpace:
-    """Disk space of a store: what is free, and the reserves."""
+    """Free disk space of a store, its disk level, and its reserves."""
 
     def __init__(
         self, path: Path, journal: Journal, checkpoint: Checkpoint, changed: Condition, *, limit: int | None
     ) -> None:
-        """`path` is the data folder; `limit` is the number of bytes that journal and checkpoint may use, None is the
-        whole disk. `changed` is notified when the disk is full."""
+        """Watch the data folder `path`. Journal and checkpoint may use `limit` bytes; None means the whole disk.
+        `changed` is notified when the disk becomes full."""
         self.path = path
         self._journal = journal
         self._checkpoint = checkpoint
@@ -69,16 +70,14 @@ class DiskSpace:
         self._limit_level = self._free_level = DiskLevel.PLENTY
         self._ballast = path / "ballast"
         self.level = DiskLevel.PLENTY
-        """Level found by the last check."""
+        """Disk level that the last check has found."""
         self.bytes: dict[str, int] = {}
-        """Bytes from which `level` was found, see `Store.disk_level_bytes`."""
+        """Numbers of bytes from which `level` was found. `Store.disk_level_bytes` describes them."""
         self.is_full = False
-        """True from a write that found no space until spare segment and ballast exist again."""
+        """True after a write has found no space, until spare segment and ballast exist again."""
 
     def update_level(self) -> None:
-        """Find out `level` and `bytes`.
-        Raises: lmdb.Error, OSError
-        """
+        """Measure the space, and set `level` and `bytes`. Raises: lmdb.Error, OSError if it cannot be measured"""
         journal = self._journal
         reserve, free = self._reserve(), folder.free_bytes(self.path)
         found = {"free": free, "needed": LITTLE_RESERVES * reserve}
@@ -96,7 +95,7 @@ class DiskSpace:
         return self._journal.needs_spare and not self.is_full and self._has_space_for_spare()
 
     def allocate_reserves(self) -> None:
-        """Allocate a spare segment and the ballast, as far as the disk has space for them."""
+        """Allocate a spare segment and the ballast, if the disk has space for them."""
         try:
             # A try that cannot succeed would take the last bytes from other writers meanwhile.
             if self._has_space_for_spare():
@@ -113,9 +112,9 @@ class DiskSpace:
         self.update_level()
 
     def delete_ballast(self, error: Exception) -> bool:
-        """Delete the ballast, because the disk is full, as `error` says. Return False if there is none any more.
+        """Delete the ballast, because `error` says that the disk is full. Return False if the ballast is gone already.
 
-        Raises: `error`, if it says anything else
+        Raises: `error` itself, if it does not say that the disk is full
         """
         self.note_disk_full(error)
         try:
@@ -125,9 +124,9 @@ class DiskSpace:
         return True
 
     def note_disk_full(self, error: Exception) -> None:
-        """Note that the disk is full, as `error` says.
+        """Record that the disk is full, as `error` says.
 
-        Raises: `error`, if it says anything else
+        Raises: `error` itself, if it does not say that the disk is full
         """
         is_short = is_short_write(error) and folder.free_bytes(self.path) < TRANSACTION_BYTES_MAX
         if not (is_no_space(error) or is_short):
@@ -144,6 +143,6 @@ class DiskSpace:
         return folder.free_bytes(self.path) >= 2 * self._checkpoint.segment_bytes
 
     def _reserve(self) -> int:
-        """Return the bytes that must stay free to checkpoint the whole journal, into pages that may be half empty,
-        and for one more segment."""
+        """Return the number of bytes that must stay free. They suffice to checkpoint the whole journal, into pages that
+        may be half empty, and for one more segment."""
         return 2 * self._journal.size + self._checkpoint.segment_bytes

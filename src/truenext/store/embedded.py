@@ -2,15 +2,15 @@
 
 The data folder:
 
-    lock           pid of the broker that uses the folder and holds a flock on this file
+    lock           process id of the broker that uses the folder, and holds a flock on this file
     journal/       the latest batches, see journal.py and changes.py
-    lmdb/          the state before that, see checkpoint.py
-    ballast        disk space, freed when a write finds the disk full, so that it can go on, see disk_space.py
+    lmdb/          the checkpoint: the state before these batches, see checkpoint.py
+    ballast        reserved disk space, freed when a write finds the disk full, see disk_space.py
 
     apply          writes the batch to the journal, durable by one write; then to the overlay
-    page, recover  read the checkpoint with the journal laid over it (overlay.py)
+    page, recover  read the checkpoint together with the overlay, the journal's index (overlay.py)
 
-Meanwhile a thread copies the live content of the oldest segment into the checkpoint (checkpointer.py).
+Meanwhile a thread copies the oldest segment's remaining messages into the checkpoint (checkpointer.py).
 """
 
 from __future__ import annotations
@@ -67,29 +67,31 @@ class EmbeddedStore:
         segments_max: int = SEGMENTS_MAX,
         disk_limit: int | None = None,
     ) -> None:
-        """Lock and open the data folder, or make it, with segments of `segment_bytes`.
+        """Lock and open the data folder. If there is none, make it, with segments of `segment_bytes`.
 
-        `disk_limit` is the bytes that journal and checkpoint may use, for `disk_level`; None is the whole disk.
+        Journal and checkpoint may use `disk_limit` bytes, from which `disk_level` follows; None means the whole disk.
 
-        The journal has the history of a batch until its segment is freed; `sync_history` is called before that.
+        The journal keeps the history of a batch until the batch's segment is freed. `sync_history` is called before
+        that.
 
-        Raises: StoreInUseError if another broker uses it, ConfigurationError if it has files of others,
-            StoreError if it cannot be used.
+        Raises: StoreInUseError if another broker uses the folder; ConfigurationError if it has files that are not
+        truenext's; StoreError if it cannot be used
         """
         self._path = path
         self.sync_history: Callable[[], None] = _do_nothing
-        """Callback that makes the history's own files durable. When a batch is applied, these must have been given
-        what `recover` found, and the history of every earlier batch."""
+        """Function that makes the history's own files durable. Before a batch is applied, these files must have got the
+        history that `recover` has returned, and the history of every earlier batch."""
         self.last_history_chunk: tuple[int, int] | None = None
-        """Run and first event of the last chunk of a batch in the history's own files. Set it before `recover`,
-        which then detects whether the journal lacks this batch."""
+        """Run and first event of the last chunk of a batch in the history's own files. Set it before `recover`, which
+        then checks that the journal has this batch."""
         self._last_applied = 0
         self._unwritable_reason = "recover() was not called"
         self._overlay = Overlay()
         self._queues: dict[int, str] = {}
         self._lock = Lock()
         self._changed = Condition(self._lock)
-        """Held for the overlay. Notified of each checkpointed or new segment, and of pages that a checkpoint awaits."""
+        """Guards the overlay. Notified when a segment is new or checkpointed, and when a view ends for which a
+        checkpoint waits."""
         with ExitStack() as resources:
             with translated_errors(f"open the store in {path}", path):
                 folder.check_no_foreign_files(path)
@@ -206,22 +208,22 @@ class EmbeddedStore:
                 return TimerPage.of(following, limit, as_of=as_of)
 
     def delete_ballast(self, error: OSError) -> None:
-        """Delete the ballast, because a write to the history found the disk full, as `error` says.
+        """Delete the ballast, because a write to the history has found the disk full, as `error` says.
 
-        Raises: `error`, if it says anything else
+        Raises: `error` itself, if it does not say that the disk is full
         """
         self._disk_space.delete_ballast(error)
 
     def close(self) -> None:
-        """Release files and locks. Writes nothing. No page may be in progress."""
+        """Release files and locks, without writing. No page may be in progress."""
         self._unwritable_reason = "the store is closed"
         self._resources.close()
 
     # ---- Writing ----
 
     def _check_batch(self, batch: Batch, changes: Changes) -> None:
-        """Reject a batch that removes a message that is not there, or puts one that is. That would mean that a
-        message was lost, or would be seen twice."""
+        """Check that the batch removes only messages that exist, and puts only new ones. Otherwise a message would be
+        lost, or be seen twice. Raises: StoreError"""
         overlay = self._overlay
         if changes.removes:
             self._check_removes(batch, changes.removes, are_transient=False)
@@ -237,7 +239,8 @@ class EmbeddedStore:
             raise disagreement_error(batch.number, "puts a queue that exists already")
 
     def _mark_lookup(self) -> Callable[[bytes], Mark]:
-        """Return a function from key to mark. It is valid until a batch is written; hold the lock if one may be."""
+        """Return a function from a message key to the mark. The function is valid until the next batch is written. If
+        another thread may write one, the caller must hold the lock."""
         marks = [index.marks for index in reversed(self._overlay.indexes) if index.marks]
         # In this order: a mark that the overlay drops meanwhile is in the checkpoint.
         return lambda key: find_mark(key, marks) or self._checkpoint.mark(key)
@@ -276,9 +279,10 @@ class EmbeddedStore:
         return journal.append(parts, size)
 
     def _retry_without_ballast(self, action: Callable[[], None]) -> None:
-        """Call `action`; on a full disk delete the ballast and call it again. The failed call must change nothing.
+        """Call `action`. If the disk is full, delete the ballast and call `action` again. A failed call must change
+        nothing.
 
-        Raises: lmdb.Error, OSError
+        Raises: lmdb.Error, OSError if the second call fails, or for another reason
         """
         try:
             action()
@@ -287,9 +291,10 @@ class EmbeddedStore:
             action()
 
     def _save_journal_end(self, sequence_limit: int) -> None:
-        """Record outside the journal which frame is durable. On a full disk skip it: the last record stays true.
+        """Record in the checkpoint which frame of the journal is durable. On a full disk nothing is recorded: the last
+        record stays true.
 
-        Raises: StoreError
+        Raises: StoreError if the write fails for another reason
         """
         with translated_errors(f"write to the store in {self._path}", self._path):
             try:
@@ -308,7 +313,7 @@ class EmbeddedStore:
         limit: int,
         size_max: int,
     ) -> Page:
-        """Return a page of journal and checkpoint as of the same moment."""
+        """Return a page from journal and checkpoint. Both are read as they were at one moment."""
         with self._reading():
             with self._lock:
                 snapshot = self._checkpoint.snapshot()
@@ -337,7 +342,7 @@ class EmbeddedStore:
             yield message
 
     def _content(self, key: bytes, view: OverlayView, snapshot: lmdb.Transaction[bytes]) -> bytes:
-        """Return the record of a content as of the view; empty if it is missing."""
+        """Return the record of a content as it was at the moment of the view; empty if it is missing."""
         with self._lock:
             span = view.content(key)
         if span is None:
@@ -415,7 +420,8 @@ class EmbeddedStore:
 
 
 def _deduplicated(messages: Iterable[UndecodedMessage]) -> Iterator[UndecodedMessage]:
-    """Yield each message once. One being checkpointed is in both sources; the journal's, which is first, is kept."""
+    """Yield each message once. A message that is being checkpointed is in the journal and in the checkpoint; the
+    journal's comes first, and is kept."""
     last = b""
     for message in messages:
         if message.key != last:

@@ -1,8 +1,8 @@
 """Export of a damaged data folder: writes the readable part into a new folder.
 
-The new folder has a checkpoint and no journal. Messages keep their keys, attempts, deliveries and due times; queues,
-producers and timers are kept; no sequence that was ever given out is given again. If anything was damaged,
-acknowledged messages may be exported as well: all messages then count as dispatched before.
+The new folder has a checkpoint and no journal. Messages keep their keys, attempts, deliveries and due times. Queues,
+producers and timers are kept, too. Sequences that were given out are never given out again. If anything was damaged,
+acknowledged messages may be exported as well. Then all messages count as dispatched before.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from truenext.store.salvage.references import ReferenceCounts
 from truenext.store.store_errors import translated_errors
 
 PIECE_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of records in one transaction, unless one message is larger."""
+"""Largest number of bytes of records in one transaction. A larger message has a transaction of its own."""
 
 PIECE_KEYS_MAX = 10_000
-"""Messages or timers in one transaction."""
+"""Largest number of messages or timers in one transaction."""
 
 UNFINISHED = "unfinished"
-"""Folder in which the checkpoint is made, so that no broker takes a part of it for the whole."""
+"""Name of the folder in which the checkpoint is made. So no broker uses an unfinished checkpoint."""
 
 
 def export(
@@ -45,11 +45,12 @@ def export(
     *,
     last_history_chunk: tuple[int, int] | None = None,
 ) -> SalvageSummary:
-    """Write what can be read of the folder `data` into `new`, which must be empty or not exist; durable on return.
-    `on_damage` gets all damage, `on_progress` the bytes read and their total. For `last_history_chunk` see
-    salvage/folder.py.
+    """Write the readable part of the folder `data` into the folder `new`, which must be empty or missing. It is durable
+    on return. `on_damage` gets each damage, `on_progress` the bytes read and their total. `last_history_chunk` is the
+    run and the first event of the last chunk of a batch in the history's own files.
 
-    Raises: StoreInUseError, StoreError if `data` cannot be read or `new` cannot be written; `new` is then left empty
+    Raises: StoreInUseError if a broker uses `data`; StoreError if `data` cannot be read or `new` cannot be written;
+    then `new` is left empty
     """
     if new.exists() and (not new.is_dir() or any(new.iterdir())):
         raise StoreError(f"{new} is not empty: name a folder that does not exist yet")
@@ -101,7 +102,8 @@ class _CheckpointWriter:
         self.timers = 0
         self._references = ReferenceCounts()
         self._highest_keys = {False: b"", True: b""}
-        """Highest key written of each kind. Higher keys were not written yet."""
+        """Highest key written so far, of transient (True) and of persistent messages. Greater keys are certainly
+        new."""
 
     def add(self, message: SalvagedMessage) -> None:
         size = len(message.record) + sum(map(len, message.causes))
@@ -143,8 +145,8 @@ class _CheckpointWriter:
                 assert has_content, "a reference follows its content"
 
     def correct_references(self) -> None:
-        """Set each content's count to the references that were written, and delete contents without any: damage may
-        have taken references."""
+        """Set the reference count of each content to the number of exported references, and delete contents without
+        references. Damage may have destroyed references."""
         wrong = self._references.mismatches()
         while piece := list(islice(wrong, PIECE_KEYS_MAX)):
             self._checkpoint.put_marks(
@@ -155,7 +157,7 @@ class _CheckpointWriter:
 
 
 def _replacement_names(salvage: Salvage) -> dict[int, str]:
-    """Return new names for queues whose names were lost."""
+    """Return new names, by number, for queues whose names are lost."""
     used = set(salvage.recovered.queues.values())
     names = {}
     for number in sorted(salvage.unnamed_queues):
@@ -167,7 +169,7 @@ def _replacement_names(salvage: Salvage) -> dict[int, str]:
 
 
 def _segment_index(salvage: Salvage, names: dict[int, str]) -> SegmentIndex:
-    """Return a segment index with everything that the salvage has read but messages and timers."""
+    """Return a segment index with everything that the salvage has read, except messages and timers."""
     recovered = salvage.recovered
     index = SegmentIndex(0)
     index.queues = names

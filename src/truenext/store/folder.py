@@ -1,4 +1,5 @@
-"""Data folder: made for its owner only, locked by one broker at a time, with files that become durable as a whole."""
+"""Data folder: made for its owner only, and locked by one broker at a time. Its new files get their names once they are
+complete and durable."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from pathlib import Path
 from truenext.errors import ConfigurationError, StoreInUseError
 
 OWN_FILES = frozenset({"lock", "journal", "lmdb", "ballast", "new", "history"})
-"""Files that a broker makes in a data folder, at whatever moment its first start ends; `new` becomes `ballast`."""
+"""Files that a broker makes in a data folder. An interrupted first start leaves some of them; `new` becomes
+`ballast`."""
 
 IGNORED_FILES = frozenset({"lost+found", "truenext.toml", ".gitkeep"})
-"""Files that may be there besides: the file system's at its root, our configuration file, git's in an empty folder."""
+"""Other files that a data folder may have: the file system's own folder, the configuration file, git's placeholder."""
 
 FOREIGN_FILES_SHOWN = 3
 """Number of foreign files that an error names."""
@@ -23,9 +25,7 @@ _ZEROS = bytes(1 << 20)
 
 
 def make(path: Path) -> None:
-    """Make the folder and its parents, durably.
-    Raises: OSError
-    """
+    """Make the folder and its missing parents, durably. Raises: OSError if one cannot be made"""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for folder in (path, *(folder.parent for folder in missing)):
@@ -33,9 +33,9 @@ def make(path: Path) -> None:
 
 
 def check_no_foreign_files(path: Path) -> None:
-    """Check that a folder in which no broker has been has no files of others.
+    """Check a folder that no broker has used before: it may not have files of other programs.
 
-    Raises: ConfigurationError if it has some, OSError
+    Raises: ConfigurationError if it has some; OSError if it cannot be read
     """
     if not path.is_dir():
         return
@@ -51,9 +51,10 @@ def check_no_foreign_files(path: Path) -> None:
 
 
 def lock(path: Path) -> int:
-    """Lock the folder and return the open lock file. Closing it, or any end of the process, unlocks.
+    """Lock the folder, and return the open lock file. Closing the file, or the end of the process, unlocks the folder.
 
-    Raises: StoreInUseError if another process holds it, ConfigurationError if it is a symbolic link, OSError
+    Raises: StoreInUseError if another process holds the lock; ConfigurationError if the file is a symbolic link;
+    OSError if it cannot be written
     """
     try:
         file = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -84,15 +85,15 @@ def is_writable_by_others(path: Path) -> bool:
 
 
 def has_journal(data: Path) -> bool:
-    """Return whether the store in this folder was ever written to."""
+    """Return whether the folder has files of a journal."""
     journal = data / "journal"
     return journal.is_dir() and any(journal.iterdir())
 
 
 def sync_folder(path: Path) -> None:
-    """Make the folder's entries durable: a power cut loses a synced file in an unsynced folder.
+    """Make the names of a folder's files durable. After a power cut a file may be missing if only the file was synced.
 
-    Raises: OSError
+    Raises: OSError if the disk fails
     """
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -102,17 +103,18 @@ def sync_folder(path: Path) -> None:
 
 
 def allocate(path: Path, size: int) -> None:
-    """Make a file of `size` zeros that are on the disk. It gets its name once it is complete.
+    """Make a file of `size` zeros, all written to the disk. The file gets its name once it is complete.
 
-    Raises: OSError, and then there is no file
+    Raises: OSError if the disk is full or fails; then there is no file
     """
     _make(path, lambda file: clear(file, 0, size))
 
 
 def reserve(path: Path, size: int) -> None:
-    """Make a file that only reserves `size` bytes of disk, without writing them if the system can do that.
+    """Make a file that only reserves `size` bytes of disk. They are not written if the system can reserve without
+    writing.
 
-    Raises: as `allocate`
+    Raises: OSError if the disk is full or fails; then there is no file
     """
     if hasattr(os, "posix_fallocate"):
         _make(path, lambda file: os.posix_fallocate(file, 0, size))
@@ -135,17 +137,13 @@ def _make(path: Path, fill: Callable[[int], None]) -> None:
 
 
 def clear(file: int, start: int, end: int) -> None:
-    """Write zeros from byte `start` to `end`.
-    Raises: OSError
-    """
+    """Write zeros from byte `start` to byte `end`. Raises: OSError if the disk fails"""
     for offset in range(start, end, len(_ZEROS)):
         write(file, _ZEROS[: end - offset], offset)
 
 
 def write(file: int, content: bytes, offset: int) -> None:
-    """Write all of `content` at `offset`.
-    Raises: OSError
-    """
+    """Write all of `content` at `offset`. Raises: OSError if the disk is full or fails"""
     written = os.pwrite(file, content, offset)
     while written < len(content):
         # The system says why it took no more when it is asked to take the rest.
@@ -153,8 +151,7 @@ def write(file: int, content: bytes, offset: int) -> None:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the bytes that users other than root may use on the disk of `path`.
-    Raises: OSError
-    """
+    """Return the number of bytes that users other than root may use on the disk of `path`. Raises: OSError if it cannot
+    be read"""
     disk = os.statvfs(path)
     return disk.f_bavail * disk.f_frsize

@@ -5,10 +5,10 @@ Little-endian:
     checksum    u32     CRC-32 of the rest of the frame, started with the journal's salt
     size        u32     bytes of the payload
     segment     u64     number of the segment
-    number      u64     1 for the first frame of the journal, counted over all segments
+    number      u64     number of the frame; the journal's first frame is 1, counted over all segments
     payload     bytes
 
-Nothing else in a segment can pass for a frame: the checksum covers the segment's number, which is never used again,
+Other bytes in a segment never pass for a frame. The checksum covers the segment's number, which is never used again,
 and the salt, which no sender of a message knows. If you change the layout, increase FORMAT_VERSION in
 checkpoint_format.py.
 """
@@ -21,14 +21,14 @@ from collections.abc import Iterator
 from truenext.model.checksum import crc32
 
 FLIP_BYTES_MAX = 1024 * 1024
-"""Size of the largest frame that is searched for a single wrong bit. At this size a torn frame seems to have one in
-1 of 500 cases, and the search takes a quarter of a second."""
+"""Largest size of a frame that is searched for a single wrong bit. At this size the search takes a quarter of a second,
+and 1 of 500 torn frames looks as if one bit were wrong."""
 
 SECTOR = 512
-"""Bytes that a disk writes as a whole or not at all."""
+"""Number of bytes that a disk writes completely or not at all."""
 
 OLD_BYTES = 64 * 1024
-"""Bytes after a frame that are searched for data of an earlier use of the file."""
+"""Number of bytes after a frame that are searched for old data of a reused file."""
 
 FRAME = struct.Struct("<IIQQ")
 CHECKSUM = struct.Struct("<I")
@@ -37,7 +37,7 @@ SEGMENT_OFFSET = 8
 
 
 def payload_at(content: memoryview, offset: int, segment: int, number: int, salt: int) -> memoryview | None:
-    """Return the payload of the frame `number` at `offset`, None if there is no good frame with this number."""
+    """Return the payload of frame `number` at `offset`. None if no undamaged frame with this number starts there."""
     if offset + FRAME.size > len(content):
         return None
     checksum, size, in_segment, found = FRAME.unpack_from(content, offset)
@@ -50,7 +50,8 @@ def payload_at(content: memoryview, offset: int, segment: int, number: int, salt
 
 
 def iter_starts(content: bytearray, segment: int, after: int) -> Iterator[tuple[int, int, int]]:
-    """Yield offset, size of the payload, and number of each place after `after` that may be the start of a frame."""
+    """Yield each place after `after` where a frame may start: its offset, the size of the payload, and the frame's
+    number."""
     needle = struct.pack("<Q", segment)
     at = content.find(needle, after + SEGMENT_OFFSET)
     while at >= 0:
@@ -62,15 +63,16 @@ def iter_starts(content: bytearray, segment: int, after: int) -> Iterator[tuple[
 
 
 def may_follow(number: int, last: int, between: int) -> bool:
-    """Return whether a frame of this number may start `between` bytes after the end of frame `last`, with space for
-    the missing frames. This excludes most false frames, such as numbers in an old batch of a reused file."""
+    """Return whether frame `number` may start `between` bytes after the end of frame `last`: is there space for the
+    missing frames? This excludes most false frames, such as old frames of a reused file."""
     return last < number <= last + 1 + between // FRAME.size
 
 
 def size_for_first_frame(content: memoryview, segment: int, number: int) -> int:
-    """Return the minimum size of this segment's file, made to hold its first frame; 0 if that is another frame.
+    """Return the size that the segment's file must have at least to hold its first frame, if this is frame `number`.
+    Return 0 if another frame is first.
 
-    The header is in one sector, so that no crash leaves a part of it.
+    The frame's header is in one sector, so a crash never leaves only a part of it.
     """
     if len(content) < FRAME.size:
         return 0
@@ -79,13 +81,15 @@ def size_for_first_frame(content: memoryview, segment: int, number: int) -> int:
 
 
 def describe_cut(segment: int, size: int, expected: int) -> str:
-    """Describe a segment that is too small. No crash causes it: a segment gets its name once it is all on the disk."""
+    """Describe a segment that is too small. A crash does not cut a segment: the file gets its name once all its bytes
+    are on the disk."""
     return f"segment {segment:016x} has {size} bytes and was made with {expected}"
 
 
 def has_flipped_bit(content: memoryview, offset: int, segment: int, number: int, salt: int) -> bool:
-    """Return whether the frame at `offset` is `number` but for a single bit. Such a frame was written as a whole and
-    damaged later. A crash causes it only by leaving old content of a sector that differs from the new in that bit."""
+    """Return whether frame `number` is at `offset`, with exactly one wrong bit. Such a frame was written completely,
+    and damaged later. A crash causes this only if a sector keeps old content that differs from the new content in one
+    bit."""
     payload = offset + FRAME.size
     if payload > len(content):
         return False
@@ -95,7 +99,8 @@ def has_flipped_bit(content: memoryview, offset: int, segment: int, number: int,
         return False
 
     def difference(size: int) -> int | None:
-        """Return the XOR of the stored checksum and that of a payload of `size` bytes; None if that is too long."""
+        """Return the stored checksum XOR the checksum of a payload of `size` bytes. None if the payload would be too
+        long."""
         if payload + size > min(len(content), offset + FLIP_BYTES_MAX):
             return None
         rest = crc32(REST.pack(size, segment, number), salt)
@@ -117,10 +122,11 @@ def has_flipped_bit(content: memoryview, offset: int, segment: int, number: int,
 
 
 def _may_be_old(content: memoryview, offset: int, end: int, at: int) -> bool:
-    """Return whether a crash may have left the sector of byte `at` as before; the frame is from `offset` to `end`.
+    """Return whether a crash may have left old content in the sector of byte `at`. The frame reaches from `offset` to
+    `end`.
 
-    Not the sector that names the frame's segment. Other sectors were zeros, or, in a reused file, anything; then
-    more old data follows the frame.
+    The frame's first sector, with the segment's number, cannot be old. Other old sectors have zeros, or in a reused
+    file any data; then old data also follows the frame.
     """
     sector = at - at % SECTOR
     if sector < offset + FRAME.size:
@@ -143,10 +149,10 @@ def _table_entry(byte: int) -> int:
 
 
 _TABLE = [_table_entry(byte) for byte in range(256)]
-"""Table of CRC-32: effect of each byte on an empty register."""
+"""Table of CRC-32: by byte, its effect on a register of 0."""
 
 _REVERSE_TABLE = bytearray(256)
-"""Byte whose value in `_TABLE` has a certain highest byte, by that highest byte."""
+"""Reverse of `_TABLE`: by the highest byte of an entry, the index of this entry."""
 for _byte, _register in enumerate(_TABLE):
     _REVERSE_TABLE[_register >> 24] = _byte
 
@@ -154,7 +160,7 @@ _ONE_BIT = {_TABLE[1 << bit]: bit for bit in range(8)}
 
 
 def initial_value(content: bytes | memoryview, checksum: int) -> int:
-    """Return the only number for which `crc32(content, number)` is `checksum`. Takes a microsecond per byte."""
+    """Return the only start value with which the CRC-32 of `content` is `checksum`. Takes a microsecond per byte."""
     register = checksum ^ _ONES
     for byte in reversed(content):
         index = _REVERSE_TABLE[register >> 24]
@@ -163,8 +169,8 @@ def initial_value(content: bytes | memoryview, checksum: int) -> int:
 
 
 def find_flipped_bit(difference: int, size: int) -> tuple[int, int] | None:
-    """Return byte and bit that change the checksum of `size` bytes by `difference` (XOR, not 0), None if no bit
-    does. Other damage passes for a flipped bit once in 2^29 / `size` times."""
+    """Return the byte and the bit whose flip changes the checksum of `size` bytes by `difference` (XOR, not 0). None if
+    no bit does. Other damage looks like a flipped bit once in 2^29 / `size` cases."""
     register = difference
     for byte in range(size - 1, -1, -1):
         bit = _ONE_BIT.get(register)

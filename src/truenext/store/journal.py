@@ -1,14 +1,14 @@
-"""Journal: a write-ahead log of batches, each made durable by one write, before the next.
+"""Journal: a write-ahead log of batches. One write makes a batch durable, before the next batch is written.
 
-It is a row of segments: files of one size that are allocated and filled with zeros before use, so that making a
-batch durable is one write of data and nothing else. A segment that is no longer needed becomes a spare, which is
-used again without a new allocation.
+The journal is a row of segments. A segment is a file of fixed size, allocated and filled with zeros before use. So
+making a batch durable is one write of data, and nothing else. A segment that is no longer needed becomes a spare
+segment, which is used again without a new allocation.
 
     00000000000000a7.journal    segment 0xa7
     spare-*                     spare segments, content ignored
 
-A segment is a row of frames (frame.py) from its start. Bytes after the last frame are zeros, what a crash left of an
-unconfirmed frame, or data of an earlier use of the file.
+A segment is a row of frames (frame.py) from its start. The bytes after the last frame are zeros, the rest of an
+unconfirmed frame after a crash, or old data of a reused file.
 """
 
 from __future__ import annotations
@@ -37,31 +37,34 @@ from truenext.store.frame import (
 from truenext.store.store_errors import damage_error
 
 SEGMENT_BYTES = 32 * 1024 * 1024
-"""Size of a segment; larger than nearly every batch. A larger batch gets a segment of its own size."""
+"""Size of a segment. Nearly every batch is smaller. A larger batch gets a segment of its own size."""
 
 SPARES_MAX = 2
-"""Number of spare segments kept; more are deleted."""
+"""Largest number of spare segments. Further ones are deleted."""
 
 SUSPECTS_MAX = 1000
-"""Number of frame-like places after the last frame that are verified. A sender can put such bytes into a body."""
+"""Largest number of places after the last frame that look like frames and are checked. A sender can put such bytes into
+a body."""
 
 WRITE_BYTES_MAX = 1024 * 1024
-"""Bytes of a payload that are joined for one write; a larger payload takes several writes."""
+"""Largest number of bytes that one write takes. A larger payload takes several writes."""
 
 READ_BYTES_MAX = 256 * 1024
-"""Bytes of one read, unless a single record is larger."""
+"""Largest number of bytes that one read takes. A larger record takes a larger read."""
 
 READ_GAP_MAX = 4 * 1024
-"""Bytes between two records that are read with them, to save a system call."""
+"""Largest gap, in bytes, between two records that one read takes together. This saves system calls."""
 
 
 class Journal:
-    """Journal in one folder. `append` is for one thread, `read_extents` for any. Do not free a segment that is read."""
+    """Journal in one folder. One thread calls `append`; any thread may call `read_extents`. A segment must not be freed
+    while it is read."""
 
     def __init__(self, folder: Path, *, salt: int, segment_bytes: int = SEGMENT_BYTES) -> None:
-        """Count the spares, and delete those of another size. `salt` is any u32 that never changes for this journal.
+        """Count the spare segments, and delete spare segments of another size. `salt` is any u32 that never changes for
+        this journal.
 
-        Raises: OSError
+        Raises: OSError if the folder cannot be read
         """
         self._folder = folder
         self._salt = salt
@@ -70,17 +73,17 @@ class Journal:
         """Open file descriptor of each segment, oldest first."""
         self._sizes: dict[int, int] = {}
         self._end = 0
-        """Offset of the next frame in the newest segment."""
+        """Offset in the newest segment at which the next frame starts."""
         self._last_start = 0
-        """Offset of the last replayed frame in the newest segment; 0 if none was replayed."""
+        """Offset in the newest segment of its last replayed frame; 0 if it has none."""
         self._size = 0
-        """Bytes of the newest segment."""
+        """Size of the newest segment in bytes."""
         self.last_frame_number = 0
-        """Number of the last frame; 0 if there is none yet."""
+        """Number of the last frame; 0 if the journal has none."""
         self._last_frames: dict[int, int] = {}
-        """Number of the last frame in or before each segment."""
+        """Number of each segment's last frame. If the segment has none, number of the last frame before it."""
         self.newest_segment = 0
-        """Number of the segment that frames are appended to; 0 if there is none yet."""
+        """Number of the segment to which frames are appended; 0 if the journal has none."""
         self._spare_count = 0
         self._spares_lock = Lock()
         for spare in folder.glob("spare-*"):
@@ -92,11 +95,12 @@ class Journal:
     # ---- Recovery ----
 
     def replay(self, after_segment: int, after_number: int) -> Iterator[tuple[int, int, memoryview]]:
-        """Yield segment, offset and payload of every frame after `after_number`, the last frame of `after_segment`.
+        """Yield segment, offset and payload of each frame after frame `after_number`, which is the last one of
+        `after_segment`. Segments up to `after_segment` become spare segments.
 
-        Read it once, to its end; then call `finish_replay` if the frames are accepted. Older segments become spares.
+        Read the iterator once, to its end. If the frames are accepted, call `finish_replay` then.
 
-        Raises: StoreError if a frame is damaged or a segment is missing, OSError
+        Raises: StoreError if a frame is damaged or a segment is missing; OSError if the disk fails
         """
         self.last_frame_number = after_number
         self.newest_segment = after_segment
@@ -116,9 +120,10 @@ class Journal:
             self._last_frames[segment] = self.last_frame_number
 
     def finish_replay(self) -> None:
-        """Accept the replayed frames: make them durable, and clear the bytes after them. Nothing is appended before.
+        """Accept the replayed frames: make them durable, and clear the bytes after them. Frames can be appended after
+        this.
 
-        Raises: OSError
+        Raises: OSError if the disk fails
         """
         if self._files:
             self._rewrite_last()
@@ -151,7 +156,8 @@ class Journal:
             raise self._damage(describe_cut(segment, size, expected))
 
     def _check_nothing_after(self, content: bytearray, segment: int, end: int) -> None:
-        """Check that no good frame follows `end`. One would prove lost data: a crash tears only the last frame."""
+        """Check that no undamaged frame follows byte `end`. Such a frame would prove that data is lost, because a crash
+        tears only the last frame. Raises: StoreError"""
         whole, last = memoryview(content), self.last_frame_number
         starts = (
             (at, number) for at, _, number in iter_starts(content, segment, end) if may_follow(number, last, at - end)
@@ -164,15 +170,16 @@ class Journal:
                 )
 
     def _rewrite_last(self) -> None:
-        """Write the last frame again. It may be in the system's memory only: its first write failed, or the broker
-        was killed during it. Once accepted it must not be lost. A sync would not do: the system reports a failed
-        write only once."""
+        """Write the last frame again. If its first write failed, or the broker was killed during it, the frame may be
+        only in the system's memory. Once accepted, the frame must not be lost. A sync is not enough, because the system
+        reports a failed write only once."""
         file = self._files[self.newest_segment]
         for offset in range(self._last_start, self._end, WRITE_BYTES_MAX):
             write(file, os.pread(file, min(WRITE_BYTES_MAX, self._end - offset), offset), offset)
 
     def _clear_tail(self) -> None:
-        """Write zeros over what a crash left of an unconfirmed frame, so that it does not follow later frames."""
+        """Write zeros over the bytes of an unconfirmed frame that a crash has left, so that these bytes never follow a
+        later frame."""
         file = self._files[self.newest_segment]
         for offset in range(self._end, self._size, WRITE_BYTES_MAX):
             end = min(offset + WRITE_BYTES_MAX, self._size)
@@ -186,7 +193,7 @@ class Journal:
 
     @property
     def segments(self) -> list[int]:
-        """Segment numbers, oldest first."""
+        """Numbers of the segments, oldest first."""
         return list(self._files)
 
     @property
@@ -195,27 +202,28 @@ class Journal:
 
     @property
     def size(self) -> int:
-        """Bytes of all segments, including those not written to yet."""
+        """Bytes of all segments, unused bytes included."""
         return sum(list(self._sizes.values()))
 
     @property
     def spare_size(self) -> int:
-        """Bytes of the spare segments."""
+        """Bytes of all spare segments."""
         return self._spare_count * self._segment_bytes
 
     def last_frame(self, segment: int) -> int:
-        """Return the number of the last frame in or before the segment."""
+        """Return the number of the segment's last frame. If it has none, return the number of the last frame before the
+        segment."""
         return self._last_frames[segment]
 
     def fits(self, size: int) -> bool:
-        """Return whether a payload of `size` bytes fits into the newest segment."""
+        """Return whether the newest segment has space for a payload of `size` bytes."""
         return self._end + FRAME.size + size <= self._size
 
     def append(self, parts: list[bytes], size: int) -> tuple[int, int]:
-        """Append a payload and return its segment and offset; it is durable then. `parts` have `size` bytes
-        together. If they do not fit, call `start_segment` first.
+        """Append a payload, and return its segment and offset. The payload is durable then. It consists of `parts`,
+        which have `size` bytes together. If the payload does not fit, call `start_segment` before.
 
-        Raises: OSError; nothing may be appended after that.
+        Raises: OSError if the disk fails; after that nothing may be appended
         """
         segment, offset = self.newest_segment, self._end
         file = self._files[segment]
@@ -237,9 +245,9 @@ class Journal:
         return segment, offset + FRAME.size
 
     def start_segment(self, size: int) -> None:
-        """Start a new segment with space for a payload of `size` bytes.
+        """Start a new segment, with space for a payload of `size` bytes.
 
-        Raises: OSError
+        Raises: OSError if the disk is full or fails
         """
         segment = self.newest_segment + 1
         path = self._path(segment)
@@ -260,9 +268,9 @@ class Journal:
         self._size = self._sizes[segment] = os.fstat(file).st_size
 
     def allocate_spare(self) -> None:
-        """Allocate a spare segment if there is none. May be called while another thread appends.
+        """Allocate a spare segment if there is none. Another thread may append meanwhile.
 
-        Raises: OSError
+        Raises: OSError if the disk is full or fails
         """
         with self._spares_lock:
             if not self._spare_count:
@@ -270,9 +278,10 @@ class Journal:
                 self._spare_count += 1
 
     def read_extents(self, extents: Iterable[tuple[int, int, int]]) -> Iterator[bytes]:
-        """Yield the bytes of each extent: segment, offset, length. Neighbouring extents are read together.
+        """Yield the bytes of each extent, which is a segment, an offset and a length. One read takes neighbouring
+        extents.
 
-        Raises: OSError
+        Raises: OSError if the disk fails
         """
         run: list[tuple[int, int]] = []
         in_segment = start = end = 0
@@ -297,9 +306,10 @@ class Journal:
             yield content[offset - start : offset - start + length]
 
     def free(self, segment: int) -> None:
-        """Make a spare of a segment that is no longer needed or read. May be called while another thread appends.
+        """Turn a segment into a spare segment. It must be no longer needed, nor read. Another thread may append
+        meanwhile.
 
-        Raises: OSError
+        Raises: OSError if the disk fails
         """
         os.close(self._files.pop(segment))
         del self._last_frames[segment], self._sizes[segment]
@@ -322,7 +332,7 @@ class Journal:
 
 
 def _blocks(parts: list[bytes]) -> Iterator[bytes]:
-    """Yield the bytes of `parts` in fewer, larger parts."""
+    """Join the parts to fewer, larger ones, and yield these."""
     block: list[bytes] = []
     size = 0
     for part in parts:
@@ -362,10 +372,10 @@ def _read_all(file: int, size: int) -> bytearray:
 def describe_lost_tail(
     last: int, durable_frame: int, journal_chunk: bytes, last_history_chunk: tuple[int, int] | None
 ) -> str:
-    """Describe what is missing after the frame `last`; empty if nothing proves a loss.
+    """Describe which data is missing after frame `last`. The text is empty if nothing proves a loss.
 
-    `durable_frame` is that of the checkpoint, `journal_chunk` the last history chunk in the journal.
-    `last_history_chunk` is run and first event of the last chunk of a batch in the history's own files.
+    The checkpoint says that `durable_frame` was durable. `journal_chunk` is the last history chunk in the journal.
+    `last_history_chunk` is the run and the first event of the last chunk of a batch in the history's own files.
     """
     if last < durable_frame:
         first = last + 1

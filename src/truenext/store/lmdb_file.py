@@ -1,17 +1,17 @@
-"""Reader of LMDB's file without LMDB: each page is verified before it is believed.
+"""Reader of LMDB's file without LMDB, which verifies each page.
 
-LMDB believes its pages. A damaged one makes it show something else, or ends the process by a signal; and it does not
-tell which pages are in use and which are free. This reader does, reads what is left, and changes nothing. It reads
-with `pread`: a disk that cannot read a page costs that page.
+LMDB does not verify its pages. With a damaged page it returns wrong data, or a signal ends the process. LMDB also does
+not tell which pages are in use and which are free. This reader does, reads as much as is left, and changes nothing. It
+reads with `pread`, so that a page that the disk cannot read costs only this page.
 
 The file of LMDB 0.9 is little-endian, in pages of one size (mostly 4096 bytes):
 
-    page        number u64, pad u16, flags u16, lower u16, upper u16; then one u16 for each node: its offset.
+    page        number u64, pad u16, flags u16, lower u16, upper u16; then a u16 for each node: its offset.
                 The nodes fill the page from `upper` to its end.
-    node        two u16, flags u16, size of the key u16, key; in a leaf the first four bytes are the size of the value,
-                which follows, in a branch the first six are the number of a page
+    node        two u16, flags u16, size of the key u16, key. In a leaf the first four bytes are the size of the value,
+                which follows. In a branch the first six bytes are the number of a page.
     overflow    number u64, pad u16, flags u16, pages u32; then a value that does not fit into a leaf
-    meta        pages 0 and 1, written in turns: `LmdbMeta`
+    meta        pages 0 and 1, written alternately: `LmdbMeta`
     tree        48 bytes: `LmdbTree`
 """
 
@@ -36,23 +36,23 @@ TREE_BYTES = _TREE.size
 
 _BRANCH, _LEAF, _OVERFLOW, _META_FLAG = 1, 2, 4, 8
 _IN_OVERFLOW, _IS_TREE = 1, 2
-"""Flags of a node: its value is on pages of its own, or is a tree."""
+"""Flags of a node: its value is on overflow pages; its value is a tree."""
 
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _NO_PAGE = 2**64 - 1
 _PAGE_SIZES = [1 << bits for bits in range(9, 17)]
 _FIRST_PAGE = 2
-"""First page that is not a meta page."""
+"""Number of the first page after the meta pages."""
 
 _FREE, _USED = 1, 2
 
 _INTEGER_KEYS = 8
 _NO_SUBDIR = 0x4000
-"""Flag of a tree; only the list of free pages has it."""
+"""Flag of a tree that only the list of free pages may have."""
 
 
 class LmdbTree(NamedTuple):
-    """Root page and size of one database, as LMDB's file has them."""
+    """Root page and size of one database, as LMDB stores them."""
 
     pad: int
     flags: int
@@ -65,14 +65,12 @@ class LmdbTree(NamedTuple):
 
     @classmethod
     def of(cls, value: bytes) -> Self:
-        """Decode a tree.
-        Raises: struct.error
-        """
+        """Decode a tree. Raises: struct.error if the size is wrong"""
         return cls(*_TREE.unpack(value))
 
 
 class LmdbMeta(NamedTuple):
-    """Meta page of LMDB: one committed state of the whole file."""
+    """Meta page of LMDB. It describes one committed state of the whole file."""
 
     page_size: int
     free: LmdbTree
@@ -82,7 +80,7 @@ class LmdbMeta(NamedTuple):
 
 
 class LmdbEntry(NamedTuple):
-    """Key and value in a database, with the number of their page."""
+    """Key and value of a database, and the number of the page that has them."""
 
     key: bytes
     value: bytes
@@ -93,20 +91,21 @@ class _Node(NamedTuple):
     key: bytes
     flags: int
     child: int
-    """Number of the child page, in a branch."""
+    """Number of the child page. Used in branches."""
     at: int
-    """Offset of the value, in a leaf."""
+    """Offset of the value in the page. Used in leaves."""
     size: int
 
 
 def read_metas(path: Path) -> tuple[list[LmdbMeta], str]:
-    """Return the readable meta pages, the current one first, and what is wrong with them, empty if nothing is.
+    """Return the readable meta pages, the current one first. The text says what is wrong; it is empty if nothing is.
 
-    The page with the greater transaction is current, so a flipped bit in the other's can bring back an old state.
-    But page 0 has the even transactions, page 1 the odd ones, and one follows the other. One bit can still bring
-    back the last state but one. Then the journal can be laid over that state as well, or a segment is missing.
+    The page with the greater transaction number is current. So a flipped bit in the other page's number may bring back
+    an old state. To notice this, the numbers are compared: page 0 has even numbers, page 1 odd ones, and one number
+    follows the other. A flipped bit can still make the previous state current. Then the journal can be laid over that
+    state, or a missing segment is noticed.
 
-    Raises: OSError
+    Raises: OSError if the file cannot be read
     """
     with path.open("rb") as file:
         content = file.read(2 * _PAGE_SIZES[-1])
@@ -127,9 +126,10 @@ def read_metas(path: Path) -> tuple[list[LmdbMeta], str]:
 
 
 def is_uninitialized(path: Path) -> bool:
-    """Return whether the file is empty, all zeros, or a part of LMDB's first pages, as a power cut may leave it.
+    """Return whether the file was never completed by LMDB: empty, all zeros, or a part of LMDB's first pages. A power
+    cut may leave such a file.
 
-    Raises: OSError
+    Raises: OSError if the file cannot be read
     """
     states, problem = read_metas(path)
     if states:
@@ -150,18 +150,16 @@ def _read_meta(content: bytes, at: int) -> LmdbMeta | None:
 
 
 class RawLmdbReader:
-    """Reader of one state of the file. Takes one byte of memory for each page."""
+    """Reader of one committed state of the file. It takes one byte of memory for each page."""
 
     def __init__(self, path: Path, meta: LmdbMeta, on_damage: Callable[[str], None]) -> None:
-        """Open the file. `on_damage` gets every problem found.
-        Raises: OSError
-        """
+        """Open the file. `on_damage` gets each problem that is found. Raises: OSError if the file cannot be opened"""
         self.on_damage = on_damage
         self.meta = meta
         self.pages_seen = 0
-        """Number of pages known to be free or in use."""
+        """Number of pages that are known to be free or in use."""
         self.is_free_list_complete = False
-        """True if all free pages are known."""
+        """True if the list of free pages was read without damage."""
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         pages_available = os.fstat(self._file).st_size // meta.page_size
         self.pages = min(meta.last_page + 1, pages_available)
@@ -175,7 +173,7 @@ class RawLmdbReader:
     # ---- Free pages ----
 
     def read_free_pages(self) -> None:
-        """Read which pages are free; call it first. LMDB writes over free pages, whatever is on them."""
+        """Read the list of free pages. Call this first. The content of a free page has no meaning."""
         walk = _TreeWalk(self, self.meta.free, "list of free pages")
         for entry in walk.entries():
             if not self._mark_free(entry.value):
@@ -200,13 +198,14 @@ class RawLmdbReader:
     # ---- Databases ----
 
     def walk(self, tree: LmdbTree, name: str) -> Iterator[LmdbEntry]:
-        """Yield all entries of a database that can be reached, in key order. A damaged page gives everything that
-        may be an entry: checksums must tell."""
+        """Yield all entries of a database that can be reached, in key order. From a damaged page everything is yielded
+        that looks like an entry: the caller must verify the checksums."""
         return _TreeWalk(self, tree, name).entries()
 
     def unreached(self) -> Iterator[LmdbEntry]:
-        """Yield entries of any database on pages that are not free and not reached: a page that led there is
-        damaged. Call it once all databases were walked, if the free pages are known; it may be repeated."""
+        """Yield entries of all databases that are on unreached pages: not free, and reached by no walk, because a page
+        that led there is damaged. Call this after the walk through all databases, if the free pages are known. It may
+        be called again."""
         number = _FIRST_PAGE
         while number < self.pages:
             page = None if self._page_use[number] else self.read(number, 1)
@@ -226,13 +225,13 @@ class RawLmdbReader:
 
     @property
     def unreached_pages(self) -> int:
-        """Number of pages that are not free and not reached."""
+        """Number of pages that are not free, and that no walk has reached."""
         return self._page_use.count(0, _FIRST_PAGE)
 
     # ---- Pages ----
 
     def mark_pages_used(self, first_page: int, page_count: int) -> str:
-        """Mark pages as used. Return the problem with that, such as "is in use twice"; empty if there is none."""
+        """Mark pages as used. Return a problem found, such as "is in use twice"; empty if there is none."""
         if first_page < _FIRST_PAGE or first_page + page_count > self.pages:
             return "is not in the file"
         use = self._page_use[first_page : first_page + page_count]
@@ -246,7 +245,7 @@ class RawLmdbReader:
         return number < self.pages and self._page_use[number] == _FREE
 
     def read(self, number: int, count: int) -> bytes | None:
-        """Return the bytes of `count` pages, None if the disk cannot read them."""
+        """Return the bytes of `count` pages from page `number` on; None if the disk cannot read them."""
         size = count * self.meta.page_size
         try:
             content = os.pread(self._file, size, number * self.meta.page_size)
@@ -256,7 +255,7 @@ class RawLmdbReader:
 
 
 class _TreeWalk:
-    """Walk through the pages of one database, which yields the entries and reports damage."""
+    """Walk through the pages of one database. It yields the entries, and reports damage."""
 
     def __init__(self, file: RawLmdbReader, tree: LmdbTree, name: str) -> None:
         self._file = file
@@ -344,7 +343,7 @@ class _TreeWalk:
         return is_leaf
 
     def value(self, page: bytes, node: _Node) -> bytes:
-        """Return the bytes where the whole value should be; report it if they are not a sound value."""
+        """Return the bytes at the place of a node's value. If they are not an undamaged value, report damage."""
         if not node.flags & _IN_OVERFLOW:
             return page[node.at : node.at + node.size]
         size = len(page)
@@ -367,8 +366,8 @@ class _TreeWalk:
 
 
 def read_nodes(page: bytes, *, is_leaf: bool) -> tuple[list[_Node], str]:
-    """Return the nodes of a page, and what is wrong with them, empty if nothing is. A damaged leaf gives everything
-    that may be a node."""
+    """Return the nodes of a page, and a text that says what is wrong; it is empty if nothing is. From a damaged leaf
+    everything is returned that looks like a node."""
     _, _, _, lower, upper = _HEAD.unpack_from(page)
     size = len(page)
     if _HEAD.size <= lower <= upper <= size and lower % 2 == 0:
@@ -385,7 +384,8 @@ def read_nodes(page: bytes, *, is_leaf: bool) -> tuple[list[_Node], str]:
 
 
 def _read_nodes_at(page: bytes, count: int, upper: int, *, is_leaf: bool) -> tuple[list[_Node], int]:
-    """Return the nodes that the first `count` offsets can point to, and the bytes that these take."""
+    """Return the nodes to which the first `count` offsets of the page point, and the number of bytes that these nodes
+    take."""
     size = len(page)
     nodes = []
     used_bytes = 0

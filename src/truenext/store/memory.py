@@ -1,10 +1,10 @@
 """MemoryStore: a store without a disk, for tests and for brokers whose messages may end with the process.
 
-The object is the disk. Calling `recover` again is a restart: applied batches are there, transient messages only if
-the last batch with a `clean_stop` had True.
+The object stands for the disk. A second call of `recover` is a restart. Then the applied batches are there; transient
+messages are there only if the last batch with a `clean_stop` had True.
 
-It checks more than a store must. A mark that outlives its message, or a content without references, is a bug of the
-broker that a disk would keep for years unnoticed. This store rejects it, so that tests find it.
+This store checks more than a store must. A mark without a message, or a content without references, is a bug of the
+broker. A disk might keep these for years unnoticed. This store rejects such a batch, so that tests find the bug.
 """
 
 import secrets
@@ -37,22 +37,22 @@ class MemoryStore:
     """Store whose messages live as long as the object."""
 
     def __init__(self, *, limit: int | None = None) -> None:
-        """Create an empty store for `limit` bytes of records; None is no limit."""
+        """Create an empty store. Records may use `limit` bytes; None means no limit."""
         self._limit = limit
         self._used = 0
         self._disk_level = DiskLevel.PLENTY
         self._messages: dict[bytes, bytes] = {}
         self._transients: dict[bytes, bytes] = {}
         self._lanes: dict[bytes, dict[bytes, None]] = {}
-        """Keys of the messages of either kind, by lane key. They are added nearly in order, so that sorting them is
-        cheap. Only pages need the order; a sorted list would make every removal slower."""
+        """Keys of all messages, persistent and transient, by lane key. Only pages sort the keys, which is cheap because
+        keys are added nearly in order. A list that is always sorted would make each removal slower."""
         self._marks: dict[bytes, Mark] = {}
         self._causes: dict[bytes, Causes] = {}
         self._queues: dict[int, str] = {}
         self._paused: set[int] = set()
         self._producers: dict[str, ProducerState] = {}
         self._timers: list[bytes] = []
-        """Timer keys, sorted, without duplicates."""
+        """Timers, sorted, each once."""
         self._identity = secrets.token_hex(4)
         self._sequence_limit = 1
         self._redelivered_below = 0
@@ -60,7 +60,7 @@ class MemoryStore:
         self._last_applied = 0
         self._unwritable_reason = "recover() was not called"
         self._lock = Lock()
-        """Held wherever a batch could be seen in part."""
+        """Held while a batch is applied, and while state is read, so that no reader sees a part of a batch."""
 
     @property
     def disk_level(self) -> DiskLevel:
@@ -138,7 +138,8 @@ class MemoryStore:
         return UndecodedMessage(key, record, self._marks.get(key, NO_MARK), content, self._causes.get(key, NO_CAUSES))
 
     def _check_references(self, batch: Batch) -> None:
-        """Check that each content is put with all its references, and each removed reference is in `dereferenced`."""
+        """Check that each content is put with as many references as its mark says, and that `dereferenced` names each
+        removed reference. Raises: StoreError"""
         for messages, puts, removes, dereferenced in (
             (self._messages, batch.puts, batch.removes, batch.dereferenced),
             (self._transients, batch.transient_puts, batch.transient_removes, batch.transient_dereferenced),
@@ -157,7 +158,7 @@ class MemoryStore:
             )
 
     def _check_batch(self, batch: Batch) -> None:
-        """Check everything else in a batch, before any of it is applied."""
+        """Check the rest of a batch, before any of it is applied. Raises: StoreError"""
         require = partial(_require, batch)
         removes = [*batch.removes, *batch.transient_removes]
         puts = [*batch.puts, *batch.transient_puts]

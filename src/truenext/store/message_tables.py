@@ -1,6 +1,6 @@
-"""Messages of one kind, persistent or transient, in the checkpoint, with their marks and counts.
+"""Tables of the checkpoint for one kind of messages, persistent or transient: messages, marks and counts.
 
-Each mark belongs to a message, and each lane has the number of its messages, so that damage to one of them shows in
+Each mark belongs to a message, and each lane has the number of its messages. So damage to one of the tables shows in
 the others. All methods read and write in transactions of the checkpoint.
 """
 
@@ -22,10 +22,10 @@ from truenext.store.store import UndecodedMessage
 from truenext.store.store_errors import damage_error
 
 Marks = dict[bytes, tuple[Mark, Causes]]
-"""Mark and new causes by message key."""
+"""Mark and new causes of each message, by message key."""
 
 _KEYS_AROUND = 2
-"""Number of keys that are checked on either side of a missing one."""
+"""Number of keys that are checked on each side of a key that was not found."""
 
 
 class MessageTables:
@@ -37,7 +37,8 @@ class MessageTables:
         generation: bytes,
         data: Path,
     ) -> None:
-        """`generation` is the prefix of all message keys, empty for persistent messages. `data` is the data folder."""
+        """Use these databases. `generation` is the prefix of all message keys; it is empty for persistent messages.
+        `data` is the data folder."""
         self.messages = messages
         self.marks = marks
         self.counts = counts
@@ -55,7 +56,7 @@ class MessageTables:
     def read_counts(self, txn: lmdb.Transaction[bytes]) -> Counter[bytes]:
         """Return the number of messages by lane key.
 
-        Raises: StoreError if another number of messages exists
+        Raises: StoreError if the counts do not agree with the number of stored messages
         """
         counts = Counter({lane: NUMBER.unpack(count)[0] for lane, count in self.counts.items(txn)})
         total, stored = counts.total(), txn.stat(self.messages)["entries"]
@@ -67,10 +68,10 @@ class MessageTables:
     def has(self, cursor: lmdb.Cursor[bytes], key: bytes) -> bool:
         """Return whether `key`, in its stored form, is in the database of `cursor`.
 
-        The neighbours of a missing key must be in order. If they are not, damage may hide the key, and an
+        If the key is not there, its neighbours must be in order. Otherwise damage may hide the key, so that an
         acknowledged message would come back.
 
-        Raises: StoreError
+        Raises: StoreError if the neighbours are out of order
         """
         is_positioned = cursor.set_range(key)
         if is_positioned and cursor.key() == key:
@@ -83,9 +84,7 @@ class MessageTables:
         return False
 
     def find(self, txn: lmdb.Transaction[bytes], key: bytes) -> UndecodedMessage | None:
-        """Return the message with this key, or None.
-        Raises: StoreError if the message is missing and its mark is not
-        """
+        """Return the message with this key, or None. Raises: StoreError if only its mark is there"""
         record, value = self.record(txn, key), self.marks.get(txn, self.generation + key)
         if record is not None:
             return stored_message(key, record, value)
@@ -101,8 +100,9 @@ class MessageTables:
         return None if mark is None else decode_mark(mark)[0]
 
     def page(self, txn: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[UndecodedMessage]:
-        """Yield a lane's messages, in order, without contents.
-        Raises: StoreError if one of them is damaged
+        """Yield a lane's messages after `after_sequence`, in order. Their contents are not read.
+
+        Raises: StoreError if a message is missing or out of order, or its mark is damaged
         """
         prefix = self.generation
         cursor = txn.cursor(self.messages)
@@ -132,10 +132,10 @@ class MessageTables:
             raise self._missing(mark[0])
 
     def check_order_around(self, txn: lmdb.Transaction[bytes], key: bytes) -> None:
-        """Detect a message that is here but was not found because a key is damaged: the keys where the search ended
-        are then out of order.
+        """Check the order of the keys around a key that was not found. If a key there is damaged, the search may have
+        missed the message.
 
-        Raises: StoreError
+        Raises: StoreError if the keys are out of order
         """
         cursor = txn.cursor(self.messages)
         if not (cursor.set_range(self.generation + key) or cursor.last()):
@@ -152,9 +152,7 @@ class MessageTables:
     # ---- Writing ----
 
     def put(self, txn: lmdb.Transaction[bytes], messages: list[tuple[bytes, bytes]]) -> None:
-        """Write keys and records.
-        Raises: StoreError if one of them is here already
-        """
+        """Write keys and records. Raises: StoreError if one of the keys is there already"""
         generation = self.generation
         stored = [(generation + key, record) for key, record in messages] if generation else messages
         if txn.cursor(self.messages).putmulti(stored, overwrite=False)[1] != len(messages):
@@ -162,7 +160,8 @@ class MessageTables:
         self._count(txn, Counter(key[:LANE_KEY_SIZE] for key, _ in messages))
 
     def put_marks(self, txn: lmdb.Transaction[bytes], marks: Marks) -> Marks:
-        """Write the marks of messages that are here, and return the others. Empty new causes keep the stored ones."""
+        """Write the marks of messages that are in these tables, and return the other marks. An empty new cause keeps
+        the stored cause."""
         not_found: Marks = {}
         cursor = txn.cursor(self.messages)
         for key, (mark, causes) in marks.items():
@@ -177,9 +176,7 @@ class MessageTables:
         return not_found
 
     def delete(self, txn: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> None:
-        """Delete messages with their marks.
-        Raises: StoreError if one is not here
-        """
+        """Delete messages with their marks. Raises: StoreError if one of them is not there"""
         change: Counter[bytes] = Counter()
         for key in keys:
             stored = self.generation + key
@@ -202,11 +199,11 @@ class MessageTables:
     # ---- Entries of earlier generations ----
 
     def has_old_generations(self, txn: lmdb.Transaction[bytes]) -> bool:
-        """Return whether there are entries of an earlier generation."""
+        """Return whether there are messages or marks of an earlier generation."""
         return any(self._is_first_old(cursor) for cursor in self._mark_and_message_cursors(txn))
 
     def delete_old_generations(self, txn: lmdb.Transaction[bytes], keys_max: int) -> None:
-        """Delete up to `keys_max` entries of earlier generations."""
+        """Delete up to `keys_max` messages and marks of earlier generations."""
         for cursor in self._mark_and_message_cursors(txn):
             while keys_max and self._is_first_old(cursor):
                 cursor.delete()
@@ -216,12 +213,12 @@ class MessageTables:
         return self.marks.cursor(txn), txn.cursor(self.messages)
 
     def _is_first_old(self, cursor: lmdb.Cursor[bytes]) -> bool:
-        """Move the cursor to the first entry, and return whether it is of an earlier generation."""
+        """Move the cursor to the first entry. Return whether this entry is of an earlier generation."""
         return cursor.first() and cursor.key()[: len(self.generation)] < self.generation
 
 
 def stored_message(key: bytes, record: bytes, mark: bytes | None) -> UndecodedMessage:
-    """Return the message; `mark` is the stored value of its mark, None if it has none."""
+    """Make a message from its stored parts. `mark` is the stored value of its mark; None if it has none."""
     if mark is None:
         return UndecodedMessage(key, record, NO_MARK)
     own, causes = decode_mark(mark)

@@ -1,9 +1,9 @@
-"""Overlay: the index of the journal, which overrides the checkpoint. It has the messages in the journal, and the
-changes to those in the checkpoint.
+"""Overlay: the index of the journal. It has the messages in the journal, and the journal's changes to messages in the
+checkpoint. It is read before the checkpoint.
 
-The store is the checkpoint with the journal's segments laid over it one by one, oldest first. Before the oldest
-segment is freed, its live content is copied into the checkpoint. The overlay only keeps the index and does not touch
-the disk; embedded.py and checkpointer.py call it on their threads.
+The store's state is the checkpoint, changed by the journal's segments one after the other, oldest first. Before the
+oldest segment is freed, its remaining messages are copied into the checkpoint. The overlay is only an index, and does
+not use the disk. The threads of embedded.py and checkpointer.py call it.
 """
 
 from __future__ import annotations
@@ -32,37 +32,39 @@ from truenext.store.store import Recovered
 
 _PUT_BYTES = 20
 _CHUNK_BYTES = 1000
-"""Memory for the first message of a lane in a segment."""
+"""Estimated bytes of memory for the first message of a lane in a segment."""
 _KEY_BYTES = 200
 _MARK_BYTES = 400
 _TIMER_BYTES = 200
 _NAME_BYTES = 400
-"""Memory for a producer or a queue without its name; each character of the name takes up to four bytes more."""
+"""Estimated bytes of memory for a producer or a queue. Each character of its name takes up to four bytes more."""
 _RESOLVED_BYTES = 44
-"""Memory for one resolved COMMIT of a producer."""
+"""Estimated bytes of memory for one resolved COMMIT of a producer."""
 
 
 class Overlay:
-    """Index of all segments. Only its views may be used by two threads at once."""
+    """Index of all segments. It is changed, and its views are made, under the store's lock. Any thread may read a
+    view."""
 
     def __init__(self) -> None:
         self._lanes: dict[bytes, JournalLane] = {}
         self.indexes: tuple[SegmentIndex, ...] = ()
-        """Segment indexes, oldest first. Replaced, never changed, so that a reader can keep an old tuple."""
+        """Segment indexes, oldest first. The tuple is replaced and never changed, so that a reader can keep an old
+        one."""
         self.views: set[OverlayView] = set()
-        """Views that are being read. Each is told of every change, and removed once it was read."""
+        """Views that are being read. Each view is told of every change. A view is removed when it is no longer read."""
         self.last_checkpoint_segment = 0
-        """Number of the last segment whose messages the checkpoint has, or is being given."""
+        """Number of the last segment whose messages are in the checkpoint, or are being copied there."""
 
     # ---- Changes of a batch ----
 
     @property
     def memory(self) -> int:
-        """Upper estimate of the bytes of memory that all segment indexes take."""
+        """Estimated bytes of memory of all segment indexes; the true number is lower."""
         return sum(index.memory for index in self.indexes)
 
     def apply_changes(self, changes: Changes, segment: int, offset: int) -> None:
-        """Apply the changes of a batch whose payload is at `offset` in `segment`."""
+        """Apply the changes of a batch. Its payload is at `offset` in `segment`."""
         for view in self.views:
             view.save_before(changes)
         indexes = self.indexes
@@ -120,7 +122,7 @@ class Overlay:
                 index.memory += _KEY_BYTES
 
     def _delete(self, key: bytes) -> int:
-        """Remove a message and return the segment that it was in, 0 if the journal does not have it."""
+        """Remove a message, and return the segment that had it; 0 if the journal does not have it."""
         lane_key = key[:LANE_KEY_SIZE]
         lane = self._lanes.get(lane_key)
         found = lane.find(sequence_of(key)) if lane is not None else None
@@ -195,19 +197,20 @@ class Overlay:
     # ---- Reading ----
 
     def is_transient(self, key: bytes) -> bool | None:
-        """Return whether the message of this key is transient, None if the journal does not have it."""
+        """Return whether the message with this key is transient; None if the journal does not have it."""
         lane = self._lanes.get(key[:LANE_KEY_SIZE])
         found = lane.find(sequence_of(key)) if lane is not None else None
         return None if found is None else bool(found[0].packed[found[1]] & 1)
 
     def view(self, lane: bytes, after_sequence: int, limit: int) -> OverlayView:
-        """Return a view, as of now, of a lane: its next messages in the journal, and its changes to the checkpoint."""
+        """Return a view of a lane as it is now: up to `limit` messages in the journal after `after_sequence`, and the
+        journal's changes to the lane's messages in the checkpoint."""
         found = self._lanes.get(lane)
         spans = found.find_after(after_sequence, limit) if found is not None else []
         return self._add_view(OverlayView((lane,), spans, self.indexes, self._contents()))
 
     def view_keys(self, keys: list[bytes]) -> OverlayView:
-        """Return a view, as of now, of the messages with these keys."""
+        """Return a view of the messages with these keys, as they are now."""
         journal_keys: list[bytes] = []
         spans: list[tuple[int, int, int]] = []
         for key in keys:
@@ -229,18 +232,18 @@ class Overlay:
         return contents.chunks[:] if contents is not None else []
 
     def timer_view(self) -> TimerView:
-        """Return a view, as of now, of the journal's timers."""
+        """Return a view of the journal's timers, as they are now."""
         return TimerView(self.indexes)
 
     def messages(self, up_to_segment: int | None = None) -> Iterator[tuple[bytes, Span]]:
-        """Yield all messages of the segments up to `up_to_segment`, lane by lane within each, in key order."""
+        """Yield all messages of the segments up to `up_to_segment`. Within a segment they are in key order."""
         for index in self.indexes:
             if up_to_segment is not None and index.segment > up_to_segment:
                 return
             yield from iter_spans(index.segment, self.copy_segment(index.segment))
 
     def copy_segment(self, segment: int) -> list[tuple[bytes, array[int], array[int]]]:
-        """Copy the messages of a segment for `iter_spans`, 16 bytes for each."""
+        """Return a copy of a segment's index of messages, for `iter_spans`. It takes 16 bytes for each message."""
         return [
             (lane_key, index.chunks[lane_key].sequences[:], index.chunks[lane_key].packed[:])
             for index in self.indexes
@@ -254,18 +257,18 @@ class Overlay:
         )
 
     def counts(self) -> dict[bytes, int]:
-        """Return the number of messages in the journal by lane key."""
+        """Return the number of messages in the journal, by lane key."""
         return {key: sum(chunk.live_count for chunk in lane.chunks) for key, lane in self._lanes.items()}
 
     # ---- The checkpoint ----
 
     def remove_checkpointed(self, keys: Iterable[bytes]) -> None:
-        """Remove messages that the checkpoint has."""
+        """Remove messages from the overlay, because the checkpoint has them."""
         for key in keys:
             self._delete(key)
 
     def drop_indexes(self, up_to_segment: int) -> None:
-        """Remove the indexes of segments whose content is in the checkpoint."""
+        """Remove the indexes of all segments up to `up_to_segment`, because the checkpoint has what they describe."""
         for index in self.indexes:
             if index.segment <= up_to_segment:
                 for lane_key in list(index.chunks):
@@ -274,7 +277,7 @@ class Overlay:
 
 
 def iter_spans(segment: int, copied: list[tuple[bytes, array[int], array[int]]]) -> Iterator[tuple[bytes, Span]]:
-    """Yield keys and spans of a copy made by `Overlay.copy_segment`, in key order."""
+    """Yield keys and spans, in key order, from a copy that `Overlay.copy_segment` has made."""
     for lane_key, sequences, spans in copied:
         for sequence, packed in zip(sequences, spans, strict=True):
             if packed:
@@ -290,38 +293,41 @@ class SegmentIndex:
 
     segment: int
     records: int = 0
-    """Number of changes in the segment's batches, which is the cost of a replay."""
+    """Number of changes in the segment's batches. A restart replays all of them."""
     memory: int = 0
-    """Upper estimate of the bytes of memory that this index takes."""
+    """Estimated bytes of memory of this index; the true number is lower."""
     chunks: dict[bytes, LaneSpans] = field(default_factory=dict)
-    """Positions of the messages in the segment, by lane key."""
+    """Positions of the segment's messages, by lane key."""
     removed: dict[bytes, bool] = field(default_factory=dict)
-    """Keys of messages that were removed and that the checkpoint may have, and whether they are transient."""
+    """Keys of removed messages that may be in the checkpoint. The value is True for a transient message."""
     deleted_count: int = 0
-    """Number of first keys in `removed` that were already deleted from the checkpoint."""
+    """Number of keys, from the beginning of `removed`, that are deleted from the checkpoint already."""
     marks: dict[bytes, Mark] = field(default_factory=dict)
     causes: dict[bytes, Causes] = field(default_factory=dict)
-    """Causes of messages that have a mark here. An empty field is in an older index, or in the checkpoint."""
+    """Causes of messages that have a mark in this segment. If a field is empty, an older index or the checkpoint may
+    have the cause."""
     queues: dict[int, str] = field(default_factory=dict)
     paused: dict[int, bool] = field(default_factory=dict)
     producers: dict[str, ProducerState] = field(default_factory=dict)
     forgotten_producers: set[str] = field(default_factory=set)
     timers: dict[bytes, bool] = field(default_factory=dict)
-    """Timers that were set (True) or cleared (False). They override the checkpoint's."""
+    """Timers that were set (True) or cleared (False) in this segment. They override older segments and the
+    checkpoint."""
     sorted_timers: list[bytes] | None = None
-    """Keys of `timers`, sorted at the first read after a newer index exists, when they can no longer change."""
+    """Keys of `timers`, sorted. None until the first read after a newer segment exists; from then on `timers` cannot
+    change."""
     sequence_limit: int = 0
     redelivered_below: int = 0
     clean_stop: bool | None = None
 
 
 def is_removed(key: bytes, indexes: tuple[SegmentIndex, ...]) -> bool:
-    """Return whether the journal has removed a message of the checkpoint."""
+    """Return whether the journal has removed this message, which may be in the checkpoint."""
     return any(key in index.removed for index in indexes)
 
 
 def find_mark(key: bytes, marks: Iterable[dict[bytes, Mark]]) -> Mark | None:
-    """Return the mark of a message from the first of `marks` that has one, or None."""
+    """Return the mark of a message from the first of `marks` that has one; None if none has."""
     for one in marks:
         mark = one.get(key)
         if mark is not None:
@@ -330,7 +336,7 @@ def find_mark(key: bytes, marks: Iterable[dict[bytes, Mark]]) -> Mark | None:
 
 
 def merge_causes(key: bytes, causes: Iterable[dict[bytes, Causes]]) -> Causes:
-    """Return the causes of a message, merged from `causes`, the newest first."""
+    """Return the causes of a message, merged from all of `causes`, which are ordered from new to old."""
     merged = NO_CAUSES
     for one in causes:
         before = one.get(key)
@@ -340,7 +346,7 @@ def merge_causes(key: bytes, causes: Iterable[dict[bytes, Causes]]) -> Causes:
 
 
 def apply_journal(recovered: Recovered, indexes: tuple[SegmentIndex, ...]) -> Recovered:
-    """Return the checkpoint's state with the changes of `indexes` applied. Messages are left out."""
+    """Return the checkpoint's state with the changes of `indexes` applied. Messages are not part of it."""
     queues, producers = recovered.queues, dict(recovered.producers)
     paused = set(recovered.paused)
     for index in indexes:
@@ -363,10 +369,10 @@ def apply_journal(recovered: Recovered, indexes: tuple[SegmentIndex, ...]) -> Re
 
 
 class OverlayView:
-    """Snapshot of the overlay for one lane, or for some messages; see `Overlay.view`.
+    """Snapshot of the overlay for one lane, or for some messages.
 
-    Read without a lock, except for contents. A change is saved here before it is made in the overlay, so that a
-    reader that sees the change also finds the state before it.
+    It is read without a lock, except for contents. Before the overlay changes, the old state is saved here. So a reader
+    that already sees a change also finds the state before it.
     """
 
     def __init__(
@@ -378,7 +384,8 @@ class OverlayView:
         *,
         keys: list[bytes] | None = None,
     ) -> None:
-        """`spans` has sequence, segment and packed span of each message; `keys` is None if all are of one lane."""
+        """Make a view. `spans` has sequence, segment and packed span of each message. `keys` are the messages' keys;
+        None if all are in one lane."""
         self._lanes = lanes
         self._spans = spans
         self._keys = keys
@@ -394,7 +401,7 @@ class OverlayView:
         self._causes_before: dict[bytes, Causes] = {}
 
     def keys(self) -> list[bytes]:
-        """Return the keys of the view's messages in the journal, in order."""
+        """Return the keys of the view's messages that are in the journal, in order."""
         if self._keys is not None:
             return self._keys
         (lane,) = self._lanes
@@ -405,25 +412,26 @@ class OverlayView:
         return [unpack_extent(segment, packed) for _, segment, packed in self._spans]
 
     def is_removed(self, key: bytes) -> bool:
-        """Return whether the journal had removed a message of the checkpoint."""
+        """Return whether the journal had removed this message at the moment of the view."""
         return any(key in removed for removed in self._removed) and key not in self._removed_since
 
     def mark(self, key: bytes) -> Mark | None:
-        """Return the journal's mark of the message with this key, or None."""
+        """Return the mark that the journal had for this message; None if it had none."""
         if not self._marks:
             return None
         mark = find_mark(key, self._marks)
         return self._marks_before.get(key, mark)
 
     def causes(self, key: bytes) -> Causes:
-        """Return the journal's causes of the message with this key; the checkpoint may have more."""
+        """Return the causes that the journal had for this message. The checkpoint may have more."""
         if not self._causes:
             return NO_CAUSES
         causes = merge_causes(key, self._causes)
         return self._causes_before.get(key, causes)
 
     def content(self, key: bytes) -> Span | None:
-        """Return the span of a content in the journal, even if removed since. The overlay must not change meanwhile."""
+        """Return the span of a content that the journal had at the moment of the view; None if it had not. The caller
+        must hold the lock, so that the overlay does not change meanwhile."""
         span = self._removed_contents.get(key)
         return span if span is not None else self._content(key)
 
@@ -436,7 +444,7 @@ class OverlayView:
         return None
 
     def save_before(self, changes: Changes) -> None:
-        """Save the state that `changes`, which are about to be applied, will replace."""
+        """Save the part of the state that `changes` will replace. They are about to be applied."""
         for keys in (changes.removes, changes.transient_removes):
             for key in keys:
                 if key.startswith(CONTENTS_LANE_KEY) and (span := self._content(key)) is not None:
@@ -452,18 +460,20 @@ class OverlayView:
 
 
 class TimerView:
-    """Snapshot of the overlay's timers. Read without a lock: only the newest index's timers change, and are copied."""
+    """Snapshot of the overlay's timers, read without a lock. Only the newest index's timers can change, so they are
+    copied."""
 
     def __init__(self, indexes: tuple[SegmentIndex, ...]) -> None:
         self._older = [index for index in indexes[:-1] if index.timers]
         self._newest = dict(indexes[-1].timers) if indexes else {}
 
     def overrides(self, timer: bytes) -> bool:
-        """Return whether the journal has set or cleared the timer, so that the checkpoint's state does not count."""
+        """Return whether the journal has set or cleared this timer. Then the checkpoint's state of it does not
+        count."""
         return timer in self._newest or any(timer in index.timers for index in self._older)
 
     def iter_after(self, after: bytes, checkpoint_timers: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the timers that are set and after `after`, in order, the journal's merged over `checkpoint_timers`."""
+        """Yield all timers after `after` that are set, in order. The journal's timers override `checkpoint_timers`."""
         sources = [_iter_after(sorted(self._newest), self._newest, after, 0)]
         for age, index in enumerate(reversed(self._older), 1):
             if index.sorted_timers is None:

@@ -1,7 +1,7 @@
 """Positions of a lane's messages in the journal, by sequence.
 
-A message takes 16 bytes, in two arrays for each lane and segment. Half a gigabyte of journal can hold too many
-messages for an object each.
+A message takes 16 bytes, in two arrays for each lane and segment. One object for each message would take too much
+memory, because half a gigabyte of journal can hold very many messages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 _COMPACTION_MIN = 64
-"""Number of a chunk's entries, removed ones included, above which it may be compacted."""
+"""Number of entries in a chunk, removed ones included, above which removed entries may be taken out."""
 
 
 class Span(NamedTuple):
@@ -28,12 +28,12 @@ def unpack_span(segment: int, packed: int) -> Span:
 
 
 def unpack_extent(segment: int, packed: int) -> tuple[int, int, int]:
-    """Return segment, offset and length of a packed span."""
+    """Return segment, offset and length of a packed span in this segment."""
     return segment, packed >> 32, packed >> 1 & 0x7FFFFFFF
 
 
 class LaneSpans:
-    """Positions of one lane's messages in one segment: a chunk of a JournalLane."""
+    """Positions of one lane's messages in one segment. It is a chunk of a JournalLane."""
 
     __slots__ = ("lane", "live_count", "packed", "segment", "sequences")
 
@@ -41,13 +41,13 @@ class LaneSpans:
         self.segment = segment
         self.lane = lane
         self.sequences = array("Q")
-        """Sequences of the messages, sorted."""
+        """Sequences of the messages, in ascending order."""
         self.packed = array("Q")
-        """Span of each message without its segment, packed into one number; 0 for a removed message."""
+        """Packed span of each message: one number for its offset, its length and its kind. 0 for a removed message."""
         self.live_count = 0
 
     def insert(self, sequence: int, packed: int) -> None:
-        """Add a message before others. A broker never does that: it appends."""
+        """Add a message at its place between others. Only a salvage needs this, because a broker's sequences rise."""
         at = bisect_left(self.sequences, sequence)
         if self.sequences[at] == sequence:
             self.packed[at] = packed
@@ -73,13 +73,13 @@ class JournalLane:
 
     def __init__(self) -> None:
         self.chunks: list[LaneSpans] = []
-        """Oldest segment first. A chunk is removed by replacing the list, because one thread checks a batch while
-        another checkpoints earlier ones."""
+        """Chunks of the lane, oldest segment first. A chunk is removed by replacing the list: one thread may check a
+        batch while another checkpoints earlier ones."""
         self.last = 0
-        """Highest sequence ever put."""
+        """Highest sequence put so far."""
 
     def find(self, sequence: int) -> tuple[LaneSpans, int] | None:
-        """Return the chunk of a message and its index in there, or None."""
+        """Return a message's chunk, and the index in the chunk; None if the journal does not have the message."""
         if sequence > self.last:
             return None
         for chunk in self.chunks:
@@ -92,7 +92,7 @@ class JournalLane:
         return None
 
     def find_after(self, after_sequence: int, limit: int) -> list[tuple[int, int, int]]:
-        """Return up to `limit` triples of sequence, segment and packed span after `after_sequence`, in order."""
+        """Return sequence, segment and packed span of up to `limit` messages after `after_sequence`, in order."""
         found: list[tuple[int, int, int]] = []
         for chunk in self.chunks:
             if not chunk.live_count or (len(found) >= limit and found[limit - 1][0] < chunk.sequences[0]):

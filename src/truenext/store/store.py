@@ -1,7 +1,7 @@
 """Interface of a store, which keeps the broker's durable state.
 
-A message leaves the store only through a batch that removes it: reading removes nothing. One contract suite
-(tests/contract) tests every store against this file.
+A message leaves the store only by a batch that removes it. Reading removes nothing. One suite of contract tests
+(tests/contract) tests every store against this interface.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from truenext.model.limits import PAGE_BYTES
 
 
 class UndecodedMessage(msgspec.Struct, gc=False):
-    """One message of a page, with its record not yet decoded."""
+    """Message of a page, whose record is not decoded yet."""
 
     key: bytes
     record: bytes
     mark: Mark
     content: bytes = b""
-    """Record of the content that this record refers to (record.py); empty if it refers to none, or to a missing one."""
+    """Record of the content to which the message's record refers (record.py). Empty if it refers to none, or the
+    content is missing."""
     causes: Causes = NO_CAUSES
 
 
@@ -34,13 +35,15 @@ class Page:
     messages: list[UndecodedMessage]
     """Messages, sorted by key."""
     as_of: int
-    """Number of the last batch whose effects on the lane this page shows in full; 0 before the first batch of a run."""
+    """Number of the last batch that this page shows, with all its effects on the lane; 0 before the first batch of a
+    run."""
     is_end: bool
-    """True if no message of the lane followed this page when batch `as_of` was the last."""
+    """True if this page was the end of the lane after batch `as_of`."""
 
     @classmethod
     def of(cls, following: Iterable[UndecodedMessage], limit: int, size_max: int, *, as_of: int) -> Self:
-        """Return the page that starts with `following`; at most one message more than fits is taken from there."""
+        """Return the page with the first messages of `following`. At most one message more than fits is taken from
+        it."""
         messages: list[UndecodedMessage] = []
         size = 0
         for message in islice(following, limit + 1):
@@ -56,102 +59,110 @@ class Page:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerPage:
     timers: list[bytes]
-    """Timers, sorted by their bytes (record.py): by due time, timers of scheduled sends last."""
+    """Timers in ascending order of their bytes (record.py): by due time, timers of scheduled sends last."""
     as_of: int
-    """Number of the last batch whose timers this page shows in full; 0 before the first batch of a run."""
+    """Number of the last batch that this page shows, with all its timers; 0 before the first batch of a run."""
     is_end: bool
-    """True if no timer followed this page when batch `as_of` was the last."""
+    """True if this page was the end of all timers after batch `as_of`."""
 
     @classmethod
     def of(cls, following: Iterable[bytes], limit: int, *, as_of: int) -> Self:
-        """Return the page that starts with `following`. At most one timer more than fits is taken from the iterator."""
+        """Return the page with the first timers of `following`. At most one timer more than fits is taken from it."""
         timers = list(islice(following, limit + 1))
         return cls(timers=timers[:limit], as_of=as_of, is_end=len(timers) <= limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """State of a store when it opens: counts and positions, no messages."""
+    """State that a store finds when it opens: counts and positions, without messages."""
 
     identity: str
-    """Eight hexadecimal digits, made once per store."""
+    """Eight hexadecimal digits, made when the store was made."""
     clean_stop: bool
-    """True if the last run stopped cleanly. Otherwise the store has dropped the transient messages."""
+    """True if the last run stopped cleanly. If False, the store has dropped the transient messages."""
     sequence_limit: int = 1
-    """Exclusive upper bound of all sequences that were ever given out."""
+    """Limit of the sequences: all that were given out are lower."""
     redelivered_below: int = 0
-    """Messages with a lower sequence may have been dispatched in a run before the last without a record of it."""
+    """Messages with a lower sequence count as redelivered: an earlier run may have dispatched them without recording
+    it."""
     queues: dict[int, str] = field(default_factory=dict)
     paused: set[int] = field(default_factory=set)
     """Numbers of the paused queues."""
     counts: dict[bytes, int] = field(default_factory=dict)
-    """Number of stored messages by lane key. Empty lanes and the lane of contents are left out."""
+    """Number of stored messages by lane key. Empty lanes are left out, and the lane of contents."""
     producers: dict[str, ProducerState] = field(default_factory=dict)
-    """States by producer name, in order of last use, oldest first."""
+    """State of each producer, by its name. The producer that was used longest ago is first."""
     history: list[bytes] = field(default_factory=list)
-    """History chunks of batches, in order, that the history's own files may lack."""
+    """History chunks of batches, in order. The history's own files may lack them."""
 
 
 class Store(Protocol):
-    """Durable state of one broker. One thread at a time calls `apply`, `recover` and `close`."""
+    """Durable state of one broker. Only one thread at a time may call `apply`, `recover` and `close`."""
 
     @property
     def disk_level(self) -> DiskLevel:
-        """Disk level found by the last check, about a second ago at most. Costs nothing to read, on any thread.
+        """Disk level of the last check, which was about a second ago at most. Any thread may read it, at no cost.
 
-        Valid from `recover` on. Advice only: the store takes every batch that it can write, whatever the level.
+        The level is valid after `recover`. It is only advice: at each level the store takes every batch that it can
+        write.
         """
 
     @property
     def disk_level_bytes(self) -> dict[str, int]:
-        """Bytes from which `disk_level` was found: `free` and `needed` of a disk (producers wait below `needed`),
-        and `used` and `limit` if the store has a limit of its own."""
+        """Numbers of bytes from which `disk_level` was found: `free` and `needed` of the disk; producers wait while
+        less than `needed` is free. A store with its own limit also has `used` and `limit`."""
 
     def recover(self) -> Recovered:
-        """Read the stored state, once, before any other call; after an unclean stop drop the transients first.
+        """Return the stored state. Must be called once, before any other call. After an unclean stop the transient
+        messages are dropped first.
 
-        Raises: StoreError if the state cannot be read.
+        Raises: StoreError if the state cannot be read
         """
 
     def apply(self, batch: Batch) -> None:
-        """Apply the whole batch and return once it is durable. Blocks: call it on a thread of its own.
+        """Apply the whole batch. The call blocks, and returns once the batch is durable. The broker calls it on a
+        thread; on a quick disk it writes small batches in its event loop.
 
-        Raises: StoreError if the batch could not be made durable. The broker then stops, and never tries again.
+        Raises: StoreError if the batch could not be made durable. The broker then stops, and does not try again.
         """
 
     def read_page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
-        """Return the next messages of a lane after `after_sequence`, persistent and transient in one order: at most
-        `limit` (1 or more) with at most `size_max` bytes of records, contents and causes, or one larger message.
+        """Return a lane's next messages after `after_sequence`, persistent and transient ones in one order. The page
+        has at most `limit` messages (1 or more), and at most `size_max` bytes of records, contents and causes. A larger
+        message is returned alone.
 
-        The page shows every batch for which `apply` has returned, and no batch in part. May be called on any thread
-        while `apply` runs on another; neither waits for the other's disk access.
+        The page shows every batch for which `apply` has returned, and never a part of a batch. Any thread may call this
+        while another is in `apply`. Neither waits for the other's disk access.
 
-        Raises: StoreError if the messages cannot be read.
+        Raises: StoreError if the messages cannot be read
         """
 
     def read_messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
-        """Return the stored messages with these keys, of any lanes, sorted by key: as many as `read_page` would
-        return. `is_end` is True if none was left out for its size. Otherwise like `read_page`.
+        """Return the stored messages with these keys, sorted by key. The keys may be of several lanes. The page has at
+        most `size_max` bytes, or one larger message. `is_end` is False if messages were left out for their size.
 
-        Raises: StoreError if the messages cannot be read.
+        The page shows every batch for which `apply` has returned, and never a part of a batch. Any thread may call this
+        while another is in `apply`.
+
+        Raises: StoreError if the messages cannot be read
         """
 
     def content_references(self, numbers: Collection[int]) -> dict[int, int]:
-        """Return the number of messages that refer to each of these persistent contents, by content number; 0 for a
-        missing one. The number is never lower than after all batches for which `apply` has returned, but may be
-        higher. May be called on any thread while `apply` runs on another.
+        """Return by content number how many messages refer to each of these persistent contents; 0 if the content is
+        missing. The number may be too high if a batch is being applied, but it is never too low for the batches for
+        which `apply` has returned. Any thread may call this while another is in `apply`.
 
-        Raises: StoreError if the counts cannot be read.
+        Raises: StoreError if the counts cannot be read
         """
 
     def read_timers(self, after: bytes, limit: int) -> TimerPage:
-        """Return the next timers (record.py) after `after`, which need not exist: at most `limit`, 1 or more.
+        """Return the next timers (record.py) after `after`, which itself need not exist: at most `limit` (1 or more).
 
-        The page shows every batch for which `apply` has returned, and no batch in part. May be called on any thread
-        while `apply` runs on another. Set and cleared timers survive any stop.
+        The page shows every batch for which `apply` has returned, and never a part of a batch. Any thread may call this
+        while another is in `apply`. Timers survive any stop of the broker.
 
-        Raises: StoreError if the timers cannot be read.
+        Raises: StoreError if the timers cannot be read
         """
 
     def close(self) -> None:
-        """Release files and locks. Writes nothing."""
+        """Release files and locks, without writing."""

@@ -1,4 +1,4 @@
-"""Translation of LMDB's and the system's errors into a StoreError that says what failed and what to do."""
+"""Translation of errors of LMDB and of the system into a StoreError. Its text says what failed and what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import lmdb
 from truenext.errors import StoreError
 
 STORAGE_ERRORS = (lmdb.Error, OSError, struct.error, ValueError)
-"""Errors that `store_error` can explain."""
+"""Errors that `store_error` can translate."""
 
 _DAMAGE = (
     lmdb.BadTxnError,
@@ -28,30 +28,31 @@ _DAMAGE = (
     lmdb.ProblemError,
     lmdb.VersionMismatchError,
 )
-"""LMDB's errors for pages that are not as it wrote them."""
+"""Errors with which LMDB reports damaged pages."""
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_no_space(error: BaseException) -> bool:
-    """Return whether the disk, or the user's quota on it, is full."""
+    """Return whether an error says that the disk is full, or the user's quota on it."""
     return isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in _NO_SPACE)
 
 
 def is_short_write(error: BaseException) -> bool:
-    """Return whether LMDB reports an I/O error: a full disk has taken only a part of a write, or the disk is broken."""
+    """Return whether an error is LMDB's I/O error: either a full disk has taken only a part of a write, or the disk is
+    broken."""
     return isinstance(error, lmdb.Error) and os.strerror(errno.EIO) in str(error)
 
 
 def is_denied(error: BaseException) -> bool:
-    """Return whether the user of this process lacks a permission."""
+    """Return whether an error says that the user of this process lacks a permission."""
     return isinstance(error, PermissionError) or (
         isinstance(error, lmdb.Error) and os.strerror(errno.EACCES) in str(error)
     )
 
 
 def store_error(action: str, error: Exception, data: Path) -> StoreError:
-    """Return `error` as a StoreError. `action` completes the sentence "cannot ..."; `data` is the data folder."""
+    """Return `error` as a StoreError. Its text begins with "cannot" and `action`. `data` is the data folder."""
     if isinstance(error, StoreError):
         return error
     if isinstance(error, lmdb.MapFullError):
@@ -74,7 +75,8 @@ def store_error(action: str, error: Exception, data: Path) -> StoreError:
 
 @contextmanager
 def translated_errors(action: str, data: Path) -> Iterator[None]:
-    """Raise STORAGE_ERRORS of a block as `store_error` returns them."""
+    """Run a block. Its errors of STORAGE_ERRORS are raised as StoreError, whose text begins with "cannot" and
+    `action`."""
     try:
         yield
     except STORAGE_ERRORS as error:
@@ -82,7 +84,7 @@ def translated_errors(action: str, data: Path) -> Iterator[None]:
 
 
 def _permission_advice(path: Path) -> str:
-    """Say which permission is missing to read, write or create `path`."""
+    """Return a text that says which permission on `path`, or on its folder, is missing."""
     # Creating a file needs the permission on its folder. Path.exists raises where that folder may not be read.
     existing = next((each for each in (path, *path.absolute().parents) if os.access(each, os.F_OK)), path)
     number = os.geteuid()
@@ -94,7 +96,7 @@ def _permission_advice(path: Path) -> str:
 
 
 def damage_error(part: str, problem: str, data: Path) -> StoreError:
-    """Return the error for a `part` of the store in the folder `data` that is not as written."""
+    """Make the error for a damaged `part` of the store in the folder `data`."""
     return StoreError(
         f"the {part} in {data} is damaged: {problem}. Messages may be missing; restore the folder from a copy. "
         f"{repair_advice(str(data))}"
@@ -116,7 +118,7 @@ def format_error(data: Path, found: int, expected: int) -> StoreError:
 
 
 def repair_advice(data: str) -> str:
-    """Return advice on damage in the folder `data`."""
+    """Return advice to the operator for damage in the folder `data`."""
     return (
         f"`truenext store check {data}` shows the damage, `truenext store export {data} NEW` saves all that is readable"
     )

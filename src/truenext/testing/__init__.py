@@ -1,10 +1,10 @@
-"""A broker in the test's own process: the real one, with the real contract, and with faults that a test can order.
+"""Test kit: runs the real broker in the test's own process, with faults that a test can order.
 
-    async with broker() as here:          in the running event loop
-    with blocking_broker() as here:       on a thread of its own, for programs that block
-    def test(truenext_broker): ...        the same, as a fixture of pytest
+    async with broker() as here:          a broker in the running event loop
+    with blocking_broker() as here:       a broker on a thread of its own, for programs that block
+    def test(truenext_broker): ...        the broker of `blocking_broker`, as a fixture of pytest
 
-The broker keeps nothing on disk. docs/testing.md says exactly what each fault does.
+The broker stores nothing on disk. docs/testing.md describes each fault.
 """
 
 from truenext.testing.blocking import BlockingBroker, blocking_broker

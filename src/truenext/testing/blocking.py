@@ -1,4 +1,4 @@
-"""Test broker for programs that block: in an event loop on a thread of its own."""
+"""Test broker for programs that block: the broker runs in an event loop on a thread of its own."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -16,14 +16,15 @@ _T = TypeVar("_T")
 
 
 class _RealTimeLoop(asyncio.SelectorEventLoop):
-    """Event loop that keeps running in a test that has stopped the time of its program."""
+    """Event loop with the real time, even if the test has stopped the time of its program."""
 
     def time(self) -> float:
         return monotonic()
 
 
 class BlockingBroker:
-    """LocalBroker for any thread: each method does the same as there, and returns once that is done."""
+    """LocalBroker for programs that block. Any thread may call its methods. Each method does what the same method of
+    LocalBroker does, and returns when that is done."""
 
     def __init__(self, local: LocalBroker, loop: asyncio.AbstractEventLoop) -> None:
         self._local = local
@@ -31,7 +32,7 @@ class BlockingBroker:
 
     @property
     def url(self) -> str:
-        """stomp://127.0.0.1:PORT, the same in all runs."""
+        """URL of the broker, stomp://127.0.0.1:PORT. It stays the same after a restart or a crash."""
         return self._local.url
 
     def restart(self) -> None:
@@ -79,10 +80,10 @@ class BlockingBroker:
 
 @contextmanager
 def blocking_broker() -> Iterator[BlockingBroker]:
-    """Run a broker on a thread of its own for as long as the context lasts.
+    """Run a broker on a thread of its own for the duration of the block.
 
-    Raises: TruenextError at the end if the broker has failed, which is a bug of truenext; NeverReached at the end of
-    a block that has raised nothing
+    Raises: at the end of the block, TruenextError if the broker has failed, which is a bug of truenext; NeverReached if
+    a required fault was not reached and the block has raised nothing
     """
     started: Future[tuple[BlockingBroker, asyncio.Event]] = Future()
 

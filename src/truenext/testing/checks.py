@@ -1,4 +1,5 @@
-"""Checks of the arguments of a test, at the call: a fault that a wrong argument silently disables proves nothing."""
+"""Checks of the arguments in a test's calls. With a wrong argument, a fault might never happen, and the test would
+prove nothing."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -12,7 +13,8 @@ _DESTINATION_PREFIXES = ("/queue/", "/topic/", "queue://", "topic://", "queue/",
 
 
 def checked_seconds(seconds: float, name: str, *, may_be_zero: bool = True) -> float:
-    """Return `seconds`. Raises: ValueError if it is no finite number, negative, or 0 and not `may_be_zero`"""
+    """Return `seconds`. Raises: ValueError if it is not a finite number, is negative, or is 0 and `may_be_zero` is
+    False"""
     # bool is a subclass of int.
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and isfinite(seconds)
     if not is_number or seconds < 0 or (seconds == 0 and not may_be_zero):
@@ -21,7 +23,7 @@ def checked_seconds(seconds: float, name: str, *, may_be_zero: bool = True) -> f
 
 
 def checked_count(count: int, name: str, minimum: int) -> int:
-    """Return `count`. Raises: ValueError if it is no whole number of at least `minimum`"""
+    """Return `count`. Raises: ValueError if it is not a whole number, or is less than `minimum`"""
     if type(count) is not int or count < minimum:
         raise ValueError(f"{name} is a whole number, {minimum} or more, not {count!r}")
     return count
@@ -35,7 +37,7 @@ def checked_flag(flag: bool, name: str) -> bool:
 
 
 def checked_queue(name: str) -> str:
-    """Return `name`. Raises: ValueError if no queue can have this name"""
+    """Return `name`. Raises: ValueError if it is not a valid name of a queue"""
     if not isinstance(name, str):
         raise ValueError(f"the name of a queue must be a text, not {name!r}")
     for prefix in _DESTINATION_PREFIXES:
@@ -51,7 +53,8 @@ def checked_queue(name: str) -> str:
 
 
 def known_names_hint(value: Any, known: Iterable[str]) -> str:
-    """Return the end of an error text that rejects `value`: the `known` names, and the one most like `value`."""
+    """Return the end of an error text that rejects `value`. It lists the `known` names, and suggests the most similar
+    one."""
     names = list(known)
     listed = f"there are {', '.join(map(repr, names))}" if names else "there are none"
     close = []

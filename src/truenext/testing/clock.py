@@ -1,4 +1,4 @@
-"""A clock that a test can put forward, and an event loop whose timers use that clock."""
+"""A clock that a test can advance, and an event loop whose timers use that clock."""
 
 from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections.abc import Callable
@@ -11,17 +11,17 @@ from truenext.client.core.waiting import DelayedCall, DelayedCalls
 from truenext.clock import monotonic_ns, time_ns
 
 ADVANCE_MARGIN_NS = 1000
-"""Added to each advance: seconds are rounded, and a timer due at that time must be due."""
+"""Nanoseconds that are added to each advance. Seconds are rounded, and a timer that is due at that time must run."""
 
 
 class OffsetClock:
-    """Clock of one test broker, in all of its runs, which the test can put forward."""
+    """Clock of one test broker, which the test can advance. It is the same after a restart of the broker."""
 
     def __init__(self) -> None:
         self._advanced_ns = 0
 
     def wall_ns(self) -> int:
-        """Nanoseconds since the epoch."""
+        """Return the time in nanoseconds since the epoch."""
         return time_ns() + self._advanced_ns
 
     def steady_ns(self) -> int:
@@ -32,31 +32,31 @@ class OffsetClock:
         return self.steady_ns() / 1e9
 
     def advance_to(self, seconds: float) -> None:
-        """Put the clock forward to `seconds` of the steady clock; do nothing if that time is over."""
+        """Advance the clock to `seconds` of the steady clock. If the clock is already beyond that time, do nothing."""
         self._advanced_ns += max(0, ceil(seconds * 1e9) + ADVANCE_MARGIN_NS - self.steady_ns())
 
 
 class AdvanceableLoop:
     """Wrapper of the real event loop, with the methods that a broker uses.
 
-    Timers use the test's clock. Actions are counted, so that the kit can tell when nothing is left to do. Once
-    ended, the loop runs no action any more, as if its process had been killed.
+    Timers use the test's clock. Actions are counted, so that the test kit knows when the broker is idle. After `end`,
+    the loop runs no actions, as if its process had been killed.
     """
 
     def __init__(self, loop: AbstractEventLoop, clock: OffsetClock, on_failed: Callable[[Exception], None]) -> None:
-        """`on_failed` is called with the exception of an action."""
+        """Wrap `loop`. If an action raises an exception, `on_failed` is called with the exception."""
         self._loop = loop
         self._clock = clock
         self._on_failed = on_failed
         self._timers = DelayedCalls()
         self._first_timer_handle: TimerHandle | None = None
-        """Timer of the real loop for the first timer of this one."""
+        """Timer of the real loop that runs the first timer of this loop; None without timers."""
         self._readers: dict[socket, Callable[[], object]] = {}
         self._writers: dict[socket, Callable[[], object]] = {}
         self._unwatched: set[socket] = set()
         self._has_ended = False
         self.pending_action_count = 0
-        """Number of actions of `call_soon` that have not run yet."""
+        """Number of actions that `call_soon` was given and that have not run yet."""
         self.run_action_count = 0
 
     # ---- Time ----
@@ -73,11 +73,11 @@ class AdvanceableLoop:
 
     @property
     def next_due_at(self) -> float | None:
-        """Time at which the first timer is due, in seconds of the clock; None if there is no timer."""
+        """Time in seconds of the clock at which the first timer is due; None if there is no timer."""
         return self._timers.next_due_at
 
     def run_due(self) -> None:
-        """Run the timers that are due. The caller of `OffsetClock.advance_to` calls this afterwards."""
+        """Run the timers that are due. Call this after `OffsetClock.advance_to`."""
         self._timers.run_due(self.time())
         self._set_alarm()
 
@@ -135,7 +135,7 @@ class AdvanceableLoop:
             self._loop.remove_writer(sock)
 
     def unwatch(self, sock: socket) -> None:
-        """Report nothing that happens at the socket until `watch`."""
+        """Stop watching the socket for input and output, until `watch` is called."""
         if sock in self._readers:
             self._loop.remove_reader(sock)
         if sock in self._writers:
@@ -151,7 +151,7 @@ class AdvanceableLoop:
     # ---- The end ----
 
     def end(self) -> None:
-        """Run nothing any more. The caller has removed all readers and writers before."""
+        """Cancel all timers, and run no more actions. The caller has removed all readers and writers before."""
         self._timers = DelayedCalls()
         self._set_alarm()
         self._has_ended = True

@@ -1,4 +1,4 @@
-"""A connection that a test can cut or freeze, and its socket."""
+"""A connection of the broker that a test can cut or freeze, and its socket."""
 
 import socket
 import struct
@@ -14,18 +14,21 @@ from truenext.server.life import WITHOUT_SOCKET
 from truenext.testing.clock import AdvanceableLoop
 
 _RESET = struct.pack("ii", 1, 0)
-"""Value of SO_LINGER: closing discards unsent bytes and resets the connection."""
+"""Value of the socket option SO_LINGER with which `close` discards unsent bytes and resets the connection."""
 
 
 class CloseAfterCommit(CloseConnection):
-    """Answer that cuts the connection once the COMMIT before is durable: nothing that follows is sent."""
+    """Answer that cuts the connection in place of the RECEIPT of a COMMIT. The broker gives this answer once the COMMIT
+    is durable. Nothing more is sent."""
 
 
 class FreezableSocket(socket.socket):
-    """Socket that transfers nothing while frozen; the other side does not see a close before the thaw."""
+    """Socket that sends and receives nothing while it is frozen. If it is closed while it is frozen, the client sees
+    the close after the thaw."""
 
     def __init__(self, sock: socket.socket, on_close_seen: Callable[[], None]) -> None:
-        """`on_close_seen` is called once the other side can see a close."""
+        """Take over the connection of `sock`. `on_close_seen` is called when the client can see that the socket is
+        closed."""
         super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
         self._on_close_seen = on_close_seen
         self.setblocking(False)
@@ -72,7 +75,8 @@ class CuttableConnection(ServerConnection):
         on_close_seen: Callable[["CuttableConnection"], None],
         **others: Any,
     ) -> None:
-        """`loop` is an `AdvanceableLoop`; `on_close_seen` is called once the client can see the close."""
+        """Create the connection. `loop` is an `AdvanceableLoop`. `on_close_seen` is called when the client can see that
+        the socket is closed."""
         self._broker_loop = cast(AdvanceableLoop, loop)
         # Not in `on_closed`: the broker may park the session. A frozen socket is closed at its thaw.
         self._freezable = FreezableSocket(sock, partial(on_close_seen, self))
@@ -84,7 +88,7 @@ class CuttableConnection(ServerConnection):
         return self._session.id
 
     def drop(self, reason: str) -> None:
-        """Cut the connection as a network does: bytes that are not sent or not read yet are lost."""
+        """Cut the connection as a broken network does: bytes that were not sent or not read yet are lost."""
         self._freezable.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         if self._life.state in WITHOUT_SOCKET:
             # Closed while it was frozen: the thaw closes the socket.
@@ -105,12 +109,13 @@ class CuttableConnection(ServerConnection):
             self._broker_loop.watch(self._freezable)
 
     def count_as_heart_beat(self) -> None:
-        """Count the client's heart-beats as received: its own clock did not advance with the broker's."""
+        """Treat the client as if it had just sent a heart-beat. The client's own clock does not advance with the
+        broker's clock, so real heart-beats would come too late."""
         if not self._freezable.is_frozen:
             self._input.count_as_heard()
 
     def close_socket(self) -> None:
-        """Close the socket as the system does for a killed process."""
+        """Close the socket as the operating system does when it kills a process."""
         self._freezable.is_frozen = False
         self._freezable.close()
 

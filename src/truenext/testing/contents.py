@@ -1,4 +1,4 @@
-"""Contents of a queue for a test, read from the broker as any client may read them."""
+"""Contents of a queue, for a test. They are read over a connection, as any client can read them."""
 
 import asyncio
 import json
@@ -19,8 +19,8 @@ class WaitingMessage:
     body: bytes
     """Body of the message."""
     headers: dict[str, str]
-    """Headers that a browser gets: those of the SEND, `priority`, `truenext-sequence`, `truenext-attempts` and the
-    others of a MESSAGE (docs/reference/headers.md)."""
+    """Headers of the MESSAGE that a browser gets: the headers of the SEND, and those that the broker adds, such as
+    `priority`, `truenext-sequence` and `truenext-attempts` (docs/reference/headers.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,9 @@ class QueueContents:
     """Contents of a queue at one moment."""
 
     messages: tuple[WaitingMessage, ...]
-    """Waiting messages, in the order of their dispatch."""
+    """Messages that wait in the queue, in the order in which they would be dispatched."""
     unacknowledged: int
-    """Number of messages that consumers hold, without those acknowledged in an open transaction."""
+    """Number of messages that consumers hold. Messages that an open transaction has acknowledged are not counted."""
     scheduled: int
     """Number of scheduled sends that are not due yet."""
 
@@ -46,7 +46,7 @@ class QueueContents:
 
 
 async def read_queue_contents(host: str, port: int, queue: str) -> QueueContents:
-    """Return the contents of the queue with this name; a queue that does not exist is empty."""
+    """Return the contents of the queue with this name. If the queue does not exist, the contents are empty."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         decoder = Decoder(FRAME_SHAPES, BODY_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX)

@@ -1,4 +1,4 @@
-"""A disk that is slow or full when a test orders it: a store that wraps the one in memory."""
+"""Store of a test broker: keeps all data in memory, and acts as a slow or full disk when the test orders it."""
 
 import threading
 
@@ -12,7 +12,7 @@ from truenext.testing.faults import Faults
 
 
 class FaultyStore:
-    """Store of one run of a test broker: the one in memory, slow or full when the test orders it."""
+    """Store for one run of a test broker. It wraps the store in memory, and is slow or full when the test orders it."""
 
     def __init__(self, store: MemoryStore, loop: AdvanceableLoop, faults: Faults) -> None:
         self._memory_store = store
@@ -22,7 +22,7 @@ class FaultyStore:
         self._batch_delay_over: threading.Event | None = None
         self._timer: DelayedCall | None = None
         self.may_be_slow = False
-        """False while the broker starts or stops: no batch is delayed then."""
+        """False while the broker starts or stops. Then batches are not delayed."""
         self.recover = store.recover
         self.read_page = store.read_page
         self.read_messages = store.read_messages
@@ -38,11 +38,11 @@ class FaultyStore:
 
     @property
     def is_delaying(self) -> bool:
-        """True while a batch waits for the clock."""
+        """True while the store delays a batch, until the broker's clock has advanced."""
         return self._timer is not None
 
     def end_batch_delay(self) -> None:
-        """Let the delayed batch become durable now."""
+        """End the delay of the current batch, so that it becomes durable now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -50,7 +50,7 @@ class FaultyStore:
             self._batch_delay_over.set()
 
     def kill(self) -> None:
-        """Discard all batches that are not durable, now and later."""
+        """Discard the current batch if it is not durable, and all later batches."""
         self._is_killed = True
         self.end_batch_delay()
 
@@ -83,7 +83,8 @@ class FaultyStore:
 
 
 class FaultyWriteTimeEstimate(WriteTimeEstimate):
-    """Estimate by which no write is quick while the disk is slow, so that the event loop writes nothing itself."""
+    """Estimate of write times for a FaultyStore. While the disk is slow, no write counts as quick. So the event loop,
+    which makes quick writes itself, leaves all writes to the store's thread."""
 
     def __init__(self, store: FaultyStore) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Faults that a test has ordered: those that have not happened yet, and those that last."""
+"""Faults that a test has ordered: single faults, such as the loss of a COMMIT, and states, such as a full disk."""
 
 import sys
 from collections import deque
@@ -13,7 +13,7 @@ _PACKAGE = "truenext.testing"
 
 
 class NeverReached(AssertionError):
-    """A test has ended before a fault that it ordered could happen: its result shows nothing about that fault."""
+    """A test has ended before a required fault could happen. So its result proves nothing about that fault."""
 
 
 @dataclass(slots=True, eq=False)
@@ -21,28 +21,28 @@ class OrderedFault:
     """Fault that a test has ordered for a certain moment, such as the next COMMIT."""
 
     call_text: str
-    """Call in the test that ordered the fault."""
+    """Text of the call by which the test has ordered the fault."""
     location: str
-    """FILE:LINE of the call in the test."""
+    """Place of that call in the test, as FILE:LINE."""
     is_required: bool
-    """True if the test fails when the moment never comes."""
+    """True if the test fails when the fault has not happened at its end."""
     was_reached: bool = False
 
 
 @dataclass(slots=True)
 class Faults:
-    """Faults that a test has ordered for one broker, in all of its runs."""
+    """Faults that a test has ordered for one broker. They stay ordered after a restart of the broker."""
 
     ordered_faults: list[OrderedFault] = field(default_factory=list)
-    """Faults ordered for a certain moment, whether it has come or not."""
+    """Faults ordered for a certain moment, including those that have happened."""
     commit_losses: deque[tuple[CommitMoment, OrderedFault]] = field(default_factory=deque)
-    """Ordered losses of a connection at a COMMIT, one COMMIT each."""
+    """Connections that are still to be lost at a COMMIT: for each COMMIT, the moment and the fault."""
     is_disk_full: bool = False
     disk_delay_s: float = 0.0
-    """Seconds of the broker's clock until a batch is durable."""
+    """Seconds of the broker's clock for which each batch is delayed before it is durable."""
 
     def order_fault(self, call: str, required: bool, location: str = "") -> OrderedFault:
-        """Add and return a fault that the test has ordered by `call`.
+        """Add a fault that the test has ordered by `call`, and return it.
 
         Raises: ValueError if `required` is neither True nor False
         """
@@ -51,20 +51,24 @@ class Faults:
         return fault
 
     def order_commit_loss(self, when: CommitMoment, required: bool, location: str = "") -> None:
-        """Order that the next COMMIT loses its connection. Raises: ValueError if `when` or `required` is invalid"""
+        """Order that the next COMMIT loses its connection, before or after its execution.
+
+        Raises: ValueError if `when` is not a CommitMoment, or `required` is neither True nor False
+        """
         if when not in get_args(CommitMoment):
             raise ValueError(f"a COMMIT is not lost {when!r}: {known_names_hint(when, get_args(CommitMoment))}")
         self.commit_losses.append((when, self.order_fault(f'lose_commit("{when}")', required, location)))
 
     def take_commit_loss(self, when: CommitMoment) -> bool:
-        """Tell whether the current COMMIT loses its connection at this moment; if so, the fault counts as reached."""
+        """Return whether the current COMMIT is to lose its connection at this moment. If so, the fault counts as
+        reached."""
         if not self.commit_losses or self.commit_losses[0][0] != when:
             return False
         self.commit_losses.popleft()[1].was_reached = True
         return True
 
     def check_all_reached(self) -> None:
-        """Check that each required fault was reached. Raises: NeverReached"""
+        """Check that each required fault was reached. Raises: NeverReached if a required fault was not reached"""
         missed = [
             f"{each.call_text}, ordered at {each.location}"
             for each in self.ordered_faults
@@ -79,7 +83,7 @@ class Faults:
 
 
 def caller_location() -> str:
-    """Return FILE:LINE of the innermost caller outside this package."""
+    """Return the place of the innermost caller outside of this package, as FILE:LINE."""
     frame = sys._getframe(1)
     while f"{frame.f_globals.get('__name__')}.".startswith(f"{_PACKAGE}.") and frame.f_back is not None:
         frame = frame.f_back

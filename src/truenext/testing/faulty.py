@@ -1,4 +1,4 @@
-"""A broker that loses the connection of a COMMIT when a test orders it."""
+"""Broker that cuts the connection of a COMMIT when a test orders it."""
 
 from asyncio import AbstractEventLoop
 from collections.abc import Iterable, Iterator
@@ -31,7 +31,8 @@ class FaultyBroker(Broker):
         self._engine_commit = engine.commands.commit
         self._execution.actions[Commit] = self._commit_and_lose_connection
         self._losing_sessions: set[ConnectionState] = set()
-        """Sessions whose connection is lost once their COMMIT, now being written, is durable."""
+        """Sessions with an executed COMMIT that is not durable yet. Their connection is cut when the COMMIT is
+        durable."""
 
     def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
         return super().execute(session, self._commands_until_lost(session, commands))

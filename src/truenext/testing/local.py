@@ -1,4 +1,4 @@
-"""A broker in the running event loop, and the faults that a test can order."""
+"""Test broker in the running event loop, with methods by which a test orders faults."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
@@ -15,28 +15,28 @@ from truenext.testing.run import HOST, BrokerRun
 
 
 class HasSession(Protocol):
-    """Connection of a client, as a test passes it to `drop`, `freeze` or `thaw`."""
+    """Connection of a client. A test passes it to `drop`, `freeze` or `thaw`."""
 
     @property
     def session_id(self) -> str:
-        """Header `session` of the connection's CONNECTED."""
+        """Value of the header `session` in the connection's CONNECTED."""
 
 
 class LocalBroker:
-    """Broker of a test, whose methods are called in its event loop. It stores nothing on disk."""
+    """Broker for a test, in the test's event loop. Call its methods in that loop. It stores nothing on disk."""
 
     def __init__(self) -> None:
         self._store = MemoryStore()
         self._clock = OffsetClock()
         self.faults = Faults()
-        """Faults of all runs; only `truenext.testing` itself uses them."""
+        """Faults that the test has ordered. Only `truenext.testing` itself uses this attribute."""
         self._lock = asyncio.Lock()
         self._broker_run = BrokerRun(self._store, self._clock, self.faults)
         self._url = ""
 
     @property
     def url(self) -> str:
-        """stomp://127.0.0.1:PORT, the same in all runs."""
+        """URL of the broker, stomp://127.0.0.1:PORT. It stays the same after a restart or a crash."""
         return self._url
 
     @property
@@ -49,28 +49,29 @@ class LocalBroker:
         self._url = await self._broker_run.start(self._port)
 
     def kill(self) -> None:
-        """Close all connections and end the broker, whatever its state."""
+        """Close all connections and end the broker. This works in any state of the broker."""
         self._broker_run.kill()
 
     def check(self) -> None:
         """Check that the broker has not failed, and that each required fault was reached.
 
-        Raises: TruenextError if the broker has failed, which is a bug of truenext; NeverReached
+        Raises: TruenextError if the broker has failed, which is a bug of truenext; NeverReached if a required fault was
+        not reached
         """
         self._broker_run.check_not_failed()
         self.faults.check_all_reached()
 
     async def restart(self) -> None:
-        """Stop the broker cleanly and start it again: all waiting messages survive, transient ones too.
+        """Stop the broker cleanly, and start it again. All waiting messages survive, including transient ones.
 
-        Frozen connections are thawed first. Clients have two seconds to close their connections.
+        Frozen connections are thawed first. The broker waits up to two seconds for clients to close their connections.
         """
         async with self._lock:
             await self._broker_run.stop()
             await self._start_again()
 
     async def crash(self) -> None:
-        """Kill the broker and start it again: transient messages, and all that was not durable, are lost."""
+        """Kill the broker, and start it again. Transient messages, and all changes that were not durable, are lost."""
         async with self._lock:
             self._broker_run.kill()
             await self._start_again()
@@ -82,48 +83,53 @@ class LocalBroker:
     # ---- Connections ----
 
     def lose_commit(self, when: CommitMoment, *, required: bool = True) -> None:
-        """Cut the connection of the next COMMIT, of any client: "before" the broker executes it, so that nothing of
-        it has happened, or "after" it is durable. Its RECEIPT is never sent, and no command after it is executed.
-        Each further call cuts one more COMMIT.
+        """Cut the connection of the next COMMIT of any client. With "before", the connection is cut before the broker
+        executes the COMMIT, so that the COMMIT has no effect. With "after", it is cut once the COMMIT is durable. In
+        both cases the client gets no RECEIPT, and its later commands are not executed. Each further call cuts the
+        connection of one more COMMIT.
 
         Args:
             when: "before" or "after".
-            required: True if the test fails at its end, with NeverReached, when no COMMIT has come.
+            required: True if the test fails with NeverReached when no COMMIT has come before its end.
 
-        Raises: ValueError
+        Raises: ValueError if `when` or `required` has another value
         """
         self.faults.order_commit_loss(when, required)
 
     def drop(self, connection: HasSession | str | None = None) -> None:
-        """Cut the connection without an ERROR: the client finds it reset, and unread bytes are lost.
+        """Cut the connection without an ERROR. The client finds its connection reset, and bytes that it has not read
+        are lost.
 
         Args:
-            connection: Connection of a client, or the header `session` of its CONNECTED; None is all connections.
+            connection: Connection of a client, or the header `session` of its CONNECTED; None means all connections.
 
-        Raises: LookupError if the broker has no such connection; ValueError if `connection` is none
+        Raises: LookupError if the broker has no such connection; ValueError if `connection` is neither a connection nor
+        a text
         """
         for one in self._find_connections(connection):
             one.drop("dropped by a test")
 
     def freeze(self, connection: HasSession | str | None = None) -> None:
-        """Read and write nothing at the connection until `thaw`; the client cannot see if the broker closes it. New
-        connections are not frozen.
+        """Read and write nothing on the connection until `thaw`. If the broker closes the connection meanwhile, the
+        client does not see it. Later connections are not frozen.
 
         Args:
-            connection: Connection of a client, or the header `session` of its CONNECTED; None is all connections.
+            connection: Connection of a client, or the header `session` of its CONNECTED; None means all connections.
 
-        Raises: LookupError if the broker has no such connection; ValueError if `connection` is none
+        Raises: LookupError if the broker has no such connection; ValueError if `connection` is neither a connection nor
+        a text
         """
         for one in self._find_connections(connection):
             one.freeze()
 
     def thaw(self, connection: HasSession | str | None = None) -> None:
-        """Let a frozen connection continue; it is closed if the broker has closed it meanwhile.
+        """Let a frozen connection continue. If the broker has closed it meanwhile, the client sees that now.
 
         Args:
-            connection: Connection of a client, or the header `session` of its CONNECTED; None is all connections.
+            connection: Connection of a client, or the header `session` of its CONNECTED; None means all connections.
 
-        Raises: LookupError if the broker has no such connection; ValueError if `connection` is none
+        Raises: LookupError if the broker has no such connection; ValueError if `connection` is neither a connection nor
+        a text
         """
         for one in self._find_connections(connection):
             one.thaw()
@@ -144,21 +150,22 @@ class LocalBroker:
     # ---- The disk ----
 
     def fill_disk(self) -> None:
-        """Leave no free space for sends until `free_disk`; acknowledgements and commits go on."""
+        """Let the disk be full until `free_disk`. The broker then refuses sends, and still executes acknowledgements
+        and commits."""
         self.faults.is_disk_full = True
 
     def free_disk(self) -> None:
-        """Give the disk free space again, after `fill_disk`."""
+        """Give the disk free space again after `fill_disk`."""
         self.faults.is_disk_full = False
 
     def slow_disk(self, seconds: float) -> None:
-        """Delay each batch that is written to the disk, from the next one on.
+        """Delay each batch that the broker writes to the disk, from the next batch on.
 
         Args:
-            seconds: Seconds of the broker's clock, 0 or more; 0 ends the delay, also for the batch that is being
-                written.
+            seconds: Delay in seconds of the broker's clock, 0 or more. 0 ends the delay, including that of the current
+                batch.
 
-        Raises: ValueError
+        Raises: ValueError if `seconds` is not 0 or more
         """
         self.faults.disk_delay_s = checked_seconds(seconds, "the delay of the disk")
         if not seconds:
@@ -167,15 +174,15 @@ class LocalBroker:
     # ---- Time ----
 
     async def advance(self, *, seconds: float) -> None:
-        """Put the broker's clock forward.
+        """Advance the broker's clock.
 
-        Returns once the broker has executed all that clients had sent before and, one after the other, all that
-        became due, and has written the results to the sockets.
+        Before the return, the broker has executed all commands that clients had sent before, and then all timers that
+        became due, one after the other. It has also written the results to the sockets.
 
         Args:
-            seconds: Seconds, 0 or more.
+            seconds: Seconds to advance, 0 or more.
 
-        Raises: ValueError
+        Raises: ValueError if `seconds` is not 0 or more
         """
         checked_seconds(seconds, "the time to advance")
         async with self._lock:
@@ -184,12 +191,13 @@ class LocalBroker:
     # ---- A look ----
 
     async def queue(self, name: str) -> QueueContents:
-        """Return the contents of a queue, or of a dead-letter queue (`DLQ.orders`), after all sends of clients before.
+        """Return the contents of a queue, or of a dead-letter queue (`DLQ.orders`). The broker first executes all
+        commands that clients have sent before.
 
         Args:
             name: Name of the queue, without /queue/.
 
-        Raises: ValueError if `name` is a destination, such as /queue/orders, or no queue can have it
+        Raises: ValueError if `name` is a destination, such as /queue/orders, or is not a valid name of a queue
         """
         checked_queue(name)
         async with self._lock:
@@ -199,10 +207,10 @@ class LocalBroker:
 
 @asynccontextmanager
 async def broker() -> AsyncIterator[LocalBroker]:
-    """Run a broker in the running event loop for as long as the context lasts.
+    """Run a broker in the running event loop for the duration of the block.
 
-    Raises: TruenextError at the end if the broker has failed, which is a bug of truenext; NeverReached at the end of
-    a block that has raised nothing
+    Raises: at the end of the block, TruenextError if the broker has failed, which is a bug of truenext; NeverReached if
+    a required fault was not reached and the block has raised nothing
     """
     local = LocalBroker()
     try:

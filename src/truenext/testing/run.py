@@ -1,4 +1,4 @@
-"""Run of a broker in a test: from its start until it is stopped or killed."""
+"""Run of a test broker: from its start until it is stopped or killed."""
 
 import asyncio
 import logging
@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 IDLE_PASSES = 3
-"""Passes of the event loop without an action until it is idle: bytes in a socket are seen one or two passes later."""
+"""Number of passes of the event loop without an action after which the broker counts as idle. Bytes in a socket are
+seen one or two passes after they were sent."""
 THREAD_POLL_S = 0.0005
 
 
@@ -39,10 +40,10 @@ class BrokerRun:
         self._broker = FaultyBroker(engine, self.store, self._event_loop, clock, faults)
         self._listener: Listener | None = None
         self.connections: dict[str, CuttableConnection] = {}
-        """Connections by session, without those that the client has seen end."""
+        """Connections by session, until the client can see that its connection is closed."""
 
     async def start(self, port: int) -> str:
-        """Start the broker and return the URL at which it listens; port 0 picks a free port.
+        """Start the broker, and return the URL at which it listens. With port 0 the system chooses a free port.
 
         Raises: ConfigurationError if the time of the event loop stands still
         """
@@ -70,7 +71,7 @@ class BrokerRun:
     # ---- Going on ----
 
     async def quiesce(self) -> None:
-        """Wait until no work is in progress, except work that waits for the clock, a client or a slow disk.
+        """Wait until the broker is idle. Work that waits for the clock, a client or a slow disk does not count.
 
         Raises: TruenextError if the broker has failed; ConfigurationError if the time of the event loop stands still
         """
@@ -93,7 +94,7 @@ class BrokerRun:
         return self._broker.pager.is_busy or (self._broker.committer.is_busy and not self.store.is_delaying)
 
     async def advance(self, seconds: float) -> None:
-        """Put the clock forward by `seconds`, and run one after the other what becomes due.
+        """Advance the clock by `seconds`, and run the timers that become due, one after the other.
 
         Raises: TruenextError if the broker has failed; ConfigurationError if the time of the event loop stands still
         """
@@ -117,7 +118,7 @@ class BrokerRun:
     # ---- The end ----
 
     async def stop(self) -> None:
-        """Stop as on SIGTERM: all waiting messages are there in the next run.
+        """Stop the broker as SIGTERM does. The next run has all waiting messages, including transient ones.
 
         Raises: TruenextError if the broker has failed; ConfigurationError if the time of the event loop stands still
         """
@@ -134,7 +135,7 @@ class BrokerRun:
         self._end_loop_and_broker()
 
     def kill(self) -> None:
-        """End as by SIGKILL, also a broker that has failed or ended already."""
+        """End the broker as SIGKILL does. The broker may have failed or ended before."""
         if self._listener is not None:
             self._listener.stop_reading()
         for connection in list(self.connections.values()):
@@ -148,7 +149,7 @@ class BrokerRun:
         self._broker.close()
 
     def check_not_failed(self) -> None:
-        """Check that the broker has not failed. Raises: TruenextError if it has, which is a bug of truenext"""
+        """Check that the broker has not failed. Raises: TruenextError if it has failed, which is a bug of truenext"""
         if self._broker.failure.done():
             self._broker.failure.result()
 

@@ -1,5 +1,5 @@
-"""Test kit for a service of stages: a broker in the same process, mocked endpoints of other services, a clock that
-can be put forward, faults at named points, and a wait until all flows have ended.
+"""Test kit for a service of stages. It runs the service with a broker in the test's own process. A test can mock
+endpoints of other services, advance the clock, order faults at named points, and wait until all flows have ended.
 
     async with stages(app, database="sqlite://") as t:
         t.mock(stock, lambda asked: Reserved(ok=True))
@@ -44,56 +44,59 @@ M = TypeVar("M")
 R = TypeVar("R")
 
 Point = Literal["received", "run", "checked", "sent", "SQL committed", "committed"]
-"""Point on the way of a message through a stage.
+"""Point in the handling of a message by a stage.
 
-    received       the message is received; its function has not run
-    run            the function, and those that follow directly, have returned; nothing is sent or committed
-    checked        the database has confirmed that its transaction can be committed
-    sent           the broker has all messages that the stage sends; no consumer can see them
-    SQL committed  the database has committed; the message is not acknowledged, and no sent message is visible
-    committed      everything is committed; only the functions of `after_commit` have not run
+    received       the stage has received the message; its function has not run
+    run            the function, and stages that followed by `next_direct`, have returned; nothing is sent or committed
+    checked        the database has confirmed that the SQL transaction can be committed
+    sent           the broker has accepted all messages that the stage sends; they are not visible yet
+    SQL committed  the SQL transaction is committed; the message is not acknowledged, and sent messages are not visible
+    committed      everything is committed; the functions of `after_commit` have not run
 
-A stage that has not used its session passes received, run and committed only. An exception at the first four is a
-failure of the stage, which takes back everything. At "SQL committed" it is the commit gap: the message is redelivered,
-and SQL stays committed. At "committed" nothing can be taken back: raise nothing there.
+A stage that has not used its session passes only received, run and committed. An exception at one of the first four
+points is a failure of the stage, and both transactions are rolled back. An exception at "SQL committed" is a failure in
+the commit gap: the message is redelivered, and SQL stays committed. Raise no exception at "committed", since nothing
+can be rolled back there.
 """
 
 ASK_TIMEOUT_S = 10.0
 ENDED_TIMEOUT_S = 30.0
 POLL_S = 0.005
 IDLE_POLLS = 3
-"""Polls in a row that must find nothing in progress."""
+"""Number of successive polls without unfinished work after which all flows have ended."""
 ADVANCE_S = 1.0
-"""Seconds of the first advance of the clock when all that is left waits; each further one is twice as long."""
+"""Seconds by which the clock is advanced first, when all unfinished messages wait for their time. Each further advance
+is twice as long."""
 ADVANCE_MAX_S = 8 * 24 * 3600.0
-"""Seconds advanced in all at which waiting ends: no retry delay is longer."""
+"""Total of advances, in seconds, after which the kit gives up waiting. No delay of a retry is longer."""
 NO_CONSUMER_TIMEOUT_S = 3.0
-"""Seconds without a consumer of the unfinished queues until waiting ends; a client that reconnects is back earlier."""
+"""Seconds after which the kit gives up waiting if no unfinished queue has a consumer. A client that reconnects takes
+less time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """Message that a stage has given up."""
+    """Dead letter: a message that a stage has given up."""
 
     queue: str
     """Queue of the stage that gave up the message."""
     trace: str
     """Name of the flow; empty if the message has no envelope."""
     message: Any
-    """Message of the envelope, decoded from JSON; the raw body if it has no envelope."""
+    """Message that the envelope contains, decoded from JSON; the raw body if it has no envelope."""
     attempts: int
-    """Number of attempts at which the message was given up."""
+    """Number of attempts of the message before it was given up."""
     headers: Mapping[str, str]
-    """Headers of the dead letter."""
+    """Headers of the dead letter's MESSAGE."""
 
     @property
     def first_cause(self) -> str:
-        """Cause of the first failure that had one; empty if none did."""
+        """Cause of the first failure that reported a cause; empty if no failure did."""
         return self.headers.get("truenext-original-first-cause", "")
 
     @property
     def last_cause(self) -> str:
-        """Cause of the last failure that had one; empty if none did."""
+        """Cause of the last failure that reported a cause; empty if no failure did."""
         return self.headers.get("truenext-original-last-cause", "")
 
     def __str__(self) -> str:
@@ -101,7 +104,7 @@ class DeadLetter:
 
 
 class _QueueStatus(msgspec.Struct):
-    """Status of one queue, from the broker's answer to `queues`."""
+    """Status of one queue, as the broker answers the control request `queues`."""
 
     name: str
     waiting: int
@@ -111,7 +114,8 @@ class _QueueStatus(msgspec.Struct):
 
     @property
     def has_work(self) -> bool:
-        """True if messages are still to be handled; a durable subscription without a consumer does not count."""
+        """True if the queue has messages that are still to be handled. A durable subscription without a consumer does
+        not count."""
         if self.name.startswith(SUBSCRIPTION_PREFIX) and not self.consumers:
             return False
         return bool(self.waiting or self.unacknowledged or self.scheduled)
@@ -121,11 +125,11 @@ _QUEUE_STATUS_DECODER = msgspec.json.Decoder(list[_QueueStatus])
 
 
 class Stages:
-    """Service that a test runs with a broker of its own, and the methods for that test; made by `stages`."""
+    """Service under test with its broker, and the methods for the test. `stages` creates it."""
 
     def __init__(self, service: Service, running: ServiceRun, local: LocalBroker, control: Connection) -> None:
         self.broker = local
-        """Broker of the test, with methods to order faults: docs/testing.md."""
+        """Broker of the test. Its methods order faults (docs/testing.md)."""
         self._service = service
         self._service_run = running
         self._control_connection = control
@@ -143,59 +147,60 @@ class Stages:
         timeout: float = ASK_TIMEOUT_S,
         **options: Unpack[FlowOptions],
     ) -> R:
-        """Call `Service.ask`, and return the reply.
+        """Start a flow, wait for its reply, and return the reply.
 
         Args:
-            to: Endpoint with a reply.
+            to: Endpoint that replies.
             message: Message of the type that the endpoint takes.
             trace: Name of the flow.
             timeout: Seconds to wait for the reply.
-            **options: Options of the flow: `FlowOptions`.
+            **options: Options of the flow (`FlowOptions`).
 
-        Raises: as `Service.ask`
+        Raises: the errors of `Service.ask`
         """
         return await self._service.ask(to, message, trace=trace, timeout=timeout, **options)
 
     async def send(
         self, to: Endpoint[M, Any], message: M, *, trace: str = "test", **options: Unpack[FlowOptions]
     ) -> str:
-        """Call `Service.send`, and return the id of the flow.
+        """Start a flow, and return its id after the broker has committed the first message.
 
         Args:
             to: Endpoint that handles the flow first.
             message: Message of the type that the endpoint takes.
             trace: Name of the flow.
-            **options: Options of the flow: `FlowOptions`.
+            **options: Options of the flow (`FlowOptions`).
 
-        Raises: as `Service.send`
+        Raises: the errors of `Service.send`
         """
         return await self._service.send(to, message, trace=trace, **options)
 
     async def publish(self, to: Topic[M], message: M, *, trace: str = "test", **options: Unpack[FlowOptions]) -> str:
-        """Call `Service.publish`, and return the id that the flows share.
+        """Start a flow with each connected subscriber of a topic, and return the id that these flows share.
 
         Args:
-            to: Topic.
+            to: Topic to which the message is published.
             message: Message of the type that the topic takes.
             trace: Name of the flow.
-            **options: Options of the flow: `FlowOptions`.
+            **options: Options of the flow (`FlowOptions`).
 
-        Raises: as `Service.publish`
+        Raises: the errors of `Service.publish`
         """
         return await self._service.publish(to, message, trace=trace, **options)
 
     # ---- Others ----
 
     def mock(self, endpoint: Endpoint[M, R], answer: Callable[[M], R]) -> list[M]:
-        """Answer for an endpoint of another service; a further call replaces the answer. Return the list of the
-        requests, which grows as they come.
+        """Answer requests in place of an endpoint of another service. Return the list of the received requests, to
+        which each new request is added. A further call for the endpoint replaces the answer, and returns a new list.
 
         Args:
-            endpoint: Endpoint of `Service.remote`.
-            answer: Plain function that gets each message and returns the reply. Its exception is a failure of that
-                endpoint, which is retried there.
+            endpoint: Endpoint that `Service.remote` has returned.
+            answer: Plain function that gets each message and returns the reply. If the function raises an exception,
+                the mock fails and retries the message, as any stage does.
 
-        Raises: ValueError if `endpoint` is one of the tested service, or none, or `answer` is no plain function
+        Raises: ValueError if `endpoint` is not an endpoint, or belongs to the tested service, or if `answer` is not a
+        plain function
         """
         if not isinstance(endpoint, Endpoint):
             raise ValueError(
@@ -217,10 +222,10 @@ class Stages:
 
     @asynccontextmanager
     async def sql(self) -> AsyncIterator[AsyncSession]:
-        """Open a session of the test's own, in a transaction that is committed at the end of the block: to make
-        tables and rows beforehand, and to see what the stages have done.
+        """Open a session for the test, to create tables and rows, or to read what the stages have written. Its
+        transaction is committed at the end of the block.
 
-        Raises: LocalProtocolError if no stage of the service asks for a session
+        Raises: LocalProtocolError if no stage of the service uses the database
         """
         work = self._service_run.new_async_work()
         try:
@@ -243,13 +248,14 @@ class Stages:
         """Call `action` when a message reaches `point`.
 
         Args:
-            point: Point on the way of a message: `Point`.
-            action: Plain function without arguments, called in the event loop. Its exception is raised at that point.
-            stage: Queue of the stage, such as order.place.stage.reserve; None is any stage.
+            point: Point in the handling of a message: `Point`.
+            action: Plain function without arguments, called in the event loop. An exception of `action` is raised at
+                that point.
+            stage: Queue of the stage, such as order.place.stage.reserve; None means any stage.
             times: Number of messages for which `action` is called, 1 or more.
-            required: True if the test fails at its end, with NeverReached, when no message has reached the point.
+            required: True if the test fails with NeverReached when no message has reached the point before its end.
 
-        Raises: ValueError if there is no such point; LookupError if the service has no stage with that queue
+        Raises: ValueError if an argument is invalid; LookupError if the service has no stage with that queue
         """
         if point not in get_args(Point):
             raise ValueError(
@@ -275,28 +281,29 @@ class Stages:
                 each.action()
 
     async def advance(self, *, seconds: float) -> None:
-        """Put the broker's clock forward, past delays and expiry times.
+        """Advance the broker's clock. Then delays that have passed are over, and messages whose time has come expire.
 
         Args:
-            seconds: Seconds, 0 or more.
+            seconds: Seconds to advance, 0 or more.
         """
         await self.broker.advance(seconds=seconds)
 
     # ---- The end ----
 
     async def wait_until_ended(self, *, dead_letters: int = 0, timeout: float = ENDED_TIMEOUT_S) -> list[DeadLetter]:
-        """Wait until all flows have ended, and return the dead letters. Retries are due at once: the broker's clock
-        is put forward.
+        """Wait until all flows have ended, and return the dead letters. Retries take no real time, since the broker's
+        clock is advanced until they are due.
 
-        Flows that transactions of the program initiate count from their commit: the outbox is read, too. Messages in a
-        durable subscription without a consumer, and retries of a subscriber, do not count.
+        A flow that the program starts in a database transaction counts from the commit, since the outbox is read, too.
+        Messages in a durable subscription without a consumer, and retries of a subscriber, do not count.
 
         Args:
-            dead_letters: Number of dead letters that the test expects, in all.
-            timeout: Seconds, more than 0, after which unfinished flows are an error.
+            dead_letters: Total number of dead letters that the test expects.
+            timeout: Seconds, more than 0, within which all flows must have ended.
 
-        Raises: AssertionError if there are more or fewer dead letters than `dead_letters`, with the causes;
-        TimeoutError, with the queues, if messages are left after `timeout` seconds or have no consumer; ValueError
+        Raises: AssertionError, with the causes, if the number of dead letters is not `dead_letters`; TimeoutError, with
+        the queues, if messages are left after `timeout` seconds or have no consumer; ValueError if an argument is
+        invalid
         """
         checked_count(dead_letters, "dead_letters", 0)
         checked_seconds(timeout, "timeout", may_be_zero=False)
@@ -353,7 +360,7 @@ class Stages:
         return [letter for _, letter in sorted(letters, key=lambda each: each[0])]
 
     async def _describe_unsent(self) -> str:
-        """Return a text on the unsent messages of the outbox; empty if there are none."""
+        """Return a text about the unsent messages in the outbox; empty if there are none."""
         exactly_once = self._service_run.exactly_once
         if exactly_once is None:
             return ""
@@ -388,7 +395,7 @@ class _PointAction:
 
 
 class _Mock:
-    """Service with one endpoint, which answers in place of an endpoint of another service."""
+    """Service with one endpoint, which answers requests in place of an endpoint of another service."""
 
     def __init__(self, endpoint: Endpoint[Any, Any], answer: Callable[[Any], Any]) -> None:
         self._endpoint = endpoint
@@ -419,17 +426,18 @@ class _Mock:
 async def stages(
     service: Service, *, database: str | None = None, overrides: Overrides | None = None
 ) -> AsyncIterator[Stages]:
-    """Run the stages of a service, with a broker of its own in this event loop, for the duration of the block. Lifespan
-    and interceptors are those of the service; missing tables of exactly-once processing are created.
+    """Run the stages of a service for the duration of the block, with a test broker in this event loop. The service's
+    own lifespan and interceptors are used. Missing tables of exactly-once processing are created.
 
     Args:
         service: Service to test.
-        database: URL of SQLAlchemy in place of the service's own; "sqlite://" is an empty database, in a file that is
+        database: URL of SQLAlchemy that replaces the service's own; "sqlite://" is an empty database, in a file that is
             deleted afterwards.
-        overrides: Factories by the factories that they replace in `Depends`.
+        overrides: Replacements of factories: each key is a factory in `Depends`, and its value is the factory that
+            replaces it.
 
-    Raises: ConfigurationError if the service is defined as it cannot be; ValueError; NeverReached at the end of a
-    block that has raised nothing
+    Raises: ConfigurationError if the definition of the service is incomplete or wrong; ValueError if an argument is
+    invalid; at the end of the block, NeverReached if a required fault was not reached and the block has raised nothing
     """
     if not isinstance(service, Service):
         raise ValueError(f"service must be a Service, not {service!r}")
@@ -458,7 +466,8 @@ async def stages(
 
 
 def _check_plain_function(function: object, name: str) -> None:
-    """Check that `function` can be called, and is no coroutine function. Raises: ValueError"""
+    """Check that `function` is a plain function or another plain callable. Raises: ValueError if it is async, or cannot
+    be called"""
     if not callable(function) or iscoroutinefunction(function):
         raise ValueError(f"{name} must be a plain function, not async, not {function!r}")
 

@@ -1,4 +1,4 @@
-"""Wire session: a connection's protocol as the server uses it. StompSession is the one that there is.
+"""Wire session: the protocol of a connection, as far as the server uses it. StompSession implements it for STOMP.
 
 bytes ──▶ receive ──▶ commands        deliveries, answers ──▶ replies ──▶ bytes
 """
@@ -22,7 +22,7 @@ class DeliveryCauses(Protocol):
 
 
 class Delivery(Protocol):
-    """Fields of a dispatch that its message states."""
+    """Fields of a dispatch that the client is told with the message."""
 
     @property
     def sequence(self) -> int: ...
@@ -32,7 +32,7 @@ class Delivery(Protocol):
     def deliveries(self) -> int: ...
     @property
     def was_never_started(self) -> bool:
-        """True if there was an earlier dispatch, and no program can have received the message."""
+        """True if earlier dispatches of the message ended before any program can have received it."""
 
     @property
     def attempts(self) -> int: ...
@@ -50,15 +50,15 @@ class Delivery(Protocol):
 
 
 class WireReplies(Protocol):
-    """Bytes of deliveries and answers to one client."""
+    """Encoder that makes the bytes of messages and answers to one client."""
 
     @property
     def parts_per_message(self) -> int:
-        """Byte strings that `encode_deliveries` adds for each message."""
+        """Number of byte strings that `encode_deliveries` adds for each message."""
 
     @property
     def heart_beat(self) -> bytes:
-        """Bytes that only show that the broker is there."""
+        """Bytes of a heart-beat, which only show that the broker is there."""
 
     def encode_deliveries(
         self,
@@ -69,15 +69,15 @@ class WireReplies(Protocol):
         *,
         is_browse: bool = False,
     ) -> None:
-        """Add the messages of a subscription's dispatches to `parts`. `round_number` is the release count. A browsed
-        message (`is_browse`) does not count as a delivery."""
+        """Encode the messages of a subscription's dispatches, and add the bytes to `parts`. `round_number` is the
+        release count. If `is_browse`, the messages are only shown to a browser, and count no delivery."""
 
     def encode_end_of_browse(self, subscription: str, destination: Destination) -> bytes: ...
 
     def encode_end_of_pull_request(
         self, subscription: str, destination: Destination, unused: int, correlation: str | None
     ) -> bytes:
-        """Encode the end of a pull request, with the number of its messages that have not come."""
+        """Encode the end of a pull request. `unused` is the number of messages that were requested and do not come."""
 
     def encode_receipt(self, receipt: Receipt) -> bytes: ...
 
@@ -85,29 +85,31 @@ class WireReplies(Protocol):
 
 
 class WireSession(Protocol):
-    """Broker's side of a protocol on one connection."""
+    """Broker's side of a protocol, on one connection."""
 
     @property
     def replies(self) -> WireReplies: ...
 
     @property
     def pending(self) -> bytearray:
-        """Beginning of an incomplete frame; always the same object. The connection clears it when input ends."""
+        """Beginning of an incomplete frame. This is always the same object; the connection clears it when input
+        ends."""
 
     @property
     def client_id(self) -> str: ...
 
     @property
     def is_connected(self) -> bool:
-        """Whether the client has sent its login."""
+        """True once the client has sent its login."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether the client has ended the session."""
+        """True once the client has ended the session, as by DISCONNECT."""
 
     @property
     def last_receipt(self) -> str | None:
-        """Receipt that the last frame requested; a refusal names it."""
+        """Receipt that the last frame has requested, for the ERROR if the frame is refused; None if it requested
+        none."""
 
     @property
     def send_interval_ms(self) -> int:
@@ -118,16 +120,19 @@ class WireSession(Protocol):
         """Agreed heart-beat interval from client to broker, in milliseconds; 0 is none."""
 
     def receive(self, data: bytes) -> Iterator[Command]:
-        """Yield the commands in `data`; execute each before requesting the next.
+        """Yield the commands in `data`, decoded one after the other. The caller must execute each command before it
+        takes the next one.
 
         Raises: RemoteProtocolError at an invalid frame; OtherProtocolError if the client speaks another protocol
         """
 
     def accept_last(self) -> None:
-        """Note that the command yielded last was executed; needed only if the next is not requested at once."""
+        """Note that the command that was yielded last is executed. A caller that takes the next command at once need
+        not call this."""
 
     def mark_refused(self) -> int:
-        """Drop the rest of the last frame's commands, and return the number of the frame."""
+        """Note that the last frame was refused, and drop its remaining commands. Returns the number of the frame."""
 
     def encode_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> bytes:
-        """Encode the answer to an accepted login; see `Peer.send_connected`."""
+        """Encode the answer to an accepted login. `secret` is "" for a plain client. `is_checked` is False if the
+        broker has no users, so that login and passcode were ignored."""

@@ -1,4 +1,4 @@
-"""`truenext stages check`: find what a change of a service breaks, for its queued messages and for other services."""
+"""`truenext stages check`: show whether a change of a service breaks queued messages or other services."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ from truenext.stage.introspection.compatibility import (
 def check(target: str, file: Path, write: bool) -> None:
     """Check whether a change of a service breaks messages or callers.
 
-    Compares the service with FILE: messages that are under way, and services that send requests to it.
+    Compares the service with FILE. Shows what the change breaks: messages that are under way, or services that send
+    requests to it.
 
-    Commit FILE with the service, and write it anew with each change that is deployed. Exits 0 if nothing breaks, or if
+    Commit FILE with the service, and write it again with each change that is deployed. Exits 0 if nothing breaks, or if
     FILE was written; 1 if something breaks, but not for warnings alone; 2 if the check failed.
     """
     try:
@@ -71,9 +72,10 @@ def check(target: str, file: Path, write: bool) -> None:
 
 
 def _read(file: Path, *, is_replaced: bool) -> ServiceInterface | None:
-    """Read an interface from `file`; None if its format is older and the file `is_replaced`.
+    """Read an interface from `file`. Return None if its format is an older one and the file `is_replaced` anyway.
 
-    Raises: ConfigurationError, OSError
+    Raises: ConfigurationError if the file is missing, or its format or content cannot be used; OSError if it cannot be
+    read
     """
     try:
         interface = msgspec.json.decode(file.read_bytes(), type=ServiceInterface)
@@ -101,7 +103,8 @@ def _invalid_file(file: Path, error: Exception) -> ConfigurationError:
 
 
 def _encoded(interface: ServiceInterface) -> bytes:
-    """Encode so that a change of one part changes only the lines of that part."""
+    """Encode the interface, with each part on its own lines, so that a change of one part changes only the lines of
+    that part."""
     return msgspec.json.format(msgspec.json.encode(interface, order="sorted"), indent=2) + b"\n"
 
 

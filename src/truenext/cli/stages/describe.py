@@ -1,4 +1,5 @@
-"""`truenext stages describe`: endpoints and stages of a service, as text, as JSON, or for Mermaid or Graphviz."""
+"""`truenext stages describe`: show endpoints and stages of a service as text, as JSON, or as a drawing by Mermaid or
+Graphviz."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from truenext.stage.introspection.graph import EndpointNode, ServiceGraph, Stage
 
 
 class QueueCounts(msgspec.Struct, frozen=True):
-    """Counts of one queue, as the broker reports them; `describe` adds them to the stage or endpoint of the queue."""
+    """Counts of one queue, as the broker reports them. `describe` shows them at the stage or endpoint of the queue."""
 
     waiting: int = 0
     unacknowledged: int = 0
@@ -59,7 +60,7 @@ class QueueCounts(msgspec.Struct, frozen=True):
 @timeout_option
 @click.option("--mermaid", "as_mermaid", is_flag=True, help="Print a drawing in Mermaid's language.")
 @click.option("--dot", "as_dot", is_flag=True, help="Print a drawing in Graphviz's language.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def describe(
     target: str,
     url: str | None,
@@ -71,8 +72,8 @@ def describe(
 ) -> None:
     """Show the endpoints and stages of a service.
 
-    Shows the stages in order, their queues, the types that each takes and replies, and the endpoints that each sends
-    to. These endpoints are read from the code of the stage: those that its function itself names in a call.
+    Shows the stages in order, their queues, the types that each takes and replies, and the endpoints to which each
+    sends. These endpoints are found in the code of a stage's function; other functions that it calls are not read.
     """
     if as_mermaid + as_dot + as_json > 1:
         raise click.UsageError("--mermaid, --dot and --json exclude each other: use one of them")
@@ -92,7 +93,7 @@ def describe(
 
 
 def _counts(graph: ServiceGraph, broker: BrokerOptions) -> dict[str, QueueCounts]:
-    """Return the counts of each queue that the service or another one takes messages from."""
+    """Return the counts of each queue from which this service or another one takes messages."""
     with connected(broker) as connection:
         facts = {each["name"]: each for each in send_control_request(connection, "queues")}
     names = [stage.queue for endpoint in graph.endpoints for stage in endpoint.stages if stage.queue]

@@ -1,7 +1,7 @@
 """Drawing of a service, in the language of Graphviz or of Mermaid.
 
-Each endpoint of the service is a group of its stages, in order; endpoints of other services and topics are outside.
-An arrow goes from each stage to what it names, labelled with the kind of call.
+Each endpoint of the service is drawn as a group of its stages, in order. Endpoints of other services, and topics, are
+drawn outside. An arrow goes from each stage to each endpoint or topic that it names. Its label is the kind of call.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class _Arrow(NamedTuple):
     end: str
     how: str = ""
     is_order: bool = False
-    """True if the arrow goes from a stage to the next one."""
+    """True if the arrow goes from a stage to the next stage of its endpoint."""
 
 
 def draw_dot(graph: ServiceGraph, notes: Mapping[str, str]) -> str:
-    """Draw for Graphviz; `notes` are texts by queue. Source: Graphviz, "DOT Language"."""
+    """Draw the service for Graphviz. `notes` are texts by queue. Source: Graphviz, "DOT Language"."""
     lines = [f"digraph {_quoted(graph.service)} {{", "  rankdir=LR; node [shape=box];"]
     for number, endpoint in enumerate(graph.endpoints):
         label = signature_text(endpoint.name, endpoint.takes, endpoint.replies)
@@ -42,9 +42,10 @@ def draw_dot(graph: ServiceGraph, notes: Mapping[str, str]) -> str:
 
 
 def draw_mermaid(graph: ServiceGraph, notes: Mapping[str, str]) -> str:
-    """Draw for Mermaid; `notes` are texts by queue. Source: Mermaid, "Flowcharts Syntax".
+    """Draw the service for Mermaid. `notes` are texts by queue. Source: Mermaid, "Flowcharts Syntax".
 
-    The ids are numbers: a word such as `end` is no valid id, and `o` or `x` after an arrow changes its tip.
+    The ids in the drawing are numbers. A word such as `end` is not a valid id, and `o` or `x` after an arrow changes
+    its tip.
     """
     lines = ["flowchart LR"]
     ids: dict[str, str] = {}
@@ -116,7 +117,8 @@ def _with_note(label: str, queue: str, notes: Mapping[str, str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    r"""
+    r"""Quote a text for Graphviz.
+
     >>> _quoted('a "b"\nc')
     '"a \\"b\\"\\nc"'
     """
@@ -124,8 +126,8 @@ def _quoted(text: str) -> str:
 
 
 def mermaid_label(text: str) -> str:
-    r"""Quote a text as a label. Letters, digits and harmless punctuation stay; every other character becomes an
-    entity: Mermaid reads Markdown, HTML, names of icons and its own entities also in quotes.
+    r"""Quote a text as a label for Mermaid. Letters, digits and harmless punctuation stay. Each other character becomes
+    an entity, because even in quotes Mermaid reads Markdown, HTML, names of icons, and its own entities.
 
     >>> mermaid_label('end[list] -> "Grün"\n2 waiting')
     '"end#91;list#93; #45;#62; #34;Grün#34;<br/>2 waiting"'

@@ -1,4 +1,5 @@
-"""`truenext stages grants`: the grants that a service needs at a broker with users, or those that its user lacks."""
+"""`truenext stages grants`: print the grants that a service needs at a broker with users, or the grants that its user
+lacks."""
 
 from __future__ import annotations
 
@@ -35,9 +36,9 @@ from truenext.stage.service import Service
 def grants(target: str, file: Path | None, name: str | None) -> None:
     """Print the grants that a service needs, as TOML for a users file.
 
-    These are the queues and topics from which its stages take messages and to which they send, as the definitions and
-    the code of the stages name them. Comments say which grants the code does not show, such as for replies: no check
-    covers these. See docs/security.md.
+    These grants cover the queues and topics that the definitions and the code of the stages name. Comments say which
+    other grants the service may need, such as grants for replies. No check covers these other grants. See
+    docs/security.md.
 
     With --users and --user, exits 0 if the user has all of these grants, 1 if some are missing, 2 if the check failed.
     """
@@ -82,7 +83,7 @@ def _print_grants(grants: Mapping[Right, Iterable[Pattern]]) -> None:
 
 
 def _unknown_grants(service: Service) -> list[str]:
-    """Return sentences about grants that the definitions do not show."""
+    """Return sentences about grants that the service may need, but that its definitions do not show."""
     found = []
     replying = [each.name for each in service.endpoints.values() if each.replies is not None]
     if replying:

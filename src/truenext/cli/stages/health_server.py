@@ -1,7 +1,7 @@
-"""HTTP server for the liveness, readiness and metrics of a process.
+"""HTTP server that tells whether a process is live and ready, and shows its metrics.
 
-Serves the least of HTTP/1.1: one request a connection, without a body. The cost of a request is bounded, since any
-client that reaches the port may send one.
+It serves the least possible of HTTP/1.1: one request for each connection, without a body. Any client that reaches the
+port may send a request, so the cost of a request is limited.
 
 Source: RFC 9112; Kubernetes, "Configure Liveness, Readiness and Startup Probes"
 """
@@ -25,9 +25,9 @@ from truenext.stage.interceptors.exposition import CONTENT_TYPE as METRICS_TYPE
 
 REQUEST_BYTES_MAX = 8192
 REQUEST_S = 5.0
-"""Seconds from the connection to the last byte of the answer."""
+"""Longest time in seconds from the start of a connection to the last byte of the answer."""
 CONNECTIONS_MAX = 32
-"""Connections at once; further ones are closed without an answer."""
+"""Largest number of connections at the same time. Further connections are closed without an answer."""
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 
@@ -39,7 +39,7 @@ class Response(NamedTuple):
 
 
 MetricsText = Callable[[], Awaitable[str]]
-"""Function that returns the metrics for Prometheus; empty if there are none."""
+"""Function that returns the metrics as a text for Prometheus; empty if there are none."""
 
 
 async def respond(method: str, path: str, health: Callable[[], ServiceHealth], metrics: MetricsText) -> Response:
@@ -65,9 +65,9 @@ async def respond(method: str, path: str, health: Callable[[], ServiceHealth], m
 async def serve_health(
     host: str, port: int, health: Callable[[], ServiceHealth], metrics: MetricsText
 ) -> AsyncIterator[str]:
-    """Serve health and metrics by HTTP for as long as the block lasts, and yield the URL.
+    """Serve health and metrics by HTTP until the end of the block, and yield the URL.
 
-    Raises: ConfigurationError if `host` and `port` cannot be listened on
+    Raises: ConfigurationError if the address cannot be listened on
     """
     connections: set[asyncio.StreamWriter] = set()
 
@@ -105,9 +105,9 @@ async def serve_health(
 
 
 async def _request(reader: asyncio.StreamReader) -> tuple[str, str] | None:
-    """Read method and path; None if the request is invalid or too long.
+    """Read the method and the path of a request. None if the request is invalid or too long.
 
-    Raises: EOFError
+    Raises: EOFError if the client has closed the connection before the end of the request
     """
     try:
         head = await reader.readuntil(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""`truenext stages outbox`: unsent messages of a service's outbox, and the processes that send them."""
+"""`truenext stages outbox`: show the unsent messages of a service's outbox, and the processes that send them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 @service_argument
 @database_option
 @click.option("--inbox", "with_inbox", is_flag=True, help="Count the rows of the inbox, too: there may be millions.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def outbox(target: str, database: str | None, with_inbox: bool, as_json: bool) -> None:
     """Show the messages that wait in the outbox of a service.
 
-    Shows messages that are not known to be sent, processes that run, and units without an owner.
+    Shows messages that are not known to be sent, processes that run, and units that belong to no process.
 
-    A message is in the outbox for a moment while it is sent. One that is older than a minute waits for the broker or
-    for a process.
+    Each message is in the outbox for a moment before it is sent. A message that is older than a minute waits for the
+    broker or for a process.
     """
     service, url = load_with_database(target, database)
     # Imported here: the other commands work without SQLAlchemy.

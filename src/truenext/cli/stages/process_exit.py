@@ -1,6 +1,8 @@
-"""End of a service's process in time, whatever its stages do: a plain function that never returns holds its thread,
-an `async` one that swallows its cancellation holds the end of the event loop, and one that blocks the event loop
-holds everything."""
+"""End of a service's process in time, whatever its stages do.
+
+A plain function that never returns holds its thread. An `async` function that ignores its cancellation holds the end of
+the event loop. A function that blocks the event loop holds everything. In each case this file ends the process.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ from truenext.stage.pool import THREAD_NAME_PREFIX
 logger = logging.getLogger("truenext.stage")
 
 THREADS_TIMEOUT_S: Final = 1.0
-"""Seconds that threads about to end may take."""
+"""Seconds for which the process waits for threads that are about to end."""
 
 
 class ExitDeadline:
-    """Timer, on a thread of its own, that ends the process at the earliest of the deadlines set."""
+    """Timer with its own thread. It ends the process at the earliest of its deadlines."""
 
     def __init__(self) -> None:
         self._requests: SimpleQueue[tuple[float, int] | None] = SimpleQueue()
@@ -30,15 +32,15 @@ class ExitDeadline:
         threading.Thread(target=self._run_timer, name="truenext deadline", daemon=True).start()
 
     def bring_forward(self, seconds: float, status: int) -> None:
-        """End the process `seconds` from now with this exit status, unless an earlier deadline is set.
+        """End the process in `seconds` with this exit status. If an earlier deadline is set, that one counts.
 
-        Safe in signal handlers, as the queue of requests is. A signal may interrupt the handler of another one, and its
-        handler then finishes first: so the earliest deadline counts, and not the last one.
+        Signal handlers may call this. A signal may interrupt the handler of another one; the handler of the later
+        signal then finishes first. So the earliest deadline counts, and not the one that was set last.
         """
         self._requests.put((time.monotonic() + seconds, status))
 
     def cancel(self) -> None:
-        """Drop all deadlines."""
+        """Remove all deadlines, and end the timer."""
         self._requests.put(None)
 
     def _run_timer(self) -> None:
@@ -53,7 +55,8 @@ class ExitDeadline:
 
 
 def join_threads(status: int) -> None:
-    """Wait for the threads of plain functions. End the process if one never returns: its message was released."""
+    """Wait for the threads of plain functions. If one does not return in time, end the process; its message was
+    released before."""
     deadline = time.monotonic() + THREADS_TIMEOUT_S
     threads = [each for each in threading.enumerate() if each.name.startswith(THREAD_NAME_PREFIX)]
     for thread in threads:
@@ -63,7 +66,8 @@ def join_threads(status: int) -> None:
 
 
 def exit_now(status: int, reason: str, error: BaseException | None = None) -> NoReturn:
-    """End the process as if killed, once the reason is logged, or after THREADS_TIMEOUT_S if the log is not read."""
+    """Log the reason, and end the process as if it were killed. If the log is not read, the process ends after
+    THREADS_TIMEOUT_S."""
 
     def log() -> None:
         logger.warning(reason, exc_info=error)

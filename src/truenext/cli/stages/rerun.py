@@ -1,4 +1,5 @@
-"""`truenext stages rerun`: send messages to their stage under new ids, so that exactly-once stages run again, too."""
+"""`truenext stages rerun`: send messages to their stage again, under new ids, so that exactly-once stages run again,
+too."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from truenext.stage.core.envelope import decode_envelope, encode_envelope
 from truenext.stage.core.errors import NotDecoded
 
 BATCH_MAX = 100
-"""Messages of one transaction."""
+"""Largest number of messages in one transaction."""
 WAIT_S = 2.0
-"""Seconds without a message after which the queue counts as empty."""
+"""Seconds without a new message after which the queue counts as empty."""
 
 
 @click.command()
@@ -44,9 +45,9 @@ def rerun(
 
     Sends the messages that wait in QUEUE, and removes them there.
 
-    An exactly-once stage knows a message by its id, and does not run again for one that it has processed, even if the
-    message is re-driven or moved back. Under a new id the stage runs again, and so do stages that it sends to. So all
-    effects happen a second time, which `truenext redrive` never does.
+    An exactly-once stage knows a message by its id. It does not run again for a message that it has processed, even if
+    the message is moved back. Under a new id the stage runs again, and so do stages that it sends to. So all effects
+    happen a second time. This never happens with `truenext redrive`, which keeps the ids.
     """
     if to == queue:
         raise click.UsageError(
@@ -54,7 +55,10 @@ def rerun(
         )
     to = to or queue.removeprefix(DEAD_LETTER_PREFIX)
     if to == queue:
-        raise click.UsageError(f"name the queue of their stage with --to: {queue} is not a dead-letter queue")
+        raise click.UsageError(
+            f"{queue} is not a dead-letter queue, so it does not tell where its messages belong: give the stage's "
+            "queue with --to"
+        )
     with connected(broker) as connection:
         if not queue_exists(connection, queue):
             raise TruenextError(f"there is no queue {queue!r}: `truenext queues` lists them")
@@ -89,7 +93,7 @@ class Rerun:
     def run(self, selector: str | None, limit: int | None) -> None:
         """Send the messages again, in transactions, until the queue is empty or `limit` messages were sent.
 
-        Raises: TruenextError; messages that are not sent yet are still in their queue
+        Raises: TruenextError if a message cannot be sent; messages that were not sent are still in their queue
         """
         totals = ProgressReporter("sent")
         batch_max = BATCH_MAX

@@ -1,10 +1,11 @@
 """`truenext stages run`: start, run and end of the process of a service.
 
-SIGTERM or SIGINT      take no more messages, finish those in hand, release the rest; exit status 0
-a second signal        release those in hand at once; exit status 128 + number of the signal
+SIGTERM or SIGINT      take no more messages, finish running stages, release all other messages; exit status 0
+a second signal        release the messages of running stages, too; exit status 128 + number of the signal
 a third signal         end at once
 
-Whatever the stages do, the process ends 40 seconds after the first signal, or 10 after the second, at the latest.
+The process ends at the latest 40 seconds after the first signal, or 10 seconds after the second, whatever the stages
+do.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ STALLED_S = 300.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NO_TIMEOUT_S = 0.0
 CLOSE_TIMEOUT_S = 10.0
-"""Seconds to close the rest after STOP_TIMEOUT_S, also while a stage blocks the event loop."""
+"""Seconds for the rest of the end after STOP_TIMEOUT_S. It holds even if a stage blocks the event loop."""
 
 
 @click.command()
@@ -102,13 +103,13 @@ def run(
 ) -> None:
     """Run the stages of a service until SIGTERM or Ctrl-C.
 
-    Prints one line once it consumes messages. Waits for a broker or database that is not available yet. On the first
-    signal it completes running stages for at most 30 seconds, releases all other messages, and exits 0. On a second
-    signal it releases these, too, and exits with 128 + the number of the signal.
+    Prints one line once the service consumes messages. Waits for a broker or database that is not available yet. On the
+    first signal it completes running stages for at most 30 seconds, releases all other messages, and exits 0. On a
+    second signal it also releases the messages of running stages, and exits with 128 + the number of the signal.
 
-    User and password come together from the first that names a user: the command line, the service, TRUENEXT_USER. A
-    password without a user replaces the password only. --ca, and --certificate with --key, replace those of the
-    service.
+    User and password come from the first source that names a user: the command line, the service, TRUENEXT_USER. A
+    password without a user replaces only the password. --ca replaces the file of the service, and --certificate with
+    --key replaces the certificate and key of the service.
     """
     line, environment = split_by_source(credentials)
     terminal.set_line_buffering()
@@ -166,11 +167,12 @@ def run(
 
 
 def merge_credentials(line: Credentials, own: Credentials, environment: Credentials) -> tuple[Credentials, str]:
-    """Return the credentials with which a service logs in, and a note for its start's line about the user.
+    """Return the credentials with which a service logs in. Also return a note about the user, for the line that is
+    printed at the start.
 
-    User and password are a pair of the first that names a user: the command line, the service, the environment. A
-    password without a user, of the command line or else of the environment, replaces the password of the pair. A
-    certificate is replaced together with its key.
+    User and password come together, from the first source that names a user: the command line, the service, the
+    environment. A password without a user replaces the password of this source. It is taken from the command line, or
+    else from the environment. A certificate is replaced together with its key.
     """
     sources = {"--user": line, "its code": own, USER_VARIABLE: environment}
     if own.certificate is not None:
@@ -190,7 +192,7 @@ def merge_credentials(line: Credentials, own: Credentials, environment: Credenti
 
 
 class _OutputError(Exception):
-    """Standard output cannot be written to, so that the start of the service cannot be reported."""
+    """Standard output cannot be written to, so the line that reports the start cannot be printed."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(str(cause))
@@ -209,9 +211,9 @@ class _ServiceProcess:
         self._service_run: ServiceRun | None = None
 
     async def run(self, health_at: tuple[str, int] | None) -> int:
-        """Run the service and return the exit status.
+        """Run the service, and return the exit status.
 
-        Raises: TruenextError, or any other error that ended the service
+        Raises: TruenextError or another error, if it has ended the service
         """
         service = self._service
         self._listen_to_signals()
@@ -299,9 +301,9 @@ class _ServiceProcess:
         return 0 if len(self._signals) < 2 else 128 + self._signals[-1]
 
     def _check_signal(self) -> None:
-        """Clear the cancellation of the main task, which a signal has caused.
+        """Clear the cancellation of the main task after a signal.
 
-        Raises: CancelledError if no signal has come
+        Raises: CancelledError if no signal has caused the cancellation
         """
         assert self._main is not None, "it listens"
         if not self._signals:
@@ -325,7 +327,8 @@ class QueueInfo(msgspec.Struct):
 
 
 async def _warn_of_orphaned_queues(running: ServiceRun, definition: Definition) -> None:
-    """Log messages in queues of former stages, left or still sent by an earlier version of the service."""
+    """Log a warning for each queue of a former stage that has messages. An earlier version of the service has left
+    them, or still sends them."""
     try:
         queues = msgspec.json.decode(await running.connection.control_request("queues"), type=list[QueueInfo])
     except (TruenextError, TimeoutError) as error:
@@ -343,7 +346,8 @@ async def _warn_of_orphaned_queues(running: ServiceRun, definition: Definition) 
 
 
 def orphaned_queues(queues: Iterable[QueueInfo], definition: Definition) -> list[QueueInfo]:
-    """Return the queues with messages that belong to an endpoint of the service, but to no stage of it."""
+    """Return the queues of former stages: they have messages, and belong to an endpoint of the service but to none of
+    its stages."""
     return [
         each
         for each in queues

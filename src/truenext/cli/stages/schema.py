@@ -1,4 +1,4 @@
-"""`truenext stages schema`: database tables of exactly-once stages."""
+"""`truenext stages schema`: print or create the database tables of exactly-once stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from truenext.cli.stages.service_loader import database_option, load_with_databa
 def schema(target: str, database: str | None, prints_sql: bool, applies: bool) -> None:
     """Print or create the tables of inbox and outbox.
 
-    The tables belong to the database, not to a service: several services may share them. For Alembic they are in
+    The tables belong to the database, not to a service: several services may share them. Alembic finds them in
     `truenext.stage.sql.tables.metadata`.
     """
     if prints_sql and applies:

@@ -1,4 +1,4 @@
-"""Import of the service MODULE:NAME, with errors that say what to do."""
+"""Import of the service that MODULE:NAME names. Errors say what the user can do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXTRAS = {
     "psycopg": "postgresql",
     "sqlalchemy": "sql",
 }
-"""Extra of truenext that installs a module, by the name of that module."""
+"""Extra of truenext that installs a module, by the module's name."""
 
 database_option = click.option(
     "--database", type=DATABASE_URL, help="Database instead of the service's own, a URL of SQLAlchemy."
@@ -35,7 +35,7 @@ service_argument = click.argument("target", metavar="MODULE:NAME", type=SERVICE)
 def load_service(target: str) -> Service:
     """Import the service, with the current folder in `sys.path`.
 
-    Raises: ConfigurationError for each error of the import
+    Raises: ConfigurationError if the import fails, or the name is not a service
     """
     module_name, _, name = target.partition(":")
     folder = str(Path.cwd())
@@ -55,9 +55,9 @@ def load_service(target: str) -> Service:
 
 
 def load_with_database(target: str, database: str | None) -> tuple[Service, str]:
-    """Import the service, and return it with the URL of its database, or with `database` in its place.
+    """Import the service. Return it with the URL of its database; `database` replaces this URL.
 
-    Raises: ConfigurationError, also if there is no database
+    Raises: ConfigurationError if the import fails, or there is no database
     """
     service = load_service(target)
     url = database or service.database
@@ -70,9 +70,9 @@ def load_with_database(target: str, database: str | None) -> tuple[Service, str]
 
 
 def _module(name: str, folder: str, of: str) -> ModuleType:
-    """Import the module `name`, which is to contain the service `of`.
+    """Import the module `name`. It should contain the service `of`, which is named in errors.
 
-    Raises: ConfigurationError, with `folder` if the module is missing
+    Raises: ConfigurationError if the import fails; if the module is missing, its text names `folder`
     """
     try:
         return importlib.import_module(name)
@@ -107,14 +107,15 @@ def _install_hint(error: ModuleNotFoundError) -> str:
 
 
 def _program_part(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the program's first line on."""
+    """Return the part of a traceback that begins with the program's first line."""
     while trace is not None and not _is_program_file(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return trace
 
 
 def _where(error: BaseException) -> str:
-    """Return ` (orders.py:12)`, the innermost line of the user's code in a traceback; empty if there is none."""
+    """Return the innermost line of the program's code in a traceback, such as ` (orders.py:12)`; empty if there is
+    none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if _is_program_file(frame.filename):
             return f" ({Path(frame.filename).name}:{frame.lineno})"

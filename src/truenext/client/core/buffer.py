@@ -1,6 +1,6 @@
-"""Received messages that are not settled, buffered or held: by message, by subscription, and by session.
+"""Received messages that are not settled: buffered ones, and ones that the program holds.
 
-One file, because messages, subscriptions and buffers refer to one another.
+Messages, subscriptions and buffers are in one file, because they refer to one another.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from truenext.errors import TruenextError
 
 class ReceivedMessageState(IntEnum):
     BUFFERED = 0
-    """Buffered, and not delivered to the program."""
+    """The client has the message, and has not delivered it to the program."""
     HELD = 1
-    """Delivered to the program, and not settled."""
+    """The program has got the message, and has not settled it."""
     SETTLED = 2
-    """Acknowledged, nacked, rejected or released."""
+    """The message was acknowledged, nacked, rejected or released."""
 
 
 class ReceivedMessage(Content):
-    """One dispatch of a message to this client, with its state until it is settled."""
+    """One dispatch of a message to this client, and how far the client has handled it."""
 
     __slots__ = (
         "ack_id",
@@ -50,23 +50,25 @@ class ReceivedMessage(Content):
         self.ack_id = headers.get("ack", "")
         self.state = ReceivedMessageState.BUFFERED
         self.is_started = False
-        """The broker was told that the program has the message."""
+        """The client has told the broker that the program has the message."""
         self.transaction: object | None = None
         self.redelivery: ReceivedMessage | None = None
-        """Later dispatch of the same message, which arrived while the program still holds this one."""
+        """Later dispatch of the same message. It arrived while the program still held this dispatch."""
         self.may_have_missed: bool = False
-        """Messages of this topic that were sent before this one may be missing: the connection had been lost."""
+        """The connection was lost before this message, so earlier messages of its topic may be missing."""
 
 
 class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a subscription, checked by `parse_consumer_options`."""
+    """Options of a subscription, after `parse_consumer_options` has checked them."""
 
     destination: str
     prefetch: int | None = None
-    """Messages that the subscription may hold; with 0 each is requested, with None the broker decides."""
+    """Largest number of messages that the subscription may hold. 0: each message is requested. None: the broker
+    decides."""
     selector: str | None = None
     priority: int = 0
-    """Priority among the consumers of a queue, -127 to 127: the highest that has credit gets the message."""
+    """Priority among the consumers of a queue, -127 to 127. The consumer with the highest priority and with credit gets
+    a message."""
     exclusive: bool = False
     durable: str | None = None
     """Name of a durable subscription to a topic."""
@@ -74,7 +76,7 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_lossy(self) -> bool:
-        """Messages that are sent while there is no connection are lost."""
+        """The subscription loses messages that are sent while there is no connection."""
         return self.durable is None and self.destination.startswith(("/topic/", "/temp-topic/"))
 
 
@@ -85,32 +87,31 @@ class Subscription:
     options: SubscriptionOptions
     buffer: ReceiveBuffer
     held_by_ack_id: dict[str, ReceivedMessage] = field(default_factory=dict)
-    """Messages of this connection that the program holds and no transaction has acknowledged, by ack id."""
+    """Messages of this connection, by ack id, that the program holds and that no transaction has acknowledged."""
     _heap: list[tuple[int, int, ReceivedMessage]] = field(default_factory=list, init=False)
     release_count_min: int = 0
-    """Messages dispatched before this release count were released, and are ignored."""
+    """Release count below which a dispatch is ignored: its message was released after the dispatch."""
     requested_count: int = 0
-    """Number of messages that a pull request has requested and that have not arrived."""
+    """Number of messages that pull requests have requested, and that have not arrived."""
     is_exhausted: bool = False
-    """The broker had fewer messages than the last pull request asked for."""
+    """The broker had fewer messages than the last pull request wanted."""
     pull_id: str = ""
     is_suspended: bool = False
-    """The broker was told to send nothing until the subscription is woken."""
+    """The broker was told to send no messages until the client wakes the subscription."""
     is_paused: bool = False
     """The program has paused the consumer."""
     is_release_due: bool = False
-    """The buffer is to be released as soon as the broker has confirmed the subscription."""
+    """The buffered messages must be released as soon as the broker has confirmed the subscription."""
     is_polled: bool = False
-    """The program has requested a message since the last check for idle buffers."""
+    """The program has requested a message since the reconciler last checked for idle buffers."""
     is_subscribe_sent: bool = False
-    """SUBSCRIBE was sent on this connection."""
     is_open: bool = False
     """The broker has confirmed the SUBSCRIBE."""
     is_closed: bool = False
     error: TruenextError | None = None
     """Error that has ended the subscription."""
     may_have_missed: bool = False
-    """The next message is the first after a lost connection, and messages before it may be missing."""
+    """The next message is the first one after a lost connection, so messages before it may be missing."""
     opened: Signal = field(default_factory=Signal)
     """Set when the subscription is open, or has ended."""
 
@@ -129,7 +130,7 @@ class Subscription:
         heappush(self._heap, (received.rank, received.sequence, received))
 
     def first(self) -> ReceivedMessage | None:
-        """Return the first message that may be delivered."""
+        """Return the first message that may be delivered; None if there is none."""
         return self._heap[0][2] if self._heap and not (self.is_paused or self.is_release_due) else None
 
     def pop(self) -> ReceivedMessage:
@@ -144,7 +145,7 @@ class Subscription:
         return len(self._heap)
 
     def reset_for_connection(self) -> None:
-        """Forget the state of an earlier connection."""
+        """Drop all state that belongs to an earlier connection."""
         self.clear()
         self.held_by_ack_id.clear()
         self.release_count_min = self.requested_count = 0
@@ -158,13 +159,13 @@ class ReceiveBuffer:
     """Received messages of one session, or of all sessions of one `consume`."""
 
     is_shared = False
-    """Several sessions share the subscriptions."""
+    """True if several sessions use the same subscriptions."""
 
     def __init__(self) -> None:
         self.subscriptions: list[Subscription] = []
         self._waiters: dict[Signal, Subscription | None] = {}
         self.is_closed = False
-        """No message is delivered any more, and waiting callers return."""
+        """No message is delivered any more, and calls that wait for one return."""
 
     def push(self, received: ReceivedMessage) -> None:
         subscription = received.subscription
@@ -173,7 +174,7 @@ class ReceiveBuffer:
             self._wake_one(subscription)
 
     def first(self, subscription: Subscription | None = None) -> ReceivedMessage | None:
-        """Return the next message, of one subscription or of all."""
+        """Return the next message of one subscription, or of all subscriptions; None if there is none."""
         if subscription is not None:
             return subscription.first()
         if len(self.subscriptions) == 1:
@@ -182,34 +183,36 @@ class ReceiveBuffer:
         return min(firsts, key=key_of, default=None)
 
     def pop(self, received: ReceivedMessage) -> None:
-        """Remove the message that `first` has returned."""
+        """Remove `received`, which `first` has returned."""
         received.subscription.pop()
 
     def on_settled(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Note that the program no longer holds messages."""
+        """Handle the fact that the program no longer holds these messages."""
 
     def on_cleared(self) -> None:
-        """Note that subscriptions have lost their buffered messages."""
+        """Handle the fact that buffered messages of a subscription were dropped."""
 
     withheld_count = 0
-    """Number of messages that have arrived and may not be delivered yet."""
+    """Number of messages that have arrived, and that wait for the end of another message of their group."""
 
     # ---- Waiting callers ----
 
     def add_waiter(self, subscription: Subscription | None) -> Signal:
-        """Return a signal, for `remove_waiter`, that is set when a message arrives or each caller is to check again."""
+        """Return a signal that is set when a message arrives, or when all waiting callers must check again. The caller
+        gives the signal back with `remove_waiter`."""
         signal = Signal()
         self._waiters[signal] = subscription
         return signal
 
     def remove_waiter(self, signal: Signal) -> None:
-        """Remove a caller that no longer waits. A message for which it was woken goes to the next caller."""
+        """Remove the signal of a caller that has stopped waiting. If a message has set the signal, the next caller is
+        woken."""
         subscription = self._waiters.pop(signal)
         if signal.is_set and self._waiters and self.first(subscription) is not None:
             self._wake_one(subscription)
 
     def wait_until_woken(self, subscription: Subscription | None, deadline: float | None = None) -> Flow[bool]:
-        """Wait for the signal of `add_waiter`. False if it is not set in time."""
+        """Wait until a message arrives, or until all callers must check again. Return False at the deadline."""
         signal = self.add_waiter(subscription)
         try:
             return (yield Wait(signal, deadline))

@@ -40,13 +40,13 @@ from truenext.model.url import DEFAULT_URL, Address, parse_url
 from truenext.wire.stomp.frame import Frame
 
 ATTEMPT_TIMEOUT_S = 10.0
-"""Seconds until a broker must have accepted a connection, and again until CONNECTED; a broker that takes over an old
-connection may first finish a write."""
+"""Seconds within which a broker must accept a connection. CONNECTED must follow within the same time. The time allows
+for a broker that first ends a write of an old connection, which the client takes over."""
 HEART_BEAT_S_MAX = 24 * 3600
 REPORT_INTERVAL_S = 60.0
-"""Seconds until the same problem with the same URL is reported again."""
+"""Seconds after a report within which the same problem with the same URL is not reported again."""
 PROMPT_REFUSAL_MAX_S = 4.0
-"""Seconds within which a refusal of a login is final; a later one may be due to slowness."""
+"""Seconds within which a refusal of a login is final. A later refusal may be due to a slow network or broker."""
 
 
 class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,18 +55,19 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     addresses: Sequence[Address]
     credentials: Credentials = NO_CREDENTIALS
     client_id: str | None = None
-    """Name of the client for durable subscriptions."""
+    """Client id, which names this client's durable subscriptions."""
     heart_beat_s: float = 10.0
     """Interval of heart-beats in seconds; 0 disables heart-beats."""
     reconnects: bool = True
-    """A lost connection is opened anew; otherwise it is closed for good, and each address is tried once at first."""
+    """True: a lost connection is opened again. False: it stays closed, and the first connection tries each address
+    once."""
     heartbeat_thread: bool = False
-    """Heart-beats do not depend on the event loop that runs the client."""
+    """A thread sends the heart-beats, so that a blocked event loop does not lose the connection."""
     attempt_timeout_s: float = ATTEMPT_TIMEOUT_S
-    """Seconds until a broker must have accepted a connection, and again until CONNECTED."""
+    """Seconds within which a broker must accept a connection. CONNECTED must follow within the same time."""
 
     def __post_init__(self) -> None:
-        """Check the client id. Raises: ValueError"""
+        """Check the client id. Raises: ValueError if CONNECT cannot carry it"""
         check_login_text("client_id", self.client_id)
 
 
@@ -80,10 +81,10 @@ def connect_options(
     heartbeat_thread: bool = False,
     **credentials: str | None,
 ) -> ConnectOptions:
-    """Check the arguments of `connect`; `credentials` are the fields of `Credentials`. Without a URL use the STOMP port
-    of this machine.
+    """Check the arguments of `connect`, and return them as options. `credentials` are the fields of `Credentials`.
+    Without a URL the client uses the STOMP port of this machine.
 
-    Raises: ConfigurationError for an invalid URL; ValueError, TypeError
+    Raises: ConfigurationError for an invalid URL; ValueError, TypeError for another invalid argument
     """
     for url in urls:
         if not isinstance(url, str):
@@ -106,7 +107,7 @@ def connect_options(
 
 
 class BrowseListener(Protocol):
-    """Receives the messages of a browser, on a connection that does nothing else."""
+    """Object that gets the messages of a browser. The browser's connection is used for nothing else."""
 
     def on_message(self, frame: Frame) -> None: ...
 
@@ -121,7 +122,8 @@ class Client:
         context: ClientContext,
         make_message: type[ReceivedMessage] = ReceivedMessage,
     ) -> None:
-        """`name`, unique to this client, names its producers; `make_message` is the class of received messages."""
+        """Make a client. `name` must differ from the names of all other clients: the client's producers are named after
+        it. `make_message` is the class of received messages."""
         self.options = options
         self.name = name
         self.context = context
@@ -134,51 +136,52 @@ class Client:
         self.pending_requests = PendingRequests()
         self.subscriptions = Subscriptions(context, make_message)
         self.transactions: dict[TransactionState, None] = {}
-        """Transactions that have not ended."""
+        """Transactions that are open, or whose outcome is not known."""
         self.up_or_failed = Signal()
-        """Set while a connection is up, and when the client has ended for good."""
+        """Signal that is set while a connection is up, and when the client has ended for good."""
         self.error: TruenextError | None = None
-        """Reason why no connection is opened any more."""
+        """Reason why the client opens no more connections; None while it does."""
         self.last_error: Exception | None = None
-        """Error of the last attempt to connect that failed."""
+        """Error of the last failed attempt to connect."""
         self.is_listening = False
-        """The last attempt to connect has opened a socket."""
+        """The last attempt to connect has connected a socket, so a program listens at the address."""
         self.is_closing = False
-        """The program has closed the connection; new requests are refused."""
+        """The program has closed the connection, and new requests are refused."""
         self._is_disconnect_sent = False
         self.connection_state_since = context.clock()
         """Time at which the connection came up, or was lost."""
         self._failed_connect_count = 0
-        """Number of failed attempts to connect since the last connection was lost, or since the start."""
+        """Number of failed attempts to connect since a connection was lost, or since the start."""
         self._unavailable_count = 0
-        """Number of failed attempts to connect since a broker was busy, or since the start."""
+        """Number of failed attempts to connect since an attempt failed because the broker was busy, or since the
+        start."""
         self._reported_at: dict[tuple[str, str], float] = {}
-        """Time of the last report, by URL and reason."""
+        """Time of the last report of a problem, by URL and reason."""
         self.reconnect_count = -1
         self.browse_listener: BrowseListener | None = None
         self.is_read_buffer_full = False
-        """The driver is to read nothing for now, as a browser has enough messages."""
+        """The driver must not read the socket for now, because a browser has enough messages."""
         self._reconciler = Reconciler(context, self.subscriptions, self.pending_requests, self.on_connection_lost)
         self._last_link_number = 0
-        """Number of the last link; it rises with other brokers too, which ignore it."""
+        """Number of the last link. It rises with each link."""
         self._takeover_secret = ""
         self._last_store_id = ""
         self._is_pump_due = False
         self._free_producers: deque[ProducerNumbers] = deque()
-        """Producers of sessions that have ended."""
+        """Producers of ended sessions, which new sessions use again."""
         self._producer_count = 0
         self._drain_waiters: list[Signal] = []
         self._login_timer: DelayedCall | None = None
 
     @property
     def link(self) -> Link | None:
-        """Current connection to a broker, logged in or about to be."""
+        """Current connection to a broker, logged in or about to log in."""
         return self.context.link
 
     # ---- The connection ----
 
     def on_connect_failed(self, error: Exception) -> None:
-        """Count a failed attempt to connect, and report it."""
+        """Count and report a failed attempt to connect."""
         url, reason = self.connect_backoff.current_address.url, _error_text(error)
         self.connect_backoff.on_connect_failed()
         self.last_error = error
@@ -196,7 +199,7 @@ class Client:
         self._report_seldom(NO_SPACE_TEXT, self.connect_backoff.current_address.url, str(error))
 
     def _report_seldom(self, text: str, url: str, reason: str, **fields: object) -> None:
-        """Report a problem, unless it was reported less than `REPORT_INTERVAL_S` ago."""
+        """Report a problem, unless the same problem was reported less than `REPORT_INTERVAL_S` ago."""
         now = self.clock()
         reported_at = self._reported_at.get((url, reason))
         if reported_at is None or now - reported_at >= REPORT_INTERVAL_S:
@@ -204,8 +207,8 @@ class Client:
             self.context.report(text, {"url": url, "error": reason, **fields})
 
     def no_broker_error(self, waited_s: float) -> NoBroker | Refused:
-        """Make an error that says which URLs were tried, and why no connection was opened; that of a busy broker is its
-        own."""
+        """Make the error that names the tried URLs and says why no connection was opened. If a broker was busy, return
+        the broker's own refusal."""
         if isinstance(self.last_error, Refused) and self.last_error.code == Code.BUSY:
             return Refused(str(self.last_error), self.last_error.code)
         reason = self._no_answer(waited_s) if self.last_error is None else _error_text(self.last_error)
@@ -228,7 +231,7 @@ class Client:
         return ", ".join(each.url for each in self.options.addresses)
 
     def on_socket_connected(self, address: Address, password: str | None = None) -> None:
-        """Send CONNECT on a new socket, with a `password` that the driver may have read from a file."""
+        """Send CONNECT on a new socket. The driver may have read `password` from the password file."""
         self._last_link_number += 1
         now = self.clock()
         self.context.link = link = Link(self._last_link_number, self.options.heart_beat_s, now, on_frame=self._on_frame)
@@ -248,12 +251,13 @@ class Client:
             self.on_connection_lost(ConnectionLost(self._no_answer(self.options.attempt_timeout_s)))
 
     def pump_soon(self) -> None:
-        """Write waiting sends soon: those of one pass of the loop are written together, and share a receipt."""
+        """Make the driver write waiting sends soon. All sends of one pass of the loop are written together, and share a
+        receipt."""
         self._is_pump_due = True
         self.flush_soon()
 
     def data_to_send(self) -> list[bytes]:
-        """Remove and return the bytes that are to be written."""
+        """Remove and return the bytes that the driver must write."""
         link = self.link
         if self._is_pump_due:
             self._is_pump_due = False
@@ -266,7 +270,7 @@ class Client:
         return out
 
     def receive_data(self, data: bytes) -> None:
-        """Handle received bytes. Any error in them ends the connection."""
+        """Handle received bytes. An error in the bytes ends the connection."""
         link = self.link
         if link is None:
             return
@@ -297,12 +301,12 @@ class Client:
         self.on_connection_lost(error if is_busy else ConnectionLost(f"the broker ended the connection: {error}"))
 
     def _is_refusal_final(self, code: str) -> bool:
-        """Return whether later logins would be refused too. Other brokers send no code, even if they only believe
-        that a lost connection still exists; so their refusal is final only if no login has succeeded."""
+        """Return whether later logins would be refused, too. Other brokers send no code, and may refuse a login only
+        because they still have the lost connection. So their refusal is final only if no login has succeeded before."""
         return code in _FINAL_REFUSAL_CODES or (not code and self.reconnect_count < 0)
 
     def on_connection_lost(self, error: Exception) -> None:
-        """End the current connection; the driver sees that `link` has changed."""
+        """End the current connection. The driver notices the change of `link`."""
         link, self.context.link = self.context.link, None
         if link is None:
             return
@@ -348,7 +352,7 @@ class Client:
             self.fail_permanently(final_error)
 
     def fail_permanently(self, error: TruenextError) -> None:
-        """End the client: no connection is opened any more."""
+        """End the client with `error`; no more connections are opened."""
         if self.error is None:
             self.error = error
         self.on_connection_lost(error)
@@ -436,7 +440,8 @@ class Client:
         )
 
     def request_commit_outcome(self, transaction: TransactionState) -> None:
-        """Ask the broker for the outcome of a COMMIT in doubt; one not executed by then is rolled back for good."""
+        """Ask the broker for the outcome of a COMMIT in doubt. If the broker has not executed the COMMIT by then, it
+        never will."""
         producer = transaction.producer
         link = self.link
         if link is None or not link.is_up:
@@ -495,7 +500,8 @@ class Client:
                 self.delayed_calls.call_at(silent_at, lambda: self._check_silence(link))
 
     def run_due_calls(self) -> None:
-        """Run the calls that are due; `delayed_calls.next_due_at` says when to call this."""
+        """Run the delayed calls that are due. The driver calls this at the time that `delayed_calls.next_due_at`
+        gives."""
         self.delayed_calls.run_due(self.clock())
 
     # ---- Producers and transactions ----
@@ -504,7 +510,7 @@ class Client:
         return self._free_producers.popleft() if self._free_producers else self.make_producer()
 
     def make_producer(self) -> ProducerNumbers:
-        """Make a producer that no broker knows."""
+        """Make a producer under a new name."""
         self._producer_count += 1
         return ProducerNumbers(f"{self.name}-{self._producer_count}")
 
@@ -518,7 +524,8 @@ class Client:
         return self.is_closing or isinstance(self.error, ClosedError)
 
     def check_open(self) -> None:
-        """Check that the connection is not closed. Raises: ClosedError; the error that ended the connection for good"""
+        """Check that the connection is not closed. Raises: ClosedError if the program has closed it; the error that
+        ended the connection for good"""
         if self.error is not None:
             raise copy_error(self.error)
         if self.is_closing:
@@ -527,9 +534,10 @@ class Client:
     def subscribe(
         self, options: SubscriptionOptions, buffer: ReceiveBuffer, deadline: float | None
     ) -> Flow[Subscription]:
-        """Subscribe, and wait until the broker has confirmed it.
+        """Subscribe, and wait until the broker has confirmed the subscription.
 
-        Raises: Refused, ClosedError, TimeoutError; TruenextError that ended the connection
+        Raises: Refused if the broker refuses it; TimeoutError at the deadline; ClosedError if the connection is closed;
+        the error that ended the connection for good
         """
         self.check_open()
         subscription = self.subscriptions.add(options, buffer)
@@ -550,9 +558,10 @@ class Client:
         return subscription
 
     def end_durable_subscription(self, name: str, deadline: float | None) -> Flow[None]:
-        """End a durable subscription, and delete its messages.
+        """End a durable subscription, whose messages the broker deletes.
 
-        Raises: Refused, ConnectionLost, TimeoutError
+        Raises: Refused if the broker refuses it; ConnectionLost before the broker's answer; TimeoutError at the
+        deadline
         """
         frames.check_headers({"id": name})
         self.check_open()
@@ -568,7 +577,7 @@ class Client:
             raise waiter.error
 
     def wait_until_up(self, deadline: float | None, purpose: str) -> Flow[Link]:
-        """Wait for a connection. Raises: TimeoutError; the error that ended the connection for good"""
+        """Wait for a connection. Raises: TimeoutError at the deadline; the error that ended the connection for good"""
         while True:
             if self.error is not None:
                 raise copy_error(self.error)
@@ -583,10 +592,10 @@ class Client:
                 )
 
     def send_request(self, head: bytes, body: bytes, deadline: float | None, timeout_text: str = "") -> Flow[Frame]:
-        """Send a message, whose `head` begins with the command, and return the reply; without one until the deadline
-        raise TimeoutError with `timeout_text`.
+        """Send a message, and return the reply. `head` is the beginning of the frame, command included.
 
-        Raises: Refused, ConnectionLost, TimeoutError
+        Raises: Refused if the broker refuses the message; ConnectionLost before the reply; TimeoutError with
+        `timeout_text` at the deadline
         """
         self.check_open()
         link = yield from self.wait_until_up(deadline, "send a request")
@@ -620,7 +629,8 @@ class Client:
         return replies[0]
 
     def wait_until_written(self, deadline: float | None = None) -> Flow[bool]:
-        """Wait until the operating system has all frames so far, or the link is lost. False at the deadline."""
+        """Wait until the socket has accepted all frames written so far, or the link is lost. Return False at the
+        deadline."""
         while self.link is not None and not self.flush():
             signal = Signal()
             self._drain_waiters.append(signal)
@@ -630,7 +640,7 @@ class Client:
         return True
 
     def on_drained(self) -> None:
-        """Wake `wait_until_written`: the socket has taken everything, or is closed."""
+        """Wake the callers of `wait_until_written`, because the socket has accepted all bytes, or is closed."""
         waiters, self._drain_waiters = self._drain_waiters, []
         for signal in waiters:
             signal.set()
@@ -638,9 +648,11 @@ class Client:
     # ---- The end ----
 
     def close(self, deadline: float | None) -> Flow[None]:
-        """Release held messages without an attempt, wait for confirmations, over reconnects too, and disconnect.
+        """Release held messages without an attempt, wait until all sends are confirmed, and disconnect. If the
+        connection is lost meanwhile, the wait goes on over the next one.
 
-        Sends that are not confirmed fail with TimeoutError or ClosedError. Errors of the broker are not raised.
+        Sends that are not confirmed by the deadline fail with TimeoutError; if this call is interrupted, with
+        ClosedError. Errors of the broker are not raised.
         """
         self.is_closing = True
         error = ClosedError(_CLOSED_TEXT)
@@ -665,7 +677,7 @@ class Client:
             self.fail_permanently(error)
 
     def wait_until_confirmed(self, deadline: float | None) -> Flow[int]:
-        """Wait until the broker has confirmed all sends. Return the number of those that were not confirmed in time."""
+        """Wait until the broker has confirmed all sends. Return how many are not confirmed at the deadline."""
         in_time = True
         while in_time and self.send_buffer.unconfirmed_count and self.error is None:
             in_time = yield Wait(self.send_buffer.empty_signal(), deadline)
@@ -673,11 +685,12 @@ class Client:
 
     @property
     def unconfirmed_count(self) -> int:
-        """Number of sends that are lost if the program ends now without closing the connection."""
+        """Number of sends that may be lost if the program ends now without closing the connection."""
         return 0 if self.error is not None else self.send_buffer.unconfirmed_count
 
     def _send_disconnect(self, link: Link) -> Signal:
-        """Send DISCONNECT, which lists producers that the broker may forget; the signal is set when it is confirmed."""
+        """Send DISCONNECT, with the names of producers that the broker may forget. The returned signal is set when the
+        broker has confirmed it."""
         headers = {}
         if link.is_truenext:
             in_doubt = {
@@ -697,7 +710,7 @@ class Client:
 
 
 class AnswerWaiter(AnswerHandler, msgspec.Struct, eq=False):
-    """Answer handler of a frame whose sender waits for the answer."""
+    """Answer handler of one frame, with a signal that is set when the answer is there."""
 
     answered: Signal = msgspec.field(default_factory=Signal)
     error: TruenextError | None = None
@@ -720,6 +733,6 @@ def _error_text(error: Exception) -> str:
 
 _CLOSED_TEXT = "the connection is closed: make a new one"
 _FINAL_REFUSAL_CODES = frozenset({Code.LOGIN, Code.NOT_SUPPORTED, Code.IN_USE})
-"""Codes with which every later login would be refused too."""
+"""Codes of refusals after which every later login would be refused, too."""
 
 _OUTCOMES = {"committed": Outcome.COMMITTED, "rolled back": Outcome.ROLLED_BACK}

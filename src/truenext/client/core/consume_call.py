@@ -1,4 +1,4 @@
-"""Calls of `consume`: subscription, workers and end, for handlers in tasks and in threads."""
+"""One call of `consume`, and the workers that run its handlers, both for tasks and for threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from truenext.errors import ClosedError, InDoubt, RolledBack
 
 
 class ConsumeCall:
-    """One call of `consume`: its subscription, and the workers that run handlers."""
+    """One call of `consume`: its subscription, and which of its workers have work."""
 
     def __init__(self, client: Client, mode: SessionMode, isolation: HandlerIsolation) -> None:
         self.client = client
@@ -23,11 +23,15 @@ class ConsumeCall:
         self._buffer = SharedReceiveBuffer(isolation)
         self._subscription: Subscription | None = None
         self._owner_by_worker: dict[HandlerWorker, object] = {}
-        """Workers that wait for a message or have one, with their task or thread."""
+        """Task or thread of each worker that has a message, or waits for one."""
         self._changed = Signal()
 
     def subscribe(self, options: SubscriptionOptions) -> Flow[None]:
-        """Subscribe, and wait until the broker has confirmed it. Raises: Refused, ClosedError, TimeoutError"""
+        """Subscribe, and wait until the broker has confirmed the subscription.
+
+        Raises: Refused if the broker refuses it; TimeoutError without an answer; ClosedError if the connection is
+        closed
+        """
         client = self.client
         self._subscription = yield from client.subscribe(options, self._buffer, client.clock() + DEFAULT_TIMEOUT_S)
 
@@ -37,18 +41,18 @@ class ConsumeCall:
         return SessionCore(self.client, self._mode, self._buffer)
 
     def add_working(self, worker: HandlerWorker, owner: object) -> None:
-        """Record that a worker waits for a message, or has one: `wait_until_handled` waits for the worker."""
+        """Record that a worker has a message, or waits for one. `wait_until_handled` waits for this worker."""
         if not self._buffer.is_closed:
             self._owner_by_worker[worker] = owner
 
     def remove_working(self, worker: HandlerWorker) -> object:
-        """Record that a worker has no message, and gets none for now. Return its task or thread."""
+        """Record that a worker has no message, and gets none for now. Return the worker's task or thread."""
         owner = self._owner_by_worker.pop(worker, None)
         self._notify_changed()
         return owner
 
     def on_worker_ended(self, error: BaseException | None) -> None:
-        """Stop the call, because a worker has ended, after an error or because there is nothing more to do."""
+        """Stop the call, because one of its workers has ended. `error` is the worker's error, if there was one."""
         if isinstance(error, ClosedError | InDoubt) and self.client.is_closed_by_program:
             # A commit in doubt was logged.
             error = None
@@ -59,7 +63,7 @@ class ConsumeCall:
     # ---- The end ----
 
     def stop(self) -> None:
-        """Start no more handlers."""
+        """Let no further handler start."""
         self._buffer.is_closed = True
         if self._subscription is not None:
             self.client.subscriptions.pause(self._subscription)
@@ -71,12 +75,13 @@ class ConsumeCall:
         return self._buffer.is_closed
 
     def wait_until_stopped(self) -> Flow[None]:
-        """Wait until no more handlers start."""
+        """Wait until `stop` is called."""
         while not self._buffer.is_closed:
             yield Wait(self._changed)
 
     def wait_until_handled(self, deadline: float | None = None, except_owner: object = None) -> Flow[bool]:
-        """Wait until no handler runs, except for that of `except_owner`, such as the caller. False at the deadline."""
+        """Wait until no handler runs. A handler of `except_owner` is not waited for, because it may be the caller.
+        Return False at the deadline."""
         while any(owner is not except_owner for owner in self._owner_by_worker.values()):
             in_time = yield Wait(self._changed, deadline)
             if not in_time:
@@ -84,7 +89,7 @@ class ConsumeCall:
         return True
 
     def abandon_handlers(self) -> None:
-        """Wait no longer for running handlers, and release their messages."""
+        """End the sessions of running handlers, and release their messages."""
         working, self._owner_by_worker = self._owner_by_worker, {}
         for worker in working:
             worker.session.end(None)
@@ -100,17 +105,20 @@ class ConsumeCall:
 class HandlerWorker:
     """Worker that runs one handler after the other, in one task or thread.
 
-    Each call of a handler in transactions has a session of its own, which ends with the call: code that the handler
-    has left running can add nothing to the transaction of another message, and cannot commit it.
+    If handlers run in transactions, each call of a handler has its own session, which ends with the call. Code that
+    outlives its handler cannot send in the transaction of a later message, and cannot commit it.
     """
 
     def __init__(self, call: ConsumeCall) -> None:
         self._consume_call = call
         self.session = call.make_session()
-        """Session of the handler that runs, or is next."""
+        """Session of the handler that runs now, or that runs next."""
 
     def next_message(self, owner: object) -> Flow[ReceivedMessage | None]:
-        """Return the message to handle; None at the end. Raises: Refused, ClosedError, ConnectionLost"""
+        """Return the next message to handle, or None when the call has ended.
+
+        Raises: Refused, ConnectionLost if the subscription or the connection has ended; ClosedError if it is closed
+        """
         call = self._consume_call
         if self.session.is_expired:
             yield from self._renew_session()
@@ -127,9 +135,9 @@ class HandlerWorker:
         return None
 
     def _renew_session(self) -> Flow[None]:
-        """Make the session for the next message, once no commit is in doubt.
+        """Make the session for the next message. If a commit is in doubt, first wait for its outcome.
 
-        Raises: InDoubt if the connection ends for good
+        Raises: InDoubt if the connection ends for good before the outcome is known
         """
         call = self._consume_call
         transactions = self.session.transactions
@@ -142,7 +150,11 @@ class HandlerWorker:
         self.session = call.make_session()
 
     def on_handled(self, received: ReceivedMessage) -> Flow[None]:
-        """Settle a message whose handler has returned. Raises: RolledBack, InDoubt, ClosedError"""
+        """Settle a message whose handler has returned.
+
+        Raises: RolledBack, InDoubt if the commit of the message's transaction fails; ClosedError if the connection is
+        closed
+        """
         session = self.session
         if session.is_closed:
             session.release(received)
@@ -152,20 +164,21 @@ class HandlerWorker:
             session.settle(received, ACKED)
 
     def on_handler_failed(self, received: ReceivedMessage, error: BaseException) -> None:
-        """Settle a message whose handler has raised, or whose transaction was rolled back."""
+        """Settle a message whose handler has raised `error`, or whose transaction was rolled back."""
         session = self.session
         if session.transactions is not None and not session.is_closed:
             session.expire()
         session.on_handling_failed(received, error)
 
     def is_handler_failure(self, error: Exception) -> bool:
-        """Return whether an error is a failure of the handler; a rollback from elsewhere or a close is none."""
+        """Return whether the handler is at fault: not for RolledBack, nor for ClosedError after the program has closed
+        the connection."""
         if isinstance(error, ClosedError):
             return not self._consume_call.client.is_closed_by_program
         return not isinstance(error, RolledBack)
 
     def on_ended(self, error: BaseException | None) -> None:
-        """End the session, and stop the call."""
+        """End the worker's session, and stop the call."""
         call, session = self._consume_call, self.session
         owner = call.remove_working(self)
         transactions, transaction = session.transactions, session.transaction

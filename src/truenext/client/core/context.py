@@ -1,4 +1,4 @@
-"""Context shared by the parts of the core: the current link, and functions of the driver."""
+"""Context that all parts of the core share: the current link, and functions that the driver provides."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from truenext.client.core.link import Link
 from truenext.client.core.waiting import DelayedCalls
 
 CONNECTED_TEXT = "connected to %(url)s"
-"""Report that the first attempt to connect succeeded. Texts of reports name the fields that they contain."""
+"""Text of a report: the first attempt to connect has succeeded. The fields of a report are named in its text."""
 
 ACK_DELAY_S = 0.001
 """Seconds that an ACK waits at most for a frame with which it is written."""
 
 NO_SPACE_TEXT = "sends wait until %(url)s has space: %(error)s"
-"""Report, once a minute, that a broker has no space for sends outside transactions."""
+"""Text of a report, at most once a minute: a broker has no space for sends outside transactions."""
 
 NOT_CONFIRMED_TEXT = (
     "%(count)s messages to %(url)s were not confirmed before the end of the connection; they may have arrived"
@@ -30,19 +30,19 @@ class ClientContext:
     random: Callable[[], float]
     """Returns a random number from 0 to 1."""
     flush: Callable[[], bool]
-    """Writes pending bytes; returns whether all were written."""
+    """Writes pending bytes; returns whether the socket has accepted all of them."""
     flush_soon: Callable[[], None]
     flush_later: Callable[[], None]
     """Writes pending bytes within `ACK_DELAY_S`: later than `flush_soon` if that writes at the end of each call."""
     report: Callable[[str, dict[str, object]], None]
-    """Logs an event: a constant text, and fields by name, some of which the text contains (`%(url)s`)."""
+    """Logs an event, from a constant text and fields by name. The text names some of the fields, such as `%(url)s`."""
     has_owner_ended: Callable[[object], bool]
     """Returns whether a task or thread has ended."""
     link: Link | None = None
-    """Current connection to a broker, logged in or about to be."""
+    """Current connection to a broker, logged in or about to log in."""
     delayed_calls: DelayedCalls = field(default_factory=DelayedCalls)
     _names: count[int] = field(default_factory=lambda: count(1), init=False)
 
     def next_unique_name(self) -> str:
-        """Return a name that is unique within this client."""
+        """Return a name that this client has not used before."""
         return str(next(self._names))

@@ -6,31 +6,32 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 LOGIN_BYTES_EACH_MAX = 2048
-"""Longest user, password and client id, in bytes; a CONNECT may have 8 KiB."""
+"""Longest user, password and client id, in bytes. All of them must fit into a CONNECT, which may have 8 KiB."""
 
 _FORBIDDEN_IN_LOGIN = frozenset("\r\n\0")
-"""Characters that CONNECT cannot contain, because its headers are not escaped."""
+"""Characters that no header of CONNECT can contain, because STOMP does not escape the headers of CONNECT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """User, its password or a file with the password, and files for TLS."""
+    """User, password or password file, and the files for TLS."""
 
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     password_file: str | None = None
-    """Path of a file with the password in its first line, which is read for each login."""
+    """Path of a file whose first line is the password. The file is read for each login."""
     ca: str | None = None
-    """Path of a PEM file with certificates that sign those of brokers. None: those that the system trusts."""
+    """Path of a PEM file with certificates of authorities that sign brokers' certificates. None: the authorities that
+    the system trusts."""
     certificate: str | None = None
     """Path of a PEM file with the client's own certificate. None: the client shows no certificate."""
     key: str | None = None
-    """Path of a PEM file with the private key of `certificate`. None: the key is in the file of the certificate."""
+    """Path of a PEM file with the private key of `certificate`. None: the file of the certificate also has the key."""
 
     def __post_init__(self) -> None:
-        """Check the texts of CONNECT, and options that exclude one another.
+        """Check that CONNECT can carry the texts, and that no options exclude one another.
 
-        Raises: ValueError, whose text does not contain the password
+        Raises: ValueError otherwise; its text does not contain the password
         """
         check_login_text("user", self.user)
         check_login_text("password", self.password)
@@ -40,17 +41,20 @@ class Credentials:
             raise ValueError("key needs certificate, the file with the client's certificate")
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `connect` that are these credentials."""
+        """Return these credentials as arguments of `connect`."""
         return asdict(self)
 
     def headers(self, password: str | None) -> dict[str, str]:
-        """Return the headers of a CONNECT with this `password`, which may be from the file."""
+        """Return the headers of a CONNECT with this `password`, which may come from the password file."""
         given = {"login": self.user, "passcode": password}
         return {name: value for name, value in given.items() if value is not None}
 
 
 def check_login_text(name: str, value: str | None) -> None:
-    """Check a header of CONNECT. Raises: ValueError without the value, which may be a password"""
+    """Check that CONNECT can carry a text.
+
+    Raises: ValueError otherwise; its text does not contain the value, which may be a password
+    """
     if value is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""Disposition of a message by the program, and which exceptions count as an attempt."""
+"""How the program settles a message, and which exceptions count as an attempt."""
 
 from enum import Enum
 
@@ -9,13 +9,13 @@ from truenext.errors import ClosedError, Code, ConnectionLost, InDoubt, Refused,
 
 class Disposition(msgspec.Struct, frozen=True):
     is_acked: bool
-    """The message was handled; otherwise handling it failed."""
+    """True if the message was handled; False if handling it failed."""
     delay_ms: int | None = None
-    """Milliseconds until a failed message is redelivered; None leaves that to the queue's policy."""
+    """Milliseconds until a failed message is redelivered. None: the queue's policy decides."""
     is_rejected: bool = False
-    """The failed message is not redelivered."""
+    """The failed message becomes a dead letter, and is not redelivered."""
     cause: str = ""
-    """Cause of the failure, kept with the message."""
+    """Cause of the failure, which the broker stores with the message."""
 
 
 ACKED = Disposition(True)
@@ -29,18 +29,19 @@ REJECTED = Disposition(False, is_rejected=True)
 
 
 class CountedAttempts(Enum):
-    """Messages for which a rollback counts an attempt."""
+    """Messages of a transaction for which a rollback counts an attempt."""
 
     ALL = "all"
-    """Messages that were marked as failed; if there are none, all messages of the transaction."""
+    """The messages that were marked as failed. If none is marked, all messages of the transaction."""
     FAILED = "failed"
-    """Messages that were marked as failed."""
+    """The messages that were marked as failed, and no others."""
     NONE = "none"
 
 
 def counted_attempts_for(error: BaseException | None) -> CountedAttempts:
-    """Return which messages count an attempt after an exception. A cancellation, the end of the program, and errors
-    of the broker or the connection count none, even if the program has raised another exception from them."""
+    """Return which messages count an attempt after an exception. None counts after a cancellation, the end of the
+    program, a lost or closed connection, RolledBack, InDoubt, or a refusal for lack of space. The same holds if one of
+    these is the cause of the program's own exception."""
     if error is None:
         return CountedAttempts.FAILED
     if not isinstance(error, Exception):

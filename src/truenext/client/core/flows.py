@@ -1,4 +1,4 @@
-"""Flows for the requests of a program: generators (waiting.py) that a driver for tasks or for threads runs."""
+"""Flows for the requests of a program. A flow is a generator (waiting.py), run by a driver for tasks or for threads."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ from truenext.errors import InDoubt, LocalProtocolError
 from truenext.model.limits import CAUSE_BYTES_MAX, DELAY_MS_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 
 DEFAULT_TIMEOUT_S = 60.0
-"""Seconds to wait for a confirmation by default."""
+"""Default time, in seconds, to wait for a confirmation by the broker."""
 CLOSE_TIMEOUT_S = 10.0
-"""Seconds that connecting or closing may take by default."""
+"""Default time, in seconds, that connecting or closing may take."""
 
 
 def add_exit_failure_note(error: BaseException, exit_error: Exception) -> None:
-    """Add a note to `error`, with which a block of the program ends, that the end of the block failed as well."""
+    """Add to `error` a note that the end of the block has failed, too. `error` is the exception that has left the
+    block."""
     if exit_error is not error:
         error.add_note(f"The end of the block has failed as well: {type(exit_error).__name__}: {exit_error}")
 
 
 def wait_for_first_connection(client: Client, timeout_s: float) -> Flow[None]:
-    """Wait until the first connection is up. Raises: ConnectionLost if no broker answers in time; Refused"""
+    """Wait until the first connection is up.
+
+    Raises: ConnectionLost if no broker answers in time; Refused if a broker refuses the login
+    """
     try:
         yield from client.wait_until_up(client.clock() + timeout_s, "begin")
     except TimeoutError:
@@ -47,13 +51,16 @@ def wait_for_first_connection(client: Client, timeout_s: float) -> Flow[None]:
 
 
 def open_session(client: Client, mode: SessionMode) -> SessionCore:
-    """Make a session with a buffer of its own. Raises: ClosedError, or the error that ended the connection"""
+    """Make a session that has its own buffer.
+
+    Raises: ClosedError if the program has closed the connection; the error that ended the connection for good
+    """
     client.check_open()
     return SessionCore(client, mode, ReceiveBuffer())
 
 
 def parse_session_mode(ack: str, *, transacted: bool) -> SessionMode:
-    """Return the mode of a session; `ack` is "receive" or "commit". Raises: ValueError"""
+    """Return the mode of a session. `ack` is "receive" or "commit". Raises: ValueError for another `ack`"""
     modes = {"receive": SessionMode.TRANSACTED, "commit": SessionMode.AT_COMMIT}
     if ack not in modes:
         raise ValueError(f'ack in a transaction is "receive" or "commit", not {ack!r}')
@@ -65,7 +72,8 @@ def parse_session_mode(ack: str, *, transacted: bool) -> SessionMode:
 
 
 def parse_consumer_mode(ack: str) -> SessionMode:
-    """Return the mode of a consumer's own session; `ack` is "auto" or "individual". Raises: ValueError"""
+    """Return the mode of a consumer's own session. `ack` is "auto" or "individual". Raises: ValueError for another
+    `ack`"""
     modes = {"auto": SessionMode.AUTO, "individual": SessionMode.INDIVIDUAL}
     if ack not in modes:
         raise ValueError(f'ack is "auto" or "individual", not {ack!r}')
@@ -73,7 +81,10 @@ def parse_consumer_mode(ack: str) -> SessionMode:
 
 
 def subscribe(session: SessionCore, options: SubscriptionOptions) -> Flow[Subscription]:
-    """Subscribe a session, and wait until the broker has confirmed it. Raises: Refused, ClosedError, TimeoutError"""
+    """Subscribe a session, and wait until the broker has confirmed the subscription.
+
+    Raises: Refused if the broker refuses it; TimeoutError without an answer; ClosedError if the session is closed
+    """
     session.check_open()
     client = session.client
     return (yield from client.subscribe(options, session.buffer, client.clock() + DEFAULT_TIMEOUT_S))
@@ -82,9 +93,9 @@ def subscribe(session: SessionCore, options: SubscriptionOptions) -> Flow[Subscr
 def receive(
     session: SessionCore, subscription: Subscription | None, count: int, timeout: float | None, owner: object
 ) -> Flow[list[ReceivedMessage]]:
-    """Receive up to `count` messages; with a `timeout` of 0, those that the broker can dispatch now.
+    """Receive up to `count` messages. With a `timeout` of 0, receive messages that the broker can dispatch now.
 
-    Raises: ValueError; as SessionCore.receive
+    Raises: ValueError if an argument is invalid; otherwise the errors of `SessionCore.receive`
     """
     if not isinstance(count, int) or count < 1:
         raise ValueError(f"count is a whole number from 1, not {count!r}")
@@ -95,13 +106,16 @@ def receive(
 
 
 def settle(session: SessionCore, received: ReceivedMessage, disposition: Disposition, owner: object) -> Flow[None]:
-    """Settle a message, and wait until the frame is written. Raises: LocalProtocolError, RolledBack"""
+    """Settle a message, and wait until the frame is written.
+
+    Raises: LocalProtocolError if the message is settled already; RolledBack if its transaction was ended from elsewhere
+    """
     if not session.settle(received, disposition, owner):
         yield from session.client.wait_until_written()
 
 
 def failed_disposition(delay: float | None, cause: str = "") -> Disposition:
-    """Make the disposition of a nack; `delay` in seconds. Raises: ValueError, TypeError"""
+    """Make the disposition of a nack; `delay` is in seconds. Raises: ValueError, TypeError for an invalid argument"""
     text = _truncate_cause(cause)
     if delay is None:
         return Disposition(False, cause=text) if text else FAILED
@@ -112,12 +126,15 @@ def failed_disposition(delay: float | None, cause: str = "") -> Disposition:
 
 
 def rejected_disposition(cause: str) -> Disposition:
-    """Make the disposition of a reject. Raises: TypeError if `cause` is no text"""
+    """Make the disposition of a reject. Raises: TypeError if `cause` is not text"""
     return Disposition(False, is_rejected=True, cause=_truncate_cause(cause))
 
 
 def _truncate_cause(cause: str) -> str:
-    """Cut a cause to the size of a header, and replace what cannot be sent, such as a NUL. Raises: TypeError"""
+    """Shorten a cause to the size of a header, and replace characters that cannot be sent, such as NUL.
+
+    Raises: TypeError if `cause` is not text
+    """
     if not isinstance(cause, str):
         raise TypeError(f"a cause is text, not {cause!r}")
     # Each character has at least one byte.
@@ -131,7 +148,8 @@ def release(session: SessionCore, received: ReceivedMessage, owner: object) -> F
 
 
 def end_message_block(session: SessionCore, received: ReceivedMessage, error: BaseException | None) -> Flow[None]:
-    """Settle a message at the end of its `Message.process` block; in a transaction, mark a failed one."""
+    """End a message's `Message.process` block: settle the message. In a transaction, only mark it as failed after an
+    exception."""
     if received.state is not ReceivedMessageState.HELD:
         return
     if received.transaction is not None:
@@ -151,7 +169,8 @@ def close_consumer(
     *,
     owns_session: bool,
 ) -> Flow[None]:
-    """Close a consumer; with `owns_session` settle its delivered messages by `disposition`, and close the session."""
+    """Close a consumer. With `owns_session` also close its session; before that, settle delivered messages of mode auto
+    by `disposition`."""
     if owns_session:
         session.settle_awaiting_auto_ack(disposition)
         session.close(owner)
@@ -163,7 +182,7 @@ def close_consumer(
 def end_consumer_block(
     session: SessionCore, subscription: Subscription, owner: object, error: BaseException | None, *, owns_session: bool
 ) -> Flow[None]:
-    """Close a consumer at the end of its block."""
+    """Close a consumer at the end of its block, which `error` has left. None is a normal end."""
     disposition: Disposition | None = ACKED
     if error is not None:
         disposition = FAILED if counted_attempts_for(error) is CountedAttempts.ALL else None
@@ -179,9 +198,10 @@ def close_session(session: SessionCore, owner: object) -> Flow[None]:
 
 
 def commit(session: SessionCore, timeout: float, producer: str | None = None, number: int = 0) -> Flow[bool]:
-    """Commit. Returns False if the broker says that the number was committed before.
+    """Commit the session's transaction. Return False if the broker has executed a commit with this number before.
 
-    Raises: ValueError if producer or number is invalid; RolledBack, InDoubt
+    Raises: ValueError if producer or number is invalid; RolledBack if the transaction had no effect; InDoubt if its
+    outcome is not known
     """
     caller_number = None
     if producer is not None or number:
@@ -199,7 +219,7 @@ def rollback(session: SessionCore, owner: object, counted: CountedAttempts) -> F
 
 
 class TransactionBlock:
-    """Block of a program for one transaction: commits or rolls back at its end, and tells the outcome."""
+    """Block of a program for one transaction. It commits or rolls back at its end, and tells the outcome."""
 
     def __init__(self, session: SessionCore, timeout: float) -> None:
         """Make a block whose commit may take `timeout` seconds.
@@ -209,18 +229,18 @@ class TransactionBlock:
         self.session = session
         self._transactions = session.require_transactions()
         self._transaction: TransactionState | None = None
-        """Transaction of the block, once the block has ended, and if the transaction was not empty."""
+        """Transaction of the block. None before the block's end, and if nothing was received or sent in the block."""
         self._empty_outcome = Outcome.OPEN
         self._timeout = timeout
         self._is_used = False
         self._previous: TransactionState | None = None
-        """Transaction that had ended last before the block."""
+        """Last transaction of the session that had ended when the block began."""
         self._undecided: TransactionState | None = None
-        """Transaction that had not ended before the block: its commit was cancelled, or is in doubt."""
+        """Transaction that had not ended when the block began: its commit was cancelled, or is in doubt."""
 
     @property
     def outcome(self) -> Outcome:
-        """Outcome of the transaction, as far as it is known."""
+        """Outcome of the transaction. Before the end it is the transaction's state."""
         return self._empty_outcome if self._transaction is None else self._transaction.outcome
 
     @property
@@ -230,7 +250,7 @@ class TransactionBlock:
     def enter(self) -> None:
         """Start the block.
 
-        Raises: LocalProtocolError if the session is in a block already, which would end the wrong transaction
+        Raises: LocalProtocolError if the block was used before, or the session is inside another block
         """
         if self._is_used:
             raise LocalProtocolError(
@@ -243,7 +263,7 @@ class TransactionBlock:
         self._undecided = transactions.undecided_transaction
 
     def mark_failed(self, received: ReceivedMessage) -> None:
-        """Mark a message as the one that made the transaction fail.
+        """Mark a message as a cause of the transaction's failure.
 
         Raises: LocalProtocolError outside the block, or if the message does not belong to the transaction
         """
@@ -254,7 +274,10 @@ class TransactionBlock:
         self.session.mark_failed(received)
 
     def exit(self, error: BaseException | None, owner: object) -> Flow[None]:
-        """Commit at a normal end, and roll back if `error` has left the block. Raises: RolledBack, InDoubt"""
+        """Commit at a normal end; roll back if `error` has left the block.
+
+        Raises: RolledBack if the commit had no effect; InDoubt if the commit's outcome is not known
+        """
         session = self.session
         transactions = self._transactions
         transactions.exit_block()
@@ -284,7 +307,7 @@ class TransactionBlock:
 
 
 def _parse_token(token: str) -> tuple[str, str, int]:
-    """Return store, producer and number of a token of `InDoubt`. Raises: ValueError"""
+    """Return store id, producer and number from a token of `InDoubt`. Raises: ValueError for another text"""
     store, producer, number = (*token.split(" "), "", "", "")[:3]
     is_number = number.isascii() and number.isdigit() and 1 <= int(number[:20]) <= PRODUCER_NUMBER_MAX
     if not (store and producer and is_number and token.count(" ") == 2):
@@ -293,7 +316,7 @@ def _parse_token(token: str) -> tuple[str, str, int]:
 
 
 def encode_send_in_transaction(destination: str, options: SendOptions) -> EncodedSend:
-    """Encode the options of a SEND in a transaction. Raises: ValueError, TypeError"""
+    """Encode the options of a SEND in a transaction. Raises: ValueError, TypeError for an invalid option"""
     encoded = encode_send(destination, options)
     if encoded.producer is not None:
         raise ValueError("a send in a transaction cannot have producer and number: number the commit")
@@ -304,7 +327,7 @@ def encode_send_in_transaction(destination: str, options: SendOptions) -> Encode
 
 
 def wait_until_send_confirmed(send: PendingSend) -> Flow[None]:
-    """Wait until a send is confirmed. Raises: the error of the send"""
+    """Wait until a send is confirmed or has failed. Raises: the error of the send"""
     if not send.is_done:
         if send.completed is None:
             send.completed = Signal()
@@ -320,7 +343,11 @@ def wait_until_send_confirmed(send: PendingSend) -> Flow[None]:
 def send_request(
     client: Client, destination: str, body: bytes | str, options: SendOptions, deadline: float
 ) -> Flow[Content]:
-    """Send a request, and return the reply. Raises: Refused, ConnectionLost, TimeoutError, ValueError"""
+    """Send a request, and return the reply.
+
+    Raises: ValueError for an invalid option; Refused if the broker refuses the request; TimeoutError at the deadline;
+    ConnectionLost before the reply
+    """
     encoded = encode_send(destination, {"persistent": False, **options})
     for name in ("reply_to", "correlation_id", "producer"):
         if name in options:
@@ -338,7 +365,11 @@ def send_request(
 
 
 def send_control_request(client: Client, verb: str, arguments: object, deadline: float) -> Flow[bytes]:
-    """Send a control request, and return the answer, as JSON. Raises: Refused, ConnectionLost, TimeoutError"""
+    """Send a control request, and return the broker's answer, as JSON.
+
+    Raises: Refused if the broker refuses it; TimeoutError at the deadline; ConnectionLost before the answer;
+    LocalProtocolError if the broker is not truenext
+    """
     head, body = encode_control_request(verb, arguments)
     client.check_open()
     link = yield from client.wait_until_up(deadline, "send a control request")
@@ -363,9 +394,9 @@ def reply_options(message: Content) -> SendOptions:
 
 
 def resolve_outcome(client: Client, doubt: InDoubt | str, deadline: float) -> Flow[str]:
-    """Return the outcome of a transaction in doubt, as `Connection.outcome`.
+    """Return the outcome of a transaction in doubt: "committed", "rolled back" or "unknown".
 
-    Raises: ValueError, TypeError, TimeoutError, ConnectionLost
+    Raises: ValueError, TypeError for an invalid token; TimeoutError at the deadline; ConnectionLost before the answer
     """
     token = doubt
     if isinstance(doubt, InDoubt):

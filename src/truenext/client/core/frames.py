@@ -12,13 +12,13 @@ from truenext.wire.stomp.frame import UNESCAPED_COMMANDS, Frame, Version, encode
 
 _OWN_HEADERS_MAX = 16
 _OWN_HEADER_BYTES_MAX = 1024
-"""Headers, and their bytes, that are reserved for the client beside those of its caller."""
+"""Bytes that are reserved for the client's own headers. The program's headers may use the rest."""
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Check that headers fit into a frame: an invalid frame would end the connection each time that it is sent.
+    """Check that headers fit into a frame. The broker would end the connection because of an invalid frame.
 
-    Raises: ValueError
+    Raises: ValueError if a header is invalid, or if there are too many headers or bytes
     """
     size = 0
     for name, value in headers.items():
@@ -43,18 +43,18 @@ def encode_frame(command: str, headers: dict[str, str]) -> bytes:
 
 
 def encode_head(command: str, headers: dict[str, str]) -> bytes:
-    """Encode the beginning of a frame, to which header lines may be added."""
+    """Encode the first part of a frame, after which more header lines may follow."""
     return f"{command}\n".encode() + encode_header_lines(headers)
 
 
 def add_receipt_header(data: bytes, receipt: str) -> bytes:
-    """Add a receipt header to a frame that has none."""
+    """Add a receipt header to an encoded frame that has none."""
     end = data.index(b"\n") + 1
     return b"".join((data[:end], f"receipt:{receipt}\n".encode(), memoryview(data)[end:]))
 
 
 def escape_value(text: str) -> str:
-    """Escape a name or value for a header line, if it needs that."""
+    """Escape a header name or value if it contains characters that need it."""
     return escape(text) if must_escape(text) else text
 
 
@@ -66,7 +66,7 @@ def encode_ack(ack_id: str) -> bytes:
 
 
 def encode_ack_and_started(ack_id: str, started: str) -> bytes:
-    """Encode an ACK that also reports the next message as started."""
+    """Encode an ACK of one message that also reports another message, `started`, as started."""
     return f"ACK\nid:{escape_value(ack_id)}\ntruenext-started:{escape_value(started)}\n\n\0".encode()
 
 
@@ -89,7 +89,7 @@ def encode_started(ack_id: str) -> bytes:
 
 
 def encode_credit(subscription: str, messages: int, correlation: str, *, waits: bool) -> bytes:
-    """Encode a pull request; 0 messages withdraw an earlier one."""
+    """Encode a pull request for a number of messages. With 0 messages, the frame withdraws an earlier pull request."""
     wait = "" if waits else "wait:false\n"
     return (
         f"SEND\ndestination:/control/credit\nid:{subscription}\nmessages:{messages}\n{wait}"

@@ -1,4 +1,4 @@
-"""Health of a connection and its consumers, for operators of the program."""
+"""Health of a connection and of its consumers, which a program can show to operators."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ class ConsumerHealth(msgspec.Struct, frozen=True):
     buffered: int
     """Number of buffered messages."""
     held: int
-    """Number of messages that the program holds, without those that open transactions have acknowledged."""
+    """Number of messages that the program holds. Messages that an open transaction has acknowledged do not count."""
     state: str
-    """`open`, `opening`, `paused`, `suspended` (the program has requested nothing for a while) or `ended`."""
+    """`open`, `opening`, `paused`, `suspended` or `ended`. Suspended: the program has requested no message for a
+    while."""
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -26,17 +27,17 @@ class Health(msgspec.Struct, frozen=True):
     since_s: float
     """Seconds since the connection came up or was lost."""
     reconnects: int
-    """Number of reconnects after a lost connection."""
+    """Number of times that the connection was lost and opened again."""
     silent_s: float
-    """Seconds since the last byte from the broker; 0 without a connection."""
+    """Seconds since the broker has last sent a byte; 0 without a connection."""
     unconfirmed: int
     """Number of sends that are not confirmed."""
     transactions: int
-    """Number of transactions that have not ended."""
+    """Number of transactions that are open, or whose outcome is not known."""
     consumers: list[ConsumerHealth]
     """Consumers that are not closed."""
     error: str
-    """Reason why the connection is closed, unless the program has closed it; otherwise empty."""
+    """Reason why the connection is closed; empty while it is open, or if the program has closed it."""
 
 
 def make_health(client: Client) -> Health:

@@ -12,18 +12,19 @@ from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscrip
 
 
 class HandlerIsolation:
-    """Isolation among the handlers of one event loop, or of one connection of `truenext.blocking`."""
+    """Ensures that a message whose last attempt was a lost connection is handled alone. One object serves the handlers
+    of one event loop, or of one connection of `truenext.blocking`."""
 
     def __init__(self) -> None:
         self._running_count = 0
-        """Number of messages that handlers hold."""
+        """Number of messages that handlers hold now."""
         self._is_isolated = False
         self._isolated_next: SharedReceiveBuffer | None = None
-        """Buffer whose next message is to be handled alone: no other handler starts before."""
+        """Buffer whose next message must be handled alone. Until then no other buffer starts a handler."""
         self.buffers: WeakSet[SharedReceiveBuffer] = WeakSet()
 
     def may_start_handling(self, received: ReceivedMessage, buffer: SharedReceiveBuffer) -> bool:
-        """Return whether `received`, the first message of `buffer`, may be handled now."""
+        """Return whether a handler may get `received` now; it is the first message of `buffer`."""
         if self._is_isolated:
             return False
         if received.was_lost:
@@ -46,7 +47,7 @@ class HandlerIsolation:
             self._isolated_next = None
 
     def on_settled(self, count: int) -> None:
-        """Note that `count` handlers no longer hold a message."""
+        """Handle the fact that `count` handlers have settled their messages."""
         others_wait = self._is_isolated or self._isolated_next is not None
         self._running_count -= count
         self._is_isolated = False
@@ -56,20 +57,20 @@ class HandlerIsolation:
 
 
 class SharedReceiveBuffer(ReceiveBuffer):
-    """Buffer of several handlers: two messages of a group are never handled at once, and a message whose last
+    """Buffer for several handlers. It never delivers two messages of one group at the same time. A message whose last
     attempt was a lost connection is handled alone."""
 
     is_shared = True
 
     def __init__(self, isolation: HandlerIsolation) -> None:
-        """`isolation` is shared with other buffers."""
+        """Make a buffer. All buffers of an event loop, or of a connection for threads, share one `isolation`."""
         super().__init__()
         self._isolation = isolation
         isolation.buffers.add(self)
         self._busy_groups: set[str] = set()
-        """Groups of the messages that handlers hold."""
+        """Groups of the messages that handlers hold now."""
         self._withheld_by_group: dict[str, list[ReceivedMessage]] = {}
-        """Messages that wait for another one of their group, by group."""
+        """Messages, by group, that wait because a handler holds another message of their group."""
 
     @property
     def waits_for_isolation(self) -> bool:

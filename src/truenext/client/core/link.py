@@ -25,38 +25,39 @@ from truenext.wire.stomp.protocol_detector import ProtocolDetector, detector_for
 from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 SILENT_INTERVALS = 2.0
-"""Heart-beat intervals without a byte after which the broker counts as lost."""
+"""Number of heart-beat intervals without a byte from the broker after which the connection counts as lost."""
 
 HEART_BEAT = b"\n"
 
 UNANSWERED_FRAMES_MAX = 256
-"""Unanswered frames at which a receipt is requested even though no caller waits."""
+"""Number of unanswered frames at which a receipt is requested, even if no caller waits for an answer."""
 
 BROKER_INTERVAL_FACTOR = 0.4
-"""Interval of the broker's heart-beats, as a share of the client's. So the client is the first to notice that a
-connection is frozen, and takes it over before the broker counts it as lost and counts attempts."""
+"""Interval of the broker's heart-beats, as a share of the client's interval. A client should notice a frozen connection
+before the broker does. Then the client takes the connection over, and no attempt is counted."""
 
 
 _EMPTY_TRANSACTION_NAME = "nothing"
 
 
 class AnswerHandler:
-    """Base of objects that are told what became of one frame; this one ignores all answers."""
+    """Base of objects that get the answer to one frame. This class ignores all answers."""
 
     __slots__ = ()
 
     def on_confirmed(self, frame: Frame) -> None:
-        """Handle a RECEIPT of this or a later frame: this frame was carried out, and is durable if persistent."""
+        """Handle a RECEIPT for this frame or a later one. The broker has executed the frame; persistent changes are
+        durable."""
 
     def on_refused(self, error: Refused) -> None:
-        """Handle an ERROR for this frame, which had no effect."""
+        """Handle an ERROR for this frame. The frame had no effect."""
 
     def on_connection_lost(self) -> None:
-        """Handle the loss of the connection before an answer: the effect of this frame is not known."""
+        """Handle the loss of the connection before an answer came. The frame may have had its effect."""
 
 
 class SignalingAnswerHandler(AnswerHandler, msgspec.Struct, eq=False):
-    """Answer handler that passes each answer on to another handler, and then sets a signal."""
+    """Answer handler that hands each answer to another handler, and then sets a signal."""
 
     _handler: AnswerHandler
     answered: Signal = msgspec.field(default_factory=Signal)
@@ -76,33 +77,34 @@ class SignalingAnswerHandler(AnswerHandler, msgspec.Struct, eq=False):
 
 class Link:
     def __init__(self, number: int, heart_beat_s: float, now: float, *, on_frame: Callable[[Frame], None]) -> None:
-        """`number` rises with each link; `on_frame` gets frames that are not answers."""
+        """Make a link. `number` rises with each link of the client; `on_frame` gets frames that answer no other
+        frame."""
         self.number = number
         self.is_up = False
-        """CONNECTED has arrived."""
+        """The broker has answered CONNECT with CONNECTED."""
         self.is_truenext = False
         self.store_id = ""
         self.session_id = ""
         self.server_name = ""
         self.release_count = 0
         self.out_chunks: list[bytes] = []
-        """Bytes that are still to be written."""
+        """Bytes that the driver has still to write."""
         self.frame_count = 0
         self.unanswered: dict[int, AnswerHandler] = {}
-        """Handlers of unanswered frames by frame number, in order."""
+        """Handlers of unanswered frames by frame number, in ascending order."""
         self._protocol_detector: ProtocolDetector | None = detector_for_server()
-        """Detector of other protocols; None once the peer is known to speak none of them."""
+        """Detector that notices a peer with another protocol. None once the peer has proved to be a STOMP broker."""
         self._stomp: Stomp[Frame] = Stomp(Side.CLIENT, FRAME_SHAPES)
         self._on_frame = on_frame
         self._heart_beat_s = heart_beat_s
         self.heartbeat_interval_s = 0.0
-        """Seconds after the last byte sent at which a heart-beat is sent; 0 is never."""
+        """Seconds without a byte sent after which a heart-beat is due. 0 means never."""
         self.silence_limit_s = 0.0
-        """Seconds without a byte from the broker after which the connection ends; 0 is never."""
+        """Seconds without a byte from the broker after which the connection counts as lost. 0 means never."""
         self.started_at = self.read_at = self.written_at = now
 
     def require_truenext(self, feature: str) -> None:
-        """Check that the broker is truenext. Raises: LocalProtocolError that names `feature`"""
+        """Check that the broker is truenext. Raises: LocalProtocolError if not; its text names `feature`"""
         if not self.is_truenext:
             raise LocalProtocolError(
                 f"{feature} needs a truenext broker; this broker is {self.server_name or 'another one'}"
@@ -116,26 +118,26 @@ class Link:
         self.write(frames.encode_frame("CONNECT", own_headers | headers))
 
     def write(self, data: bytes) -> int:
-        """Write one frame. Returns its number."""
+        """Write one frame, and return its number."""
         self.out_chunks.append(data)
         self.frame_count += 1
         return self.frame_count
 
     def write_tracked(self, data: bytes, handler: AnswerHandler) -> int:
-        """Write one frame, whose answer `handler` gets."""
+        """Write one frame, and return its number. `handler` gets the answer."""
         number = self.write(data)
         self.unanswered[number] = handler
         return number
 
     def write_all_tracked(self, data: bytes, count: int, handler: AnswerHandler) -> None:
-        """Write `count` encoded frames, and call `handler` with the answer to each."""
+        """Write `count` encoded frames. `handler` gets the answer to each."""
         first = self.frame_count + 1
         self.out_chunks.append(data)
         self.frame_count += count
         self.unanswered.update(dict.fromkeys(range(first, first + count), handler))
 
     def request_receipt(self, handler: AnswerHandler) -> None:
-        """Request a receipt of all frames written so far, by an empty transaction."""
+        """Request a receipt for all frames written so far. An empty transaction carries the request."""
         self.write_tracked(frames.encode_frame("BEGIN", {"transaction": _EMPTY_TRANSACTION_NAME}), AnswerHandler())
         self.write_tracked(
             frames.encode_frame("ABORT", {"transaction": _EMPTY_TRANSACTION_NAME, "receipt": self.next_receipt_id}),
@@ -143,7 +145,7 @@ class Link:
         )
 
     def answer_signal(self, number: int) -> Signal:
-        """Return a signal that is set when the broker has answered an unanswered frame that requests no receipt."""
+        """Return a signal that is set when frame `number` is answered. The frame has requested no receipt so far."""
         handler = self.unanswered[number]
         if isinstance(handler, SignalingAnswerHandler):
             return handler.answered
@@ -161,7 +163,7 @@ class Link:
         return str(self.frame_count + 1)
 
     def write_heart_beat(self) -> None:
-        """Write a heart-beat, which is not a frame."""
+        """Write a heart-beat, which does not count as a frame."""
         self.out_chunks.append(HEART_BEAT)
 
     # ---- In ----
@@ -169,8 +171,8 @@ class Link:
     def receive_data(self, data: bytes, now: float) -> None:
         """Handle received bytes.
 
-        Raises: ConnectionLost or Refused if the connection has ended; RemoteProtocolError if the peer is no STOMP
-        broker
+        Raises: ConnectionLost or Refused if the broker ends the connection; RemoteProtocolError if the peer does not
+        speak STOMP
         """
         self.read_at = now
         if self._protocol_detector is not None:
@@ -246,7 +248,7 @@ class Link:
         handler.on_refused(error)
 
     def mark_unanswered_lost(self) -> None:
-        """Tell the handlers of unanswered frames that the connection is lost."""
+        """Tell each handler of an unanswered frame that the connection is lost."""
         unanswered, self.unanswered = self.unanswered, {}
         for each in unanswered.values():
             each.on_connection_lost()
@@ -256,29 +258,30 @@ class Link:
 
 DELAY_FIRST_S = 0.1
 DELAY_MAX_S = 15.0
-"""Seconds between two rounds over all addresses: doubled with each round, and shortened by chance, so that a
-thousand clients do not come at once when their broker is back."""
+"""Longest delay, in seconds, between two rounds over all addresses. The delay doubles with each round. A random part is
+taken off, so that many clients do not connect at the same moment."""
 STABLE_CONNECTION_S = 5.0
-"""Seconds after which a connection counts as a success."""
+"""Lifetime, in seconds, from which on a connection counts as a success."""
 QUICK_FAILURES_MAX = 3
-"""Largest failure count after short connections: the broker is there, so delays stay short."""
+"""Largest failure count after the loss of a short connection. The broker is there, so delays stay short."""
 
 
 class ConnectBackoff:
     def __init__(self, addresses: Sequence[Address], random: Callable[[], float]) -> None:
         self.addresses = addresses
         self.failure_count = 0
-        """Number of failures since the last lasting connection; the loss of a short one is a failure, too."""
+        """Number of failures since the last connection that lasted. The loss of a short connection is a failure,
+        too."""
         self._random = random
         self._index = 0
 
     @property
     def current_address(self) -> Address:
-        """Address that is connected to, or tried."""
+        """Address of the current connection, or of the next attempt."""
         return self.addresses[self._index % len(self.addresses)]
 
     def next_address_and_delay(self) -> tuple[Address, float]:
-        """Return the next address, and the seconds to wait before."""
+        """Return the address of the next attempt, and the seconds to wait before it."""
         address = self.current_address
         if not self.failure_count:
             return address, 0.0
@@ -287,10 +290,11 @@ class ConnectBackoff:
         return address, longest * (0.5 + self._random() / 2)
 
     def on_connect_failed(self) -> None:
-        """Count a failure to connect or log in; the next address follows."""
+        """Count a failure to connect or log in. The next attempt uses the next address."""
         self.failure_count += 1
         self._index += 1
 
     def on_connection_lost(self, lifetime_s: float) -> None:
-        """Count the end of a connection as success or failure; its address is tried again."""
+        """Count the end of a connection: a success if the connection lasted, otherwise a failure. The same address is
+        tried again."""
         self.failure_count = 0 if lifetime_s >= STABLE_CONNECTION_S else min(self.failure_count + 1, QUICK_FAILURES_MAX)

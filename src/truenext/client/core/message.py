@@ -1,4 +1,4 @@
-"""Content of a message: its headers, its body, and what the headers say."""
+"""Content of a message: its headers, its body, and attributes made from the headers."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ class Content:
     __slots__ = ("arrival", "body", "headers", "message_id", "rank", "sequence")
 
     def __init__(self, headers: dict[str, str], body: bytes, arrival: int) -> None:
-        """`arrival` replaces the sequence for brokers that do not send one.
+        """Make the content. `arrival` stands in for the sequence if the broker does not send one.
 
-        Raises: KeyError, ValueError if a header that the broker must send is missing or invalid
+        Raises: KeyError, ValueError if the broker has left out a necessary header, or its value is invalid
         """
         self.headers: dict[str, str] = headers
-        """Headers of the message, including those of STOMP and of the broker."""
+        """All headers of the message, also those that STOMP defines or that the broker adds."""
         self.body: bytes = body
         """Body as it was sent."""
         self.arrival: int = arrival
-        """Number that rises with each message that this client receives."""
+        """Number that rises with each message received by this client."""
         self.message_id: str = headers["message-id"]
-        """Id of the message, the same for each dispatch."""
+        """Id of the message. All dispatches of a message have the same id."""
         priority = headers.get("priority", "4")
         known = _RANKS.get(priority)
         self.rank: int = rank(min(max(int(priority), 0), PRIORITY_MAX)) if known is None else known
-        """Rank: 9 - priority, so that the lowest rank is served first."""
+        """Rank: 9 - priority. Messages with the lowest rank are dispatched first."""
         self.sequence: int = int(headers.get("truenext-sequence", arrival))
-        """Position in the broker's order among messages of equal `rank`; `arrival` if the broker does not send it."""
+        """Position in the broker's order among messages of equal `rank`. It is `arrival` if the broker does not send a
+        sequence."""
 
     @property
     def text(self) -> str:
         """Body decoded as UTF-8.
 
-        Raises: UnicodeDecodeError
+        Raises: UnicodeDecodeError if the body is not UTF-8
         """
         return self.body.decode()
 
@@ -50,7 +51,7 @@ class Content:
 
     @property
     def priority(self) -> int:
-        """Priority from 0 to 9; 9 is first."""
+        """Priority from 0 to 9. Messages of priority 9 come first."""
         return PRIORITY_MAX - self.rank
 
     @property
@@ -60,57 +61,59 @@ class Content:
 
     @property
     def attempts(self) -> int:
-        """Number of earlier failures that count against the message."""
+        """Number of attempts so far: failures that count against the message."""
         return int(self.headers.get("truenext-attempts", "0"))
 
     @property
     def first_cause(self) -> str:
-        """Cause of the first failure that had one, as the consumer gave it; empty if none had."""
+        """Cause that a consumer has given for the first failure with a cause; empty if there is none."""
         return self._cause("first")
 
     @property
     def last_cause(self) -> str:
-        """Cause of the last failure that had one; empty if none had."""
+        """Cause that a consumer has given for the last failure with a cause; empty if there is none."""
         return self._cause("last")
 
     def _cause(self, which: str) -> str:
-        """Return the message's own cause; for a dead letter without one, that of the original message."""
+        """Return the message's first or last cause. If a dead letter has none, return the original message's cause."""
         original_cause = self.headers.get(f"truenext-original-{which}-cause", "")
         return self.headers.get(f"truenext-{which}-cause", original_cause)
 
     @property
     def deliveries(self) -> int:
-        """Number of dispatches, including this one; 0 if the broker does not send it."""
+        """Number of dispatches of the message, including this one; 0 if the broker does not send it."""
         return int(self.headers.get("truenext-deliveries", "0"))
 
     @property
     def redelivered(self) -> bool:
-        """A program, this or another one, may have received the message before; not if a client only buffered it."""
+        """A program may have received the message before: this one or another one. A dispatch that a client only
+        buffered does not count."""
         return self.headers.get("redelivered", "") == "true"
 
     @property
     def was_lost(self) -> bool:
-        """The last attempt was a lost connection: handling the message may crash the process."""
+        """The last attempt was a lost connection, so that handling the message may crash the process."""
         return self.headers.get("truenext-lost", "") == "true"
 
     @property
     def group(self) -> str:
-        """Message group, whose messages are handled one after the other; empty for none."""
+        """Message group, or empty. Messages of a group are handled one after the other."""
         return self.headers.get("JMSXGroupID", "")
 
     @property
     def expires_ms(self) -> int:
-        """Time of expiry in milliseconds since the epoch; 0 is never."""
+        """Time at which the message expires, in milliseconds since the epoch; 0 means never."""
         return int(self.headers.get("expires", "0"))
 
     @property
     def timestamp_ms(self) -> int:
-        """Time of acceptance by the broker, in milliseconds since the epoch; 0 if the broker does not send it."""
+        """Time at which the broker accepted the message, in milliseconds since the epoch; 0 if the broker does not send
+        it."""
         return int(self.headers.get("timestamp", "0"))
 
     @property
     def correlation_id(self) -> str:
-        """Id by which the sender of a request recognizes the reply; empty if there is none."""
+        """Id that connects a reply with its request; empty if there is none."""
         return self.headers.get("correlation-id", "")
 
     @property
@@ -120,7 +123,7 @@ class Content:
 
     @property
     def content_type(self) -> str:
-        """Type of the body, as its sender has set it; empty if not set."""
+        """Type of the body that the sender has given; empty if it gave none."""
         return self.headers.get("content-type", "")
 
     @property
@@ -142,10 +145,10 @@ STOMP_HEADERS = frozenset(
         *("content-length", "content-type", "expires", "reply-to", "correlation-id"),
     }
 )
-"""Headers of STOMP, and headers of the broker that have no prefix `truenext-`."""
+"""Headers that STOMP defines, and the broker's headers without the prefix `truenext-`."""
 
 
 def make_content(frame: Frame) -> Content:
-    """Make the content of a MESSAGE that is not acknowledged: a reply, or a message shown by a browser."""
+    """Make the content of a MESSAGE that needs no acknowledgement: a reply, or a message of a browser."""
     frame.headers.setdefault("message-id", "")
     return Content(frame.headers, frame.body, 0)

@@ -1,6 +1,6 @@
-"""Requests to the broker and to other clients, and the replies, for which each connection has a temporary queue.
+"""Requests to the broker and to other clients. Replies arrive at a temporary queue of the connection.
 
-When the connection is lost, pending requests to other clients fail: their replies can no longer arrive.
+When the connection is lost, its temporary queue is gone. So pending requests to other clients fail.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class ProducerStatus(msgspec.Struct):
     """State of a producer at the broker. Source: docs/reference/control.md, `producer`"""
 
     sends: int
-    """Highest number of a SEND of the producer."""
+    """Highest number of this producer's sends."""
     commits: int
     outcome: str | None = None
-    """Outcome of the COMMIT that the request names."""
+    """Outcome of the COMMIT whose number was in the request."""
 
 
 class SubscriptionStatus(msgspec.Struct):
@@ -38,7 +38,7 @@ class SubscriptionStatus(msgspec.Struct):
     held: int
     """Number of messages that the subscription holds."""
     idle: str
-    """Reason why no message is dispatched."""
+    """Reason why the broker dispatches no message to the subscription; empty if it could dispatch one."""
 
 
 class ConnectionStatus(msgspec.Struct):
@@ -48,7 +48,7 @@ class ConnectionStatus(msgspec.Struct):
 
 
 def encode_control_request(verb: str, arguments: object) -> tuple[bytes, bytes]:
-    """Encode head and body of a control request. Raises: ValueError if a header cannot hold the verb"""
+    """Encode the head and the body of a control request. Raises: ValueError if `verb` does not fit into a header"""
     headers = {"destination": f"/control/{verb}"}
     frames.check_headers(headers)
     return frames.encode_head("SEND", headers), b"" if arguments is None else msgspec.json.encode(arguments)
@@ -76,8 +76,10 @@ class PendingRequests:
     def send_control_request(
         self, link: Link, verb: str, arguments: object, reply_type: type[T], on_reply: Callable[[T], None]
     ) -> None:
-        """Send a control request of the client itself, and decode the answer. If the connection is lost, the request
-        is forgotten; if it is refused, the connection ends."""
+        """Send a control request that the client itself needs; `on_reply` gets the decoded answer.
+
+        If the connection is lost, `on_reply` is not called. If the broker refuses the request, the connection ends.
+        """
         head, body = encode_control_request(verb, arguments)
         self.send_request(
             link,
@@ -88,7 +90,7 @@ class PendingRequests:
         )
 
     def forget_request(self, correlation: str) -> None:
-        """Forget a request for which its caller no longer waits."""
+        """Drop a request, because its caller has stopped waiting."""
         self._pending.pop(correlation, None)
 
     def send_request(
@@ -99,7 +101,7 @@ class PendingRequests:
         on_reply: Callable[[Frame], None],
         on_failure: Callable[[Exception], None],
     ) -> str:
-        """Send a request. Returns its correlation id."""
+        """Send a request, and return its correlation id. `on_reply` gets the reply, `on_failure` an error."""
         if self._subscribed_link is not link:
             self._subscribed_link = link
             link.write(frames.encode_frame("SUBSCRIBE", {"id": _SUBSCRIPTION, "destination": REPLIES, "ack": "auto"}))
@@ -110,7 +112,7 @@ class PendingRequests:
         return correlation
 
     def on_message(self, frame: Frame) -> bool:
-        """Handle a MESSAGE; return whether it is a reply, pending or not."""
+        """Handle a MESSAGE. Return whether it is a reply, even to a request that was dropped."""
         if frame.headers.get("subscription") != _SUBSCRIPTION:
             return False
         request = self._pending.pop(frame.headers.get("correlation-id", ""), None)
@@ -119,7 +121,7 @@ class PendingRequests:
         return True
 
     def on_connection_lost(self, error: Exception) -> None:
-        """Fail the pending requests of callers."""
+        """Fail the requests for whose replies callers wait."""
         requests, self._pending = self._pending, {}
         for request in requests.values():
             if request.on_failure is not _raise_connection_lost:

@@ -1,6 +1,7 @@
-"""Browser of a queue or a durable subscription, on a connection that does nothing else.
+"""Browser of a queue or a durable subscription. Its connection is used for nothing else.
 
-A browser has no prefetch. So its socket is not read while enough messages are buffered.
+The broker does not limit how many messages it sends to a browser. So the client stops reading the socket while enough
+messages are buffered.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from truenext.errors import ConnectionLost, Refused
 from truenext.wire.stomp.frame import Frame
 
 UNREAD_MESSAGES_MAX = 1000
-"""Buffered messages above which the socket is not read."""
+"""Number of buffered messages above which the client stops reading the socket."""
 
 
 class QueueBrowser(AnswerHandler):
-    """Browser that shows the program the messages of a queue one by one, and removes none."""
+    """Browser that hands the messages of a queue to the program one by one, and leaves them in the queue."""
 
     def __init__(self, client: Client, destination: str, selector: str | None) -> None:
         self._client = client
@@ -35,7 +36,10 @@ class QueueBrowser(AnswerHandler):
         self._signal = Signal()
 
     def next_message(self) -> Flow[Content | None]:
-        """Return the next message; None at the end. Raises: Refused, ConnectionLost"""
+        """Return the next message, or None after the last.
+
+        Raises: Refused if the broker refuses to browse; ConnectionLost if the connection ends before the last message
+        """
         client = self._client
         if not self._is_subscribed:
             self._is_subscribed = True
@@ -68,7 +72,7 @@ class QueueBrowser(AnswerHandler):
         self._signal.set()
 
     def on_ended(self, error: Exception) -> None:
-        """End with ConnectionLost, unless all messages have arrived."""
+        """Handle the end of the connection. The program gets ConnectionLost if messages are missing."""
         if not self._is_complete:
             self._error = ConnectionLost(f"the connection was lost while messages were shown: {error}")
         self._signal.set()

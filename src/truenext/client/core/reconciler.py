@@ -1,4 +1,4 @@
-"""Reconciler: releases idle buffers, and compares the held messages of a client with those that the broker knows."""
+"""Reconciler: releases idle buffers. It also compares the client's held messages with the broker's record of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from truenext.client.core.subscriptions import Subscriptions
 from truenext.errors import ConnectionLost
 
 RELEASE_IDLE_INTERVAL_S = 5.0
-"""Seconds between two checks for idle buffers, which are released to other consumers."""
+"""Seconds between two checks for idle buffers, whose messages are released for other consumers."""
 CHECK_INTERVAL_S = 15.0
-"""Seconds between two comparisons with the broker, while both agree."""
+"""Seconds between two comparisons with the broker, as long as the numbers agree."""
 RECHECK_INTERVAL_S = 1.0
 CHECKS_MAX = 3
-"""Comparisons in a row that repeat the difference of the one before, after which the connection is closed."""
+"""Number of repeated comparisons with the same difference after which the connection is closed."""
 
 
 class Reconciler:
@@ -56,8 +56,11 @@ class Reconciler:
     def _compare_with_broker(
         self, link: Link, previous_differences: dict[str, tuple[int, int]], same_count: int
     ) -> None:
-        """Compare with the broker what this connection holds. Messages on their way make a difference for a moment;
-        one that stays means that a message was lost on the way, and only a new connection can repair that."""
+        """Compare the number of messages that each subscription holds with the broker's number.
+
+        Messages on their way cause a short difference. A difference that stays means that a message was lost on the
+        way; only a new connection repairs that.
+        """
         if self._context.link is not link:
             return
 
@@ -90,5 +93,5 @@ class Reconciler:
 
 
 def _held_count(subscription: Subscription) -> int:
-    """Number of messages that the broker should know the subscription to hold."""
+    """Return how many messages the subscription holds by the client's count: held, buffered or withheld."""
     return len(subscription.held_by_ack_id) + len(subscription) + subscription.buffer.withheld_count

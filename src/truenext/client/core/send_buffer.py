@@ -1,13 +1,13 @@
-"""Sends outside transactions: numbered, confirmed, repeated after a reconnect, and limited in number and bytes.
+"""Send buffer: numbers sends outside transactions, waits for their confirmations, and repeats sends after a reconnect.
 
     add ──▶ waiting ──write, under a number──▶ in flight ──RECEIPT──▶ confirmed
                ▲                                  │  ├──ERROR──▶ raised to its sender; not repeated
                │                                  │  └──sends after a refused one are refused as a gap ─┐
                └──────── connection lost ─────────┴─────────────────────────────────────────────────────┘
 
-After a reconnect the broker is asked for the highest number that it has (C18.5). Sends up to that were accepted; the
-others are written first, in order, with the next numbers. So no send is lost, doubled or overtaken, nor a number
-left out.
+After a reconnect the broker is asked for the highest number that it has accepted (C18.5). Sends up to this number count
+as confirmed. The others are written first, in order, under the next numbers. So no send is lost, doubled or overtaken,
+and no number is left out. The number and the bytes of unconfirmed sends are limited.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused
 from truenext.wire.stomp.frame import Frame
 
 UNCONFIRMED_MESSAGES_MAX = 10_000
-"""Sends that may be unconfirmed at once."""
+"""Largest number of unconfirmed sends."""
 UNCONFIRMED_BYTES_MAX = 8 * 1024 * 1024
-"""Bytes of unconfirmed sends at which further senders wait."""
+"""Bytes of unconfirmed sends from which on further senders wait."""
 RECEIPT_INTERVAL_BYTES = 64 * 1024
-"""Bytes after which a receipt is requested, at the latest."""
+"""Bytes written without a receipt request after which the next send requests a receipt."""
 FLUSH_BYTES = 64 * 1024
-"""Waiting bytes that are written at once, so that the broker works while the program makes more."""
+"""Bytes of waiting sends from which on they are written at once. Then the broker works while the program makes more."""
 NO_SPACE_RETRY_S = 0.25
-"""Seconds until a request that a full disk has refused is repeated."""
+"""Seconds until a send is repeated that the broker has refused for lack of space."""
 HEAD_BYTES_ESTIMATE = 200
-"""Bytes that are counted for the head of a message."""
+"""Bytes that are counted for the head of each message."""
 
 
 class PendingSend(AnswerHandler, msgspec.Struct, eq=False):
-    """Message sent outside a transaction, from the call until its outcome is known."""
+    """Message sent outside a transaction. It exists from the call until its outcome is known."""
 
     head: bytes
-    """Frame from its command on, without the headers for number, receipt and time to live."""
+    """Beginning of the frame, without the headers for number, receipt and time to live."""
     body: bytes
     expires_at: float | None
-    """Time at which the message expires, by the core's clock; None is never."""
+    """Time at which the message expires, by the core's clock; None means never."""
     producer_lines: str = ""
-    """Header lines of the caller's own producer."""
+    """Header lines with producer and number of the program's own; empty if the client numbers the send."""
     size: int = 0
     producer_number: int = 0
     frame_number: int = 0
     """Number of the SEND on its link; 0 while the send waits to be written."""
     requests_receipt: bool = False
-    """The frame requests a receipt, which confirms all frames before it, too."""
+    """The frame requests a receipt. The receipt also confirms all frames before this one."""
     is_done: bool = False
     error: Exception | None = None
     is_abandoned: bool = False
-    """The caller was told that the send was not confirmed in time: it is not repeated."""
+    """The caller has stopped waiting for this send, so it is not repeated."""
     completed: Signal | None = None
-    """Set when the send is done; made only if a caller waits."""
+    """Signal that is set when the outcome is known. None if no caller waits."""
     send_buffer: SendBuffer | None = None
     batch: SendBatch | None = None
 
@@ -88,13 +88,14 @@ class PendingSend(AnswerHandler, msgspec.Struct, eq=False):
 
 
 class SendBatch(msgspec.Struct, eq=False):
-    """Sends of one `send_many`, or by `send_nowait`, whose caller waits until all are settled."""
+    """Sends of one `send_many`, or all `send_nowait` of a connection. A caller may wait until all of them are
+    settled."""
 
     unsettled_count: int = 0
     confirmed_count: int = 0
-    """Number of confirmed sends: the first of the batch, unless one of those was refused."""
+    """Number of confirmed sends."""
     error: Exception | None = None
-    """First error of a send that was not raised to a caller."""
+    """First error of a send of the batch that no caller has got yet."""
     waiters: list[BatchWaiter] = []
 
     def add(self, send: PendingSend) -> None:
@@ -116,7 +117,7 @@ class SendBatch(msgspec.Struct, eq=False):
 
 
 class BatchWaiter(msgspec.Struct, eq=False):
-    """Signal and first error for a caller that waits until all sends of a batch are settled."""
+    """Signal for a caller that waits until all sends of a batch are settled, and the batch's first error."""
 
     completed: Signal = msgspec.field(default_factory=Signal)
     error: Exception | None = None
@@ -132,25 +133,27 @@ class SendBuffer:
         pump_soon: Callable[[], None],
         on_no_space: Callable[[Refused], None],
     ) -> None:
-        """`name` is the producer's; `pump_soon` makes `pump` run soon and its output be written; `on_no_space` is
-        called each time that the broker refuses sends for lack of space."""
+        """Make a buffer whose producer has this `name`. `pump_soon` must soon call `pump` and write its output.
+        `on_no_space` is called whenever the broker refuses a send for lack of space."""
         self.producer = ProducerNumbers(name)
         self._pump_soon = pump_soon
         self._on_no_space = on_no_space
         self._delayed_calls = delayed_calls
         self._clock = clock
         self._link: Link | None = None
-        """Link to which sends are written; None until the broker has said which numbers it has."""
+        """Link to which sends are written. None without a connection, and until the broker has told the highest number
+        that it has accepted."""
         self._to_write: deque[PendingSend] = deque()
         self._in_flight_count = 0
         self._interrupted: list[PendingSend] = []
-        """Sends that were in flight when the connection was lost, in order."""
+        """Sends that were in flight when the connection was lost, in order of their writing."""
         self._to_resend: list[PendingSend] | None = None
-        """Refused sends, kept to be sent again when all sends written after the first of them are answered."""
+        """Refused sends that will be written again, once all sends in flight are answered. None if no send was
+        refused."""
         self._no_space_error: Refused | None = None
-        """Refusal for lack of space, until the broker confirms a repeated send."""
+        """Last refusal for lack of space. None once the broker has confirmed a send since."""
         self._is_backing_off = False
-        """Sends that were refused for lack of space wait before they are repeated."""
+        """Nothing is written for `NO_SPACE_RETRY_S`, because the broker has refused a send for lack of space."""
         self.unconfirmed_count = 0
         self._byte_count = 0
         self._capacity_waiters: list[Signal] = []
@@ -158,7 +161,7 @@ class SendBuffer:
         self._bytes_since_receipt = 0
         self._bytes_since_write = 0
         self.uses_producer_numbers = True
-        """The broker knows producers."""
+        """The broker accepts numbers of producers, as truenext does."""
 
     # ---- Adding and giving up ----
 
@@ -169,13 +172,13 @@ class SendBuffer:
         )
 
     def capacity_signal(self) -> Signal:
-        """Return a signal that is set when there may be space again."""
+        """Return a signal that is set when the buffer may have space again."""
         signal = Signal()
         self._capacity_waiters.append(signal)
         return signal
 
     def empty_signal(self) -> Signal:
-        """Return a signal that is set when no send is unconfirmed."""
+        """Return a signal that is set when all sends are confirmed or have failed."""
         signal = Signal()
         self._empty_waiters.append(signal)
         return signal
@@ -189,13 +192,14 @@ class SendBuffer:
 
     @property
     def is_flush_due(self) -> bool:
-        """Enough bytes wait to be written at once."""
+        """So many bytes wait that they should be written at once."""
         return self._bytes_since_write >= FLUSH_BYTES
 
     def abandon(self, send: PendingSend) -> Refused | None:
-        """Give up a send for which its caller no longer waits: it is not repeated.
+        """Give up a send, because its caller has stopped waiting. The send is not repeated.
 
-        Returns why the broker has not accepted it; None if it may have.
+        Return the refusal because of which the broker has not accepted the send. None if the broker may have accepted
+        it.
         """
         # A send that waits although there is a connection was never written, or was refused.
         reason = None if send.frame_number or send.is_done else self.no_space_error
@@ -206,9 +210,9 @@ class SendBuffer:
         return reason
 
     def abandon_batch(self, batch: SendBatch) -> Refused | None:
-        """Give up the sends of a batch that are not settled.
+        """Give up all sends of a batch that are not settled.
 
-        Returns why the broker has accepted none of them; None if it may have accepted one.
+        Return a refusal if the broker has accepted none of these sends. None if it may have accepted one.
         """
         link = self._link
         in_flight = [] if link is None else [each for each in link.unanswered.values() if isinstance(each, PendingSend)]
@@ -222,13 +226,14 @@ class SendBuffer:
 
     @property
     def no_space_error(self) -> Refused | None:
-        """Refusal for lack of space by the current broker, which has confirmed no repeated send since."""
+        """Last refusal for lack of space by the current broker. None once the broker has confirmed a send since."""
         return None if self._link is None else self._no_space_error
 
     # ---- Writing ----
 
     def start_on_link(self, link: Link, highest: int) -> None:
-        """Start sending on a new connection, whose broker has accepted this producer's sends up to number `highest`."""
+        """Start sending on a new connection. `highest` is the highest number that the broker has accepted from this
+        producer. Interrupted sends up to this number are confirmed; the others are written again."""
         interrupted, self._interrupted = self._interrupted, []
         for send in interrupted:
             if 0 < send.producer_number <= highest and not send.is_done:
@@ -240,13 +245,13 @@ class SendBuffer:
         self.pump()
 
     def on_link_ended(self) -> None:
-        """Stop sending; `on_send_lost` was called for each send in flight."""
+        """Stop sending until the next connection. `on_send_lost` has been called for each send in flight."""
         self._link = None
         self._to_resend = None
         self._in_flight_count = self._bytes_since_receipt = 0
 
     def pump(self) -> None:
-        """Write waiting sends."""
+        """Write the waiting sends, if the link is there and no refusal holds them back."""
         self._bytes_since_write = 0
         link = self._link
         if link is None or self._is_backing_off or self._to_resend is not None:
@@ -286,12 +291,11 @@ class SendBuffer:
             self._request_receipt(link)
 
     def _request_receipt(self, link: Link) -> None:
-        """Request a receipt for all sends written so far."""
         self._bytes_since_receipt = 0
         link.request_receipt(_ReceiptRequestHandler(self, link))
 
     def on_receipt_refused(self, link: Link) -> None:
-        """Request the receipt again later: the broker had no space even for an empty transaction."""
+        """Request the receipt again later. The broker had no space even for the empty transaction that requests it."""
 
         def request_again() -> None:
             if self._link is link and self._in_flight_count:
@@ -337,7 +341,7 @@ class SendBuffer:
             self._pump_soon()
 
     def _requeue_refused(self, to_resend: list[PendingSend]) -> None:
-        """Write sends again, now that all sends after the refused one are answered."""
+        """Queue refused sends for writing again, now that no send is in flight."""
         self._to_resend = None
         for send in to_resend:
             send.frame_number = 0
@@ -367,7 +371,7 @@ class SendBuffer:
             self._interrupted.append(send)
 
     def fail_all(self, error: Exception) -> None:
-        """Fail all sends: none is written any more."""
+        """Fail all waiting and interrupted sends with `error`."""
         for send in (*self._interrupted, *self._to_write):
             if not send.is_done:
                 self._complete(send, error)
@@ -376,7 +380,7 @@ class SendBuffer:
         _set_all(self._capacity_waiters)
 
     def fail_interrupted(self, error: Exception) -> None:
-        """Fail sends that were in flight when the connection was lost: the new broker is another one."""
+        """Fail the sends that were in flight when the connection was lost, because the next broker is another one."""
         for send in self._interrupted:
             if not send.is_done:
                 self._complete(send, error)

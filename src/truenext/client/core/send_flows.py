@@ -1,4 +1,4 @@
-"""Flows (generators, waiting.py) of sends outside transactions: they wait for capacity and for confirmations."""
+"""Flows (waiting.py) of sends outside transactions. They wait for space in the send buffer, and for confirmations."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from truenext.errors import ClosedError, ConnectionLost
 
 
 def prepare_send(client: Client, destination: str, body: bytes | str, options: SendOptions) -> PendingSend:
-    """Make a send from checked options.
+    """Check the options of a message, and make the send.
 
-    Raises: ValueError, TypeError for invalid options; ClosedError, or the error that ended the connection
+    Raises: ValueError, TypeError for invalid options; ClosedError if the program has closed the connection; the error
+    that ended the connection for good
     """
     client.check_open()
     encoded = encode_send(destination, options)
@@ -29,14 +30,20 @@ def prepare_send(client: Client, destination: str, body: bytes | str, options: S
 def prepare_message(
     client: Client, destination: str, message: bytes | str | Outgoing, options: SendOptions
 ) -> PendingSend:
-    """Prepare one message of many, whose `Outgoing` may override options. Raises: as `prepare_send`"""
+    """Make the send of one message of many. An `Outgoing` may override options.
+
+    Raises: the errors of `prepare_send`
+    """
     if isinstance(message, Outgoing):
         return prepare_send(client, destination, message.body, cast("SendOptions", {**options, **message.options}))
     return prepare_send(client, destination, message, options)
 
 
 def try_enqueue(client: Client, batch: SendBatch, send: PendingSend) -> bool:
-    """Enqueue a send; False if too many are not confirmed yet. Raises: as `enqueue`"""
+    """Add a send to the send buffer and to the batch. Return False if the buffer is full.
+
+    Raises: the errors of `enqueue`
+    """
     if not client.send_buffer.has_capacity:
         return False
     enqueue(client, send)
@@ -47,7 +54,8 @@ def try_enqueue(client: Client, batch: SendBatch, send: PendingSend) -> bool:
 def send(client: Client, send: PendingSend, deadline: float | None) -> Flow[None]:
     """Send a message, and wait until the broker has accepted it; a persistent message is durable then.
 
-    Raises: Refused; TimeoutError if it is not confirmed in time; ConnectionLost if it never will be
+    Raises: Refused if the broker refuses it; TimeoutError without a confirmation in time; ConnectionLost if no
+    confirmation can come any more
     """
     yield from _await_capacity(client, deadline)
     send.completed = Signal()
@@ -74,7 +82,10 @@ def send(client: Client, send: PendingSend, deadline: float | None) -> Flow[None
 
 
 def enqueue(client: Client, send: PendingSend) -> None:
-    """Add a send to the send buffer. Raises: ClosedError, or the error that ended the connection"""
+    """Add a send to the send buffer.
+
+    Raises: ClosedError if the program has closed the connection; the error that ended the connection for good
+    """
     client.check_open()
     client.send_buffer.add(send)
     client.pump_soon()
@@ -83,7 +94,10 @@ def enqueue(client: Client, send: PendingSend) -> None:
 
 
 def await_capacity(client: Client, batch: SendBatch, deadline: float | None) -> Flow[None]:
-    """Wait for space in the send buffer. Raises: TimeoutError; then no message of the batch is repeated"""
+    """Wait for space in the send buffer.
+
+    Raises: TimeoutError at the deadline; then unsettled messages of the batch are not repeated
+    """
     try:
         yield from _await_capacity(client, deadline)
     except TimeoutError as error:
@@ -103,9 +117,9 @@ def _await_capacity(client: Client, deadline: float | None) -> Flow[None]:
 
 
 def check_confirmed(batch: SendBatch) -> None:
-    """Raise at the end of a connection the error of sends that was not raised yet.
+    """Raise the error of the batch's sends, if no caller has got it yet. Called when the connection has ended.
 
-    Raises: the first error; TimeoutError for messages that were not confirmed
+    Raises: the error of a send; TimeoutError instead if the message was not confirmed before the end
     """
     error, batch.error = batch.error, None
     if isinstance(error, ClosedError | ConnectionLost):
@@ -117,7 +131,10 @@ def check_confirmed(batch: SendBatch) -> None:
 
 
 def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) -> Flow[None]:
-    """Wait until all sends of a batch are confirmed. Raises: the first error; TimeoutError"""
+    """Wait until all sends of a batch are confirmed.
+
+    Raises: the first error of a send; TimeoutError at the deadline
+    """
     client.flush()
     if batch.unsettled_count:
         awaited = BatchWaiter()
@@ -140,7 +157,8 @@ def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) ->
 
 
 def _abandon_batch(client: Client, batch: SendBatch, default_text: str) -> TimeoutError:
-    """Abandon unconfirmed sends of a batch, and make the error: `default_text`, or that the broker is full."""
+    """Give up the unsettled sends of a batch, and make their error. Its text is `default_text`, unless the broker has
+    no space."""
     count, confirmed = batch.unsettled_count, batch.confirmed_count
     is_none_accepted = client.send_buffer.abandon_batch(batch) is not None
     if client.send_buffer.no_space_error is None:

@@ -1,4 +1,4 @@
-"""Options of a SEND, and the frame that carries them."""
+"""Options of a SEND, and their encoding as a frame."""
 
 from __future__ import annotations
 
@@ -14,45 +14,46 @@ from truenext.model.order import PRIORITY_MAX
 
 
 class SendOptions(TypedDict, total=False):
-    """Options of a message; all times in seconds."""
+    """Options of a message. All times are in seconds."""
 
     priority: int
-    """Priority from 0 to 9; 9 is first, 4 the default."""
+    """Priority from 0 to 9. Messages of priority 9 come first; the default is 4."""
     persistent: bool
     """The message survives a crash of the broker; True by default."""
     ttl: float
-    """Time until the message expires, from the call on; in a transaction from the commit on, and for a scheduled
-    message from when it is due. A message that expires before it can be sent raises TimeoutError."""
+    """Time until the message expires. It starts at the call; in a transaction at the commit; for a scheduled message
+    when it is due. If the message expires before it can be sent, the call raises TimeoutError."""
     delay: float
-    """Time until the broker sends the message to its destination."""
+    """Time for which the broker keeps the message before it sends it to its destination."""
     period: float
-    """Time after which the message is sent again, `repeat` times."""
+    """Time between two sends of a message that the broker sends several times, `repeat` times after the first."""
     repeat: int
-    """Number of further sends; -1 is without end."""
+    """Number of further sends after the first; -1 means without end."""
     cron: str
-    """Times at which the message is sent: five fields of cron, in UTC."""
+    """Times at which the broker sends the message: five fields of cron, in UTC."""
     group: str
-    """Message group, whose messages go to one consumer, one after the other."""
+    """Message group. The messages of a group go to one consumer, one after the other."""
     closes_group: bool
-    """The group becomes free for another consumer with this message."""
+    """This message is the last one of its group for the current consumer. After it the group may go to another
+    consumer."""
     reply_to: str
-    """Destination for a reply, such as /queue/answers. `request` sets its own."""
+    """Destination for a reply, such as /queue/answers. The client sets it for a `request`."""
     correlation_id: str
-    """Id by which the sender of a request recognizes the reply."""
+    """Id that connects a reply with its request."""
     content_type: str
     """Type of the body, such as application/json; the broker does not read it."""
     headers: Mapping[str, str]
-    """Headers of the program's own. Selectors name them with underscores in place of hyphens. A persistent message
-    without other options has space for 110; each option takes one or two of these."""
+    """The program's own headers. A selector names a header with underscores in place of hyphens. A persistent message
+    without other options has space for 110 headers; each option needs one or two of them."""
     producer: str
-    """Name under which the program numbers its sends: the broker ignores a message, without an error, if its
-    `number` is not higher than one that it has accepted under this name."""
+    """Name under which the program numbers its sends. The broker ignores a message, without an error, unless its
+    `number` is higher than all numbers accepted under this name."""
     number: int
-    """Number that rises with each send under the name `producer`; needs `producer`."""
+    """Number of the send under the name `producer`; it rises with each send. It needs the option `producer`."""
 
 
 class Outgoing:
-    """Message for `send_many`: its body, and options that override those of the call."""
+    """Message for `send_many`: its body, and options that override the options of the call."""
 
     __slots__ = ("body", "options")
 
@@ -62,7 +63,7 @@ class Outgoing:
 
 
 class EncodedSend(msgspec.Struct, frozen=True):
-    """Part of a SEND that does not depend on when it is written."""
+    """Encoded SEND without the parts that depend on the time of writing."""
 
     head: bytes
     ttl_s: float | None
@@ -81,7 +82,7 @@ _RESERVED = frozenset(
 
 
 def is_reserved(header: str) -> bool:
-    """Return whether only the client or the broker sets a header; others that have an option may be set by name."""
+    """Return whether a program cannot set a header by its name."""
     return header in _RESERVED or header.startswith("truenext-")
 
 
@@ -92,7 +93,7 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
 
 
 _IS_PLAIN = re.compile(r"[\w.@/+=-]{1,128}", re.ASCII).fullmatch
-"""Match text that needs no escape, and is shorter than `frames.check_headers` allows."""
+"""Match a text that needs no escape and is short enough for `frames.check_headers`."""
 
 
 def encode_send(destination: str, options: SendOptions) -> EncodedSend:
@@ -188,7 +189,7 @@ def _milliseconds(name: str, seconds: float, max_ms: int) -> int:
 
 
 def ttl_line(left_s: float) -> str:
-    """Return the header line for the remaining time to live. Raises: TimeoutError if none remains"""
+    """Return the header line for the remaining time to live, in ms. Raises: TimeoutError if no time remains"""
     left_ms = int(left_s * 1000)
     if left_ms < 1:
         raise TimeoutError("the ttl of the message was over before the message could be sent")
@@ -196,9 +197,9 @@ def ttl_line(left_s: float) -> str:
 
 
 def encode_body(body: bytes | bytearray | memoryview | str) -> bytes:
-    """Return a body as bytes, text as UTF-8.
+    """Return a body as bytes; text is encoded as UTF-8.
 
-    Raises: TypeError; ValueError if it is too large
+    Raises: TypeError if it is neither text nor bytes; ValueError if it is too large
     """
     if type(body) is not bytes:
         if isinstance(body, str):

@@ -5,8 +5,8 @@
     transacted    a message is acknowledged in the transaction when it is delivered to the program
     at commit     a message is acknowledged in the transaction when that is committed
 
-A rollback, a cancellation and a nack release the buffered messages: the next message that is delivered was
-dispatched after that, so it is the broker's true next. Source: docs/contract.md, "Release"
+A rollback, a cancellation and a nack release the buffered messages. The next delivered message was dispatched after
+this release, so it is the broker's true next. Source: docs/contract.md, "Release"
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from truenext.client.core.waiting import Flow, Wait
 from truenext.errors import ClosedError, LocalProtocolError, copy_error
 
 FLUSH_FRAMES = 64
-"""Unwritten frames at which sends of a transaction are flushed."""
+"""Number of unwritten frames from which on sends of a transaction are written at once."""
 DELIVERY_RECHECK_S = 0.05
 """Seconds until the broker is asked again whether a message is on its way."""
 _EXPIRED_TEXT = (
@@ -49,13 +49,15 @@ class SessionCore(msgspec.Struct, eq=False):
     buffer: ReceiveBuffer
     is_closed: bool = False
     is_expired: bool = False
-    """The handler that the session was made for has returned: later calls are refused."""
+    """The session was made for one call of a handler, and this call has ended. Later calls of the session are
+    refused."""
     _has_ended: bool = False
     transactions: SessionTransactions | None = None
     _awaiting_auto_ack: dict[object, list[ReceivedMessage]] = {}
-    """Messages that each task or thread received last in auto mode, and that are not acknowledged."""
+    """Mode auto: messages that each task or thread has received last, and that are not acknowledged."""
     _pending_by_owner: dict[object, ReceivedMessage] = {}
-    """Message that `try_receive` took for a task or thread, until the frames for the broker are written."""
+    """Message that `try_receive` has taken for a task or thread, and that `receive` will return once all frames are
+    written."""
 
     def __post_init__(self) -> None:
         at_commit = self.mode is SessionMode.AT_COMMIT
@@ -64,11 +66,15 @@ class SessionCore(msgspec.Struct, eq=False):
 
     @property
     def transaction(self) -> TransactionState | None:
-        """Transaction that is open, or whose outcome is not known, or whose code has not ended."""
+        """Current transaction: it is open, its outcome is not known, or its code has not ended. None if there is
+        none."""
         return None if self.transactions is None else self.transactions.transaction
 
     def check_open(self) -> None:
-        """Check that session and connection are open. Raises: ClosedError, or the error that ended the connection"""
+        """Check that session and connection are open.
+
+        Raises: ClosedError if the program has closed one of them; the error that ended the connection for good
+        """
         if self.is_closed:
             raise ClosedError(
                 _EXPIRED_TEXT if self.is_expired else "the session or its consumer is closed: make another one"
@@ -76,7 +82,8 @@ class SessionCore(msgspec.Struct, eq=False):
         self.client.check_open()
 
     def has_program_closed(self, subscription: Subscription) -> bool:
-        """Return whether the program, and no error, has closed the consumer, its session or the connection."""
+        """Return whether the program itself has closed the consumer, its session or the connection. False after an
+        error."""
         return (
             subscription.error is None
             and not self.is_expired
@@ -86,7 +93,7 @@ class SessionCore(msgspec.Struct, eq=False):
     # ---- Receiving ----
 
     def try_receive(self, subscription: Subscription | None, owner: object) -> ReceivedMessage | None:
-        """Return the next message if it is buffered and needs no wait: the fast path of `receive`."""
+        """Return the next message if that needs no wait, otherwise None. This is the fast path of `receive`."""
         client = self.client
         if self.is_closed or client.error is not None or client.is_closing:
             return None
@@ -119,10 +126,13 @@ class SessionCore(msgspec.Struct, eq=False):
         *,
         no_wait: bool = False,
     ) -> Flow[list[ReceivedMessage]]:
-        """Return up to `max_count` buffered messages, and wait for the first; none at the deadline, or if the buffer
-        is closed. With `no_wait` return what the broker can dispatch now.
+        """Return up to `max_count` messages. Wait for the first one, until the deadline; return the others only if they
+        are buffered. The list is empty at the deadline, or if the buffer is closed. With `no_wait` return messages that
+        the broker can dispatch now.
 
-        Raises: RolledBack, Refused, ClosedError, ConnectionLost
+        Raises: RolledBack if the session's transaction was ended from elsewhere; InDoubt if the outcome of its last
+        commit cannot be found out; Refused if the broker has ended the subscription; ClosedError if consumer, session
+        or connection is closed; ConnectionLost if the connection was lost for good
         """
         # Left by `try_receive`, which cannot wait.
         pending = self._pending_by_owner.pop(owner, None)
@@ -165,9 +175,10 @@ class SessionCore(msgspec.Struct, eq=False):
             raise
 
     def _wait_until_ready(self) -> Flow[None]:
-        """Wait until a transaction is open or may begin, if the session is transacted.
+        """Wait until a transaction is open or can begin. A session without transactions needs no wait.
 
-        Raises: ClosedError; RolledBack, InDoubt
+        Raises: ClosedError if the session is closed; RolledBack if its transaction was ended from elsewhere; InDoubt if
+        the outcome of its last commit cannot be found out
         """
         transactions = self.transactions
         if transactions is not None:
@@ -179,7 +190,7 @@ class SessionCore(msgspec.Struct, eq=False):
     def _check_consumers(self, subscription: Subscription | None) -> None:
         """Check that there is a consumer to receive from.
 
-        Raises: ClosedError; LocalProtocolError if there is no consumer; the error that ended a consumer
+        Raises: LocalProtocolError if there is none; ClosedError if it is closed; the error that ended it
         """
         self.check_open()
         if not self.buffer.subscriptions and not self.buffer.is_closed:
@@ -229,7 +240,7 @@ class SessionCore(msgspec.Struct, eq=False):
     def _wait_for_messages(
         self, subscription: Subscription | None, max_count: int, deadline: float | None, *, no_wait: bool
     ) -> Flow[bool]:
-        """Wait for a message to arrive. False if none does in time."""
+        """Wait for a message to arrive. Return False at the deadline, or with `no_wait` if the broker has none."""
         client = self.client
         subscriptions = [subscription] if subscription is not None else self.buffer.subscriptions
         pulled = []
@@ -255,7 +266,8 @@ class SessionCore(msgspec.Struct, eq=False):
         return True
 
     def _cancel_pull(self, pulled: Iterable[Subscription]) -> Flow[None]:
-        """Withdraw pull requests for which no call waits any more, and wait for messages that are on their way."""
+        """Withdraw pull requests for which no call waits any more. Then wait for requested messages that are on their
+        way."""
         client = self.client
         for each in pulled:
             link = client.link
@@ -277,7 +289,8 @@ class SessionCore(msgspec.Struct, eq=False):
         pulled: Sequence[Subscription],
         deadline: float | None,
     ) -> Flow[bool]:
-        """Wait until a message arrives, or the broker says that none is available now."""
+        """Wait until a message arrives, or the broker says that it has none. Return whether the caller should look
+        again."""
         client = self.client
         yield from client.wait_until_up(deadline, "request messages")
         link = client.link
@@ -296,7 +309,7 @@ class SessionCore(msgspec.Struct, eq=False):
         return True
 
     def _is_delivery_expected(self, subscriptions: Sequence[Subscription], deadline: float | None) -> Flow[bool]:
-        """Ask the broker whether a message is, or may be, on its way to one of the subscriptions."""
+        """Ask the broker whether a message is on its way to one of the subscriptions, or may soon be."""
         client = self.client
         replies: list[ConnectionStatus] = []
         signal = self.buffer.add_waiter(None)
@@ -331,7 +344,8 @@ class SessionCore(msgspec.Struct, eq=False):
         return is_expected
 
     def on_receive_interrupted(self, subscription: Subscription | None, messages: list[ReceivedMessage]) -> None:
-        """Release the messages that an interrupted call was about to return, and those that it has pulled."""
+        """Release the messages that an interrupted call was about to return. Also release messages that it has
+        pulled."""
         client = self.client
         self._undo_delivery(messages)
         transactions = self.transactions
@@ -359,13 +373,14 @@ class SessionCore(msgspec.Struct, eq=False):
         client.flush()
 
     def _are_held(self, messages: Iterable[ReceivedMessage]) -> bool:
-        """Return whether all messages are still held, and of the current connection."""
+        """Return whether the program holds all these messages, and all have arrived on the current connection."""
         return all(
             each.state is ReceivedMessageState.HELD and self.client.subscriptions.is_current(each) for each in messages
         )
 
     def _is_overtaken(self, subscription: Subscription | None, messages: Iterable[ReceivedMessage]) -> bool:
-        """Return whether a message before one of these has arrived. Other brokers have orders of their own."""
+        """Return whether a message has arrived whose place is before one of these. Only truenext's order is known; for
+        other brokers return False."""
         link = self.client.link
         first = self.buffer.first(subscription)
         if first is None or link is None or not link.is_truenext:
@@ -373,7 +388,7 @@ class SessionCore(msgspec.Struct, eq=False):
         return key_of(first) < max(map(key_of, messages))
 
     def _undo_delivery(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Release messages that the program was about to get."""
+        """Take back messages that the program was about to get, and release them."""
         held = [each for each in messages if each.state is ReceivedMessageState.HELD]
         for received in held:
             received.subscription.may_have_missed |= received.may_have_missed
@@ -385,11 +400,11 @@ class SessionCore(msgspec.Struct, eq=False):
     # ---- Settling ----
 
     def settle(self, received: ReceivedMessage, disposition: Disposition, owner: object = None) -> bool:
-        """Settle a message; return whether all frames were written, except for an ACK that waits for the next receive.
-        `owner` is the calling task or thread.
+        """Settle a message. Return whether the socket has accepted all frames, except for an ACK that waits for the
+        next receive. `owner` is the calling task or thread.
 
-        Raises: LocalProtocolError if the message was settled already, or a transaction has acknowledged it;
-        RolledBack if another task has ended its transaction
+        Raises: LocalProtocolError if the message was settled already, or a transaction has acknowledged it; RolledBack
+        if another task has ended its transaction
         """
         if received.state is not ReceivedMessageState.HELD:
             raise LocalProtocolError(f"{received!r} is settled already: acknowledged, nacked, rejected or released")
@@ -426,7 +441,8 @@ class SessionCore(msgspec.Struct, eq=False):
         )
 
     def release(self, received: ReceivedMessage, owner: object = None) -> None:
-        """Release a message and its consumer's buffer, without an attempt. `owner` is the calling task or thread."""
+        """Release a message without an attempt, and the buffered messages of its consumer. `owner` is the calling task
+        or thread."""
         if received.state is not ReceivedMessageState.HELD:
             return
         if received.transaction is not None:
@@ -438,7 +454,7 @@ class SessionCore(msgspec.Struct, eq=False):
         self.client.flush()
 
     def on_handling_failed(self, received: ReceivedMessage, error: BaseException) -> None:
-        """Nack or release a message, or roll back its transaction, because the code that handled it raised `error`."""
+        """Settle a message whose handling has raised `error`: nack or release it, or roll back its transaction."""
         counted = counted_attempts_for(error)
         if self.transactions is not None:
             transaction = self.transactions.transaction
@@ -451,7 +467,7 @@ class SessionCore(msgspec.Struct, eq=False):
                 self.release(received)
 
     def _release_all(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Release messages, and what is buffered for their consumers, in one step."""
+        """Release messages and the buffered messages of their consumers, in one step."""
         client = self.client
         current = [each for each in messages if client.subscriptions.is_current(each) and each.transaction is None]
         subscriptions = list(dict.fromkeys(each.subscription for each in current))
@@ -463,19 +479,20 @@ class SessionCore(msgspec.Struct, eq=False):
         client.subscriptions.drop_unsettled([each for each in messages if each not in current])
 
     def _await_auto_ack(self, messages: Iterable[ReceivedMessage], owner: object) -> None:
-        """Record messages that are returned now: in auto mode their task acknowledges them when it requests the next
-        one. Not before, because another task may request one while these are about to be returned."""
+        """Mode auto: record messages that `owner` is about to get. `owner` acknowledges them when it requests the next
+        message. Before this record, a request of another task could acknowledge them too early."""
         if self.mode is SessionMode.AUTO:
             self._awaiting_auto_ack.setdefault(owner, []).extend(messages)
 
     def _cancel_auto_ack(self, received: ReceivedMessage) -> None:
-        """Forget a message that was settled before the next one was requested."""
+        """Mode auto: drop a message from the record of messages that wait for their acknowledgement."""
         for delivered in self._awaiting_auto_ack.values():
             if received in delivered:
                 delivered.remove(received)
 
     def _auto_ack(self, owner: object, started: ReceivedMessage | None) -> None:
-        """Acknowledge in auto mode what `owner` received before; `started` is the message that the program gets now."""
+        """Mode auto: acknowledge the messages that `owner` has received before. `started` is the message that the
+        program gets now."""
         for other in [
             each for each in self._awaiting_auto_ack if each is not owner and self.client.context.has_owner_ended(each)
         ]:
@@ -500,7 +517,7 @@ class SessionCore(msgspec.Struct, eq=False):
             self.client.subscriptions.report_started(started)
 
     def settle_awaiting_auto_ack(self, disposition: Disposition | None) -> None:
-        """Settle all messages that await their acknowledgement in auto mode; None releases them without an attempt."""
+        """Mode auto: settle all messages that wait for their acknowledgement. None releases them without an attempt."""
         delivered = [received for each in self._awaiting_auto_ack.values() for received in each]
         self._awaiting_auto_ack.clear()
         if disposition is None:
@@ -519,7 +536,8 @@ class SessionCore(msgspec.Struct, eq=False):
     def require_transactions(self) -> SessionTransactions:
         """Return the transactions of the session.
 
-        Raises: LocalProtocolError if the session is not transacted; ClosedError if its handler has returned
+        Raises: LocalProtocolError if the session is not transacted; ClosedError if it was made for a handler that has
+        returned
         """
         if self.transactions is None:
             raise LocalProtocolError("the session is not transacted: connection.session(transacted=True)")
@@ -528,7 +546,8 @@ class SessionCore(msgspec.Struct, eq=False):
         return self.transactions
 
     def try_send(self, head: bytes, body: bytes, ttl_s: float | None, owner: object) -> bool:
-        """Send in the transaction and return True, if that needs no wait: the fast path of `send`."""
+        """Send in the transaction and return True, if that needs no wait; otherwise return False. This is the fast path
+        of `send`."""
         client = self.client
         link = client.link
         transactions = self.require_transactions()
@@ -546,9 +565,10 @@ class SessionCore(msgspec.Struct, eq=False):
         return True
 
     def send(self, head: bytes, body: bytes, ttl_s: float | None, deadline: float | None, owner: object) -> Flow[None]:
-        """Send in the transaction. The broker's answer is known at the commit.
+        """Send a message in the transaction. The broker's answer is known only at the commit.
 
-        Raises: RolledBack, TimeoutError
+        Raises: RolledBack if the transaction was ended from elsewhere; TimeoutError if the message cannot be written
+        before the deadline
         """
         client = self.client
         called_at = client.clock()
@@ -567,15 +587,17 @@ class SessionCore(msgspec.Struct, eq=False):
     def flush(self, deadline: float | None) -> Flow[None]:
         """Wait until the broker has processed all sends of the open transaction.
 
-        Raises: RolledBack, caused by the refusal; TimeoutError; LocalProtocolError
+        Raises: RolledBack if a send was refused, with the refusal as its cause; TimeoutError at the deadline;
+        LocalProtocolError if the session is not transacted
         """
         yield from self.require_transactions().flush(deadline)
 
     def commit(self, deadline: float | None, caller_number: CallerNumber | None = None) -> Flow[bool]:
-        """Commit; return True once that is durable, False if its number was used before: the transaction has no effect.
+        """Commit the transaction. Return True once the commit is durable. Return False if its number was used before:
+        then the transaction has no effect.
 
-        Raises: RolledBack if it has no effect; InDoubt if the outcome is not known before the deadline;
-        LocalProtocolError if there is a number and nothing to commit
+        Raises: RolledBack if the transaction has no effect for another reason; InDoubt if the outcome is not known
+        before the deadline; LocalProtocolError if there is a number and nothing to commit
         """
         transactions = self.require_transactions()
         transaction = transactions.transaction
@@ -600,14 +622,14 @@ class SessionCore(msgspec.Struct, eq=False):
         return (yield from transactions.commit(transaction, deadline, caller_number))
 
     def expire(self) -> None:
-        """Refuse later calls: the handler that the session was made for has returned or raised."""
+        """Refuse all later calls of this session. It was made for one call of a handler, which has ended."""
         self.is_closed = self.is_expired = True
 
     def commit_and_expire(self, deadline: float | None) -> Flow[None]:
-        """Commit what the handler has left open. Code that it has left running is refused from now on, so that it
-        adds nothing to another message's transaction.
+        """Commit the transaction that the handler has left open, and refuse all later calls of this session. So code
+        that outlives the handler adds nothing to another message's transaction.
 
-        Raises: RolledBack, InDoubt
+        Raises: RolledBack if the transaction had no effect; InDoubt if its outcome is not known
         """
         transactions = self.require_transactions()
         self.expire()
@@ -619,14 +641,14 @@ class SessionCore(msgspec.Struct, eq=False):
             yield from self._commit(transactions, transaction, deadline, None)
 
     def rollback(self, owner: object, *, counted: CountedAttempts) -> None:
-        """Roll back, and release the messages of the transaction and the buffered ones in one step.
+        """Roll back. The messages of the transaction and the buffered messages are released in one step.
 
-        Raises: LocalProtocolError
+        Raises: LocalProtocolError if the session is not transacted, or a commit is under way
         """
         self.require_transactions().rollback(owner, counted=counted)
 
     def mark_failed(self, received: ReceivedMessage) -> None:
-        """Mark a message as the one that made the transaction fail.
+        """Mark a message as a cause of the transaction's failure.
 
         Raises: LocalProtocolError if the message does not belong to the transaction
         """
@@ -635,13 +657,13 @@ class SessionCore(msgspec.Struct, eq=False):
     # ---- The end ----
 
     def free_for_next_session(self) -> None:
-        """Free the producer of an expired session for the next one."""
+        """Make the producer of an expired session free for the next session."""
         self._has_ended = True
         if self.transactions is not None:
             self.transactions.free_producer()
 
     def end(self, owner: object) -> None:
-        """End the session and roll back, without an attempt. Other sessions may go on with the same buffer."""
+        """End the session: roll back without an attempt. Its buffer stays usable for other sessions."""
         transactions = self.transactions
         if transactions is not None:
             transactions.close(owner)
@@ -655,9 +677,10 @@ class SessionCore(msgspec.Struct, eq=False):
         self.client.flush()
 
     def close(self, owner: object) -> None:
-        """End the session and release the buffer; a shared one is closed, and the other sessions finish their work.
+        """End the session, and unsubscribe its consumers. A shared buffer is closed instead: then all its sessions get
+        no more messages, and finish their work.
 
-        Raises: ClosedError if the handler that the session was made for has returned
+        Raises: ClosedError if the session was made for a handler that has returned
         """
         if self.is_expired:
             raise ClosedError(_EXPIRED_TEXT)
@@ -676,7 +699,7 @@ def _consumer_closed_text(subscription: Subscription) -> str:
 
 
 PULLED_MAX = 1000
-"""Messages that one pull request asks for at most."""
+"""Largest number of messages that one pull request requests."""
 
 _TRANSIENT_IDLE_REASONS = frozenset({"", "reading", "scanning", "committing", "joining", "unread"})
-"""Reasons for an idle subscription that pass by themselves. Source: docs/reference/control.md, `idle`"""
+"""Reasons for which the broker dispatches no message, and which soon pass. Source: docs/reference/control.md, `idle`"""

@@ -1,8 +1,8 @@
 """Subscriptions of a client: their frames on the current connection, and the messages that arrive.
 
-A message that the program holds from a lost connection is *orphaned*: it is redelivered, here or elsewhere. If it
-arrives here while the program still holds it, it is not delivered again: its settlement applies to the new dispatch.
-A disposition of which the broker may not know is kept until the message is redelivered.
+A message of a lost connection that the program still holds is *orphaned*. The broker redelivers it, here or elsewhere.
+If it arrives here while the program holds it, it is not delivered again: its settlement applies to the new dispatch. If
+the broker may not know a disposition, the client keeps it until the message is redelivered.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from truenext.model.pattern import is_pattern
 from truenext.wire.stomp.frame import Frame
 
 UNCONFIRMED_DISPOSITIONS_MAX = 100_000
-"""Dispositions that are kept because the broker may not know of them."""
+"""Largest number of dispositions that the client keeps because the broker may not know them."""
 
 
 class Subscriptions:
     def __init__(self, context: ClientContext, make_message: type[ReceivedMessage]) -> None:
-        """`make_message` is the class of received messages."""
+        """Make an empty set of subscriptions. `make_message` is the class of received messages."""
         self.by_id: dict[str, Subscription] = {}
         self.orphaned_messages: dict[str, ReceivedMessage] = {}
         """Messages of lost connections that the program still holds, by message id."""
         self.unconfirmed_dispositions: dict[str, tuple[Disposition, int]] = {}
-        """Dispositions of which the broker may not know, and the attempts of the message then, by message id."""
+        """Dispositions that the broker may not know, by message id, each with the attempts that the message then
+        had."""
         self._context = context
         self._make_message = make_message
         self._arrivals = count(1)
@@ -54,7 +55,7 @@ class Subscriptions:
     # ---- Requests ----
 
     def add(self, options: SubscriptionOptions, buffer: ReceiveBuffer) -> Subscription:
-        """Add a subscription; SUBSCRIBE is sent now if there is a connection, and on each later one."""
+        """Add a subscription. SUBSCRIBE is sent on the current connection and on each later one."""
         subscription = Subscription(self._context.next_unique_name(), options, buffer)
         self.by_id[subscription.id] = subscription
         buffer.subscriptions.append(subscription)
@@ -98,7 +99,8 @@ class Subscriptions:
             self.release([subscription], suspend=True)
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """End a subscription. Its messages return without an attempt, also those that the program holds."""
+        """End a subscription. All its messages, also those that the program holds, return to the broker without an
+        attempt."""
         if self.by_id.pop(subscription.id, None) is None:
             return
         subscription.end(None)
@@ -148,7 +150,7 @@ class Subscriptions:
         subscription.buffer.wake_all()
 
     def wake(self, subscription: Subscription) -> None:
-        """Tell the broker that the program requests messages again."""
+        """Tell the broker that a suspended subscription wants messages again."""
         link = self._context.link
         if subscription.is_suspended and link is not None and not subscription.is_paused:
             subscription.is_suspended = False
@@ -157,7 +159,7 @@ class Subscriptions:
                 self._context.flush_soon()
 
     def pull(self, subscription: Subscription, messages: int, *, waits: bool) -> None:
-        """Send a pull request; 0 messages withdraw an earlier one."""
+        """Send a pull request for a number of messages. With 0 messages, withdraw an earlier pull request."""
         link = self._context.link
         assert link is not None, "it is up"
         # The answer to an earlier request may still be on its way.
@@ -177,8 +179,8 @@ class Subscriptions:
         transaction: TransactionState | None = None,
         counts_all: bool = True,
     ) -> None:
-        """Release all messages of subscriptions, except for those that the program holds and `returning` does not
-        name. `transaction` is aborted in the same step."""
+        """Release the buffered messages of these subscriptions, and the held messages in `returning`. `transaction` is
+        aborted in the same step. With `suspend` the broker sends nothing until `wake`."""
         link = self._context.link
         if link is None or not link.is_up:
             return
@@ -222,7 +224,8 @@ class Subscriptions:
         self._context.flush_soon()
 
     def release_buffered(self, subscriptions: Iterable[Subscription]) -> None:
-        """Release buffered messages, which may no longer be the true next; skip subscriptions that can have none."""
+        """Release buffered messages, which may no longer be the true next. Subscriptions that cannot have any are
+        skipped."""
         returned = [
             each
             for each in subscriptions
@@ -239,7 +242,8 @@ class Subscriptions:
         to_release: set[ReceivedMessage],
         transaction: TransactionState | None,
     ) -> None:
-        """Release messages at a broker that has no `release`: subscribe again under other names."""
+        """Release messages at a broker that has no `release` request: end the subscriptions, and subscribe again under
+        new names."""
         if transaction is not None:
             link.write(frames.encode_frame("ABORT", {"transaction": transaction.name}))
         for subscription in subscriptions:
@@ -260,7 +264,7 @@ class Subscriptions:
     # ---- Received messages ----
 
     def on_message(self, frame: Frame) -> bool:
-        """Handle a MESSAGE; return whether it is for one of the subscriptions."""
+        """Handle a MESSAGE. Return whether it belongs to one of the subscriptions."""
         headers = frame.headers
         link = self._context.link
         assert link is not None, "it has just spoken"
@@ -308,7 +312,8 @@ class Subscriptions:
         return True
 
     def _on_not_delivered(self, subscription: Subscription) -> None:
-        """Wake callers that pull: the requested message is not for them, and they request another."""
+        """Wake callers that pull, because a requested message is not delivered to the program. They request another
+        one."""
         if subscription.pulls:
             subscription.buffer.wake_all()
         self._context.flush_soon()
@@ -329,7 +334,7 @@ class Subscriptions:
     # ---- Settling ----
 
     def report_started(self, received: ReceivedMessage) -> None:
-        """Tell the broker that the program has the message."""
+        """Tell the broker that the program has a message, unless it knows already."""
         link = self._context.link
         if link is not None and link.is_truenext and not received.is_started:
             received.is_started = True
@@ -340,18 +345,19 @@ class Subscriptions:
                 link.write(frames.encode_started(received.ack_id))
 
     def hold(self, received: ReceivedMessage) -> None:
-        """Record that the program has a message, and settles it later."""
+        """Record that the program holds a message, and tell the broker."""
         received.subscription.held_by_ack_id[received.ack_id] = received
         self.report_started(received)
 
     def is_current(self, received: ReceivedMessage) -> bool:
-        """Return whether the message arrived on the current connection."""
+        """Return whether a message arrived on the current connection."""
         return self._context.link is not None and received.link_number == self._context.link.number
 
     def settle(
         self, received: ReceivedMessage, disposition: Disposition, started: ReceivedMessage | None = None
     ) -> None:
-        """Settle a message; `started` is the message that the program gets next."""
+        """Settle a message. `started` is the message that the program gets next; the same frame may report its
+        start."""
         received.state = ReceivedMessageState.SETTLED
         received.subscription.held_by_ack_id.pop(received.ack_id, None)
         link = self._context.link
@@ -369,7 +375,8 @@ class Subscriptions:
             self.report_started(started)
 
     def _take_redelivery(self, received: ReceivedMessage) -> ReceivedMessage | None:
-        """Return the redelivery of a message, which is settled with it; None if it has none on this connection."""
+        """Return the redelivery of a message, and record it as settled. None if the message was not redelivered on this
+        connection."""
         redelivery = received.redelivery
         if redelivery is None or redelivery.state is not ReceivedMessageState.HELD or not self.is_current(redelivery):
             return None
@@ -414,25 +421,27 @@ class Subscriptions:
         )
 
     def remember_disposition(self, received: ReceivedMessage, disposition: Disposition) -> None:
-        """Keep a disposition, which is sent if the message is redelivered."""
+        """Keep a disposition. It is sent when the message is redelivered."""
         self.unconfirmed_dispositions[received.message_id] = disposition, received.attempts
         if len(self.unconfirmed_dispositions) > UNCONFIRMED_DISPOSITIONS_MAX:
             del self.unconfirmed_dispositions[next(iter(self.unconfirmed_dispositions))]
 
     def _add_orphaned(self, received: ReceivedMessage) -> None:
-        """Record a message that the program holds from a lost connection, unless it redelivers a recorded one."""
+        """Record a message of a lost connection that the program still holds, unless it is the redelivery of a recorded
+        one."""
         earlier = self.orphaned_messages.get(received.message_id)
         if earlier is None or earlier.redelivery is not received:
             self.orphaned_messages[received.message_id] = received
 
     def forget_orphaned(self, received: ReceivedMessage) -> None:
-        """Forget a dispatch that the program no longer holds. It may hold a later one of the same message."""
+        """Drop the record of an orphaned dispatch, which the program no longer holds. A later dispatch of the same
+        message stays recorded."""
         if self.orphaned_messages.get(received.message_id) is received:
             del self.orphaned_messages[received.message_id]
 
     def drop_unsettled(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Forget messages that the program no longer holds and has not settled. Their redeliveries are released,
-        together with what is buffered: the broker may have a more urgent message by now."""
+        """Drop messages that the program no longer holds and has not settled. If such a message was redelivered, the
+        redelivery is released, and with it the buffered messages: the broker may have a more urgent message by now."""
         returning: dict[Subscription, None] = {}
         for received in messages:
             received.state = ReceivedMessageState.SETTLED
@@ -447,7 +456,7 @@ class Subscriptions:
     # ---- Connections ----
 
     def on_connection_lost(self, link: Link, transactions: Iterable[TransactionState], *, was_up: bool) -> None:
-        """Record as orphaned what the program holds of a lost connection, and reset the subscriptions."""
+        """Record as orphaned all messages of the lost connection that the program holds. Reset the subscriptions."""
         # Held messages come last: after a rollback from elsewhere the same message may be held by another consumer.
         for transaction in transactions:
             for received in transaction.delivered_messages:
@@ -461,15 +470,15 @@ class Subscriptions:
             subscription.buffer.on_cleared()
 
     def on_connected(self) -> None:
-        """Send SUBSCRIBE on a new connection. Even if it is to another store, orphaned messages are kept: they may
-        be redelivered when the first store is back."""
+        """Send all SUBSCRIBE frames on a new connection. Orphaned messages stay recorded even if the broker has another
+        store, because they may be redelivered when the first store is back."""
         for subscription in self.by_id.values():
             if not subscription.is_closed:
                 self.send_subscribe(subscription)
 
 
 class PendingSettlement(AnswerHandler, msgspec.Struct, eq=False):
-    """Answer handler of an ACK or NACK, which keeps the disposition if the connection is lost."""
+    """Answer handler of an ACK or NACK. If the connection is lost before the answer, it keeps the disposition."""
 
     _subscriptions: Subscriptions
     _received: ReceivedMessage
@@ -497,7 +506,7 @@ class _PendingSubscribe(AnswerHandler, msgspec.Struct, eq=False):
         self._subscription.buffer.wake_all()
 
     def on_refused(self, error: Refused) -> None:
-        """End the consumer with the error, also if SUBSCRIBE was repeated after a reconnect."""
+        """End the subscription with the refusal. SUBSCRIBE may have been accepted before on an earlier connection."""
         self._subscription.is_subscribe_sent = False
         self._subscription.end(error)
         self._subscription.buffer.wake_all()
@@ -515,7 +524,7 @@ def _nack_headers(received: ReceivedMessage, disposition: Disposition, link: Lin
 
 
 def _allows_express(destination: str) -> bool:
-    """Return whether express dispatch is possible: not for a pattern of queues."""
+    """Return whether the broker can use express dispatch for a destination. It cannot for a pattern of queues."""
     name = destination.partition("?")[0]
     return name.startswith(("/topic/", "/temp-topic/")) or not is_pattern(name)
 
@@ -527,25 +536,27 @@ class ConsumerOptions(TypedDict, total=False):
     """Options of a consumer."""
 
     prefetch: int | None
-    """Messages that the consumer may hold, buffered or unacknowledged; with 0 each message is requested. None, the
-    default, lets the broker fit the number to what the program handles."""
+    """Largest number of messages that the consumer may hold, buffered or unacknowledged. With 0 each message is
+    requested. With None, the default, the broker fits the number to the speed of the program."""
     selector: str
-    """JMS selector that messages must match, such as "region = 'eu' AND JMSPriority > 6"."""
+    """JMS selector, such as "region = 'eu' AND JMSPriority > 6". The consumer gets only messages that match it."""
     priority: int
-    """Priority from -127 to 127, by default 0: of the consumers that could take a message the highest gets it."""
+    """Priority from -127 to 127; 0 is the default. If several consumers could take a message, the one with the highest
+    priority gets it."""
     exclusive: bool
-    """The messages of the queue go to this consumer only."""
+    """While this consumer is there, it alone gets the messages of the queue."""
     durable: str
-    """Name of a durable subscription to a topic, which collects messages without a connection; needs `client_id`."""
+    """Name of a durable subscription to a topic. It collects messages also while the client has no connection. It needs
+    `client_id`."""
     headers: Mapping[str, str]
-    """Further headers of the SUBSCRIBE."""
+    """Additional headers of the SUBSCRIBE frame."""
 
 
 _RESERVED = frozenset({"id", "destination", "ack", "receipt", "selector", "browser"})
 
 
 def parse_consumer_options(destination: str, options: ConsumerOptions) -> SubscriptionOptions:
-    """Check the options of a consumer. Raises: ValueError, TypeError"""
+    """Check the options of a consumer. Raises: ValueError, TypeError for an invalid option"""
     unknown = options.keys() - ConsumerOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"a consumer has no option {', '.join(sorted(unknown))}")

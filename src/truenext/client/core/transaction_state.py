@@ -7,9 +7,9 @@
       ├──rollback──▶ ROLLED_BACK
       └──ended from elsewhere──▶ ROLLBACK_ONLY ──its code has ended──▶ ROLLED_BACK
 
-A transaction is *rollback-only* when something other than its own code has ended it: the connection was lost, the
-broker has refused a frame, another task has rolled back or closed. Until its code has ended, each of its calls
-raises RolledBack, and the next transaction does not begin.
+A transaction is *rollback-only* if something other than its own code has ended it. Examples: the connection was lost,
+the broker has refused a frame, or another task has rolled back or closed the session. Until the transaction's code has
+ended, each of its calls raises RolledBack, and the next transaction does not begin.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class Outcome(Enum):
     """State of a transaction that has not ended, or the outcome of one that has."""
 
     OPEN = "open"
-    """The transaction has not ended; it may be empty."""
+    """The transaction has not ended. It may be empty."""
     COMMITTING = "committing"
-    """COMMIT was sent, and the broker has not answered."""
+    """COMMIT was sent, and the broker has not answered it."""
     IN_DOUBT = "in doubt"
-    """The connection was lost during the commit, and the broker has not said yet whether it happened."""
+    """The connection was lost during the commit, and the broker has not told the outcome yet."""
     ROLLBACK_ONLY = "rollback only"
-    """The transaction was ended by something other than its own code, which has not noticed yet."""
+    """Something other than the transaction's own code has ended the transaction. The code does not know yet."""
     COMMITTED = "committed"
     """The whole transaction took effect."""
     ROLLED_BACK = "rolled back"
     """The transaction had no effect."""
     REPEATED = "repeated"
-    """The caller's number was used already, so the transaction had no effect."""
+    """The transaction had no effect, because the program's number was used before."""
     UNKNOWN = "unknown"
-    """The outcome cannot be found out: another broker has it, the broker has forgotten it, or the connection was
-    lost during a commit under the caller's own number."""
+    """The outcome cannot be found out. Another broker knows it, or the broker has forgotten it, or the connection was
+    lost during a commit under a number of the program's own."""
 
 
 _RESOLVABLE_OUTCOMES = frozenset({Outcome.COMMITTING, Outcome.IN_DOUBT, Outcome.UNKNOWN})
@@ -55,23 +55,25 @@ ENDED_OUTCOMES = frozenset({Outcome.COMMITTED, Outcome.ROLLED_BACK, Outcome.REPE
 
 @dataclass(slots=True, eq=False)
 class ProducerNumbers:
-    """Numbers of one producer for COMMITs, or for SENDs, without gaps."""
+    """Numbers of one producer, for its COMMITs or for its SENDs. The numbers have no gaps."""
 
     name: str
     last_number: int = 0
-    """Highest number that was used."""
+    """Highest number used so far."""
     last_durable_number: int = 0
-    """Highest number that no crash of the broker undoes: used for persistent content, or reported by the broker."""
+    """Highest number that the broker keeps over a crash: it was used for persistent content, or the broker has reported
+    it."""
     link_number: int = 0
-    """Number of the link on which the broker knew `last_number`."""
+    """Number of the link on which the client last sent a number to the broker, or the broker reported one."""
     store_id: str = ""
-    """Id of the store that knows the numbers."""
+    """Id of the store that knows the numbers; empty if none does."""
     is_retired: bool = False
-    """The broker has lost numbers that it had: it was restored from an older copy."""
+    """The broker has lost durable numbers, because its store was restored from an older copy. The producer is not used
+    again."""
 
     def set_last_number(self, highest: int, link_number: int) -> bool:
-        """Set the highest number that the broker has reported, which it now keeps. False if the broker has lost a
-        number that no crash takes: then the number stays, so that the next COMMIT is refused."""
+        """Set the highest number to the one that the broker has reported, which is durable now. If the broker has lost
+        a durable number, change nothing and return False: then it refuses the next COMMIT."""
         self.link_number = link_number
         if highest < self.last_durable_number:
             return False
@@ -80,51 +82,51 @@ class ProducerNumbers:
 
 
 class CallerNumber(NamedTuple):
-    """Number of the caller's own, under which only one COMMIT takes effect. Source: docs/contract.md, C18.5"""
+    """Producer and number that a program gives for a COMMIT. One COMMIT per number takes effect. Source:
+    docs/contract.md, C18.5"""
 
     producer: str
     number: int
 
 
 class TransactionState(AnswerHandler, msgspec.Struct, eq=False):
-    """State of a transaction, and answer handler of its ACKs, NACKs and SENDs: a refusal or a lost connection makes an
-    open transaction rollback-only."""
+    """State of a transaction. It is also the answer handler of the transaction's ACKs, NACKs and SENDs. A refused frame
+    or a lost connection makes an open transaction rollback-only."""
 
     name: str
     """Name of the transaction on the wire."""
     link_number: int
-    """Number of the link on which the transaction is."""
     owner: object
     """Task or thread that runs the code of the transaction."""
     has_begun: bool = False
-    """BEGIN was sent."""
     has_settled_messages: bool = False
     """ACKs or NACKs were sent in the transaction."""
     is_begin_refused: bool = False
-    """BEGIN was refused, so there is nothing to abort."""
+    """The broker has refused BEGIN, so there is nothing to abort."""
     is_commit_refused: bool = False
-    """COMMIT was refused, so to the broker the transaction is still open."""
+    """The broker has refused COMMIT, so the transaction is still open there."""
     outcome: Outcome = Outcome.OPEN
     rollback_cause: Exception | None = None
-    """Reason of a rollback that the transaction's own code did not request."""
+    """Reason why the transaction was rolled back, unless its own code has rolled it back."""
     delivered_messages: list[ReceivedMessage] = []
     is_durable: bool = False
-    """The transaction has persistent content of a queue, so its number is on the broker's disk after the commit."""
+    """The transaction has persistent content for or from a queue. So its commit is durable, and the number with it."""
     last_send_frame: int = 0
-    """Number of the last send's frame on its link; 0 if there was none."""
+    """Frame number of the transaction's last SEND; 0 if it has none."""
     failed_messages: dict[ReceivedMessage, None] = {}
     """Messages that the transaction's code has marked as failed."""
     producer: ProducerNumbers | None = None
     commit_number: int = 0
-    """Number of the COMMIT among those of `producer`; 0 before the commit, and with a caller's number."""
+    """Number of the COMMIT under the name `producer`. 0 before the commit, and if the program gave its own number."""
     caller_number: CallerNumber | None = None
-    """Producer and number of the COMMIT if they are the caller's own."""
+    """Producer and number of the COMMIT that the program gave; None if it gave none."""
     resolved: Signal = msgspec.field(default_factory=Signal)
-    """Set when the outcome of the COMMIT is known, or the connection has ended for good."""
+    """Signal that is set when the outcome of the COMMIT is known, or the connection has ended for good."""
 
     @property
     def token(self) -> str:
-        """Token to ask the broker for the outcome; empty if that is known, or no broker can be asked."""
+        """Token with which a program asks the broker for the outcome. Empty if the outcome is known, or no broker can
+        tell it."""
         producer = self.producer
         if producer is None or self.outcome not in _RESOLVABLE_OUTCOMES:
             return ""
@@ -141,7 +143,7 @@ class TransactionState(AnswerHandler, msgspec.Struct, eq=False):
         self.resolved.set()
 
     def rolled_back_error(self) -> RolledBack:
-        """Make the error that the transaction's code gets."""
+        """Make the RolledBack error for the transaction's code."""
         reason = "" if self.rollback_cause is None else f": {self.rollback_cause}"
         error = RolledBack(f"the transaction was rolled back and had no effect{reason}")
         error.__cause__ = self.rollback_cause
@@ -158,7 +160,7 @@ class TransactionState(AnswerHandler, msgspec.Struct, eq=False):
 
 
 class BeginAnswerHandler(AnswerHandler, msgspec.Struct, eq=False):
-    """Answer handler of BEGIN, which also notes a refusal: then there is nothing to abort."""
+    """Answer handler of BEGIN. After a refusal it notes that there is nothing to abort."""
 
     _transaction: TransactionState
 

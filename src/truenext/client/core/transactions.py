@@ -30,41 +30,45 @@ from truenext.errors import Code, ConnectionLost, InDoubt, LocalProtocolError, R
 _QUEUE_SEND_PREFIX, _PERSISTENT_LINE = b"SEND\ndestination:/queue/", b"\npersistent:true\n"
 _OUTCOME_TIMEOUT_TEXT = "the outcome of the transaction could not be found out in time"
 CANCELLED_COMMIT_S = 5.0
-"""Seconds that a cancelled commit waits for its outcome."""
+"""Seconds that an interrupted commit waits for its outcome."""
 
 
 class SessionTransactions(msgspec.Struct, eq=False):
     _client: Client
     _buffer: ReceiveBuffer
-    """Buffer of the session, which a rollback releases."""
+    """Receive buffer of the session. A rollback releases its messages."""
     _producer: ProducerNumbers
     _acknowledges_at_commit: bool
-    """Messages are acknowledged at the commit, otherwise when they are delivered to the program."""
+    """True: messages are acknowledged by the commit. False: each is acknowledged when the program gets it."""
     transaction: TransactionState | None = None
-    """Transaction that is open, or whose outcome is not known, or whose code has not ended."""
+    """Current transaction: it is open, its outcome is not known, or its code has not ended. None if there is none."""
     last_ended: TransactionState | None = None
     _block: ref[object] | None = None
-    """Block of the program at whose end the transaction ends, as a weak reference; None outside of blocks."""
+    """Transaction block of the program that runs now, as a weak reference. None outside of blocks."""
     _begin_retry_at: float = 0.0
-    """Time before which no transaction begins, because the broker had no space for the last one; 0 if it had."""
+    """Time before which no transaction begins, because the broker had no space for the last one. 0 if it had space."""
 
     # ---- Begin ----
 
     def is_ready(self) -> bool:
-        """Return whether a transaction is open, or may begin at once."""
+        """Return whether a transaction is open, or can begin without a wait."""
         transaction = self.transaction
         if transaction is None:
             return not self._begin_retry_at and not self._is_commit_number_uncertain
         return transaction.outcome is Outcome.OPEN
 
     def check_not_rolled_back(self) -> None:
-        """Check that the transaction was not ended from elsewhere. Raises: RolledBack"""
+        """Check that the transaction was not ended from elsewhere. Raises: RolledBack if it was"""
         transaction = self.transaction
         if transaction is not None and transaction.outcome is Outcome.ROLLBACK_ONLY:
             raise transaction.rolled_back_error()
 
     def wait_until_ready(self) -> Flow[None]:
-        """Wait until a transaction is open or may begin. Raises: RolledBack; InDoubt of the previous transaction"""
+        """Wait until a transaction is open or can begin.
+
+        Raises: RolledBack if the transaction was ended from elsewhere; InDoubt if the outcome of the previous commit
+        cannot be found out
+        """
         transaction = self.transaction
         if transaction is not None and transaction.outcome not in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):
             # Another task commits, or a commit was cancelled or timed out: its outcome is needed first. A caller that
@@ -81,8 +85,9 @@ class SessionTransactions(msgspec.Struct, eq=False):
 
     @property
     def _is_commit_number_uncertain(self) -> bool:
-        """Return whether a crash of the broker may have freed the last numbers, whose transactions had nothing
-        persistent. Source: "In doubt" in docs/contract.md"""
+        """A crash of the broker may have lost the last numbers, because their transactions had nothing persistent.
+        Source: docs/contract.md, "In doubt"
+        """
         producer = self._producer
         if producer.last_number == producer.last_durable_number:
             return False
@@ -95,7 +100,10 @@ class SessionTransactions(msgspec.Struct, eq=False):
         )
 
     def _request_commit_number(self) -> Flow[None]:
-        """Ask the broker for the last COMMIT number. Raises: ClosedError, or the error that ended the connection"""
+        """Ask the broker for the highest COMMIT number that it knows from this producer.
+
+        Raises: ClosedError if the program has closed the connection; the error that ended the connection for good
+        """
         client, producer = self._client, self._producer
         link = client.link
         assert link is not None, "it is asked"
@@ -122,7 +130,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
         return transaction
 
     def _begin(self, transaction: TransactionState, link: Link) -> None:
-        """Send BEGIN, unless it was sent."""
+        """Send BEGIN, unless it was sent before."""
         if transaction.has_begun:
             return
         transaction.has_begun = True
@@ -135,9 +143,9 @@ class SessionTransactions(msgspec.Struct, eq=False):
     # ---- Blocks ----
 
     def enter_block(self, block: object) -> None:
-        """Note that the code of a block starts.
+        """Record that the code of a transaction block starts.
 
-        Raises: LocalProtocolError if the session is in a block already, which would end the wrong transaction
+        Raises: LocalProtocolError if the session is inside another block
         """
         if self._block is not None:
             if self._block() is not None:
@@ -161,7 +169,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
 
     @property
     def undecided_transaction(self) -> TransactionState | None:
-        """Transaction whose COMMIT was sent, and whose outcome is not known; None if there is none."""
+        """Transaction whose COMMIT was sent, and whose outcome is not known. None if there is none."""
         transaction = self.transaction
         if transaction is not None and transaction.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
             return transaction
@@ -170,7 +178,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
     # ---- Contents ----
 
     def deliver(self, received: ReceivedMessage, link: Link, owner: object) -> None:
-        """Add a message, which the program gets now, to the transaction."""
+        """Add a message that the program gets now to the transaction."""
         transaction = self._get_or_open(link, owner)
         received.transaction = transaction
         transaction.delivered_messages.append(received)
@@ -198,7 +206,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
             )
 
     def send(self, link: Link, head: bytes, body: bytes, ttl_s: float | None, called_at: float, owner: object) -> None:
-        """Write a SEND. The broker's answer is known at the commit."""
+        """Write a SEND in the transaction. The broker's answer is known only at the commit."""
         ttl = ""
         if ttl_s is not None:
             link.require_truenext("a ttl")
@@ -213,7 +221,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
     def flush(self, deadline: float | None) -> Flow[None]:
         """Wait until the broker has processed all sends of the transaction.
 
-        Raises: RolledBack, caused by the refusal; TimeoutError
+        Raises: RolledBack if a send was refused, with the refusal as its cause; TimeoutError at the deadline
         """
         self.check_not_rolled_back()
         transaction, link = self.transaction, self._client.link
@@ -233,7 +241,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
             raise TimeoutError("the broker has not confirmed all sends of the transaction in time")
 
     def mark_failed(self, received: ReceivedMessage) -> None:
-        """Mark a message as the one that made the transaction fail.
+        """Mark a message as a cause of the transaction's failure.
 
         Raises: LocalProtocolError if the message does not belong to the transaction
         """
@@ -247,9 +255,11 @@ class SessionTransactions(msgspec.Struct, eq=False):
     def commit(
         self, transaction: TransactionState, deadline: float | None, caller_number: CallerNumber | None
     ) -> Flow[bool]:
-        """Commit; return True once that is durable, False if its number was used before: the transaction has no effect.
+        """Commit the transaction. Return True once the commit is durable. Return False if its number was used before:
+        then the transaction has no effect.
 
-        Raises: RolledBack if it has no effect; InDoubt if the outcome is not known before the deadline
+        Raises: RolledBack if the transaction has no effect for another reason; InDoubt if the outcome is not known
+        before the deadline
         """
         if transaction.outcome is Outcome.ROLLBACK_ONLY:
             self._finish_and_clear(transaction)
@@ -334,7 +344,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
     def _check_resolved(self, transaction: TransactionState) -> None:
         """Check that the outcome of a commit is known.
 
-        Raises: InDoubt if the connection has ended for good before that
+        Raises: InDoubt if it is not, because the connection has ended for good
         """
         if transaction.outcome is Outcome.IN_DOUBT:
             self._finish_when_resolved(transaction)
@@ -343,7 +353,10 @@ class SessionTransactions(msgspec.Struct, eq=False):
     # ---- Rollback ----
 
     def rollback(self, owner: object, *, counted: CountedAttempts) -> None:
-        """Roll back, and release the messages of the transaction and the buffered ones in one step."""
+        """Roll back. The messages of the transaction and the buffered messages are released in one step.
+
+        Raises: LocalProtocolError if a commit is under way
+        """
         transaction = self.transaction
         if transaction is None:
             self._client.subscriptions.release_buffered(self._buffer.subscriptions)
@@ -361,7 +374,8 @@ class SessionTransactions(msgspec.Struct, eq=False):
             self._finish_and_clear(transaction)
 
     def _on_aborted(self, transaction: TransactionState, owner: object, reason: str) -> None:
-        """End the transaction if its own code has aborted it; otherwise mark it, so that its code gets RolledBack."""
+        """End a transaction for which ABORT was sent. If another task has aborted it, only mark it: its own code gets
+        RolledBack."""
         if transaction.owner is owner or self._client.context.has_owner_ended(transaction.owner):
             transaction.outcome = Outcome.ROLLED_BACK
             self._finish_and_clear(transaction)
@@ -372,7 +386,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
             self._buffer.wake_all()
 
     def mark_rollback_only(self, transaction: TransactionState, reason: str) -> None:
-        """Abort the transaction if it is open; its code gets RolledBack later."""
+        """Abort the transaction if it is open. Its code gets RolledBack at its next call."""
         if transaction.outcome is Outcome.OPEN:
             self._abort(transaction, CountedAttempts.NONE)
             transaction.mark_rollback_only(RolledBack(reason))
@@ -380,7 +394,8 @@ class SessionTransactions(msgspec.Struct, eq=False):
     def _abort(self, transaction: TransactionState, counted: CountedAttempts, *, releases: bool = True) -> None:
         """Send ABORT, and a NACK for each message whose attempt counts.
 
-        With `releases`, release the other messages of the transaction, and those that are buffered in the session.
+        With `releases`, also release the other messages of the transaction, and the messages that the session has
+        buffered.
         """
         client = self._client
         link = client.link
@@ -408,9 +423,9 @@ class SessionTransactions(msgspec.Struct, eq=False):
     # ---- Settling messages that are not acknowledged yet ----
 
     def check_may_settle(self, received: ReceivedMessage, disposition: Disposition) -> None:
-        """Check that a message of a transaction may be settled in this way.
+        """Check that `disposition` is possible for a message of a transaction.
 
-        Raises: LocalProtocolError if not; RolledBack if another task has ended the transaction
+        Raises: LocalProtocolError if it is not; RolledBack if another task has ended the transaction
         """
         transaction = received.transaction
         assert isinstance(transaction, TransactionState), "a transaction has it"
@@ -422,8 +437,8 @@ class SessionTransactions(msgspec.Struct, eq=False):
             raise LocalProtocolError(f"{received!r} belongs to a transaction that is being committed")
 
     def settle(self, received: ReceivedMessage, disposition: Disposition, owner: object) -> None:
-        """Nack or reject one message of the transaction, and roll back, without an attempt for the other messages.
-        If the connection was lost, the disposition applies to the redelivery of the message."""
+        """Nack or reject one message of the transaction, and roll back. The other messages count no attempt. If the
+        connection was lost, the disposition applies to the message's redelivery."""
         transaction = self.transaction
         assert transaction is not None and transaction is received.transaction, "it was checked"
         transaction.delivered_messages.remove(received)
@@ -441,7 +456,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
             self._on_aborted(transaction, owner, "another task has nacked a message of it")
 
     def release(self, received: ReceivedMessage, owner: object) -> None:
-        """Roll back without an attempt, unless the message is acknowledged already."""
+        """Roll back without an attempt. If the message is acknowledged in the transaction already, do nothing."""
         transaction = received.transaction
         assert isinstance(transaction, TransactionState), "a transaction has it"
         is_open = transaction.outcome in (Outcome.OPEN, Outcome.ROLLBACK_ONLY) and not _was_rolled_back_by_other(
@@ -458,15 +473,15 @@ class SessionTransactions(msgspec.Struct, eq=False):
             self.transaction = None
 
     def _finish_when_resolved(self, transaction: TransactionState) -> None:
-        """Finish the transaction, for which its code no longer waits, once its outcome is known. The next call of
-        the session still waits for that outcome."""
+        """Finish a transaction as soon as its outcome is known. Its code has stopped waiting, but the next call of the
+        session waits for the outcome."""
         if transaction.outcome in ENDED_OUTCOMES:
             self._finish(transaction)
         else:
             transaction.resolved.add_callback(lambda: self._finish(transaction))
 
     def _finish(self, transaction: TransactionState) -> None:
-        """End the transaction: its messages are settled, or return to the broker."""
+        """Finish a transaction. Its messages are settled after a commit; otherwise they return to the broker."""
         client = self._client
         if transaction not in client.transactions:
             return
@@ -504,13 +519,13 @@ class SessionTransactions(msgspec.Struct, eq=False):
             self.rollback(owner, counted=CountedAttempts.NONE)
 
     def free_producer(self) -> None:
-        """Free the producer for another session, unless a COMMIT of it is in doubt."""
+        """Make the producer free for another session, unless one of its COMMITs is in doubt."""
         if self.undecided_transaction is None:
             self._client.free_producer(self._producer)
 
 
 def _was_rolled_back_by_other(transaction: TransactionState) -> bool:
-    """Return whether another task has rolled the transaction back, and its own code has not noticed yet."""
+    """Return whether another task has rolled the transaction back before its own code has noticed."""
     return transaction.outcome is Outcome.ROLLBACK_ONLY and isinstance(transaction.rollback_cause, RolledBack)
 
 

@@ -1,9 +1,9 @@
-"""Flows: requests of a program, which wait without a task and without a thread.
+"""Flows: requests of a program that can wait without knowing tasks or threads.
 
-A *flow* is a generator: it runs as far as it can without waiting, and yields a Wait where it cannot go on. The
-driver, with a task or with a thread, waits for the signal, and sends whether it was set before the deadline. An
-exception that ends the wait, such as a cancellation, is thrown into the flow: so each flow also decides what becomes
-of a request for which its caller no longer waits.
+A *flow* is a generator. It runs until it must wait, and then yields a Wait. The driver, with a task or with a thread,
+waits for the signal, and sends into the flow whether the signal was set before the deadline. An exception that ends the
+wait, such as a cancellation, is thrown into the flow. So each flow also decides what happens with a request if its
+caller stops waiting.
 """
 
 from collections.abc import Callable, Generator
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Signal(msgspec.Struct, eq=False):
-    """Event that happens once, for which one or several flows wait."""
+    """Event that happens once. One or several flows may wait for it."""
 
     is_set: bool = False
     _callbacks: list[Callable[[], None]] = []
@@ -37,15 +37,16 @@ class Signal(msgspec.Struct, eq=False):
 
 
 class Wait(NamedTuple):
-    """Value that a flow yields to its driver, to be resumed when the signal is set or at the deadline."""
+    """Value that a flow yields when it must wait. The driver resumes the flow when the signal is set, or at the
+    deadline."""
 
     signal: Signal
     deadline: float | None = None
-    """Time by the core's clock, in seconds; None waits for ever."""
+    """Time of the deadline in seconds, by the core's clock. None means no deadline."""
 
 
 Flow = Generator[Wait, bool, T]
-"""Generator that yields a Wait where it must wait, and is then sent True if the signal was set, False at the
+"""Generator that yields a Wait when it must wait. The driver sends True if the signal was set, and False at the
 deadline."""
 
 
@@ -53,7 +54,7 @@ deadline."""
 
 
 class DelayedCall(msgspec.Struct, eq=False):
-    """Function that `DelayedCalls` calls at a certain time, unless it is cancelled before."""
+    """Function that `DelayedCalls` calls at a given time, unless the call is cancelled before."""
 
     action: Callable[[], None] | None
 
@@ -73,7 +74,7 @@ class DelayedCalls:
 
     @property
     def next_due_at(self) -> float | None:
-        """Time at which `run_due` is to be called; None if there are no calls."""
+        """Time at which the driver must call `run_due`; None if no call is pending."""
         heap = self._heap
         while heap and heap[0][2].action is None:
             heappop(heap)

@@ -1,10 +1,11 @@
 """Driver of a client in an event loop: its socket, its clock, and the waits of its flows.
 
-All code runs in the loop; only writing to the socket has a lock, for heartbeat_thread.py. Received bytes are handled
-at once. Bytes are written at once as far as the socket accepts them, and the rest when it is ready.
+All code runs in the loop. Only the socket's writes have a lock, because heartbeat_thread.py writes from another thread.
+Received bytes are handled at once. Bytes are written at once as far as the socket accepts them, and the rest when the
+socket is ready.
 
-After a long block of the loop, timers are due and received bytes are unread, and loops differ in which they handle
-first. So the socket is read before any decision that depends on the time.
+After the loop was blocked for a long time, timers are due and received bytes are unread. Loops differ in which they
+handle first. So the driver reads the socket before each decision that depends on the time.
 """
 
 from __future__ import annotations
@@ -40,22 +41,23 @@ from truenext.model.url import Address
 from truenext.tls import TlsSocket
 
 LOOP_BLOCKED_S = 1.0
-"""Delay of a timer, in seconds, above which the event loop is reported as blocked."""
+"""Lateness of a timer, in seconds, above which the event loop is reported as blocked."""
 
 STOPPED_CLOCK_S = 0.001
-"""Seconds without change after which a clock counts as stopped."""
+"""Seconds without a change of its time after which a clock counts as stopped."""
 
 S = TypeVar("S")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _drivers: WeakSet[Driver] = WeakSet()
-"""Drivers whose connection may be open when the program ends."""
+"""All drivers, so that the end of the program can warn of their unconfirmed sends."""
 
 
 @atexit.register
 def _at_exit() -> None:
-    """Warn of unconfirmed sends: no event loop runs any more that could wait for their confirmation."""
+    """Warn of unconfirmed sends at the end of the program. No event loop runs any more in which to wait for
+    confirmations."""
     for driver in list(_drivers):
         driver.warn_if_unconfirmed()
 
@@ -63,13 +65,15 @@ def _at_exit() -> None:
 _isolations: WeakKeyDictionary[asyncio.AbstractEventLoop, HandlerIsolation] = WeakKeyDictionary()
 
 _blocked_until: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
-"""End of the last reported blocking of each loop. All connections of a loop notice it, and one reports it."""
+"""End of the last reported blocking of each loop. All connections of a loop notice a blocking, and one reports it."""
 
 
 class Driver(BaseDriver):
     def __init__(self, options: ConnectOptions, name: str, make_message: type[ReceivedMessage]) -> None:
-        """Make a driver for the running loop. Raises: ConfigurationError if that loop's clock stands still, or a
-        file of the credentials cannot be used"""
+        """Make a driver for the running loop.
+
+        Raises: ConfigurationError if the loop's clock stands still, or a file of the credentials cannot be used
+        """
         self.loop = loop = asyncio.get_running_loop()
         check_clock_runs(loop)
         super().__init__(
@@ -82,20 +86,21 @@ class Driver(BaseDriver):
             has_owner_ended=_has_ended,
         )
         self.isolation = _isolations.setdefault(self.loop, HandlerIsolation())
-        """Isolation of all handlers in this loop."""
+        """Isolation of messages that may crash the process, shared by all handlers in this loop."""
         self._heartbeat_thread: HeartbeatThread | None = None
         self._is_flush_scheduled = False
         self._is_reading = True
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
-        """Time at which the timer is due. uvloop does not report that of a timer that was due when it was made."""
+        """Time at which the timer is due. uvloop's timers do not tell their time if they were due when they were
+        made."""
         self._socket_closed: asyncio.Future[None] | None = None
         self._connect_task: asyncio.Task[None] | None = None
         self._is_confirmation_checked = False
         _drivers.add(self)
 
     def warn_if_unconfirmed(self, warn: Callable[[Client], None] = log.warn_unconfirmed) -> None:
-        """Warn once if sends are lost with the program, or with its event loop."""
+        """Warn, once, that sends may be lost because the program or its event loop has ended."""
         if not self._is_confirmation_checked and not self._is_forked:
             self._is_confirmation_checked = True
             warn(self.client)
@@ -115,7 +120,8 @@ class Driver(BaseDriver):
     # ---- Callers ----
 
     def check_caller(self) -> None:
-        """Check that the caller is in the process and event loop of the connection. Raises: ClosedError"""
+        """Check that the caller runs in the process and in the event loop of the connection. Raises: ClosedError if
+        not"""
         # In spite of its underscore the name is one of those that asyncio exports.
         if asyncio._get_running_loop() is not self.loop:
             # A forked child has no running loop.
@@ -127,33 +133,34 @@ class Driver(BaseDriver):
         return ClosedError("the connection belongs to another event loop: make a new one here")
 
     def run_step(self, step: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Call a function that waits for nothing."""
+        """Call a function that does not wait."""
         # Inlined `check_caller`, because this runs for each message.
         if asyncio._get_running_loop() is not self.loop:
             raise self._wrong_caller_error()
         return step(*args)
 
     run_step_of_many = run_step
-    """Call a function that waits for nothing; the twin for threads collects such calls."""
+    """Call a function that does not wait. In the driver for threads, a thread writes the output of many such calls
+    together."""
 
     def step_of_many(self, step: S) -> S:
-        """Return a function that calls `step` many times."""
+        """Return a function that is like `step`, for a caller that calls it many times."""
         self.check_caller()
         return step
 
     def try_receive(self, session: SessionCore, subscription: Subscription, owner: object) -> ReceivedMessage | None:
-        """Return the next message if it is buffered: the fast path of receiving."""
+        """Return the next message if that needs no wait, otherwise None. This is the fast path of receiving."""
         if asyncio._get_running_loop() is not self.loop:
             raise self._wrong_caller_error()
         return session.try_receive(subscription, owner)
 
     def health(self) -> Health:
-        """Return the health of the connection, also after the loop has ended."""
+        """Return the health of the connection. This also works after the loop has ended."""
         return make_health(self.client)
 
     async def run_flow(self, flow: Flow[T], on_interrupted: Callable[[T], None] | None = None) -> T:
-        """Drive a flow to its end, and return its result. `on_interrupted` is for threads: a task gets the result,
-        or was cancelled before there was one."""
+        """Run a flow to its end, and return its result. `on_interrupted` is ignored: it is there so that both drivers
+        have the same signature."""
         self.check_caller()
         try:
             wait = next(flow)
@@ -172,7 +179,7 @@ class Driver(BaseDriver):
             self._after_step()
 
     async def exit_block(self, flow: Flow[None], error: BaseException | None) -> None:
-        """Drive the flow that ends a block. An exception of the program leaves the block even if the flow fails."""
+        """Run the flow that ends a block. If `error` has left the block, it is raised even if the flow fails."""
         try:
             await self.run_flow(flow)
         except Exception as exit_error:
@@ -272,7 +279,7 @@ class Driver(BaseDriver):
             _set_done(self._socket_closed)
 
     async def stop(self) -> None:
-        """Close the socket, and end the task, the timer and the thread."""
+        """Close the socket, and end the connecting task, the timer and the heart-beat thread."""
         if self._heartbeat_thread is not None:
             self._heartbeat_thread.stop()
             self._heartbeat_thread = None
@@ -286,7 +293,7 @@ class Driver(BaseDriver):
             await asyncio.wait({self._connect_task})
 
     def _fail_internally(self, error: Exception) -> None:
-        """End the client with an internal error, which callers get."""
+        """Log an internal error, and end the client with it. The callers get the error."""
         self.client.fail_permanently(log.log_internal_error(error))
         self._close_socket()
 
@@ -294,7 +301,7 @@ class Driver(BaseDriver):
 
     @property
     def _is_forked(self) -> bool:
-        """This process is a forked child with a copy of the running loop; the socket is its parent's."""
+        """This process is a forked child. It has a copy of the running loop, and the socket belongs to its parent."""
         return os.getpid() != self.process_id
 
     def _on_readable(self) -> None:
@@ -321,7 +328,7 @@ class Driver(BaseDriver):
             self._is_reading = False
 
     def _read_available(self) -> None:
-        """Read the socket before a decision that depends on the time."""
+        """Read the bytes that have arrived already, so that no deadline passes only because the loop was late."""
         if self._sock is not None and self._is_reading:
             self._on_readable()
 
@@ -339,8 +346,8 @@ class Driver(BaseDriver):
             self.loop.add_writer(sock, self._on_writable)
 
     def send_heart_beat_if_idle(self, last_written_at: float) -> float:
-        """Write, from another thread, pending bytes or a heart-beat if nothing was written since `last_written_at`.
-        Returns the argument for the next call."""
+        """Write, from the heart-beat thread: unwritten bytes, or a heart-beat. Do nothing if the loop has written since
+        `last_written_at`. Return the argument for the next call."""
         with self._locked():
             link, sock = self._link, self._sock
             if link is None or sock is None or not (link.is_up and link.heartbeat_interval_s):
@@ -405,7 +412,8 @@ class Driver(BaseDriver):
     # ---- Time ----
 
     def _after_step(self) -> None:
-        """Update the driver after a step: close a lost connection's socket, read on if possible, set the timer."""
+        """Bring the driver up to date after a step: close the socket of a lost connection, start reading again if
+        possible, set the timer."""
         if self._sock is not None and self.client.link is not self._link:
             self._close_socket()
         if not self._is_reading and self._sock is not None and not self.client.is_read_buffer_full:
@@ -445,9 +453,10 @@ class Driver(BaseDriver):
 
 
 def check_clock_runs(loop: asyncio.AbstractEventLoop) -> None:
-    """Check that the clock of a loop runs: without it no timer is ever due, and each wait is endless.
+    """Check that the clock of a loop runs. With a stopped clock no timer would ever be due, and each wait would be
+    endless.
 
-    Raises: ConfigurationError if a test has stopped the clock
+    Raises: ConfigurationError if the clock stands still
     """
     if type(loop).time is not asyncio.BaseEventLoop.time:
         # Such as uvloop's clock, which does not change within one pass of the loop.

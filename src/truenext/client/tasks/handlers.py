@@ -14,12 +14,12 @@ from truenext.client.tasks.driver import Driver
 
 
 class Handlers:
-    """Handlers of all `consume` calls on one connection, each call in tasks of its own."""
+    """Handlers of all `consume` calls on one connection. Each call runs its handlers in its own tasks."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._consume_calls: dict[ConsumeCall, set[asyncio.Task[None]]] = {}
-        """Running calls of `consume`, each with the tasks that run its handlers."""
+        """Running calls of `consume`, each with the tasks in which its handlers run."""
 
     async def run(
         self,
@@ -29,7 +29,7 @@ class Handlers:
         concurrency: int,
         make_session: Callable[[SessionCore], Any],
     ) -> None:
-        """Run handlers until the call is stopped. Raises: as `Connection.consume`"""
+        """Run handlers until the call is stopped. Raises: the errors of `Connection.consume`"""
         if not asyncio.iscoroutinefunction(handler) and not asyncio.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004
         ):
@@ -76,7 +76,8 @@ class Handlers:
         make_session: Callable[[SessionCore], Any],
         is_stopped: Callable[[], bool],
     ) -> None:
-        """Run one handler after the other in this task; `is_stopped` returns whether `consume` is ending."""
+        """Run one handler after the other in this task. `is_stopped` returns whether the call of `consume` is
+        ending."""
         driver = self._driver
         session = make_session(worker.session)
         owner = asyncio.current_task()
@@ -114,12 +115,13 @@ class Handlers:
             worker.on_ended(ended)
 
     def stop(self) -> None:
-        """Start no more handlers."""
+        """Let no further handler start."""
         for call in self._consume_calls:
             call.stop()
 
     async def wait(self, deadline: float) -> None:
-        """Wait until no handler runs, except that of the caller; cancel those that run longer."""
+        """Wait until no handler runs, except a handler that is the caller itself. At the deadline, cancel the
+        handlers."""
         current = asyncio.current_task()
         for call, tasks in list(self._consume_calls.items()):
             if not await self._driver.run_flow(call.wait_until_handled(deadline, current)):
@@ -127,4 +129,4 @@ class Handlers:
                     task.cancel()
 
     def abandon(self) -> None:
-        """Do nothing, unlike the twin for threads: `run` waits for its tasks."""
+        """Do nothing: `run` waits for its tasks. The method is there because the handlers in threads have it."""

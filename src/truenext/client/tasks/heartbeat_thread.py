@@ -1,8 +1,8 @@
 """Heart-beat thread: keeps a connection alive while its event loop is blocked.
 
-Twice in each interval the thread checks whether the loop has written anything since the last check. If not, the
-thread writes the rest of a frame that the loop has begun, or a heart-beat. The thread ends with the connection, with
-the loop, and with the process; a forked child has none.
+Twice in each interval the thread checks whether the loop has written anything since the last check. If not, the thread
+writes the rest of a frame that the loop has begun, or a heart-beat. The thread ends with the connection, with the loop,
+and with the process. A forked child has no such thread.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Protocol
 from weakref import ref
 
 CHECKS_PER_INTERVAL = 2
-"""Checks in each interval, so that two bytes are never further apart than one interval."""
+"""Number of checks in each interval. With two checks, no more than one interval passes between two writes."""
 STOP_TIMEOUT_S = 1.0
-"""Seconds that `stop` waits for the thread, which does nothing that blocks."""
+"""Seconds that `stop` waits for the end of the thread."""
 
 
 class HeartbeatTarget(Protocol):
@@ -24,7 +24,7 @@ class HeartbeatTarget(Protocol):
     loop: AbstractEventLoop
 
     def send_heart_beat_if_idle(self, last_written_at: float) -> float:
-        """Send a heart-beat if nothing was written since `last_written_at`. Returns the argument for the next call."""
+        """Send a heart-beat if nothing was written since `last_written_at`. Return the argument for the next call."""
 
 
 class HeartbeatThread:

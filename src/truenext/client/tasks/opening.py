@@ -1,4 +1,4 @@
-"""Helpers that tasks need and threads do not: objects to await, or to use in an `async with`, and `async for`."""
+"""Helpers for tasks that the client for threads does not need: objects for `await`, `async with` and `async for`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ R = TypeVar("R", bound=AbstractAsyncContextManager[Any])
 
 
 class AwaitableContext(Generic[R]):
-    """Object that is awaited, or used in an `async with`, which closes it."""
+    """Object for `await` or `async with`. The end of the `async with` closes what was opened."""
 
     def __init__(self, make: Callable[[], Awaitable[R]]) -> None:
         self._open_resource = make
@@ -34,7 +34,8 @@ def each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterable[T]:
 
 
 class _AsyncIterator(Generic[T]):
-    """Iterator that is not an async generator, which the event loop would have to close after an error."""
+    """Asynchronous iterator over ordinary items. An async generator would have to be closed by the event loop after an
+    error."""
 
     def __init__(self, iterator: Iterator[T]) -> None:
         self._iterator = iterator

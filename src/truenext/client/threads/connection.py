@@ -51,20 +51,21 @@ def connect(
     """Connect to the first of `urls` at which a broker answers, by default to stomp://127.0.0.1:61613. `with`
     closes the connection.
 
-    A lost connection is opened anew, however long that takes. Without `reconnect` it is closed for good, and each
-    URL is tried only once, or again while its broker is busy with other logins. `client_id` names this client for
-    durable subscriptions. Each side notices within two `heart_beat`s (seconds; 0 is none) that the other is gone.
-    `timeout` (seconds) limits the first connection.
+    A lost connection is opened again, however long that takes. Without `reconnect` a lost connection is closed for
+    good. Then each URL is tried only once, or again while its broker is busy with other logins. `client_id` names this
+    client for durable subscriptions. Each side notices within two `heart_beat`s (seconds; 0 disables heart-beats) that
+    the other side is gone. `timeout` (seconds) limits the first connection.
 
-    `password_file` has the password in its first line. It is read for each login, so that a changed password is used
-    at the next reconnect; a login that cannot read it is tried again, but not the first one.
+    The first line of `password_file` is the password. The file is read for each login, so that the next reconnect uses
+    a changed password. If a reconnect cannot read the file, it tries again; the first connection fails.
 
-    At a stomp+ssl:// address the broker must show a certificate of its host name that the system trusts, or one signed
-    by `ca`. The client shows `certificate`, with its private `key`, if the broker asks for one. All are PEM files, read
-    for each connection as `password_file` is; a key may be in the file of its certificate.
+    At a stomp+ssl:// address the broker must show a certificate for its host name. The certificate must be signed by an
+    authority that the system trusts, or by `ca`. The client shows `certificate`, with its private `key`, if the broker
+    asks for one. All are PEM files, read for each connection. The file of a certificate may also contain its key.
 
-    Raises: ConfigurationError for an invalid URL, or a file that cannot be used; ValueError, TypeError; ConnectionLost
-    if no broker answers in time; Refused, such as for wrong credentials
+    Raises: ConfigurationError for an invalid URL, or a file that cannot be used; ValueError, TypeError for another
+    invalid argument; ConnectionLost if no broker answers in time; Refused if a broker refuses the login, such as for
+    wrong credentials
     """
     options = connect_options(
         urls,
@@ -92,36 +93,38 @@ class Message(ReceivedMessage):
 
     def ack(self) -> None:
         """Acknowledge the message. If other messages are buffered, the ACK is written with the next receive, or soon
-        if none follows. If the connection is lost before the broker receives the ACK, a redelivery to this client is
-        acknowledged and not delivered again.
+        if none follows. If the connection is lost before the broker receives the ACK, this client acknowledges a
+        redelivery, and does not deliver it again.
 
         Raises: LocalProtocolError if the message was settled already, or belongs to a transaction
         """
         self._settle(ACKED)
 
     def nack(self, *, delay: float | None = None, cause: str = "") -> None:
-        """Report that handling the message failed. It counts as an attempt, and the message is redelivered after
-        `delay` seconds; None leaves the delay to the queue's policy. A transaction that has not acknowledged the
-        message (`ack="commit"`) is rolled back, and counts no attempt for its other messages.
+        """Report that handling the message failed. This counts as an attempt. The message is redelivered after `delay`
+        seconds; with None the queue's policy sets the delay. If a transaction has not acknowledged the message
+        (`ack="commit"`), the transaction is rolled back, and its other messages count no attempt.
 
-        `cause` says why, and is kept as `first_cause` and `last_cause` of the message and of its dead letter, cut to
-        4096 bytes of UTF-8. It is not sent to brokers other than truenext.
+        `cause` says why handling failed. The message and its dead letter keep it as `first_cause` and `last_cause`, cut
+        to 4096 bytes of UTF-8. Brokers other than truenext do not get it.
 
-        Raises: LocalProtocolError if the message was settled already, or a transaction has acknowledged it;
-        RolledBack if another task has ended its transaction; ValueError, TypeError
+        Raises: LocalProtocolError if the message was settled already, or a transaction has acknowledged it; RolledBack
+        if another task has ended its transaction; ValueError, TypeError for an invalid argument
         """
         self._settle(flows.failed_disposition(delay, cause))
 
     def reject(self, *, cause: str = "") -> None:
-        """Make the message a dead letter. `cause` and the message's transaction are treated as by `nack`.
+        """Make the message a dead letter. `cause` says why. If a transaction has not acknowledged the message
+        (`ack="commit"`), the transaction is rolled back, and its other messages count no attempt.
 
-        Raises: as `nack`
+        Raises: LocalProtocolError, RolledBack, TypeError in the same cases as `nack`
         """
         self._settle(flows.rejected_disposition(cause))
 
     def release(self) -> None:
-        """Return the message to its queue, unhandled and without an attempt. A transaction that has not acknowledged
-        it (`ack="commit"`) is rolled back. No effect if it was settled already, or acknowledged in a transaction."""
+        """Return the message to its queue, unhandled and without an attempt. If a transaction has not acknowledged the
+        message (`ack="commit"`), the transaction is rolled back. The call does nothing if the message was settled
+        already, or acknowledged in a transaction."""
         source = self._session
         owner = current_thread()
         source.driver.run_flow(flows.release(source.core, self, owner))
@@ -133,14 +136,14 @@ class Message(ReceivedMessage):
             driver.run_flow(core.client.wait_until_written())
 
     def process(self) -> Processing:
-        """Settle the message at the end of `with message.process():`. The message is acknowledged at a normal
-        end, nacked after an exception, and released without an attempt after a cancellation, Ctrl-C or a lost
-        connection. In a transaction an exception marks this message as the one that failed."""
+        """Return a block that settles the message: `with message.process():`. A normal end acknowledges the
+        message. An exception nacks it. A cancellation, Ctrl-C or a lost connection releases it without an attempt. In a
+        transaction, an exception marks this message as failed."""
         return Processing(self)
 
 
 class Processing:
-    """Block that `Message.process` returns, and that settles the message at its end."""
+    """Block that `Message.process` returns. It settles the message at its end."""
 
     def __init__(self, message: Message) -> None:
         self._message = message
@@ -155,7 +158,7 @@ class Processing:
 
 
 class _Block:
-    """Object of an `with`, at whose end the driver runs a flow, but not in a forked process."""
+    """Object for `with`. At the end of the block the driver runs a flow, but not in a forked process."""
 
     _driver: Driver
 
@@ -168,12 +171,13 @@ class _Block:
             driver.exit_block(self._end(error, current_thread()), error)
 
     def _end(self, error: BaseException | None, owner: object) -> Flow[None]:
-        """Return the flow that ends the block, which `error` has left; None is a normal end."""
+        """Return the flow that ends the block. `error` is the exception that has left the block; None is a normal
+        end."""
         raise NotImplementedError
 
 
 class _SessionWithDriver:
-    """Core of a session, and the driver that runs its flows."""
+    """Session of the core, with the driver that runs its flows."""
 
     __slots__ = ("core", "driver")
 
@@ -192,7 +196,7 @@ class _SessionWithDriver:
 
 
 class Consumer(_Block):
-    """Consumer of one destination; it returns the true next message first."""
+    """Consumer of one destination. It returns the true next message first."""
 
     def __init__(self, source: _SessionWithDriver, subscription: Subscription, *, owns_session: bool) -> None:
         self._source = source
@@ -202,11 +206,12 @@ class Consumer(_Block):
         self._owns_session = owns_session
 
     def receive(self, timeout: float | None = None) -> Message | None:
-        """Return the next message; None if no message arrives within `timeout` seconds. With None wait for ever; with 0
-        return a message that the broker can dispatch at this moment.
+        """Return the next message; None if no message arrives within `timeout` seconds. With a `timeout` of None wait
+        for ever. With 0 return a message only if the broker can dispatch it now.
 
         Raises: RolledBack if the session's transaction was ended from elsewhere; Refused if the broker has ended the
-        subscription; TimeoutError if `timeout` is 0 and there is no connection for 60 seconds; ClosedError
+        subscription; TimeoutError if `timeout` is 0 and there is no connection for 60 seconds; ClosedError if the
+        consumer, its session or the connection is closed
         """
         message = self._try_receive()
         if message is None:
@@ -215,10 +220,11 @@ class Consumer(_Block):
         return message
 
     def receive_many(self, count: int, timeout: float | None = None) -> list[Message]:
-        """Return up to `count` messages that have arrived; wait for the first, `timeout` seconds at most. A message
-        that has failed before is returned alone, so that its next failure counts no attempt for others.
+        """Return up to `count` messages. Wait at most `timeout` seconds for the first one; return the others if they
+        have arrived. A message that has failed before is returned alone, so that its next failure counts no attempt for
+        other messages.
 
-        Raises: as `receive`
+        Raises: the errors of `receive`; ValueError if `count` is invalid
         """
         return self._source.receive(self._subscription, count, timeout)
 
@@ -249,15 +255,15 @@ class Consumer(_Block):
         return message
 
     def pause(self) -> None:
-        """Return no messages until `resume`, and release the buffered ones."""
+        """Stop returning messages until `resume`, and release the buffered ones."""
         self._driver.run_step(self._core.client.subscriptions.pause, self._subscription)
 
     def resume(self) -> None:
-        """Receive messages again after `pause`."""
+        """Start returning messages again after `pause`."""
         self._driver.run_step(self._core.client.subscriptions.resume, self._subscription)
 
     def close(self) -> None:
-        """Close the consumer; buffered and unsettled messages are released without an attempt."""
+        """Close the consumer. Buffered and unsettled messages are released without an attempt."""
         # In a finalizer at the end of the program, such as `__del__`, nothing is left to close.
         if not sys.is_finalizing():
             owner = current_thread()
@@ -269,26 +275,26 @@ class Consumer(_Block):
 
 
 class Transaction(_Block):
-    """Block of `Session.transaction`: it commits at its end, and rolls back after an exception."""
+    """Block of `Session.transaction`. It commits at its end, and rolls back after an exception."""
 
     def __init__(self, source: _SessionWithDriver, timeout: float) -> None:
-        """Private; use `Session.transaction`."""
+        """Private: use `Session.transaction`."""
         self._driver = source.driver
         self._block = flows.TransactionBlock(source.core, timeout)
 
     @property
     def outcome(self) -> Outcome:
-        """Outcome of the transaction, as far as it is known; also after an interrupted commit."""
+        """Outcome of the transaction. Before the end it is the transaction's state. It may change after an interrupted
+        commit."""
         return self._block.outcome
 
     @property
     def token(self) -> str:
-        """Token for `Connection.outcome`, as in `InDoubt`, if the outcome is unknown after the block; otherwise
-        empty."""
+        """Token for `Connection.outcome`. Empty unless the outcome is unknown after the block."""
         return self._block.token
 
     def mark_failed(self, message: Message) -> None:
-        """Mark a message as the one that failed: only marked messages count an attempt.
+        """Mark a message as failed. If messages are marked, only these count an attempt.
 
         Raises: LocalProtocolError if the message does not belong to the transaction, or outside the block
         """
@@ -303,7 +309,7 @@ class Transaction(_Block):
 
 
 class Session(_Block):
-    """Consumers that share one buffer and one order; a transacted session has transactions, one after the other."""
+    """Consumers that share one buffer and one order. A transacted session has one transaction after the other."""
 
     def __init__(self, connection: Connection, core: CoreSession) -> None:
         self._connection = connection
@@ -313,7 +319,8 @@ class Session(_Block):
     def consumer(self, destination: str, **options: Unpack[ConsumerOptions]) -> Consumer:
         """Subscribe to a destination. `with` closes the consumer.
 
-        Raises: Refused, TimeoutError, ValueError
+        Raises: Refused if the broker refuses the subscription; TimeoutError without an answer; ValueError, TypeError
+        for an invalid option
         """
         parsed = parse_consumer_options(destination, options)
 
@@ -321,21 +328,21 @@ class Session(_Block):
         return Consumer(self._source, subscription, owns_session=False)
 
     def receive(self, timeout: float | None = None) -> Message | None:
-        """Return the next message of all consumers, as `Consumer.receive`."""
+        """Return the next message of all consumers of the session. It works like `Consumer.receive`."""
         messages = self.receive_many(1, timeout)
         return messages[0] if messages else None
 
     def receive_many(self, count: int, timeout: float | None = None) -> list[Message]:
-        """Return the next messages of all consumers, as `Consumer.receive_many`."""
+        """Return the next messages of all consumers of the session. It works like `Consumer.receive_many`."""
         return self._source.receive(None, count, timeout)
 
     def send(
         self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]
     ) -> None:
-        """Send a message. In a transacted session it belongs to the transaction; a refusal is raised by a later
-        call.
+        """Send a message. In a transacted session the message belongs to the transaction. If the broker refuses the
+        message, a later call of the session raises the error.
 
-        Raises: RolledBack if the transaction was ended from elsewhere; otherwise as `Connection.send`
+        Raises: RolledBack if the transaction was ended from elsewhere; otherwise the errors of `Connection.send`
         """
         core, driver = self._source.core, self._driver
         if core.transactions is None:
@@ -348,43 +355,46 @@ class Session(_Block):
             driver.run_flow(core.send(encoded.head, data, encoded.ttl_s, monotonic() + timeout, owner))
 
     def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
-        """Reply to a request, as `Connection.reply`, but with `send` of this session."""
+        """Reply to a request with `send` of this session. It works like `Connection.reply`."""
         self.send(flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
     def transaction(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> Transaction:
-        """Return a block for one transaction: `with session.transaction():` commits at its end, and rolls back
-        after an exception. That counts an attempt for messages marked by `Message.process` or
-        `Transaction.mark_failed`; if none is marked, for all messages of the transaction.
+        """Return a block for one transaction: `with session.transaction():`. It commits at its end, and rolls
+        back after an exception. A rollback counts an attempt for messages marked by `Message.process` or
+        `Transaction.mark_failed`. If none is marked, it counts for all messages of the transaction.
 
-        Raises: LocalProtocolError if the session is not transacted; at the end of the block RolledBack, InDoubt
+        Raises: LocalProtocolError if the session is not transacted. The end of the block raises RolledBack if the
+        transaction had no effect, InDoubt if its outcome is not known.
         """
         return Transaction(self._source, timeout)
 
     def flush(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-        """Wait until the broker has processed all sends of the open transaction, so that a refusal is known before
-        the commit. The messages are neither visible nor durable before the commit.
+        """Wait until the broker has processed all sends of the open transaction. So a refusal is known before the
+        commit. The messages are neither visible nor durable before the commit.
 
-        Raises: RolledBack, whose cause is the refusal or the lost connection; TimeoutError, and the transaction
-        stays open; LocalProtocolError if the session is not transacted
+        Raises: RolledBack if a send was refused or the connection was lost, with this error as its cause; TimeoutError
+        after `timeout` seconds, and the transaction stays open; LocalProtocolError if the session is not transacted
         """
         self._driver.run_flow(self._source.core.flush(monotonic() + timeout))
 
     def commit(self, *, timeout: float = DEFAULT_TIMEOUT_S, producer: str | None = None, number: int = 0) -> bool:
-        """Commit the open transaction. Returns once it is durable.
+        """Commit the open transaction. The call returns once the commit is durable.
 
-        With a `producer` and a `number` of the program's own (1 first, then one more each time) the transaction
-        takes effect once, whichever process commits under that number and however often. Returns False if the number
-        was used already: this transaction then has no effect, and its messages are redelivered without an attempt.
+        A program may give a `producer` and a `number` of its own (first 1, then one more each time). Then the
+        transaction takes effect once, whichever process commits under that number and however often. The call returns
+        False if the number was used before: this transaction then has no effect, and its messages are redelivered
+        without an attempt.
 
         Raises: RolledBack if the transaction had no effect, also if numbers were left out; InDoubt if the outcome is
-        not known within `timeout` seconds, and with a number as soon as the connection is lost: commit under it
-        again; ValueError for an invalid number; LocalProtocolError for a number without anything to commit
+        not known within `timeout` seconds. A commit with a number raises InDoubt as soon as the connection is lost:
+        commit again under the same number. ValueError for an invalid number; LocalProtocolError for a number without
+        anything to commit
         """
         return self._driver.run_flow(flows.commit(self._source.core, timeout, producer, number))
 
     def rollback(self, *, failed: bool = True) -> None:
-        """Roll back the open transaction: its messages and the buffered ones return to their places in the queue.
-        With `failed` an attempt counts for messages marked as failed; if none is marked, for all messages of the
+        """Roll back the open transaction. Its messages and the buffered ones return to their places in the queue. With
+        `failed` an attempt counts for messages marked as failed; if none is marked, for all messages of the
         transaction.
 
         Raises: LocalProtocolError while the transaction is being committed, or if the session is not transacted
@@ -394,7 +404,8 @@ class Session(_Block):
         driver.run_flow(flows.rollback(self._source.core, current_thread(), counted))
 
     def close(self) -> None:
-        """Close the session: roll back, and release buffered and unsettled messages, all without an attempt."""
+        """Close the session. Its transaction is rolled back, and buffered and unsettled messages are released, all
+        without an attempt."""
         if not sys.is_finalizing():
             owner = current_thread()
             self._driver.run_flow(flows.close_session(self._source.core, owner))
@@ -404,7 +415,7 @@ class Session(_Block):
 
 
 class Sent:
-    """Message that was sent with `send_nowait`; `sent.wait()` waits for its confirmation."""
+    """Message that was sent with `send_nowait`. `sent.wait()` waits for its confirmation."""
 
     __slots__ = ("_connection", "_send")
 
@@ -414,23 +425,23 @@ class Sent:
 
     @property
     def is_done(self) -> bool:
-        """The message was confirmed, or will never be."""
+        """True once the message is confirmed, or has failed."""
         return self._send.is_done
 
     def wait(self) -> None:
         """Wait until the broker has confirmed the message.
 
-        Raises: as `Connection.send`
+        Raises: the errors of `Connection.send`
         """
         driver = self._connection._driver
         return driver.run_flow(flows.wait_until_send_confirmed(self._send))
 
 
 class Connection:
-    """Connection of a program to a broker, over one TCP connection after the other: a lost one is replaced."""
+    """Connection of a program to a broker. A lost TCP connection is replaced by a new one."""
 
     def __init__(self, options: ConnectOptions) -> None:
-        """Private; use `connect`."""
+        """Private: use `connect`."""
         self._options = options
         self._driver = Driver(options, secrets.token_urlsafe(9), Message)
         self._nowait_batch = SendBatch()
@@ -449,7 +460,7 @@ class Connection:
 
     @property
     def session_id(self) -> str:
-        """Name that the broker has given to the current TCP connection; empty if there is none."""
+        """Name that the broker has given to the current TCP connection; empty without a connection."""
         link = self._driver.client.link
         return "" if link is None else link.session_id
 
@@ -462,10 +473,11 @@ class Connection:
     def send(
         self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]
     ) -> None:
-        """Send a message. Returns once the broker has accepted it; a persistent message is durable then.
+        """Send a message. The call returns once the broker has accepted it; a persistent message is durable then.
 
-        Raises: Refused with the broker's code; TimeoutError if the broker has not confirmed the message in time: it
-        may have arrived; ValueError, TypeError for invalid options; ConnectionLost, ClosedError
+        Raises: Refused with the broker's code if the broker refuses the message; TimeoutError without a confirmation
+        within `timeout` seconds: the message may have arrived; ValueError, TypeError for invalid options;
+        ConnectionLost, ClosedError if the connection has ended
         """
         driver = self._driver
         prepared = send_flows.prepare_send(driver.client, destination, body, options)
@@ -479,11 +491,11 @@ class Connection:
         timeout: float = DEFAULT_TIMEOUT_S,
         **options: Unpack[SendOptions],
     ) -> int:
-        """Send messages without waiting for each; return their number once all are confirmed as by `send`. `options`
-        apply to each message unless its `Outgoing` overrides them. `timeout` (seconds) limits each wait: for space in
-        the send buffer, and for the last confirmations.
+        """Send messages without waiting for each. Return their number once the broker has accepted all; persistent ones
+        are durable then. `options` apply to each message, but an `Outgoing` may override them. `timeout` (seconds)
+        limits each wait: for space in the send buffer, and for the last confirmations.
 
-        Raises: as `send`, the first error; messages after the failed one may have arrived
+        Raises: the errors of `send`, for the first message that fails; messages after it may have arrived
         """
         if isinstance(messages, str | bytes):
             raise TypeError("messages must be several messages: use send for one")
@@ -503,9 +515,10 @@ class Connection:
         return count
 
     def send_nowait(self, destination: str, body: bytes | str, **options: Unpack[SendOptions]) -> Sent:
-        """Send a message without waiting for its confirmation; `flush` and the returned `Sent` wait for it.
+        """Send a message without waiting for its confirmation. `Connection.flush` and the returned `Sent` wait for it.
 
-        Raises: BlockingIOError if too many are not confirmed yet: flush first; ValueError, TypeError, ClosedError
+        Raises: BlockingIOError if too many messages are not confirmed yet: call `flush` first; ValueError, TypeError
+        for invalid options; ClosedError if the connection is closed
         """
         driver = self._driver
         prepared = send_flows.prepare_send(driver.client, destination, body, options)
@@ -516,7 +529,7 @@ class Connection:
     def flush(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """Wait until all messages sent with `send_nowait` are confirmed.
 
-        Raises: the first error of these messages; TimeoutError
+        Raises: the first error of these messages; TimeoutError after `timeout` seconds
         """
         driver = self._driver
         driver.run_flow(send_flows.await_confirmed(driver.client, self._nowait_batch, monotonic() + timeout))
@@ -524,25 +537,28 @@ class Connection:
     def request(
         self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]
     ) -> Content:
-        """Send a message, and return the reply to it. The request is not persistent by default: after a crash of the
-        broker no reply to it could arrive.
+        """Send a message, and return the reply. By default the request is not persistent, because after a crash of the
+        broker no reply could arrive.
 
-        Raises: TimeoutError; ConnectionLost: a reply can no longer arrive; Refused
+        Raises: TimeoutError without a reply within `timeout` seconds; ConnectionLost if the connection is lost before
+        the reply; Refused if the broker refuses the request; ValueError, TypeError for invalid options
         """
         driver = self._driver
         return driver.run_flow(flows.send_request(driver.client, destination, body, options, monotonic() + timeout))
 
     def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
-        """Send a reply to the `reply_to` of a request; it is not persistent by default.
+        """Send a reply to the destination that a request names in its `reply_to`. By default the reply is not
+        persistent.
 
-        Raises: ValueError if the message has no `reply_to`; otherwise as `send`
+        Raises: ValueError if the request has no `reply_to`; otherwise the errors of `send`
         """
         self.send(flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
     def control_request(self, verb: str, arguments: object = None, *, timeout: float = DEFAULT_TIMEOUT_S) -> bytes:
-        """Send a control request to the broker, and return the answer: JSON (docs/reference/control.md).
+        """Send a control request to the broker, and return its answer as JSON (docs/reference/control.md).
 
-        Raises: Refused, TimeoutError, ConnectionLost; LocalProtocolError if the broker is not truenext
+        Raises: Refused if the broker refuses it; TimeoutError without an answer within `timeout` seconds;
+        ConnectionLost if the connection is lost before the answer; LocalProtocolError if the broker is not truenext
         """
         driver = self._driver
         return driver.run_flow(flows.send_control_request(driver.client, verb, arguments, monotonic() + timeout))
@@ -550,13 +566,14 @@ class Connection:
     # ---- Receiving ----
 
     def session(self, *, transacted: bool = False, ack: str = "receive") -> Session:
-        """Open a session, whose consumers share one buffer. A `transacted` session has one transaction after the
-        other; in any other the program settles each message. `with` closes the session.
+        """Open a session, whose consumers share one buffer. A `transacted` session has one transaction after the other.
+        In any other session the program settles each message. `with` closes the session.
 
-        `ack` says when a transaction acknowledges a message: "receive", when the program receives it; or "commit":
-        until then the program may nack or reject it, and it counts in the prefetch.
+        `ack` says when a transaction acknowledges a message. With "receive" it does so when the program receives the
+        message. With "commit" it does so at the commit: until then the program may nack or reject the message, and it
+        counts in the prefetch.
 
-        Raises: ValueError
+        Raises: ValueError for another `ack`; ClosedError if the connection is closed
         """
         mode = flows.parse_session_mode(ack, transacted=transacted)
 
@@ -565,10 +582,11 @@ class Connection:
     def consumer(self, destination: str, *, ack: str = "auto", **options: Unpack[ConsumerOptions]) -> Consumer:
         """Subscribe to a destination. `with` closes the consumer.
 
-        With `ack="auto"` a message is acknowledged when the next one is requested, or the block ends; an exception
-        that leaves the block nacks it. With "individual" the program settles each message.
+        With `ack="auto"` a message is acknowledged when the next one is requested, or the block ends; an exception that
+        leaves the block nacks it. With "individual" the program settles each message.
 
-        Raises: Refused, TimeoutError, ValueError
+        Raises: Refused if the broker refuses the subscription; TimeoutError without an answer; ValueError, TypeError
+        for an invalid option
         """
         mode = flows.parse_consumer_mode(ack)
         parsed = parse_consumer_options(destination, options)
@@ -589,26 +607,28 @@ class Connection:
     ) -> None:
         """Call `handler` with each message, in up to `concurrency` tasks or threads, until interrupted or closed.
 
-        A message is acknowledged when its handler returns; if `transacted`, in one commit with all messages that the
-        handler has sent through its session. The session of a transaction ends with the handler: calls of it that
-        come later or still wait raise ClosedError. For `ack` see `session`. If the handler raises, the error is
-        logged, and the message has failed. Two messages of one group never run at once, and a message whose last
-        attempt was a lost connection runs alone.
+        A message is acknowledged when its handler returns. If `transacted`, one commit acknowledges it and sends all
+        messages that the handler has sent through its session. The session ends with the handler: later calls, and
+        calls that still wait, raise ClosedError. `ack` has the same meaning as for `session`. If the handler raises,
+        the error is logged, and the message has failed. Two messages of one group never run at once. A message whose
+        last attempt was a lost connection runs alone.
 
-        An interruption, which is a cancellation or Ctrl-C, waits for the running handlers, and is raised again. A
-        second one waits no longer: it cancels tasks, leaves threads running, and releases their messages.
+        An interruption is a cancellation or Ctrl-C. It waits for the running handlers, and is raised again. A second
+        interruption waits no longer: it cancels tasks, leaves threads running, and releases their messages.
 
-        Raises: Refused; ClosedError, or the error that ended the connection for good; ValueError, TypeError
+        Raises: Refused if the broker refuses or ends the subscription; ClosedError, or the error that ended the
+        connection for good; ValueError, TypeError for an invalid argument
         """
         mode = flows.parse_session_mode(ack, transacted=transacted)
         parsed = parse_consumer_options(destination, options)
         self._handlers.run(parsed, mode, handler, concurrency, partial(Session, self))
 
     def browse(self, destination: str, *, selector: str | None = None) -> Iterator[Content]:
-        """Return the messages of a queue or durable subscription, the true next first, without removing them. A
-        connection of its own is used, so that a slow reader delays nothing else.
+        """Return the messages of a queue or durable subscription, the true next first, without removing them. Browsing
+        has its own connection, so that a slow reader delays nothing else.
 
-        Raises: Refused, ConnectionLost; also if that connection is not opened within 10 seconds
+        Raises: Refused if the broker refuses to browse; ConnectionLost if the connection is lost, or is not opened
+        within 10 seconds
         """
         return self._browse(destination, selector)
 
@@ -628,17 +648,19 @@ class Connection:
     def unsubscribe(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """End a durable subscription that no consumer uses, and delete its messages.
 
-        Raises: Refused, TimeoutError
+        Raises: Refused if a consumer uses it, or it does not exist; TimeoutError without an answer within `timeout`
+        seconds
         """
         driver = self._driver
         driver.run_flow(driver.client.end_durable_subscription(name, monotonic() + timeout))
 
     def outcome(self, doubt: InDoubt | str, *, timeout: float = DEFAULT_TIMEOUT_S) -> str:
-        """Return the outcome of a transaction in doubt, given its error or that error's token: "committed", "rolled
-        back" or "unknown". A transaction that has not happened by now never will. An error with an empty token, as
-        of a broker other than truenext, gives "unknown".
+        """Return the outcome of a transaction in doubt: "committed", "rolled back" or "unknown". `doubt` is the InDoubt
+        error or its token. A transaction that has not happened by now never will. An InDoubt with an empty token, such
+        as one from a broker other than truenext, gives "unknown".
 
-        Raises: TimeoutError, ConnectionLost; ValueError if the text is not a token; TypeError
+        Raises: TimeoutError without an answer within `timeout` seconds; ConnectionLost if the connection is lost before
+        the answer; ValueError, TypeError if `doubt` is not a token
         """
         driver = self._driver
         return driver.run_flow(flows.resolve_outcome(driver.client, doubt, monotonic() + timeout))
@@ -646,11 +668,12 @@ class Connection:
     # ---- The end ----
 
     def close(self, *, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """Close the connection: deliver nothing more, release buffered messages, wait `timeout` seconds at most for
-        handlers of `consume` and for confirmations, and disconnect. A handler that calls it does not wait for
-        itself.
+        """Close the connection. No message is delivered any more, and buffered messages are released. The call waits at
+        most `timeout` seconds for handlers of `consume` and for confirmations, and then disconnects. A handler that
+        calls it does not wait for itself.
 
-        Raises: the first error of messages sent with `send_nowait` that was not raised yet; TimeoutError
+        Raises: the first error of a message sent with `send_nowait`, unless it was raised before; TimeoutError if such
+        a message was not confirmed in time
         """
         self._close(timeout)
         send_flows.check_confirmed(self._nowait_batch)
@@ -691,7 +714,7 @@ class Connection:
 
 
 def connect_with_options(options: ConnectOptions, timeout: float = CLOSE_TIMEOUT_S) -> Connection:
-    """Connect with options that `connect` has checked, for this connection or another one."""
+    """Connect with options that `connect` has checked. They may have been used for another connection before."""
 
     connection = Connection(options)
     connection._open(timeout)

@@ -3,9 +3,9 @@
     callers ──lock──▶ Client, flows ──bytes──▶ socket        a caller writes at once what the socket accepts
     thread  ──lock──▶ Client ◀──bytes── socket               the thread writes the rest, reads, runs timers
 
-One lock guards all state. No thread waits while it holds the lock: a caller that has to wait releases it, and waits
-for a lock of its own, which the signal opens. Only the connection's thread makes and closes sockets, and it never
-runs code of the program. So reading is never held up.
+One lock guards all state. No thread waits while it holds the lock. A caller that has to wait releases the lock, and
+waits for a second lock, which the signal opens. Only the connection's thread makes and closes sockets. This thread
+never runs code of the program, so the program cannot delay its reading.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from truenext.model.url import Address
 from truenext.tls import TlsSocket
 
 STOP_TIMEOUT_S = 1.0
-"""Seconds that `stop` waits for the thread, which may be resolving a host name."""
+"""Seconds that `stop` waits for the thread. The thread may be resolving a host name."""
 
 EXIT_TIMEOUT_S = 10.0
-"""Seconds that the end of the program waits for confirmations, as the end of a `with` block does."""
+"""Seconds that the end of the program waits for confirmations. The end of a `with` block waits as long."""
 _PROGRAM_ENDS_TEXT = "the connection ends with the program"
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _drivers: WeakSet[Driver] = WeakSet()
-"""Drivers whose connection may be open when the program ends."""
+"""All drivers, so that the end of the program can wait for their confirmations."""
 _drivers_lock = threading.Lock()
 
 
 @atexit.register
 def _at_exit() -> None:
-    """Wait for confirmations while the threads of connections run: soon, unconfirmed messages would be lost."""
+    """Wait for confirmations at the end of the program, while the threads of connections still run."""
     deadline = monotonic() + EXIT_TIMEOUT_S
     with _drivers_lock:
         drivers = list(_drivers)
@@ -70,23 +70,24 @@ def _at_exit() -> None:
 
 class Driver(BaseDriver):
     def __init__(self, options: ConnectOptions, name: str, make_message: type[ReceivedMessage]) -> None:
-        """Make a driver, whose thread `start` starts.
+        """Make a driver. `start` starts its thread.
 
         Raises: ConfigurationError if a file of the credentials cannot be used
         """
         super().__init__(options, name, make_message, clock=monotonic, report=self._report, has_owner_ended=_has_ended)
         self.isolation = HandlerIsolation()
-        """Isolation of the handlers of this connection only, because its lock guards no other."""
+        """Isolation of messages that may crash the process. It holds for this connection only, because the connection's
+        lock guards no other."""
         self._lock = threading.Lock()
         self._main_thread_id = threading.main_thread().ident
         self._thread = threading.Thread(target=self._run, name="truenext connection", daemon=True)
         self._pending_reports: deque[tuple[str, dict[str, object]]] = deque()
-        """Reports for the log, which is written without the lock."""
+        """Reports that are written to the log when the lock is released."""
         # State of the thread's wait: the registered socket, the deadline, and how the thread is woken.
         self._selector = selectors.DefaultSelector()
         self._registered: tuple[socket.socket | TlsSocket | None, int] = (None, 0)
         self._awaited_events = 0
-        """Bit mask of the socket's events for which the thread waits."""
+        """Events of the socket, as a bit mask, for which the thread waits now."""
         self._wakes_at = inf
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
@@ -99,13 +100,13 @@ class Driver(BaseDriver):
             _drivers.add(self)
 
     def start(self) -> None:
-        """Start the thread. Raises: ClosedError at the end of the program, when no thread starts any more"""
+        """Start the thread. Raises: ClosedError if the program is ending, so that no thread can start"""
         self.check_caller()
         self._thread.start()
 
     def wait_until_confirmed(self, deadline: float) -> None:
-        """Write an ACK that waits, and wait until the broker has confirmed all sends; warn of those that are not
-        confirmed in time."""
+        """Write an ACK that waits, and wait until the broker has confirmed all sends. At the deadline, warn of sends
+        that are not confirmed."""
         client = self.client
         if os.getpid() != self.process_id:
             return
@@ -116,7 +117,7 @@ class Driver(BaseDriver):
             log.warn_unconfirmed(client)
 
     def stop(self) -> None:
-        """End the thread, which closes the socket. To be called after the client has ended."""
+        """Wait for the end of the thread, which closes the socket. The client must have ended before."""
         with self.state_lock():
             self._wake_thread()
         if threading.get_ident() != self._thread.ident:
@@ -126,9 +127,9 @@ class Driver(BaseDriver):
     # ---- Callers ----
 
     def check_caller(self) -> None:
-        """Check the caller before the lock is used, which may never be released in a forked process.
+        """Check the caller before the lock is taken. In a forked process the lock may never be released.
 
-        Raises: ClosedError in another process than that of the connection, and at the end of the program
+        Raises: ClosedError in another process than the connection's, and at the end of the program
         """
         if sys.is_finalizing():
             raise ClosedError(_PROGRAM_ENDS_TEXT)
@@ -136,11 +137,11 @@ class Driver(BaseDriver):
             raise ClosedError("the connection belongs to the process that this one was forked from: make a new one")
 
     def state_lock(self) -> threading.Lock | SignalSafeLock:
-        """Return the lock, for a `with` block that waits for nothing."""
+        """Return the lock for a `with` block. Only the main thread's lock defers signals."""
         return SignalSafeLock(self._lock) if threading.get_ident() == self._main_thread_id else self._lock
 
     def run_step(self, step: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Call a function that waits for nothing."""
+        """Call a function that does not wait, with the lock held."""
         self.check_caller()
         with self.state_lock():
             try:
@@ -149,7 +150,8 @@ class Driver(BaseDriver):
                 self._after_step()
 
     def run_step_of_many(self, step: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Call as `run_step` does, for one of many calls: the thread writes their output, together."""
+        """Call a function that does not wait, with the lock held. The thread writes the output of many such calls
+        together."""
         self.check_caller()
         with self.state_lock():
             try:
@@ -158,12 +160,12 @@ class Driver(BaseDriver):
                 self._wake_thread()
 
     def step_of_many(self, step: Callable[[*Ts], T]) -> Callable[[*Ts], T]:
-        """Return a function that calls `step` many times, each as `run_step_of_many`."""
+        """Return a function that calls `step` by `run_step_of_many`, for a caller that calls it many times."""
         self.check_caller()
         return cast("Callable[[*Ts], T]", partial(self.run_step_of_many, step))
 
     def try_receive(self, session: SessionCore, subscription: Subscription, owner: object) -> ReceivedMessage | None:
-        """Return the next message if it is buffered: the fast path of receiving."""
+        """Return the next message if that needs no wait, otherwise None. This is the fast path of receiving."""
         self.check_caller()
         lock = self.state_lock()
         with lock:
@@ -183,7 +185,8 @@ class Driver(BaseDriver):
         return self.run_step(make_health, self.client)
 
     def run_flow(self, flow: Flow[T], on_interrupted: Callable[[T], None] | None = None) -> T:
-        """Drive a flow, and return its result; `on_interrupted` gets the result if the caller is interrupted."""
+        """Run a flow to its end, and return its result. If a signal handler raises after the flow's end,
+        `on_interrupted` gets the result, so that it is not lost."""
         self.check_caller()
         lock = self.state_lock()
         with lock:
@@ -210,7 +213,7 @@ class Driver(BaseDriver):
                 self._after_step()
 
     def exit_block(self, flow: Flow[None], error: BaseException | None) -> None:
-        """Drive the flow that ends a block. An exception of the program leaves the block even if the flow fails."""
+        """Run the flow that ends a block. If `error` has left the block, it is raised even if the flow fails."""
         try:
             self.run_flow(flow)
         except Exception as exit_error:
@@ -245,11 +248,12 @@ class Driver(BaseDriver):
         return signal.is_set
 
     def disconnect_nowait(self) -> None:
-        """Send DISCONNECT, and wait for nothing."""
+        """Send DISCONNECT, and return without waiting for the answer."""
         self.run_step(super().disconnect_nowait)
 
     def _after_step(self) -> None:
-        """Update the driver after a step: write pending bytes, and wake the thread if it has something to do."""
+        """Bring the driver up to date after a step: write pending bytes, and wake the thread if it has something to
+        do."""
         if self._is_flush_due:
             self.flush()
         due = self.client.delayed_calls.next_due_at
@@ -262,7 +266,7 @@ class Driver(BaseDriver):
             self._wake_thread()
 
     def _events_needed(self) -> int:
-        """Return the events of the socket for which the thread must wait."""
+        """Return the events of the socket for which the thread should wait."""
         reads = 0 if self.client.is_read_buffer_full else selectors.EVENT_READ
         return reads | (0 if self._unwritten is None else selectors.EVENT_WRITE)
 
@@ -315,7 +319,7 @@ class Driver(BaseDriver):
             self._start_link(sock, address, password)
 
     def _connect(self, address: Address) -> socket.socket | TlsSocket | None:
-        """Connect a socket; None if the client has ended meanwhile. Raises: OSError"""
+        """Connect a socket; None if the client has ended meanwhile. Raises: OSError if no address answers"""
         client = self.client
         deadline = monotonic() + client.options.attempt_timeout_s
         client.is_listening = False
@@ -371,7 +375,8 @@ class Driver(BaseDriver):
                 self._close_socket()
 
     def _select(self, sock: socket.socket | TlsSocket | None, events: int, max_wait_s: float = inf) -> int:
-        """Wait for the socket, or until the thread is woken; run due calls. Returns the events that are ready."""
+        """Wait for an event of the socket, or until the thread is woken; then run due calls. Return the events that
+        have come."""
         with self._lock:
             due = self.client.delayed_calls.next_due_at
             wakes_at = monotonic() + max_wait_s

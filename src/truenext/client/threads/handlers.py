@@ -15,7 +15,7 @@ from truenext.client.threads.driver import Driver
 
 
 class Handlers:
-    """Handlers of all `consume` calls on one connection, each call in threads of its own."""
+    """Handlers of all `consume` calls on one connection. Each call runs its handlers in its own threads."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -29,7 +29,7 @@ class Handlers:
         concurrency: int,
         make_session: Callable[[SessionCore], Any],
     ) -> None:
-        """Run handlers until the call is stopped. Raises: as `Connection.consume`"""
+        """Run handlers until the call is stopped. Raises: the errors of `Connection.consume`"""
         if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004
         ):
@@ -89,18 +89,19 @@ class Handlers:
             driver.run_step(worker.on_ended, ended)
 
     def stop(self) -> None:
-        """Start no more handlers."""
+        """Let no further handler start."""
         for call in list(self._consume_calls):
             self._driver.run_step(call.stop)
 
     def wait(self, deadline: float) -> None:
-        """Wait until no handler runs, except that of the caller; release the messages of those that run longer."""
+        """Wait until no handler runs, except a handler that is the caller itself. At the deadline, release the
+        handlers' messages."""
         current = current_thread()
         for call in list(self._consume_calls):
             if not self._driver.run_flow(call.wait_until_handled(deadline, current)):
                 self._driver.run_step(call.abandon_handlers)
 
     def abandon(self) -> None:
-        """Wait for no handler, and release the messages of those that run."""
+        """Release the messages of all running handlers, without waiting for the handlers."""
         for call in list(self._consume_calls):
             self._driver.run_step(call.abandon_handlers)

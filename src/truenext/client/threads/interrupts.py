@@ -1,9 +1,9 @@
 """Lock of a connection that defers Ctrl-C while the state of the connection is being changed.
 
-Python runs signal handlers in the main thread, between any two steps of the program. A handler that raises there, as
-that of Ctrl-C does, would leave the state half changed; a handler that calls the connection would wait for the lock
-that its own thread holds. So the main thread takes the lock with this class: a handler that is due runs when the
-lock has been released, or at once while the thread waits.
+Python runs signal handlers in the main thread, between any two steps of the program. If Ctrl-C's handler raised there,
+it would leave the state half changed. If a handler called the connection, it would wait for a lock that its own thread
+holds. So the main thread takes the lock with this class. A due handler runs when the lock has been released, or at once
+while the thread waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Handler = Callable[[int, FrameType | None], object]
 
 DEFERRED_SIGNALS = (int(signal.SIGINT), int(signal.SIGTERM))
-"""Signals that a program handles by ending."""
+"""Signals that usually end a program. Their handlers are deferred."""
 
 # C functions of `signal`: the Python ones take ten times as long, because they make enumeration members.
 _signal_module = importlib.import_module("_signal")
@@ -29,14 +29,14 @@ _get_handler = cast("Callable[[int], object]", _signal_module.getsignal)
 
 
 class SignalSafeLock:
-    """Lock of a connection for the main thread, for one `with` block."""
+    """Lock of a connection, as the main thread takes it, for one `with` block."""
 
     __slots__ = ("_deferred_signals", "_handlers", "_is_waiting", "_lock")
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
         self._handlers: dict[int, Handler] = {}
-        """Replaced signal handlers by signal number."""
+        """The program's own signal handlers, by signal number, while the lock has replaced them."""
         self._is_waiting = False
         self._deferred_signals: list[int] = []
 
@@ -71,7 +71,7 @@ class SignalSafeLock:
                 _set_handler(number, handler)
 
     def wait(self, waiter: Lock, timeout: float) -> None:
-        """Release the lock while waiting for `waiter`. Signal handlers that run meanwhile may raise."""
+        """Release the lock while waiting for `waiter`. Signal handlers run meanwhile, and may raise."""
         self._lock.release()
         try:
             self._is_waiting = True
@@ -82,7 +82,7 @@ class SignalSafeLock:
             self._lock.acquire()
 
     def run_due_handlers(self) -> None:
-        """Run signal handlers that are due, without the lock. They may raise."""
+        """Run the signal handlers that are due, with the lock released. The handlers may raise."""
         if self._deferred_signals:
             # A lock that is free is not waited for.
             self.wait(Lock(), 0.0)

@@ -1,14 +1,14 @@
-"""Browsers: show the messages of a queue without any effect on them.
+"""Browsers: show the messages of a queue without any effect on the messages.
 
-A browser has a position in its queue, a lane and a sequence, which only moves on. What follows it is shown slice by
-slice, one slice of one browser in a turn, so that other work is not held up:
+A browser has a position in its queue, a lane and a sequence, which only moves on. The messages after the position are
+shown in slices. A turn shows one slice of one browser, so that other work is not held up:
 
-    below the horizon        the entries of the lane
-    above it                 a page of the store, and the entries `unread_in_memory` when it was requested
-    an unloaded message      a page of that message alone
+    below the horizon      the entries of the lane
+    above the horizon      a page of the store, and the entries that were in memory when the page was requested
+    an evicted message     a page with this message alone
 
-A browser's page never enters the lane, and moves no horizon. Messages accepted after the browse began are not shown,
-so that it ends, however many come. Source: docs/contract.md, "Browsing"
+A browser's page never enters the lane, and moves no horizon. Messages accepted after the browse began are not shown, so
+the browse ends however many messages come. Source: docs/contract.md, "Browsing"
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from truenext.model.limits import (
 
 
 class BrowseSlice(NamedTuple):
-    """Entries that a turn shows to one browser."""
+    """Entries that one turn shows to one browser."""
 
     browser: Browser
     entries: list[Entry]
@@ -44,7 +44,7 @@ class BrowseSlice(NamedTuple):
 
 
 class BrowseRead(SideRead):
-    """Read of a page that is shown to a browser; its messages do not enter the lane."""
+    """Read of a page that is shown to a browser. The page's messages do not enter the lane."""
 
     __slots__ = ("_browsing", "browser", "last_sequence", "selected_sequences", "unread_in_memory")
 
@@ -56,24 +56,24 @@ class BrowseRead(SideRead):
         self._browsing = browsing
         self.browser = browser
         self.last_sequence = browser.last_sequence
-        """Last sequence to show; later messages on the page are ignored."""
+        """Last sequence to be shown; later messages on the page are ignored."""
         self.unread_in_memory = {
             entry.sequence: entry
             for entry in lane.entries_between(max(self.after_sequence, lane.horizon), self.last_sequence)
         }
-        """Entries above the horizon that were in memory when the page was requested, in order; the page may lack
-        them."""
+        """Entries above the horizon that were in memory when the page was requested, in order. The page may lack these
+        messages."""
         self.selected_sequences: set[int] = (
             set() if lane.selected is None else lane.selected.entries.keys() - self.unread_in_memory.keys()
         )
-        """Sequences of selected entries that consumers hold; the page may contain them."""
+        """Sequences of selected entries that consumers hold. The page may contain these messages."""
 
     def on_page(self, page: PageResult) -> None:
         self._browsing.on_page_read(self, page)
 
 
 class BrowseEntryRead(BrowseRead):
-    """Read of a single requeued message whose body was unloaded."""
+    """Read of a single message whose entry is in memory and whose body was evicted."""
 
     __slots__ = ("entry",)
 
@@ -99,9 +99,9 @@ class BrowseTask(BackgroundTask):
         self._queues = queues
         self._slices: list[BrowseSlice] = []
         self._current_read: BrowseRead | None = None
-        """Read that is under way: one for all browsers, so that reads for lanes do not wait for many."""
+        """Read that is under way. All browsers together have one, so that reads for consumers do not wait long."""
         self._pending_page: tuple[BrowseRead, PageResult] | None = None
-        """A page that was not shown yet."""
+        """Page that was read and not shown yet, with its request."""
 
     def start(self, browser: Browser) -> None:
         self._clients.active_browsers[browser] = None
@@ -121,7 +121,8 @@ class BrowseTask(BackgroundTask):
 
     def on_page_read(self, read: BrowseRead, page: PageResult) -> None:
         """Keep the page for the next turn.
-        Raises: StoreError if the store has lost messages.
+
+        Raises: StoreError if the store lacks messages that it should have.
         """
         if not self._queues.exists(read.lane.queue):
             # The queue of a durable subscription, which has ended with all messages of the page.
@@ -137,12 +138,12 @@ class BrowseTask(BackgroundTask):
         self._commit_state.active_work[self] = None
 
     def take_slices(self) -> list[BrowseSlice]:
-        """Return the slices made since the last call, for their browsers, and forget them."""
+        """Return the slices made since the last call."""
         shown, self._slices = self._slices, []
         return shown
 
     def step(self) -> list[BrowseRead]:
-        """Show one slice to one browser that has credit; return the read of the page that it needs next."""
+        """Show one slice to one browser that has credit. Returns the read that this browser needs next, if any."""
         shown: list[Entry] = []
         browsers = self._clients.active_browsers
         if self._pending_page is not None:
@@ -172,7 +173,7 @@ class BrowseTask(BackgroundTask):
     # ---- Slices and pages ----
 
     def _show_slice(self, browser: Browser, shown: list[Entry]) -> BrowseRead | None:
-        """Show entries in memory; return the read of the page that is needed next, if one is."""
+        """Show entries in memory to a browser. Returns the read of the page that the browser needs next, if any."""
         count = size = 0
         budget = ComparisonBudget(SCAN_NS_PER_TURN)
         while not browser.is_done:
@@ -235,8 +236,7 @@ class BrowseTask(BackgroundTask):
         browser.after_sequence = last
 
     def _entry_to_show(self, read: BrowseRead, found: PageMessage) -> Entry | None:
-        """Return an entry for a message of a page, to be shown and forgotten; None if it is damaged or to be
-        dead-lettered."""
+        """Return an entry to show for a message of a page. None if the message is damaged or must be dead-lettered."""
         lane = read.lane
         message = found.message
         attempts, deliveries, due_ms, _ = found.mark
@@ -286,6 +286,7 @@ class BrowseTask(BackgroundTask):
 
 
 def _entries_in_memory(lane: Lane, after_sequence: int) -> list[Entry]:
-    """Return the entries after a sequence that only memory has, in order: at least as many as one slice shows."""
+    """Return the entries in memory after a sequence, in order: at most one more than a slice shows. If the lane has
+    messages that only the store has, entries above the horizon are left out."""
     up_to = lane.horizon if lane.needs_page else UNBOUNDED
     return lane.entries_between(after_sequence, up_to, limit=BROWSE_MESSAGES_PER_TURN + 1)

@@ -1,4 +1,4 @@
-"""Bulk requests: move, remove or list many messages of a queue; planning of one piece of such work.
+"""Bulk requests, which move, remove or list many messages of a queue; and the planning of one piece of such work.
 
     redrive     dead letters go back to their original queues
     move        messages go to another queue
@@ -6,13 +6,13 @@
     scheduled   waiting scheduled sends are listed
     unschedule  waiting scheduled sends are removed (engine/background/scheduled.py)
 
-A piece is one page of the store, with the messages that only memory has, so that it reaches unloaded messages, too.
-The only state between two pieces is a position, which the client passes on. A message of the page may have changed
-since: it is taken only if it still waits in the lane. Messages are removed and their replacements accepted in one
-batch. A page read before that is durable still contains them; `Lane.removed` excludes them.
+A piece is one page of the store, together with the messages of the lane that are in memory. The only state between two
+pieces is a position, which the client passes on. A message of the page may have changed since the page was read: the
+piece handles a message only if it still waits in the lane. One batch removes the messages and accepts their
+replacements. Pages read before this batch is durable still contain the messages; `Lane.removed` excludes them.
 
-While the page is read nothing leaves the lane's memory (`Lane.is_pinned`): a message that is neither on the page nor
-in memory then does not exist.
+While the page is being read, no message leaves the lane's memory (`Lane.is_pinned`). So each message is on the page or
+in memory.
 """
 
 from __future__ import annotations
@@ -51,27 +51,29 @@ _Sequence = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
 
 
 class BulkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Fields that the JSON requests for a piece of bulk work have in common."""
+    """Fields that all JSON requests for a piece of bulk work have."""
 
     queue: str
-    """Name of the queue, as `queues` reports it. For scheduled sends the queue that they go to; "" is all that do not
-    go to one queue."""
+    """Name of the queue, as `queues` reports it. For scheduled sends the queue to which they go; "" is for all sends
+    that go to a topic or to several destinations."""
     sequences: Annotated[tuple[_Sequence, ...], Meta(max_length=CONTROL_REQUEST_SEQUENCES_MAX)] | None = None
     """Sequences of the messages, or numbers of the scheduled sends; None is all."""
     selector: str | None = None
-    """Text of a selector that messages must match; None is all."""
+    """Text of a selector that messages must match; None matches all."""
     limit: Annotated[int, Meta(ge=1)] | None = None
-    """Maximum number of messages from this piece on; None is all."""
+    """Maximum number of messages that this piece may handle; None is no limit. To limit the whole work, the client
+    lowers the limit from piece to piece."""
     dry_run: bool = False
-    """Change nothing, and report what would be changed."""
+    """True changes nothing, and reports what would be changed."""
     after: tuple[Annotated[int, Meta(ge=0, lt=len(RANKS))], _Sequence] = (0, 0)
-    """Rank and sequence after which to go on: `next` of the last result."""
+    """Rank and sequence after which this piece begins: `next` of the last result."""
     until: _Sequence | None = None
-    """Highest sequence to include: at first None (all accepted by then), later `until` of the last result."""
+    """Highest sequence to include. In the first request None, for all messages accepted so far; then `until` of the
+    last result."""
 
 
 class Redrive(BulkRequest, frozen=True, forbid_unknown_fields=True):
-    """Move dead letters back to the queues that they came from."""
+    """Move dead letters back to the queues from which they came."""
 
 
 class Move(BulkRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -86,10 +88,11 @@ class Purge(BulkRequest, frozen=True, forbid_unknown_fields=True):
 
 
 class ScheduledRequest(BulkRequest, frozen=True, forbid_unknown_fields=True):
-    """Request for scheduled sends. Their numbers stand for sequences; a repeated send keeps its first one."""
+    """Request for scheduled sends. Here `sequences` has the numbers of the sends; a repeated send keeps its first
+    number."""
 
     to: str | None = None
-    """If `queue` is "", the address that the sends must go to; None is any. The order of several destinations does not
+    """If `queue` is "", the address to which the sends must go; None is any. The order of several destinations does not
     matter."""
 
 
@@ -118,21 +121,23 @@ class BulkResult(msgspec.Struct):
     to: dict[str, int]
     """Number of messages moved, by queue."""
     left: int
-    """Number of matching messages that stay: uncommitted, damaged, without an original queue (`redrive`), `ended`, or
-    held by consumers and open transactions. Held messages count in the piece in which they would have been handled;
-    those that have left memory, and those beyond 5000, count even if the selector does not match."""
+    """Number of matching messages that stay. These are uncommitted or damaged, have no original queue (`redrive`),
+    count in `ended`, or are held by consumers and open transactions. A held message counts in the piece that would have
+    handled it. Evicted held messages, and held messages beyond 5000, count even if the selector does not match."""
     next: tuple[int, int] | None
-    """Rank and sequence after which the next piece goes on, for `after` of the next request; None at the end."""
+    """Rank and sequence after which the next piece begins, for `after` of the next request; None at the end."""
     until: int
-    """Last sequence included, for `until` of the next request; later messages are ignored."""
+    """Last sequence included, for `until` of the next request. Later messages are ignored."""
     sequences: list[int] = []
-    """Sequences of the messages moved, removed or cancelled, if the request had some."""
+    """Sequences of the messages moved, removed or cancelled, if the request had `sequences`."""
     ended: dict[str, int] = msgspec.field(default_factory=dict)
-    """Number of messages among `left` whose durable subscription has ended, or has begun anew for another topic or with
-    another selector, by the name of its queue. `move` can take them to a queue."""
+    """Number of messages among `left` that cannot go back to their durable subscription, by the name of its queue: the
+    subscription has ended, or has begun anew for another topic or with another selector. `move` can take these messages
+    to a queue."""
     error: str = ""
-    """Reason why the work cannot go on, found after it was accepted, such as that the durable subscription has
-    ended; "" if there is none. A queue that was removed because it was empty is no reason: nothing is left to do."""
+    """Reason why the work cannot go on, found after the request was accepted, for instance that the durable
+    subscription has ended; "" if there is none. If the queue was removed because it was empty, there is no error:
+    nothing is left to do."""
 
 
 class ScheduledSendInfo(msgspec.Struct):
@@ -141,17 +146,17 @@ class ScheduledSendInfo(msgspec.Struct):
     number: int
     """Number that identifies the scheduled send."""
     due_ms: int
-    """Time at which it is due, in milliseconds since the epoch."""
+    """Time at which the send is due, in milliseconds since the epoch."""
     to: str
-    """Address to send to, if that is not one queue."""
+    """Address of a topic or of several destinations; "" if the send goes to one queue."""
     period_ms: int
-    """Milliseconds between two sends; 0 if it is not repeated after a period."""
+    """Milliseconds between two sends; 0 if the send is not repeated after a period."""
     repeat: int
     """Number of further sends; -1 is for ever."""
     cron: str
-    """Cron expression of its times; "" is none."""
+    """Cron expression of the times of the send; "" is none."""
     delay_ms: int
-    """Milliseconds of delay after each hit of `cron`; 0 without it, as `due_ms` includes the delay."""
+    """Milliseconds of delay after each time of `cron`; 0 without `cron`, because `due_ms` includes the delay."""
     priority: int
     """Priority of the message."""
     persistent: bool
@@ -168,20 +173,20 @@ class ScheduledResult(BulkResult):
     """Result of one piece of bulk work with scheduled sends."""
 
     sends: list[ScheduledSendInfo] = msgspec.field(default_factory=list)
-    """Scheduled sends, if they are listed."""
+    """Scheduled sends, if the request lists them."""
 
 
 HELD_COMPARED_MAX = 5000
-"""Held messages compared with a selector, at most, only to count them: about 50 ms, during which nothing else is
-done."""
+"""Maximum number of held messages that one piece compares with a selector, only to count the matches. That takes about
+50 ms, during which the broker does nothing else."""
 
 
 class PlannedRemoval(NamedTuple):
-    """Message that a piece of bulk work will remove from its lane, with its replacement."""
+    """Removal of a message by a piece of bulk work, and the message's replacement in another queue."""
 
     entry: Entry
     replacement: tuple[Destination, SentMessage] | None
-    """Message to accept instead, and its destination; None if the message is only removed."""
+    """Destination and message that is accepted there; None if the message is only removed."""
 
 
 class BulkPageHandler(Protocol):
@@ -206,7 +211,7 @@ class BulkRead(SideRead):
             self.page_handler.on_page_read(self, page)
 
     def next_position(self, sequence: int, *, is_end: bool) -> tuple[int, int] | None:
-        """Return the position after which the next piece goes on, if this one got to `sequence`, and with `is_end` to
+        """Return the position after which the next piece begins. This piece has reached `sequence`, or with `is_end`
         the end of its lane. None if no lane follows."""
         rank = self.lane.rank
         if not is_end:
@@ -215,7 +220,10 @@ class BulkRead(SideRead):
 
 
 def parse_request(verb: str, body: bytes) -> BulkRequest:
-    """Raises: RemoteProtocolError if the body is not a valid request."""
+    """Decode and check the body of a bulk request.
+
+    Raises: RemoteProtocolError if the body is not a valid request.
+    """
     if len(body) > CONTROL_REQUEST_BYTES_MAX:
         raise RemoteProtocolError(
             f"{verb}: a control request of more than {CONTROL_REQUEST_BYTES_MAX} bytes", Code.CONTROL_REQUEST
@@ -231,13 +239,16 @@ def parse_request(verb: str, body: bytes) -> BulkRequest:
 
 
 def target_of(request: Move) -> Destination:
-    """Raises: RemoteProtocolError if the name is not valid for a queue."""
+    """Return the queue to which messages are to be moved.
+
+    Raises: RemoteProtocolError if the name is not valid for a queue.
+    """
     return parse_queue_name(request.to)
 
 
 def next_read(request: BulkRequest, queue: Queue, last_sequence: int) -> BulkRead | None:
-    """Return the read for the next piece in a queue; None if nothing is left. `last_sequence` is the last that was
-    given out."""
+    """Return the read for the next piece in a queue; None if nothing is left. `last_sequence` is the broker's last
+    sequence so far."""
     rank, after = request.after
     until = last_sequence if request.until is None else min(request.until, last_sequence)
     is_scheduled = isinstance(request, ScheduledRequest)
@@ -260,15 +271,18 @@ def next_read(request: BulkRequest, queue: Queue, last_sequence: int) -> BulkRea
 
 
 def empty_result(request: BulkRequest, error: str = "") -> BulkResult:
-    """Return the result if nothing is left to do, or if an `error` stops the work."""
+    """Return the result of a piece that does nothing, because nothing is left to do or an `error` stops the work."""
     kind = ScheduledResult if isinstance(request, ScheduledRequest) else BulkResult
     return kind(count=0, to={}, left=0, next=None, until=request.until or 0, error=error)
 
 
 def count_held(entries: Iterable[Entry], request: BulkRequest, until: int, to: tuple[int, int] | None = None) -> int:
-    """Count the messages of this piece, up to the position `to` (None is the end), that consumers and open transactions
-    hold. Those that are unloaded, or exceed HELD_COMPARED_MAX or the time for comparisons, are not compared with the
-    selector, and count."""
+    """Count the messages of this piece that consumers and open transactions hold. The piece ends at the position `to`;
+    None is the end of the queue.
+
+    A held message is counted without a comparison with the selector if it is evicted, or if HELD_COMPARED_MAX or the
+    time for comparisons is reached.
+    """
     sequences = None if request.sequences is None else set(request.sequences)
     held = (
         one
@@ -309,7 +323,7 @@ class _PiecePlan:
         self.result = BulkResult(count=0, to={}, left=0, next=None, until=read.until)
 
     def add(self, entry: Entry | None, found: PageMessage | None, message: SentMessage) -> None:
-        """Plan the removal of a message that the request matches, or count it as left."""
+        """Plan the removal of a message that matches the request, or count the message as left."""
         if is_expired(message, self._now_ms):
             return
         if entry is None and found is not None:
@@ -344,9 +358,9 @@ def plan_piece(
     now_ms: int,
     has_ended: Callable[[str], bool],
 ) -> tuple[list[PlannedRemoval], BulkResult]:
-    """Return the removals from the lane, and the result once they are executed.
+    """Return the planned removals of a piece, and the result to be sent once the removals are executed.
 
-    Messages that would go back to a queue stay there if `has_ended` says that its subscription has ended.
+    A message that should go back to its original queue stays if `has_ended` returns True for the name of that queue.
     """
     lane = read.lane
     last = read.until if page.is_end else min(page.messages[-1].sequence, read.until)
@@ -390,19 +404,19 @@ def _message_of(entry: Entry | None, found: PageMessage | None) -> SentMessage |
 def _replacement_function(
     request: BulkRequest, now_ms: int
 ) -> Callable[[SentMessage], tuple[Destination, SentMessage] | None] | None:
-    """Return a function from a message to its destination and replacement; None if messages are removed."""
+    """Return a function that returns a message's new destination and replacement; None if messages are only removed."""
     if isinstance(request, Move):
         return partial(redirect, destination=target_of(request))
     return partial(restore_original, now_ms=now_ms) if isinstance(request, Redrive) else None
 
 
 def _entries_in_memory(lane: Lane, after: int, last: int) -> dict[int, Entry]:
-    """Return entries waiting in memory after the one sequence, up to the other; not those about to be dead-lettered."""
+    """Return the entries that wait in memory after the sequence `after` and up to `last`, by sequence."""
     return {entry.sequence: entry for entry in lane.entries_between(after, last, limit=BULK_MESSAGES_PER_PIECE + 1)}
 
 
 def _entry_in_store(lane: Lane, found: PageMessage) -> Entry | None:
-    """Return an entry for a message that only the store has; None if it is held, being removed, or to be
+    """Return an entry for a message that only the store has. None if the message is held, being removed, or must be
     dead-lettered."""
     if found.message is None or not lane.is_only_in_store(found.sequence):
         return None

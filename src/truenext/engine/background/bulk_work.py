@@ -1,10 +1,10 @@
-"""Execution of bulk requests piece by piece, each once the piece before is durable.
+"""Execution of bulk requests, piece by piece. A piece begins once the piece before is durable.
 
-    requested        `BulkTask.add`                 invalid requests are refused at once
-    its turn         `BulkPieceExecutor.next_read`  returns the read of the page that it needs
-    page is read     `BulkPieceExecutor.execute`    messages are moved or removed in one batch; the result is returned
+    piece is requested    `BulkTask.add`                 refuses invalid requests
+    piece is the next     `BulkPieceExecutor.next_read`  returns the read of the page that the piece needs
+    page was read         `BulkPieceExecutor.execute`    moves or removes messages in one batch; returns the result
 
-Pieces and their messages: bulk.py
+bulk.py defines the requests, and plans which messages a piece handles.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from truenext.model.limits import PIECES_MAX
 
 
 class BulkPieceExecutor:
-    """Executor of single pieces of bulk work, which `BulkTask` calls for one piece after the other."""
+    """Executor of single pieces of bulk work. `BulkTask` passes it one piece after the other."""
 
     def __init__(
         self,
@@ -52,17 +52,18 @@ class BulkPieceExecutor:
         self._scheduler = scheduler
 
     def check_request(self, request: bulk.BulkRequest) -> None:
-        """Check that messages can be moved or removed. If work has begun and its queue is gone, the result says so
-        instead.
+        """Check that messages can be moved or removed. If the queue was removed after an earlier piece, nothing is
+        checked: the result of the piece will say so.
 
-        Raises: RemoteProtocolError if there is no such queue or too many; NoSpaceError.
+        Raises: RemoteProtocolError if there is no such queue, the queue has no dead letters to re-drive, or there is no
+        memory for the target queue. NoSpaceError if the disk has no space for moved messages.
         """
         was_removed = request.until is not None and request.queue not in self._queues.by_name
         if not (isinstance(request, bulk.ScheduledRequest) and request.queue == "") and not was_removed:
             self._require_queue(request)
 
     def _was_removed_since(self, request: bulk.BulkRequest) -> bool:
-        """Return whether the queue was removed as unused (unused.py) after an earlier piece: nothing is left to do."""
+        """Return whether the queue was removed as unused after an earlier piece, so that nothing is left to do."""
         name = request.queue
         return (
             request.until is not None
@@ -71,8 +72,10 @@ class BulkPieceExecutor:
         )
 
     def _require_queue(self, request: bulk.BulkRequest) -> Queue:
-        """Return the queue that the messages are in, or are scheduled for.
-        Raises: as `check_request`.
+        """Return the queue that has the messages, or for which messages are scheduled.
+
+        Raises: RemoteProtocolError if there is no such queue, the queue has no dead letters to re-drive, or there is no
+        memory for the target queue. NoSpaceError if the disk has no space for moved messages.
         """
         queue = self._queues.require_permanent(request.queue)
         queue.last_used_us = self._commit_state.now_us
@@ -90,15 +93,17 @@ class BulkPieceExecutor:
 
     @property
     def can_execute(self) -> bool:
-        """Whether the last piece is durable: pages do not contain its messages any more."""
+        """Whether the last piece is durable, so that pages do not contain its messages any more."""
         return self._commit_state.last_control_batch <= self._commit_state.last_committed
 
     def next_read(self, request: bulk.BulkRequest) -> bulk.BulkRead | None:
-        """Return the read for a piece, to be passed to `execute`; None if nothing is left to do.
+        """Return the read of the page that a piece needs; None if nothing is left to do. Pass the result to `execute`.
 
-        Only one at a time, once the last piece is durable (`can_execute`); scheduled sends must be frozen
-        (`freeze_scheduled`).
-        Raises: as `check_request`.
+        Call it only if `can_execute`, and if no other piece has a read. For scheduled sends call `freeze_scheduled`
+        first.
+
+        Raises: RemoteProtocolError if the queue or durable subscription has ended, or there is no memory for the target
+        queue. NoSpaceError if the disk has no space for moved messages.
         """
         if isinstance(request, bulk.ScheduledRequest):
             read = self._scheduler.next_read(request)
@@ -115,7 +120,7 @@ class BulkPieceExecutor:
         return read
 
     def empty_result(self, request: bulk.BulkRequest) -> bulk.BulkResult:
-        """Return the result if `next_read` returns None."""
+        """Return the result of a piece for which `next_read` has returned None."""
         result = bulk.empty_result(request)
         queue = self._queues.by_name.get(request.queue)
         if queue is not None and not isinstance(request, bulk.ScheduledRequest):
@@ -124,9 +129,10 @@ class BulkPieceExecutor:
         return result
 
     def freeze_scheduled(self) -> bool:
-        """Let no scheduled send become due until a piece is done, or `unfreeze_scheduled`.
+        """Keep scheduled sends from becoming due until a piece is executed, or `unfreeze_scheduled` is called.
 
-        Returns whether all sends accepted before are durable; if not, call again after the next commit.
+        Returns whether all sends accepted before the freeze are durable. If not, call this method again after the next
+        commit.
         """
         batch = self._scheduler.freeze()
         self._commit_state.is_batch_awaited |= batch == self._commit_state.batch.number
@@ -137,8 +143,8 @@ class BulkPieceExecutor:
         self._scheduler.unfreeze()
 
     def execute(self, request: bulk.BulkRequest, read: bulk.BulkRead, page: PageResult) -> bulk.BulkResult:
-        """Move or remove messages of a page, in one batch with their replacements; or list or cancel scheduled
-        sends."""
+        """Move or remove messages of a page, or list or cancel scheduled sends. One batch has all removals and the
+        replacements of moved messages."""
         read.finish()
         commit_state = self._commit_state
         lane = read.lane
@@ -188,19 +194,23 @@ class FinishedPiece(NamedTuple):
 
 
 class BulkTask(BackgroundTask):
-    """Executes pieces one by one, in the order of their requests."""
+    """Executes pieces one after the other, in the order of the requests."""
 
     def __init__(self, state: EngineState, operations: BulkPieceExecutor) -> None:
         self._commit_state = state.commit_state
         self._clients = state.clients
         self._operations = operations
         self._pieces: deque[BulkPiece] = deque()
-        """Pieces to execute; the first is in progress if `_current_read` is set."""
+        """Pieces to be executed. The first one is in progress if `_current_read` is set."""
         self._current_read: bulk.BulkRead | None = None
         self._finished: list[FinishedPiece] = []
 
     def add(self, session: ConnectionState, control: ControlRequest) -> None:
-        """Raises: RemoteProtocolError if the request is invalid, or too many answers are pending; NoSpaceError."""
+        """Add the piece that a control request asks for.
+
+        Raises: RemoteProtocolError if the request is invalid, or the connection waits for too many answers.
+        NoSpaceError if the disk has no space for moved messages.
+        """
         request = bulk.parse_request(control.verb, control.body)
         self._operations.check_request(request)
         if self.pending_answer_count(session) >= PIECES_MAX:
@@ -222,7 +232,7 @@ class BulkTask(BackgroundTask):
         self._current_read = None
 
     def take_finished_pieces(self) -> list[FinishedPiece]:
-        """Return the pieces finished since the last call, to be answered."""
+        """Return the pieces finished since the last call. The broker answers these."""
         finished, self._finished = self._finished, []
         return finished
 

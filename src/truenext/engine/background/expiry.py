@@ -1,15 +1,15 @@
-"""Removal of expired messages, wherever they are, also if no dispatch reaches them.
+"""Removal of expired messages in memory and in the store, even if no dispatch reaches them.
 
-    a message with an expiry is accepted  -> arrivals.py     -> a timer for its block, at the next whole second
-    the timer is due                      -> `step`          -> expired messages of the block that are in memory are
-                                                                removed; for the rest a page is read: ExpiryBlockRead
-    the page is read                      -> `on_page_read`  -> expired messages that only the page has are removed
+    a message with an expiry is accepted  -> arrivals.py     -> sets a timer for the message's block, due at the next
+                                                                whole second
+    the timer is due                      -> `step`          -> removes expired messages of the block from memory; for
+                                                                the other messages a page is read: ExpiryBlockRead
+    the page was read                     -> `on_page_read`  -> removes expired messages that only the page has
 
-Messages above a lane's horizon are removed without coming into memory, and reads for the lane do not know of it. A
-page read before that is durable still contains them: until no such page can come any more, `Lane.removed` excludes
-them.
+Messages above a lane's horizon are removed without coming into memory. Pages that were requested before the removal is
+durable may still contain these messages; until all such pages were applied, `Lane.removed` excludes the messages.
 
-Messages of consumers and open transactions do not expire; their block is checked again after a minute.
+Messages that consumers or open transactions have do not expire. Their block is checked again after RECHECK_MS.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class ExpiryBlockRead(SideRead):
         """First sequence after the block."""
         self.timer = timer
         self.recheck_ms = recheck_ms
-        """Time to check the block again, as messages of the block were held; 0 is never. Such messages may be requeued
-        at a place that this check has passed."""
+        """Time of another check of the block, because held messages of the block may be requeued after this check. 0 if
+        none is needed."""
         self.had_uncommitted = had_uncommitted
-        """Expired messages of the block were uncommitted when its timer was due. They may have become visible, and been
-        unloaded, without being on the page."""
+        """Expired messages of the block were uncommitted when the timer was due. Such a message may have become visible
+        and been evicted since, so that the page lacks it."""
 
     def on_page(self, page: PageResult) -> None:
         self._expiry.on_page_read(self, page)
@@ -86,11 +86,11 @@ class ExpiryTask(BackgroundTask):
         self._queues = queues
         self._settlement = settlement
         self._current_read: ExpiryBlockRead | None = None
-        """The read that is under way; at most one."""
+        """Read that is under way; there is at most one."""
         self._unsent_read: ExpiryBlockRead | None = None
-        """Current read that no step has returned yet."""
+        """The current read, until a step has returned it."""
         self._waiting_timers: list[bytes] = []
-        """Timers of blocks with expired, uncommitted messages; due again after the next commit."""
+        """Timers of blocks with expired messages that are uncommitted. They are due again after the next commit."""
 
     # ---- Due timers ----
 
@@ -116,7 +116,7 @@ class ExpiryTask(BackgroundTask):
         return due_ms if due_ms is not None and due_ms > self._commit_state.now_ms else None
 
     def step(self) -> list[ExpiryBlockRead]:
-        """Process due timers until a page must be read, or enough was removed for one step."""
+        """Process due timers until a page must be read, or EXPIRED_PER_STEP_MAX is reached."""
         self._process_due()
         read, self._unsent_read = self._unsent_read, None
         return [] if read is None else [read]
@@ -159,7 +159,7 @@ class ExpiryTask(BackgroundTask):
                 self._finish_timer(lane, due, recheck_ms)
 
     def on_page_read(self, read: ExpiryBlockRead, page: PageResult) -> None:
-        """Remove the expired messages of a page; all batches that it contains are known to be durable."""
+        """Remove the expired messages of a page. All batches that the page contains are known to be durable."""
         lane, until = read.lane, read.until
         if self._queues.lane_of(lane.key) is not lane:
             # The lane has ended with its queue.
@@ -208,7 +208,7 @@ class ExpiryTask(BackgroundTask):
     # ---- Removing messages ----
 
     def _expire_in_memory(self, lane: Lane, first: int, until: int) -> int:
-        """Remove expired, visible messages of a block from memory; return how many."""
+        """Remove expired, visible messages of a block from memory. Returns how many were removed."""
         committed, now_ms = self._commit_state.last_committed, self._commit_state.now_ms
 
         def has_expired(entry: Entry) -> bool:
@@ -219,7 +219,8 @@ class ExpiryTask(BackgroundTask):
         return len(expired)
 
     def _unloaded_entries(self, lane: Lane, found: PageMessage) -> list[Entry]:
-        """Return the entry of a message that only the store has; empty if it is in memory, held or removed."""
+        """Return a list with the entry of a message whose body only the store has. The list is empty if the message is
+        in memory or held, or awaits its dead letter."""
         assert found.message is not None, "it is known to be over"
         if found.sequence > lane.horizon and (lane.selected is None or found.sequence not in lane.selected.entries):
             return [self._page_reader.load_entry(lane, found, found.message)]
@@ -246,7 +247,7 @@ class ExpiryTask(BackgroundTask):
         return any(one.batch > committed and is_expired(one.message, now_ms) for one in in_memory)
 
     def _has_held(self, lane: Lane, first: int, until: int) -> bool:
-        """Return whether messages of a block are held that may have expired."""
+        """Return whether a held message of a block may have expired."""
         now_ms = self._commit_state.now_ms
         return any(
             entry.lane is lane and (entry.message is None or is_expired(entry.message, now_ms))

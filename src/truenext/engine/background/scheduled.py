@@ -1,21 +1,21 @@
 """Scheduled sends: wait in the store, and become messages when they are due.
 
-    a scheduled send is accepted   -> `accept`        -> a record in a hidden queue, and a timer
-    its timer is due               -> `step`          -> it is read, with those due next: a DueSendsRead
-    they are read                  -> `on_page_read`  -> records removed and messages accepted, in one batch
+    a scheduled send is accepted   -> `accept`        -> stores a record in a hidden queue, and a timer
+    the timer is due               -> `step`          -> requests the record, and records due next: a DueSendsRead
+    the records were read          -> `on_page_read`  -> removes the records and accepts the messages, in one batch
 
-The hidden queue of `orders` is called /scheduled/orders, which clients cannot use; that of all topics, and of
-several destinations at once, has no name after /scheduled/. Its entries have numbers, in the order in which they
-were scheduled, from the same counter as sequences. A record is that of the message, with its remaining schedule
-(schedule.py) as a line of JSON before its header lines.
+The hidden queue for sends to the queue `orders` is called /scheduled/orders; clients cannot use it. The hidden queue
+/scheduled/ is for sends to a topic or to several destinations. Each record has a number, from the same counter as
+sequences. A record contains the message, with its remaining schedule (model/schedule.py) as a line of JSON before the
+header lines.
 
-Waiting sends are listed or cancelled on request, a page at a time (`list_or_cancel`): as in bulk.py, but none of
-them is in memory. So that a page has all of them, nothing becomes due from the request for the page until it was
-processed (`freeze`), and it is read once all sends accepted before are durable.
+Waiting sends are listed or cancelled on request, a page at a time (`list_or_cancel`). No waiting send is in memory, so
+pages must contain all of them. So `freeze` keeps sends from becoming due until a requested page was processed, and a
+page is read only once all sends accepted before are durable.
 
-A timer names one record. Timers are ordered by (due, number), over all queues (record.py, `scheduled_timer_key`).
-Due ones are taken from the front, so that sequences are given in that order: a record that is still being written
-makes those after it wait. Only the first timers, and the number of sends in each queue, are in memory.
+A timer names one record. Timers are ordered by (due, number), over all queues (`scheduled_timer_key` in
+model/record.py). Due timers are taken in this order, and so are the messages' sequences. A record that is still being
+written makes later ones wait. In memory are only the first timers, and the number of sends in each queue.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from truenext.model.record import (
 from truenext.model.schedule import Schedule
 
 CRON_COPIES = 50
-"""Copies of a message that a cron expression counts as: to compute its next time takes as long."""
+"""Number of copies that take as long to accept as computing the next time of a cron expression."""
 
 _END = object()
 _encode_schedule = msgspec.json.Encoder().encode
@@ -68,12 +68,12 @@ _decode_schedule = msgspec.json.Decoder(Schedule).decode
 
 
 class DueSendsRead(SideRead):
-    """Read of the records due first, in any lanes, not of a page of one lane."""
+    """Read of the records that are due first. They may be in several lanes."""
 
     __slots__ = ("_scheduler", "lanes")
 
     def __init__(self, scheduler: Scheduler, lanes: dict[int, Lane]) -> None:
-        """Read the records with the numbers that are the keys of `lanes`."""
+        """`lanes` has the lane of each record, by the record's number."""
         first = next(iter(lanes))
         super().__init__(lanes[first], first - 1, len(lanes), PAGE_BYTES)
         self._scheduler = scheduler
@@ -92,7 +92,7 @@ class DueSendsRead(SideRead):
 
 
 class DuePage:
-    """Due sends that were read, and the queues that are found ahead for the next of them."""
+    """Due sends that were read, and the search for the queues of the next of these sends."""
 
     __slots__ = ("ahead", "ahead_number", "ahead_steps", "found_by_number", "is_end", "lanes")
 
@@ -125,13 +125,13 @@ class Scheduler(BackgroundTask):
         self._uncommitted_batches: dict[int, int] = {}
         """Batches of uncommitted records, by number of the record."""
         self._current_read: DueSendsRead | None = None
-        """The read that is under way; at most one."""
+        """Read that is under way; there is at most one."""
         self._page: DuePage | None = None
-        """Due sends that were read, of which some wait for the next step."""
+        """Due sends that were read; some wait for the next step."""
         self._read_limit = DUE_SENDS_PER_READ
         """Maximum number of records in the next read."""
         self._frozen_since_batch: int | None = None
-        """Batch with which all records accepted before the freeze are durable; None if not frozen."""
+        """Batch with which all records accepted before `freeze` are durable; None if sends are not frozen."""
 
     def restore_queue(self, number: int, name: str) -> Queue:
         """Restore the hidden queue that the store knows under this number and name."""
@@ -216,7 +216,7 @@ class Scheduler(BackgroundTask):
         self._send_page(DuePage(read.lanes, found_by_number, is_end=page.is_end))
 
     def _send_page(self, page: DuePage) -> None:
-        """Send the due messages of a page, or some of them and keep the page for the next step."""
+        """Send the due messages of a page. If they are too many for one step, send some and keep the page."""
         self._page = page
         copies = 0
         while (first := self.timers.first) is not None and self._commit_state.has_capacity:
@@ -235,7 +235,8 @@ class Scheduler(BackgroundTask):
         self._page = None
 
     def _is_routed_ahead(self, page: DuePage, number: int, record: SentMessage) -> bool:
-        """Find queues of the next due send ahead if that takes long; return whether it goes on in the next step."""
+        """Find the queues of the next due send ahead, if that takes long. Returns whether the search goes on in the
+        next step."""
         if not self._queues.routing_may_take_long:
             return False
         timing, message = _decode_record(record)
@@ -265,7 +266,7 @@ class Scheduler(BackgroundTask):
         self.timers.on_committed()
 
     def remove_empty_queues(self) -> None:
-        """Remove empty hidden queues, unless a page of them may be under way."""
+        """Remove empty hidden queues, unless they are needed or due sends are being read."""
         emptied, self._maybe_empty_queues = self._maybe_empty_queues, {}
         for queue in emptied:
             if queue.waiting_count():
@@ -280,8 +281,8 @@ class Scheduler(BackgroundTask):
     # ---- Waiting sends ----
 
     def freeze(self) -> int:
-        """Let nothing become due until `unfreeze`. Returns the batch that must be durable before a page is read; 0
-        if it is."""
+        """Keep sends from becoming due until `unfreeze`. Returns the batch that must be durable before a page is read;
+        0 if that batch is durable."""
         if self._frozen_since_batch is None:
             # What it has may be cancelled; it is read again.
             self._page = None
@@ -292,7 +293,7 @@ class Scheduler(BackgroundTask):
         self._frozen_since_batch = None
 
     def next_read(self, request: bulk.ScheduledRequest) -> bulk.BulkRead | None:
-        """Return the read for a piece of listing or cancelling, while sends are frozen; None if nothing is left."""
+        """Return the read for a piece that lists or cancels sends; None if nothing is left. Sends must be frozen."""
         queue = self._queues.hidden_by_name.get(request.queue)
         return None if queue is None else bulk.next_read(request, queue, self._commit_state.last_sequence)
 
@@ -343,7 +344,8 @@ class Scheduler(BackgroundTask):
     # ---- Records ----
 
     def _send_due(self, lane: Lane, found: PageMessage, record: SentMessage, ahead: RouteAhead | None) -> int:
-        """Send a due message; return the number of copies, or what takes as long."""
+        """Send a due message. Returns the number of copies made; computing the next time of a cron expression counts as
+        CRON_COPIES more."""
         copies = 0
         timing, message = _decode_record(record)
         name = lane.queue.name.removeprefix(SCHEDULED_PREFIX)

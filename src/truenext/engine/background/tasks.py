@@ -1,4 +1,4 @@
-"""Background tasks of the engine: each turn steps some before dispatch and those that answer clients after it."""
+"""Background tasks of the engine. In each turn, tasks that answer clients step after dispatch, all others before it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from truenext.engine.writing.commit_state import BackgroundTask
 from truenext.engine.writing.engine_state import EngineState
 
 _Tasks = Sequence[tuple[object, BackgroundTask]]
-"""Tasks by their keys in `CommitState.active_work`."""
+"""Tasks, each with its key in `CommitState.active_work`."""
 
 
 class BackgroundTasks:
@@ -38,7 +38,7 @@ class BackgroundTasks:
 
     @property
     def can_step(self) -> bool:
-        """A step of a task would do something."""
+        """Whether a step of any task would do something."""
         active_work = self._commit_state.active_work
         if not active_work or self._commit_state.is_stopped:
             return False
@@ -48,8 +48,8 @@ class BackgroundTasks:
 
     @property
     def next_due_ms(self) -> int | None:
-        """Time of the next turn that is needed even if nothing else happens, in milliseconds since the epoch; None
-        if there is none, or if it becomes known only when something else happens."""
+        """Time in milliseconds since the epoch when a turn is needed because a task is due. None if no task waits for a
+        time."""
         active_work = self._commit_state.active_work
         if not active_work:
             return None
@@ -59,11 +59,11 @@ class BackgroundTasks:
         return min((due_ms for due_ms in times if due_ms is not None), default=None)
 
     def step_before_dispatch(self) -> list[StoreRead]:
-        """Step the tasks that can, and return the pages that they request."""
+        """Do a step of each task that steps before dispatch and has work. Returns the pages that the tasks request."""
         return self._step(self._before_dispatch)
 
     def step_after_dispatch(self) -> list[StoreRead]:
-        """Step the tasks that can, and return the pages that they request."""
+        """Do a step of each task that steps after dispatch and has work. Returns the pages that the tasks request."""
         return self._step(self._after_dispatch)
 
     def _step(self, tasks: _Tasks) -> list[StoreRead]:

@@ -1,4 +1,5 @@
-"""ACK, NACK and started: settling messages that a consumer holds. Source: docs/contract.md."""
+"""ACK, NACK and started: settles messages that a consumer holds, and notes started dispatches. Source:
+docs/contract.md."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from truenext.engine.state.queue import STARTED, Entry, RequeueReason
 from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
 from truenext.engine.writing.engine_state import EngineState
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.commands import Ack, AckMode, Nack, Started
+from truenext.model.commands import Ack, AckMode, AckRun, Nack, Started
 
 _INDIVIDUAL = AckMode.INDIVIDUAL
 
@@ -31,7 +32,11 @@ class Acknowledging:
         self._limits = limits
 
     def acknowledge(self, session: ConnectionState, ack: Ack) -> None:
-        """Raises: RemoteProtocolError if the consumer does not hold the message, or the transaction is not open."""
+        """Acknowledge the messages that an ACK covers, at once or in a transaction.
+
+        Raises: RemoteProtocolError if the consumer does not hold the message, or the transaction is not open, is
+        rollback-only or reaches a limit.
+        """
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
         started = ack.started
         if started is not None:
@@ -73,8 +78,53 @@ class Acknowledging:
             if self._settlement.acknowledge(consumer.held.pop(sequence)):
                 session.last_batch = self._commit_state.batch.number
 
+    def acknowledge_run(self, session: ConnectionState, run: AckRun) -> None:
+        """Execute the ACKs of a run up to the first that is not usual, as `acknowledge` would one after the other."""
+        consumer = session.consumers.get(run.subscription)
+        if consumer is None or consumer.mode is not _INDIVIDUAL or consumer.queue is None:
+            return
+        queue, held, events = consumer.queue, consumer.held, self._events
+        complete = self._settlement.complete
+        is_stored = False
+        for ack in run.acks:
+            entry = held.get(ack.sequence)
+            if entry is None or ack.dispatch not in (0, entry.deliveries):
+                break
+            started = ack.started
+            if started is not None:
+                next_one = held.get(started.sequence)
+                if (
+                    next_one is None
+                    or started.dispatch not in (0, next_one.deliveries)
+                    or started.subscription != run.subscription
+                    or not session.is_truenext_client
+                ):
+                    break
+                next_one.start_state = STARTED
+                events.started(next_one, consumer)
+            del held[ack.sequence]
+            if events.acknowledging_queue is queue:
+                events.block_entries.append(entry)
+            else:
+                events.acknowledged(entry)
+            is_stored |= complete(entry)
+            run.executed += 1
+        if run.executed:
+            self._commit_state.touched_queues[queue] = None
+            if is_stored:
+                session.last_batch = self._commit_state.batch.number
+            if consumer.auto_window is not None:
+                consumer.auto_window.settled_count += run.executed
+            if consumer.has_express:
+                self._clients.express_ack_count += run.executed
+                consumer.last_ack_number = self._clients.express_ack_count
+
     def nack(self, session: ConnectionState, nack: Nack) -> None:
-        """Raises: RemoteProtocolError if the consumer does not hold the message, or the transaction is not open."""
+        """Requeue or dead-letter the messages that a NACK covers, at once or with the COMMIT of a transaction.
+
+        Raises: RemoteProtocolError if the consumer does not hold the message, or the transaction is not open, is
+        rollback-only or reaches a limit.
+        """
         if nack.transaction is not None:
             transaction = session.transaction(nack.transaction)
             if transaction.acknowledges(nack.sequence, nack.dispatch):
@@ -97,7 +147,7 @@ class Acknowledging:
         session.last_batch = max(session.last_batch, self._commit_state.latest_batch)
 
     def _add_cause(self, session: ConnectionState, transaction: BrokerTransaction, nack: Nack) -> None:
-        """Count the cause of a NACK for a message that the transaction had acknowledged."""
+        """Count the bytes of the cause of a NACK for a message that the transaction had acknowledged."""
         if nack.cause:
             size = len(nack.cause)
             session.transactions.check_limits(self._limits, count=0, size=size)
@@ -105,8 +155,10 @@ class Acknowledging:
             self._memory.transaction_bytes += size
 
     def _extend_transaction(self, session: ConnectionState, name: str, count: int, size: int = 0) -> BrokerTransaction:
-        """Count `count` more messages and `size` more bytes of causes in the open transaction, and return it.
-        Raises: RemoteProtocolError if it is not open or rollback-only, or if a limit is exceeded."""
+        """Return an open transaction, after counting `count` more messages and `size` more bytes of causes in it.
+
+        Raises: RemoteProtocolError if the transaction is not open or is rollback-only, or if a limit would be passed.
+        """
         transaction = session.transaction(name)
         open_transactions = session.transactions
         open_transactions.check_limits(self._limits, count=count, size=size)
@@ -121,7 +173,10 @@ class Acknowledging:
             self._commit_state.touched_queues.update((entry.lane.queue, None) for entry in consumer.held.values())
 
     def mark_started(self, session: ConnectionState, started: Started) -> None:
-        """Raises: RemoteProtocolError if the dispatch is not held, or CONNECT had no `truenext-client`."""
+        """Mark a dispatch as started, as the client reports.
+
+        Raises: RemoteProtocolError if the consumer does not hold the message, or the client is no truenext client.
+        """
         if not session.is_truenext_client:
             raise RemoteProtocolError("started is for connections with truenext-client on CONNECT", Code.NOT_SUPPORTED)
         consumer = session.consumer_of(started.subscription, started.sequence, started.dispatch)
@@ -132,7 +187,8 @@ class Acknowledging:
     def _move_to_transaction(
         self, session: ConnectionState, consumer: BrokerConsumer, covered: list[int]
     ) -> list[Entry]:
-        """Move messages from their consumer to a transaction; they count as started."""
+        """Take messages from their consumer for a transaction. The history records them as started, if the client is a
+        truenext client."""
         entries = [consumer.held.pop(sequence) for sequence in covered]
         if session.is_truenext_client:
             for entry in entries:
@@ -159,11 +215,12 @@ class Acknowledging:
             self._settlement.acknowledge(consumer.held.pop(sequence))
 
     def hold_partially_sent(self, consumer: BrokerConsumer) -> Entry:
-        """Take from a consumer its first message, which is partially sent, until `resolve_partially_sent`."""
+        """Take the first message from its consumer, because it is partially sent. The caller keeps it until
+        `resolve_partially_sent`."""
         return consumer.held.pop(next(iter(consumer.held)))
 
     def resolve_partially_sent(self, entry: Entry, *, is_sent: bool) -> None:
-        """Acknowledge the message if the socket has taken all of it; else release it."""
+        """Acknowledge a partially sent message if the socket has taken all of it; else release the message."""
         if is_sent and self._queues.exists(entry.lane.queue):
             self._settlement.acknowledge(entry)
         else:

@@ -30,9 +30,10 @@ class Administering:
     # ---- Pausing ----
 
     def pause(self, name: str) -> bool:
-        """Stop dispatching from a queue, which is created if it is missing; return whether it was created.
+        """Pause a queue, and create it if it is missing. Returns whether it was created.
 
-        Durable with the next answer.
+        The pause is durable before the next answer to a control request is sent.
+
         Raises: RemoteProtocolError if the queue cannot be created.
         """
         queue = self._queues.by_name.get(name)
@@ -47,7 +48,10 @@ class Administering:
         return is_new
 
     def resume(self, name: str) -> None:
-        """Raises: RemoteProtocolError if there is no such queue."""
+        """Resume a paused queue.
+
+        Raises: RemoteProtocolError if there is no such queue.
+        """
         queue = self._queues.require_permanent(name)
         self._queues.set_paused(queue, is_paused=False)
         self._commit_state.touched_queues[queue] = None
@@ -55,9 +59,10 @@ class Administering:
     # ---- Policies ----
 
     def change_policies(self, policies: Policies) -> None:
-        """Give every queue its policy anew, in one step.
+        """Replace the policies of all queues, in one step.
 
-        Messages that failed too often by the new policy are dead-lettered. The caller then runs a turn and `evict`.
+        Messages that have failed too often by the new policies are dead-lettered. After this call, run a turn and
+        `Engine.evict`.
         """
         self._queues.policies = policies
         # A copy: dead-lettering may create a queue.
@@ -81,7 +86,8 @@ class Administering:
         self._queues.get_or_create(destination)
 
     def reply(self, send: Send, batch: int = 0) -> None:
-        """Send the reply to a control request, visible once the request's effects and `batch` are durable."""
+        """Send the reply to a control request. The reply is visible once the request's changes and `batch` are
+        durable."""
         queue = self._queues.by_name.get(send.destination.name)
         if queue is not None:
             durable_with = max(self._commit_state.last_control_batch, batch)

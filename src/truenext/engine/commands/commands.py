@@ -1,4 +1,5 @@
-"""Commands of the engine: what clients send, by its name, and the parts that execute it and all else of the shell."""
+"""Commands of the engine: a method for each command of a client, and the parts that execute commands of clients and of
+the broker."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ class Commands:
         self.log_in = connecting.log_in
         self.disconnect = connecting.disconnect
         self.send = sending.send
+        self.send_run = sending.send_run
         self.acknowledge = acknowledging.acknowledge
+        self.acknowledge_run = acknowledging.acknowledge_run
         self.nack = acknowledging.nack
         self.mark_started = acknowledging.mark_started
         self.begin = transactions.begin

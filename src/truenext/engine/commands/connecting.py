@@ -1,4 +1,4 @@
-"""CONNECT and DISCONNECT: opening, parking and ending connections; bytes that their sockets have taken."""
+"""CONNECT and DISCONNECT: opens, parks and ends connections, and notes that a socket has taken all bytes."""
 
 from __future__ import annotations
 
@@ -47,9 +47,14 @@ class Connecting:
         return session.id in self._clients.sessions
 
     def park(self, session: ConnectionState) -> bool:
-        """Keep of a truenext client's lost connection only what would count attempts if it ended now: started messages,
-        and transactions that count any. End or release the rest at once. Returns False if nothing is kept: the
-        connection can end."""
+        """Park a lost connection of a truenext client: end all its parts whose end counts no attempt, keep the others.
+
+        Browsers end, and so do consumers without started messages. Messages that were not started are requeued, and
+        transactions that would count no attempt are aborted. Kept are started messages, their consumers, which are
+        suspended, and the other transactions.
+
+        All this is done even if nothing is kept. Then the method returns False, and the caller must end the connection.
+        """
         session.may_lack_reports = True
         for browser in session.browsers.values():
             self._subscribing.end_browser(browser)
@@ -64,20 +69,22 @@ class Connecting:
         self._reset_unsent_bytes(session)
         return bool(session.consumers or session.transactions)
 
-    def disconnect(self, session: ConnectionState, *, is_clean: bool, is_requested: bool = False) -> None:
-        """End a connection, and requeue all messages that it held in one step.
+    def disconnect(self, session: ConnectionState, *, is_exempt: bool, is_requested: bool = False) -> None:
+        """End a connection, and requeue all messages that it held in one step. Does nothing if the connection has ended
+        before.
 
-        If not `is_clean`, an attempt counts for messages of open transactions, for acknowledged ones unless BEGIN
-        says otherwise, and for messages of consumers as `Subscribing.end_consumer` says. `is_requested` if the client
-        has sent DISCONNECT.
+        With `is_exempt` no attempt counts. Without it, an attempt counts for messages of consumers as
+        `Subscribing.end_consumer` says, and for messages that open transactions have nacked or acknowledged. For
+        acknowledged messages, a transaction's BEGIN may have excluded that. `is_requested` is True if the client has
+        sent DISCONNECT.
         """
         if self._clients.sessions.pop(session.id, None) is None:
             return
         session.may_lack_reports |= not is_requested
         self._clients.full_sessions.pop(session, None)
-        self._transactions.abort_all(session, RequeueReason.RELEASED if is_clean else RequeueReason.LOST)
+        self._transactions.abort_all(session, RequeueReason.RELEASED if is_exempt else RequeueReason.LOST)
         for consumer in session.consumers.values():
-            self._subscribing.end_consumer(consumer, is_lost=not is_clean)
+            self._subscribing.end_consumer(consumer, is_exempt=is_exempt)
         session.consumers.clear()
         for browser in session.browsers.values():
             self._subscribing.end_browser(browser)
@@ -86,11 +93,14 @@ class Connecting:
         self._reset_unsent_bytes(session)
 
     def stop(self) -> None:
-        """Requeue all held messages, without an attempt. From now on nothing is dispatched, expires or becomes due,
-        and pages are ignored: waiting messages are about to be written."""
+        """Stop the engine: end all connections, and requeue all held messages without an attempt.
+
+        From now on no message is dispatched, expires or becomes due, and pages are ignored, because
+        `EngineLifespan.final_batches` is about to store all waiting messages.
+        """
         self._commit_state.is_stopped = True
         for session in list(self._clients.sessions.values()):
-            self.disconnect(session, is_clean=True)
+            self.disconnect(session, is_exempt=True)
 
     # ---- Bytes and messages that the socket has taken ----
 
@@ -106,7 +116,7 @@ class Connecting:
                 self._acknowledging.acknowledge_all(consumer)
 
     def _reset_unsent_bytes(self, session: ConnectionState) -> None:
-        """Note that no bytes wait for the connection's socket."""
+        """Note that the connection's socket has no bytes left to take."""
         memory = self._memory
         memory.unsent_bytes -= session.unsent_bytes
         session.unsent_bytes = 0
@@ -119,7 +129,7 @@ class Connecting:
     # ---- Windows ----
 
     def stretch_windows(self, session: ConnectionState) -> None:
-        """Enlarge automatic windows that were full for a while without a message being settled."""
+        """Enlarge the connection's automatic windows that were full for long while nothing was settled."""
         for consumer in session.consumers.values():
             if consumer.stretch_window(self._commit_state.now_ms):
                 if consumer.queue is not None:
@@ -128,8 +138,8 @@ class Connecting:
 
 
 def _started_entries(consumer: BrokerConsumer) -> list[Entry]:
-    """Return the held messages that count an attempt if the connection is lost; none of a temporary queue, which ends
-    with it."""
+    """Return the started messages of a consumer. The list is empty if the queue is temporary, because that queue ends
+    with the connection."""
     if consumer.queue is not None and consumer.queue.is_temporary:
         return []
     return [entry for entry in consumer.held.values() if entry.is_started]

@@ -1,4 +1,4 @@
-"""Pull requests: requesting messages, and withdrawing the request. Source: docs/contract.md, "Pull"."""
+"""Pull requests: requests messages, and withdraws requests. Source: docs/contract.md, "Pull"."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ class Pulling:
         self._releasing = releasing
 
     def pull(self, session: ConnectionState, credit: Credit) -> EndedPullRequest | None:
-        """Request messages, or withdraw the request. Returns the withdrawn request, to be sent before anything is
-        dispatched.
+        """Request messages, or withdraw the open request if `credit.messages` is 0.
 
-        Raises: RemoteProtocolError if there is no such subscription, it does not pull, or it requests too many.
+        Returns the notice of a withdrawal, to be sent to the client before anything is dispatched; else None.
+
+        Raises: RemoteProtocolError if there is no such subscription, the subscription does not pull, or it requests too
+        many messages.
         """
         consumer = session.consumer(credit.subscription)
         pull_request = consumer.pull_request

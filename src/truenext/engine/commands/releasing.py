@@ -1,4 +1,4 @@
-"""Releasing messages without an attempt; suspending and waking subscriptions. Source: docs/contract.md, "Release"."""
+"""Release: releases messages, and suspends and wakes subscriptions. Source: docs/contract.md, "Release"."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ class Releasing:
         self._pull_requests = pull_requests
 
     def check_request(self, session: ConnectionState, request: Release) -> list[BrokerConsumer]:
-        """Return the consumers that are to release messages.
-        Raises: RemoteProtocolError if the request is invalid.
+        """Check a release request, and return the consumers that it names.
+
+        Raises: RemoteProtocolError if the client is no truenext client, or a named subscription or transaction is
+        missing or cannot be released.
         """
         if not session.is_truenext_client:
             raise RemoteProtocolError("release is for connections with truenext-client on CONNECT", Code.NOT_SUPPORTED)
@@ -43,7 +45,12 @@ class Releasing:
         return consumers
 
     def release(self, session: ConnectionState, request: Release) -> None:
-        """Raises: RemoteProtocolError as `check_request`."""
+        """Release the messages of the named subscriptions, and suspend or wake these subscriptions. The named
+        transaction is aborted in the same step.
+
+        Raises: RemoteProtocolError if the client is no truenext client, or a named subscription or transaction is
+        missing or cannot be released.
+        """
         consumers = self.check_request(session, request)
         if not request.suspends:
             # Before anything is released: a consumer that goes on is not to be suspended without messages of its
@@ -61,19 +68,23 @@ class Releasing:
         session.release_count += 1
 
     def release_all_but(self, consumer: BrokerConsumer, retained: Collection[Entry]) -> None:
-        """Release all messages that the consumer holds except `retained`, and suspend it."""
+        """Release all messages that the consumer holds except `retained`, and suspend the consumer."""
         self._release_held(consumer, {(consumer.subscription, entry.sequence, entry.deliveries) for entry in retained})
         self._commit_state.touch(consumer)
         self._suspend(consumer)
 
     def wake(self, session: ConnectionState, wake: Wake) -> None:
-        """Raises: RemoteProtocolError if there is no such subscription."""
+        """Wake a subscription, if it is suspended.
+
+        Raises: RemoteProtocolError if there is no such subscription.
+        """
         consumer = session.consumer(wake.subscription)
         self.wake_consumer(consumer)
         self._commit_state.touch(consumer)
 
     def _release_held(self, consumer: BrokerConsumer, retained: set[tuple[str, int, int]]) -> None:
-        """Release all messages that the consumer holds except `retained` (commands.Release.kept)."""
+        """Release all messages that the consumer holds except `retained`. Its items are subscription, sequence and
+        number of deliveries of a message."""
         held, name = consumer.held, consumer.subscription
         for entry in list(held.values()):
             if retained and (name, entry.sequence, entry.deliveries) in retained:

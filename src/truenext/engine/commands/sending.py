@@ -1,9 +1,9 @@
-"""SEND: accepts a message, by where and when it is sent. Source: docs/contract.md
+"""SEND: accepts a message, in a way that depends on where and when it is sent. Source: docs/contract.md
 
-to one queue          accepted at once
-to several queues     a copy is accepted in each
-scheduled             stored until it is due (scheduled.py)
-in a transaction      kept in it until COMMIT (transactions.py)
+to one queue          the message is accepted at once
+to several queues     each queue accepts a copy
+scheduled             the message is stored until it is due (background/scheduled.py)
+in a transaction      the transaction keeps the message until COMMIT (transactions.py)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
 from truenext.engine.writing.engine_state import EngineState
 from truenext.errors import Code, NoSpaceError, RemoteProtocolError
-from truenext.model.commands import Begin, Command, Commit, Send
+from truenext.model.commands import Begin, Command, Commit, Send, SendRun
 from truenext.model.destination import Destination, DestinationKind
 from truenext.model.disk_level import DISK_FULL, DiskLevel
 from truenext.model.limits import (
@@ -58,10 +58,14 @@ class Sending:
         self._when_full = when_full
         self._limits = limits
         self._copies_max = max(COPIES_MAX, limits.messages)
-        """Copies that one command may make."""
+        """Maximum number of copies that one command may make."""
 
     def send(self, session: ConnectionState, send: Send) -> None:
-        """Raises: RemoteProtocolError if there is no such transaction, or a limit is reached; NoSpaceError."""
+        """Accept a message, schedule it, or add it to a transaction. A repeat does nothing.
+
+        Raises: RemoteProtocolError if there is no such transaction, or a limit is reached. NoSpaceError if disk or
+        memory has no space for the message.
+        """
         if send.transaction is not None:
             self._send_in_transaction(session, send, send.transaction)
             return
@@ -97,6 +101,21 @@ class Sending:
         if send.producer is not None:
             self._producers.record_use(send, is_stored=is_stored)
         if is_stored:
+            session.last_batch = self._commit_state.batch.number
+
+    def send_run(self, session: ConnectionState, run: SendRun) -> None:
+        """Accept all SENDs of a run, if nothing but their places in an existing queue is to be decided; else none."""
+        queue = self._by_name.get(run.destination.name)
+        if (
+            queue is None
+            or run.destination.is_multi_queue
+            or self._commit_state.disk_level is not _DISK_PLENTY
+            or not self._arrivals.may_accept_run(queue, len(run))
+        ):
+            return
+        run.executed = len(run)
+        session.has_sent = True
+        if self._arrivals.accept_run(queue, run.messages):
             session.last_batch = self._commit_state.batch.number
 
     def _send_in_transaction(self, session: ConnectionState, send: Send, name: str) -> None:
@@ -137,8 +156,9 @@ class Sending:
         memory.transaction_bytes += size
 
     def check_copies(self, count: int) -> None:
-        """Refuse a command that would make more copies of messages than one may.
-        Raises: RemoteProtocolError.
+        """Check the number of copies that a command would make.
+
+        Raises: RemoteProtocolError if the number is greater than one command may make.
         """
         if count > self._copies_max:
             raise RemoteProtocolError(
@@ -148,8 +168,8 @@ class Sending:
             )
 
     def find_queues_ahead(self, session: ConnectionState, command: Command) -> Iterator[None] | None:
-        """Return the work, piece by piece, that finds the queues of the command's messages to topics; None if that is
-        quick enough to be done when the command is executed."""
+        """Return a search for the queues of the command's messages to topics; each step of it does a piece. None if the
+        search is quick enough to be done when the command is executed."""
         if not self._queues.routing_may_take_long:
             return None
         sends: list[Send] = []
@@ -183,7 +203,7 @@ class Sending:
                 return
 
     def with_ttl(self, send: Send) -> Send:
-        """Return the send with its time to live counted from now."""
+        """Return the send with an expiry: its time to live, counted from now."""
         return replace(send, message=with_ttl(send.message, send.ttl_ms, self._commit_state.now_ms))
 
     def schedule(self, destination: Destination, message: SentMessage, schedule: Schedule) -> None:
@@ -195,8 +215,8 @@ class Sending:
         self._commit_state.is_batch_awaited |= message.persistent
 
     def is_repeat(self, session: ConnectionState, command: Send | Commit) -> bool:
-        """Return whether the command's number was used before, and note it in the command; its receipt then waits
-        until the first use is durable.
+        """Return whether the command is a repeat, and note that in the command. The receipt of a repeat waits until the
+        first use of its number is durable.
 
         Raises: RemoteProtocolError if the number may not be used, or there are too many producers.
         """
@@ -210,9 +230,9 @@ class Sending:
     # ---- Short disk space ----
 
     def _check_disk(self, session: ConnectionState, send: Send, transaction: BrokerTransaction | None = None) -> None:
-        """Check a send while free disk space is short.
+        """Check a send while free disk space is short. `transaction` is the send's transaction, if it has one.
 
-        Raises: NoSpaceError if the store has none for this connection, or for `transaction` if that is not None.
+        Raises: NoSpaceError if the disk has no space for this send.
         """
         if send.destination.kind is DestinationKind.TEMPORARY:
             return
@@ -229,22 +249,24 @@ class Sending:
             raise _disk_full_error()
 
     def contents_to_count(self, session: ConnectionState, command: Command) -> Collection[int]:
-        """Return the shared contents whose remaining copies must be counted in the store before this SEND; none
-        unless the disk is full. The caller passes the counts to `count_contents`."""
+        """Return the numbers of shared contents whose copies the store must count before this SEND is executed. Empty
+        if the disk is not full. The caller passes the counts to `count_contents`."""
         if self._commit_state.disk_level is not DiskLevel.NONE or not isinstance(command, Send):
             return ()
         transaction = session.transactions.get(command.transaction or "")
         return () if transaction is None else transaction.counted_balance().shared_copies
 
     def count_contents(self, session: ConnectionState, command: Command, references: Mapping[int, int]) -> None:
-        """Note how many copies the store has of each content that `contents_to_count` returned."""
+        """Note the store's number of copies of each content that `contents_to_count` has returned."""
         assert isinstance(command, Send) and command.transaction is not None, "it has named contents"
         session.transactions[command.transaction].counted_balance().count_contents(references)
 
     def waits_while_disk_short(self, session: ConnectionState, command: Command) -> bool:
-        """Return whether a command, and all after it, must wait for disk space: its connection only sends.
+        """Return whether a command, and all later ones of its connection, must wait for disk space, because the
+        connection only sends.
 
-        Raises: NoSpaceError instead if an error leaves its connection open.
+        Raises: NoSpaceError instead of returning True if the client is a truenext client, which an ERROR does not
+        disconnect.
         """
         if not self.waits_with_send(session):
             return False
@@ -257,7 +279,7 @@ class Sending:
         return waits
 
     def waits_with_send(self, session: ConnectionState) -> bool:
-        """Return whether the next SEND of this connection must wait while disk space is short."""
+        """Return whether the next SEND of this connection would have to wait if disk space is short."""
         return self._when_full is WhenFull.SLOW and session.only_sends
 
 

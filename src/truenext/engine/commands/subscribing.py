@@ -1,10 +1,10 @@
-"""SUBSCRIBE and UNSUBSCRIBE: making and ending consumers and browsers. Source: docs/contract.md
+"""SUBSCRIBE and UNSUBSCRIBE: makes and ends consumers and browsers. Source: docs/contract.md
 
-to a queue                a consumer of it
-to queues by a pattern    a consumer that joins all of them (wildcards.py)
-to a topic                a consumer of a queue of its own, which ends with it
-to a topic, durably       a consumer of a queue that stays
-to browse a queue         a browser (browsing.py)
+to a queue                a consumer of the queue
+to a pattern of queues    a wildcard consumer, which joins all these queues (queues/wildcards.py)
+to a topic                a consumer of a new queue, which ends with the consumer
+to a topic, durably       a consumer of a queue that outlives the consumer
+to browse a queue         a browser (background/browsing.py)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from truenext.model.selector import are_equivalent
 
 
 class DiscardedSubscription(NamedTuple):
-    """A durable subscription whose messages were dropped, because a SUBSCRIBE changed its topic or selector."""
+    """Durable subscription whose messages were dropped because a SUBSCRIBE changed its topic or selector."""
 
     durable_key: str
     """Key from `destination.durable_key`."""
@@ -52,7 +52,7 @@ class Subscribing:
         pull_requests: PullRequests,
         browsing: BrowseTask,
     ) -> None:
-        """Needs seven parts: each of them knows consumers, and must hear of their beginning or end."""
+        """Needs seven parts, because each of them must be told when a consumer begins or ends."""
         self._commit_state = state.commit_state
         self._events = state.commit_state.events
         self._memory = state.memory
@@ -68,8 +68,11 @@ class Subscribing:
     # ---- Consumers ----
 
     def subscribe(self, session: ConnectionState, subscribe: Subscribe) -> None:
-        """Raises: RemoteProtocolError if the subscription exists, the queue is another connection's, the durable
-        subscription is in use, or there is no memory."""
+        """Subscribe a connection as a consumer. Creates the queue if it is missing.
+
+        Raises: RemoteProtocolError if the subscription exists, the queue is another connection's, the durable
+        subscription is in use, or memory or another limit does not allow the subscription.
+        """
         session.check_subscription(subscribe.subscription, subscribe.destination)
         if subscribe.destination.kind is DestinationKind.QUEUE_PATTERN and not subscribe.durable_key:
             self._subscribe_to_pattern(session, subscribe)
@@ -88,7 +91,11 @@ class Subscribing:
         self._commit_state.touched_queues[queue] = None
 
     def _get_or_create_queue(self, session: ConnectionState, subscribe: Subscribe) -> Queue:
-        """Raises: as `subscribe`."""
+        """Return the queue of a new subscription, and create it if it is missing.
+
+        Raises: RemoteProtocolError if the durable subscription is in use, or memory or another limit does not allow the
+        subscription.
+        """
         destination, selector = subscribe.destination, subscribe.selector
         is_to_topic = destination.kind is DestinationKind.TOPIC or destination.kind is DestinationKind.TOPIC_PATTERN
         existing = None if is_to_topic else self._queues.by_name.get(destination.name)
@@ -108,7 +115,8 @@ class Subscribing:
 
     def _subscribe_to_pattern(self, session: ConnectionState, subscribe: Subscribe) -> None:
         """Subscribe to all queues whose names match a pattern.
-        Raises: as `subscribe`.
+
+        Raises: RemoteProtocolError if there is no memory for the subscription.
         """
         wildcard = Wildcard(session, subscribe, self._memory, **self._new_consumer_fields())
         size = self._wildcards.join_bytes(wildcard)
@@ -119,7 +127,7 @@ class Subscribing:
         self._wildcards.step()
 
     def _new_consumer_fields(self) -> dict[str, int]:
-        """Return arguments that the constructors of all consumers take."""
+        """Return the arguments that the constructor of each consumer takes, with a new consumer number."""
         self._clients.last_consumer_number += 1
         return {
             "number": self._clients.last_consumer_number,
@@ -128,9 +136,11 @@ class Subscribing:
         }
 
     def _get_or_create_durable(self, key: str, destination: Destination, selector: str) -> Queue:
-        """Return the queue of the durable subscription, created if it is missing or has another topic or selector.
+        """Return the queue of a durable subscription, and create it if it is missing. A queue for another topic or
+        another selector is ended and replaced.
 
-        Raises: as `subscribe`.
+        Raises: RemoteProtocolError if the destination is no topic or a temporary one, the durable subscription is in
+        use, or memory or another limit does not allow it.
         """
         if destination.session or destination.kind not in (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN):
             raise RemoteProtocolError(
@@ -155,7 +165,8 @@ class Subscribing:
         return queue
 
     def take_discarded_subscription(self) -> DiscardedSubscription | None:
-        """Return, once, the subscription that the last SUBSCRIBE discarded; None if it discarded no message."""
+        """Return and forget the subscription that the last SUBSCRIBE discarded. None if that SUBSCRIBE dropped no
+        message."""
         discarded, self._discarded_subscription = self._discarded_subscription, None
         return discarded
 
@@ -167,8 +178,11 @@ class Subscribing:
     # ---- Browsers ----
 
     def browse(self, session: ConnectionState, browse: Browse) -> None:
-        """Raises: RemoteProtocolError if the subscription exists, the queue is another connection's, there is no
-        such durable subscription, or there are too many browsers."""
+        """Begin to browse a queue or a durable subscription. Browsing creates no queue.
+
+        Raises: RemoteProtocolError if the subscription exists, the queue is another connection's, there is no such
+        durable subscription, there are too many browsers, or there is no memory.
+        """
         session.check_subscription(browse.subscription, browse.destination)
         if len(self._clients.active_browsers) >= BROWSERS_MAX:
             raise RemoteProtocolError(
@@ -195,7 +209,11 @@ class Subscribing:
     # ---- The end of a subscription ----
 
     def unsubscribe(self, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
-        """Raises: RemoteProtocolError if there is no such subscription, or another one uses its durable queue."""
+        """End a consumer, a browser or a durable subscription.
+
+        Raises: RemoteProtocolError if there is no such subscription, or if another consumer uses the durable
+        subscription.
+        """
         if unsubscribe.durable_key:
             self._unsubscribe_durable(session, unsubscribe)
             return
@@ -208,7 +226,7 @@ class Subscribing:
             raise RemoteProtocolError(
                 f"there is no subscription {unsubscribe.subscription!r} on this connection", Code.NOT_FOUND
             )
-        self.end_consumer(consumer, is_lost=False)
+        self.end_consumer(consumer, is_exempt=True)
         queue = consumer.queue
         if queue is not None and queue.is_subscription:
             session.temporary_queues.remove(queue)
@@ -223,14 +241,16 @@ class Subscribing:
             )
         if consumer is not None and consumer.queue is queue:
             del session.consumers[unsubscribe.subscription]
-            self.end_consumer(consumer, is_lost=False)
+            self.end_consumer(consumer, is_exempt=True)
         self._queues.end_durable_subscription(queue)
         session.last_batch = self._commit_state.batch.number
 
-    def end_consumer(self, consumer: BrokerConsumer, *, is_lost: bool) -> None:
-        """End a consumer and requeue its messages. If its connection `is_lost`, an attempt counts for each started
-        one, or for the first one of another client than truenext's; none in auto mode, where they never left the
-        broker."""
+    def end_consumer(self, consumer: BrokerConsumer, *, is_exempt: bool) -> None:
+        """End a consumer, and requeue the messages that it holds.
+
+        If `is_exempt`, no attempt counts. Else an attempt counts for each started message of a truenext client, or for
+        the first message that the consumer of a plain client holds. In auto mode no attempt counts.
+        """
         self._subtract_memory_use(consumer)
         if consumer.pull_request is not None:
             self._pull_requests.remove_consumer(consumer)
@@ -240,7 +260,7 @@ class Subscribing:
             # Now, because nothing may look at the queue again until it is removed.
             queue.shrink()
             self._selections.remove_consumer(consumer, queue)
-        counts_attempt = is_lost and consumer.mode is not AckMode.AUTO
+        counts_attempt = not is_exempt and consumer.mode is not AckMode.AUTO
         is_truenext_client = consumer.session.is_truenext_client
         reports_started = consumer.reports_started
         for entry in consumer.held.values():
@@ -262,9 +282,9 @@ class Subscribing:
     # ---- Memory ----
 
     def _check_memory(self, subscribe: Subscribe | Browse, size: int) -> None:
-        """Check that there is memory for a subscription; `size` is its bytes in existing queues.
+        """Check that there is memory for a subscription. `size` is the bytes that it takes in existing queues.
 
-        Raises: RemoteProtocolError if there is not, and no queue can be removed.
+        Raises: RemoteProtocolError if there is no memory, even after unused queues were removed.
         """
         size += consumer_size(subscribe.subscription, subscribe.destination)
         size += self._memory.bytes_for_selector(subscribe.selector)
@@ -274,7 +294,6 @@ class Subscribing:
                 raise consumer_memory_error(size, self._memory)
 
     def _add_memory_use(self, subscriber: Subscriber) -> None:
-        """Count the memory of a new subscriber, until `_subtract_memory_use`."""
         self._memory.queue_bytes += consumer_size(subscriber.subscription, subscriber.destination)
         self._memory.add_selector(subscriber.selector)
 

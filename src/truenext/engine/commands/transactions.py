@@ -1,4 +1,4 @@
-"""BEGIN, COMMIT and ABORT. Source: docs/contract.md."""
+"""BEGIN, COMMIT and ABORT: opens and ends transactions. Source: docs/contract.md."""
 
 from __future__ import annotations
 
@@ -35,12 +35,18 @@ class Transactions:
         self._limits = limits
 
     def begin(self, session: ConnectionState, command: Begin) -> None:
-        """Raises: RemoteProtocolError if the name is in use, or there are too many open transactions."""
+        """Open a transaction.
+
+        Raises: RemoteProtocolError if the name is in use, or the connection has too many open transactions.
+        """
         session.transactions.begin(command.transaction, self._limits, counts_all=command.counts_all)
 
     def commit(self, session: ConnectionState, commit: Commit) -> None:
-        """Raises: RemoteProtocolError if the transaction is rollback-only, its number may not be used, or it is not
-        open and the COMMIT no repeat."""
+        """Commit a transaction. A repeated COMMIT aborts the transaction instead, if that is open.
+
+        Raises: RemoteProtocolError if the transaction is rollback-only, the COMMIT's number may not be used, or the
+        COMMIT would make too many copies; also if the transaction is not open and the COMMIT is no repeat.
+        """
         transaction = session.transactions.get(commit.transaction)
         if transaction is not None and transaction.is_rollback_only:
             raise rollback_only_error(commit.transaction)
@@ -102,12 +108,16 @@ class Transactions:
                 queues.await_introduction(session, send.destination)
 
     def abort(self, session: ConnectionState, abort: Abort) -> None:
-        """Raises: RemoteProtocolError if the transaction is not open."""
+        """Abort an open transaction.
+
+        Raises: RemoteProtocolError if the transaction is not open.
+        """
         session.transaction_to_abort(abort.transaction)
         self.abort_open(session, abort.transaction, counts_all=abort.counts_all)
 
     def abort_open(self, session: ConnectionState, name: str, *, counts_all: bool) -> None:
-        """Roll back an open transaction; commands.Abort says which messages count an attempt."""
+        """Abort an open transaction, and requeue the messages that it has. An attempt counts for nacked messages, and
+        for acknowledged messages if both `counts_all` and the transaction's BEGIN say so."""
         transaction = self._end(session, name)
         counts_all = counts_all and transaction.counts_all
         for entry in transaction.acknowledged():
@@ -128,18 +138,20 @@ class Transactions:
         return transaction
 
     def abort_uncounted(self, session: ConnectionState) -> None:
-        """Abort the transactions whose loss would count no attempt."""
+        """Abort the connection's transactions that would count no attempt if the connection were lost."""
         for name, transaction in list(session.transactions.items()):
             if not transaction.counts_any():
                 self.abort_open(session, name, counts_all=False)
 
     def mark_rollback_only(self, session: ConnectionState, name: str) -> None:
-        """Allow only ABORT for a transaction, if it is open, because one of its frames was refused."""
+        """Mark a transaction as rollback-only, because one of its frames was refused. Does nothing if it is not
+        open."""
         if name in session.transactions:
             session.transactions[name].is_rollback_only = True
 
     def abort_all(self, session: ConnectionState, reason: RequeueReason) -> None:
-        """End all transactions of a connection that ends, and requeue the messages that they acknowledged or nacked."""
+        """End all transactions of a connection that ends, and requeue their messages. `reason` holds for nacked
+        messages, and for acknowledged messages of a transaction with `counts_all`; all others are released."""
         for name in list(session.transactions):
             transaction = self._end(session, name)
             for entry in transaction.acknowledged():

@@ -1,11 +1,11 @@
-"""Heads: what is next for a consumer in a lane, or why nothing comes from there.
+"""Heads: the next message for a consumer in a lane, or the reason why the lane has none.
 
     Entry    a message that is ready
-    Wait     something that is not ready, or may not be for this consumer, and from which sequence on
-    None     nothing
+    Wait     the reason why the consumer must wait, and the sequence of the first message to which it may apply
+    None     the lane has no message for the consumer
 
-Finding a head changes nothing: dispatch does what a head needs (selective.py), and idle.py reports it to the client.
-Source: docs/contract.md, "True next"; docs/protocol.md, "Control requests"
+Finding a head changes nothing. Dispatch then reads or compares what a head needs (selective.py), and idle.py reports
+the head to the client. Source: docs/contract.md, "True next"; docs/protocol.md, "Control requests"
 """
 
 from __future__ import annotations
@@ -21,35 +21,37 @@ from truenext.engine.state.queue import UNBOUNDED, Entry
 
 
 class WaitReason(Enum):
-    """Reason for no messages. The first one that is true is reported, of several queues that of the next message."""
+    """Reason why a subscription gets no message. The first reason that is true is reported; with several queues, the
+    one of the queue with the next message."""
 
     BROWSES = "browses"
     """The subscription is a browser."""
     SUSPENDED = "suspended"
     """The subscription was released with `suspend`, and not woken."""
     NO_CREDIT = "no credit"
-    """The window is full, the subscription pulls and has requested nothing more, or its connection holds too much."""
+    """The window is full, the subscription pulls and has requested no more, or its connection holds too many
+    messages."""
     UNREAD = "unread"
-    """The connection has too much to read."""
+    """The connection's socket has too many bytes of messages still to take."""
     JOINING = "joining"
     """The subscription is to a pattern, and has not joined all queues yet."""
     PAUSED = "paused"
     """The queue is paused."""
     EXCLUSIVE = "exclusive"
-    """The queue has an exclusive consumer, which is another one."""
+    """Another consumer receives alone from the queue."""
     SCANNING = "scanning"
     """The selector is being compared with the messages."""
     READING = "reading"
-    """The message that may be next is being read."""
+    """A message that may be next is being read."""
     COMMITTING = "committing"
     """The next message is not durable yet."""
     GROUP = "group"
-    """The messages that wait are of groups of other consumers. Those that have left memory count as wanted."""
+    """The messages that wait belong to groups of other consumers. Evicted messages count as matching the selector."""
     DELAYED = "delayed"
-    """The next message is held back by one that waits for its retry, or only such messages are there. Those that have
-    left memory count as wanted."""
+    """The next message is held back by a message that waits for its next try, or all messages wait for their next try.
+    Evicted messages count as matching the selector."""
     EMPTY = "empty"
-    """The subscription has no message that waits and that its selector wants."""
+    """No message waits that matches the selector."""
 
 
 SCANNING, READING = WaitReason.SCANNING, WaitReason.READING
@@ -60,11 +62,11 @@ class Wait(NamedTuple):
     reason: WaitReason
     """SCANNING, READING, COMMITTING or DELAYED."""
     sequence: int
-    """Sequence of the first message that may wait for this reason; 0 if that is not known."""
+    """Sequence of the first message to which the reason may apply; 0 if the sequence is not known."""
 
     @property
     def is_undecided(self) -> bool:
-        """Whether a scan or a read will show what is next."""
+        """Whether a scan or a read is needed to know the next message."""
         return self.reason is SCANNING or self.reason is READING
 
 
@@ -81,7 +83,7 @@ def entry_head(entry: Entry, committed: int) -> Entry | Wait:
 
 
 def cursor_head(cursor: ScanCursor, committed: int) -> Head:
-    """Return the head of the lane of a cursor, for all consumers with its selector."""
+    """Return the head of a cursor's lane, for all consumers with the cursor's selector."""
     entry = cursor.first()
     if entry is None:
         known_to = cursor.known_to
@@ -90,7 +92,8 @@ def cursor_head(cursor: ScanCursor, committed: int) -> Head:
 
 
 def group_cursor_head(cursor: GroupScanCursor, consumer: BrokerConsumer | None, committed: int) -> Head:
-    """Return the head of the lane of a cursor for a consumer, or for all that own no group. Sets `needs_refill`."""
+    """Return the head of a cursor's lane for a consumer; `consumer` is None for all consumers that own no group. Sets
+    `cursor.needs_refill` if a refill is needed to find the head."""
     entry, must_wait = cursor.first_for(consumer)
     if entry is None:
         return Wait(SCANNING, 0) if must_wait else None
@@ -98,9 +101,10 @@ def group_cursor_head(cursor: GroupScanCursor, consumer: BrokerConsumer | None, 
 
 
 def first_head(heads: Iterable[Head]) -> Head:
-    """Return what is next of several lanes, whose heads are in order of rank.
+    """Return the head that is next of several lanes. `heads` are in order of rank.
 
-    A message that is being committed holds back only its equals; any other reason holds back lower lanes, too.
+    A message that is being committed holds back only its own priority. Any other reason holds back the later lanes,
+    too.
     """
     first = None
     for head in heads:

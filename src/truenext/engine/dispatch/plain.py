@@ -1,16 +1,20 @@
 """Dispatch from queues without selectors, groups and wildcard consumers.
 
-Lanes are served in order of rank, and each offers its head. If the commit of the head is in flight, the lane waits,
-because its equals must not overtake the head, and the lower lanes are served. If the head must be read from the
-store first, the lane and all lower ones wait: the head is ready, so it is next. They also wait if the head blocks
-them until it is due. Source: docs/contract.md, "True next".
+Lanes are served in order of rank, each from its head on:
+
+    head is being committed      the lane waits, because its later messages must not overtake the head; the lanes of
+                                 lower priority are served
+    head must be read first      the lane and all lanes of lower priority wait: the head is ready, so it is next
+    head blocks until it is due  the lane and all lanes of lower priority wait
+
+Source: docs/contract.md, "True next"
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
-from itertools import repeat
+from itertools import islice, repeat
 
 from truenext.engine.dispatch.selective import GroupedQueueDispatch, QueueDispatch, express_receivers
 from truenext.engine.lifecycle.settlement import Settlement
@@ -25,7 +29,7 @@ from truenext.engine.writing.engine_state import EngineState
 from truenext.model.limits import DISPATCHES_PER_TURN
 
 QUEUE_SHARE_MIN = 2
-"""Messages that one queue dispatches in a turn, however many queues have changed."""
+"""Number of messages that each queue may dispatch in a turn, even if very many queues have changed."""
 
 RankedConsumer = tuple[int, int, int, int, "BrokerConsumer"]
 """Service rank, messages held, last dispatch number, index among the queue's consumers, and the consumer."""
@@ -34,7 +38,7 @@ Deliveries = dict["BrokerConsumer", list["Entry"]]
 
 
 class Dispatcher:
-    """Dispatches the true nexts of one queue. With selectors or groups, selective.py finds them."""
+    """Dispatches the true nexts of one queue. selective.py finds these messages if there are selectors or groups."""
 
     def __init__(
         self,
@@ -53,22 +57,22 @@ class Dispatcher:
         self._page_reader = page_reader
         self._settlement = settlement
         self.budget = 0
-        """Messages and queues that this turn may still dispatch and search; see `start_turn`."""
+        """Work that this turn may still do: each dispatched or expired message counts one, and so does each queue."""
         self._queue_share = 0
-        """Messages of one queue that this turn may dispatch."""
+        """Number of messages that this turn may dispatch from one queue."""
 
     def start_turn(self, queue_count: int) -> None:
-        """Begin a turn in this many queues. Its budget bounds the turn; the next turn serves the queues that are left.
-        Each queue has a share, so that queues with many messages do not keep one with few waiting."""
+        """Begin a turn in `queue_count` queues. When the turn's budget is spent, the next turn serves the other queues.
+        Each queue has a share of the budget, so that a queue with many messages does not keep others waiting."""
         self.budget = DISPATCHES_PER_TURN
         self._queue_share = max(DISPATCHES_PER_TURN // max(queue_count, 1), QUEUE_SHARE_MIN)
 
     def dispatch(self, queue: Queue, deliveries: Deliveries) -> Lane | None:
-        """Dispatch true nexts until no consumer has credit, no message is ready, or the turn has no budget left: then
-        the queue is touched again.
+        """Dispatch true nexts until no consumer has credit, no message is ready, or the budget is spent. With the
+        budget spent, the queue is touched again for the next turn.
 
-        Dispatched entries are added to `deliveries`. Returns the lane that consumers wait for until it is read, or
-        the last one that was reached.
+        Adds dispatched entries to `deliveries`. Returns the last lane that was reached; its next page may have to be
+        read.
         """
         self.budget -= 1
         receivers_of_queue = self._clients.receivers_by_queue.get(queue)
@@ -110,7 +114,6 @@ class Dispatcher:
     def _dispatch_selective(
         self, queue: Queue, consumers: Sequence[BrokerConsumer], deliveries: Deliveries
     ) -> Lane | None:
-        """Dispatch in a queue with selectors or groups."""
         entries: list[Entry] = []
         consumer_numbers: list[int] = []
 
@@ -153,8 +156,8 @@ class Dispatcher:
         )
 
     def dispatch_entry(self, entry: Entry, consumer: BrokerConsumer, deliveries: Deliveries) -> None:
-        """Assign an entry that has left its lane to a consumer. `_dispatch_lane` has the same inlined for speed;
-        tests/unit/test_dispatch.py holds both to each other."""
+        """Assign an entry that has left its lane to a consumer. `_dispatch_lane` has the same code inlined, for speed;
+        tests/unit/test_dispatch.py compares the results of the two."""
         message = entry.message
         assert message is not None, "what has left memory is read first"
         entry.deliveries += 1
@@ -182,8 +185,9 @@ class Dispatcher:
         entries: list[Entry],
         consumer_numbers: list[int],
     ) -> Lane | None:
-        """Without credit, dispatch messages more urgent than all that an express consumer holds to that consumer.
-        Returns the lane that must be read for that."""
+        """Dispatch messages beyond the windows of express consumers, while no consumer has credit. Such a message is
+        more urgent than a whole window of messages that its consumer holds. Returns a lane that must be read first,
+        None if there is none."""
         preferred = express_receivers(queue, consumers)
         for lane in queue.lanes:
             while lane.arrived or lane.requeued or lane.unread:
@@ -213,7 +217,13 @@ class Dispatcher:
         entries: list[Entry],
         consumer_numbers: list[int],
     ) -> bool:
-        """Dispatch the ready messages of one lane. False if the lower lanes are not served."""
+        """Dispatch the ready messages of one lane. Returns whether the lanes after it may be served."""
+        if len(receivers) == 1 and len(lane.arrived) > 1 and not lane.requeued and lane.selected is None:
+            consumer = receivers[0][4]
+            self._dispatch_run(lane, consumer, deliveries, entries, consumer_numbers)
+            if not consumer.has_credit():
+                heappop(receivers)
+                return False
         memory, clients = self._memory, self._clients
         committed, now_ms = self._commit_state.last_committed, self._commit_state.now_ms
         for _ in repeat(None, min(self.budget, self._queue_share) - len(entries)):
@@ -274,3 +284,61 @@ class Dispatcher:
                 return False
         self._commit_state.touched_queues[lane.queue] = None
         return False
+
+    def _dispatch_run(
+        self,
+        lane: Lane,
+        consumer: BrokerConsumer,
+        deliveries: Deliveries,
+        entries: list[Entry],
+        consumer_numbers: list[int],
+    ) -> None:
+        """Dispatch ready messages of a lane without requeued ones to its only receiver, as `_dispatch_lane` would one
+        after the other; that goes on with the first that is not usual."""
+        memory, session, held = self._memory, consumer.session, consumer.held
+        committed, now_ms = self._commit_state.last_committed, self._commit_state.now_ms
+        arrived = lane.arrived
+        room = min(self.budget - len(entries), self._queue_share - len(entries), consumer.window - len(held))
+        unsent, all_unsent, unsent_max = session.unsent_bytes, memory.unsent_bytes, memory.unsent_bytes_max
+        frame_bytes = consumer.frame_bytes
+        had_none = not held
+        run: list[Entry] = []
+        for entry in islice(arrived, max(room, 0)):
+            message = entry.message
+            if (
+                entry.batch > committed
+                or message is None
+                or entry.due_us
+                or 0 < message.expires_ms <= now_ms
+                or unsent >= unsent_max
+            ):
+                break
+            entry.deliveries += 1
+            held[entry.sequence] = entry
+            run.append(entry)
+            size = len(message.body) + len(message.header) + frame_bytes
+            if entry.causes is not None:
+                size += causes_size(entry.causes)
+            unsent += size
+            all_unsent += size
+            if all_unsent > memory.unsent_threshold:
+                memory.unsent_bytes_max = unsent_max = 1
+        if not run:
+            return
+        if len(run) == len(arrived):
+            arrived.clear()
+        else:
+            for _ in run:
+                arrived.popleft()
+        session.unsent_bytes, memory.unsent_bytes = unsent, all_unsent
+        if had_none and consumer.auto_window is not None:
+            consumer.auto_window.start_sample(run[0].sequence, now_ms)
+        clients = self._clients
+        clients.dispatch_count += len(run)
+        consumer.last_dispatch_number = clients.dispatch_count
+        entries += run
+        consumer_numbers += [consumer.number] * len(run)
+        if consumer in deliveries:
+            deliveries[consumer] += run
+        else:
+            deliveries[consumer] = run

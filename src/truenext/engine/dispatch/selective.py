@@ -1,9 +1,10 @@
 """Dispatch from queues with selectors or groups.
 
-Consumers with the same selector, or without one, form a class; the owner of a group with waiting messages is a class
-by itself. One search per class finds the first message that is ready for its consumers. The first of all these
-messages is dispatched, to the preferred consumer among those to which it was offered. So no lane is scanned, however
-many messages wait in it, and the searches are as many as the selectors, not the consumers. Source: docs/contract.md,
+All consumers with the same selector form a class, and so do all without a selector. A consumer that owns a group with
+waiting messages is a class by itself. One search for each class finds the first message that is ready for its
+consumers, and offers it to the class. Of all offered messages the first is dispatched, to the preferred consumer of the
+classes to which it was offered. So there are as many searches as classes, however many consumers there are; and no
+search goes through a lane, because the scans (selecting/) have found the matches before. Source: docs/contract.md,
 "True next"
 """
 
@@ -44,11 +45,11 @@ _BEST_RANK = RANKS[0]
 _last_ack_number = attrgetter("last_ack_number")
 
 Offer = tuple[int, int, int, Entry, "ConsumerClass"]
-"""Rank and sequence of a message, number of the class that it is offered to, the message, and that class."""
+"""Rank and sequence of a message, number of the class to which it is offered, the message, and the class."""
 
 
 class ConsumerClass:
-    """Consumers with the same selector, or one owner of groups: one search finds the next message for all."""
+    """Consumers for which one search finds the next message: all with the same selector, or one owner of groups."""
 
     __slots__ = ("group_owner", "may_get_better_offer", "number", "offered_entry", "receivers", "scan")
 
@@ -56,29 +57,30 @@ class ConsumerClass:
         self.number = number
         self.scan = scan
         self.group_owner = group_owner
-        """The only consumer, if the class is the owner of groups."""
+        """Only consumer of the class, if this consumer owns groups; else None."""
         self.receivers: list[RankedConsumer] = []
-        """Heap, the preferred consumer first; others may have no credit any more."""
+        """Heap of the consumers, the preferred one first. Consumers may have lost their credit meanwhile."""
         self.offered_entry: Entry | None = None
-        """Message that was found for the class and is not dispatched yet."""
+        """Message that the last search found for the class; None if none was found, or it was dispatched."""
         self.may_get_better_offer = False
-        """After a dispatch to another class, an earlier message may be ready for this one."""
+        """An earlier message may become ready for this class by a dispatch to another class."""
 
     def has_receiver(self, rank: int) -> bool:
-        """Return whether a consumer of the class may get a message of this rank, or of a less urgent one."""
+        """Return whether a consumer of the class may get a message of this rank. Removes consumers without credit."""
         # Subscriptions of one connection share its unsent bytes.
         while self.receivers and not self.receivers[0][4].has_credit():
             heappop(self.receivers)
         return bool(self.receivers)
 
     def best_preference(self) -> tuple[int, int, int, int]:
-        """Preference of the first consumer; the smallest is served. There must be a consumer."""
+        """Return the preference of the first consumer: the class with the smallest preference is served. Call it only
+        if the class has a consumer."""
         return self.receivers[0][:4]
 
 
 class ExpressClass(ConsumerClass):
-    """Class of consumers that get messages by express dispatch alone. The rank of its offers never falls within a turn,
-    so consumers without express credit are left out for good."""
+    """Class of consumers that get messages only by express dispatch. Within a turn offers only become less urgent, so a
+    consumer without express credit is removed for the rest of the turn."""
 
     __slots__ = ()
 
@@ -89,7 +91,7 @@ class ExpressClass(ConsumerClass):
 
 
 class QueueDispatch:
-    """Dispatch of the true nexts of one queue in one turn, to consumers that may match different messages."""
+    """Dispatch from one queue in one turn, to consumers that may match different messages."""
 
     __slots__ = (
         "_commit_state",
@@ -124,15 +126,15 @@ class QueueDispatch:
         self._page_reader = page_reader
         self._settlement = settlement
         self._has_skipped_uncommitted = False
-        """The last search would have found an earlier message, were that not being committed."""
+        """The last search skipped an earlier message because it is being committed."""
         self._is_express = False
-        """No consumer has credit, and messages are dispatched beyond the windows."""
+        """Messages are being dispatched beyond the windows, because no consumer has credit."""
         self.awaited_lane: Lane | None = None
-        """Lane that consumers without a selector wait for until it is read, or the last one that was reached."""
+        """Last lane that a search without a selector reached; its next page may have to be read."""
         self.expired_count = 0
         """Messages that this search has expired."""
         self.is_cut = False
-        """The turn has dispatched or expired as many messages as it may, and there are more."""
+        """The limit of this turn was reached while there were more messages to dispatch or expire."""
 
     def dispatch(
         self, consumers: Sequence[BrokerConsumer], dispatch_entry: Callable[[Entry, BrokerConsumer], object], limit: int
@@ -147,8 +149,8 @@ class QueueDispatch:
     def dispatch_express(
         self, receivers: QueueReceivers, dispatch_entry: Callable[[Entry, BrokerConsumer], object], limit: int
     ) -> None:
-        """Without credit, dispatch messages more urgent than all that an express consumer holds to that consumer, until
-        there are no more or `limit` searches were made."""
+        """Dispatch messages beyond the windows of express consumers, if no consumer has credit. Such a message is more
+        urgent than a whole window of messages that its consumer holds. Stops after `limit` searches."""
         owner = receivers.exclusive
         preferred = express_receivers(self._queue, receivers.express if owner is None else [owner])
         if not preferred or any(one.has_credit() for one in (receivers.all() if owner is None else [owner])):
@@ -214,7 +216,7 @@ class QueueDispatch:
     def _add_consumer(
         self, classes: dict[Hashable, ConsumerClass], consumer: BrokerConsumer, index: int
     ) -> ConsumerClass:
-        """Add a consumer, with its index among all, to its class."""
+        """Add a consumer to its class, and return the class. `index` is the consumer's index among all."""
         scan = None if self._selection is None else self._scans.find_scan(consumer, self._queue)
         has_own_groups = self._owns_groups(consumer, scan)
         key = consumer if has_own_groups else scan
@@ -231,14 +233,13 @@ class QueueDispatch:
         return False
 
     def _is_available_to(self, consumer_class: ConsumerClass, entry: Entry) -> bool:
-        """Return whether an offered message is still available to the class."""
         return True
 
     def _classes_to_query(
         self, classes: dict[Hashable, ConsumerClass], queried: list[ConsumerClass], offers: list[Offer]
     ) -> list[ConsumerClass]:
-        """Return the classes to search for again, after a message was dispatched that was offered to `queried`; all
-        others keep their offers."""
+        """Return the classes that need a new search after a dispatch. `queried` are the classes to which the dispatched
+        message was offered. All other classes keep their offers."""
         return queried
 
     def head_for(self, consumer: BrokerConsumer) -> Head:
@@ -299,7 +300,7 @@ class QueueDispatch:
             self._page_reader.request_body(cursor.found[wait.sequence])
 
     def lane_head_for(self, consumer: BrokerConsumer, rank: int, *, may_read: bool = True) -> Head:
-        """Return the head of one lane for a consumer. A message that must be read first is requested if `may_read`."""
+        """Return the head of one lane for a consumer. With `may_read`, an evicted head is requested from the store."""
         scan = None if self._selection is None else self._scans.find_scan(consumer, self._queue)
         if scan is None:
             lane = self._queue.find_lane(rank)
@@ -311,8 +312,8 @@ class QueueDispatch:
         return is_expired(entry.message, self._commit_state.now_ms)
 
     def _expire(self, entry: Entry) -> bool:
-        """Expire a message whose time has come. False if that is left to the next turn: what is next is not known
-        until then, as if it had to be read."""
+        """Expire a message whose time has come, and return True. Return False if this turn has expired as many messages
+        as it may: the search must then wait for the next turn."""
         if self.expired_count == EXPIRED_PER_TURN:
             self.is_cut = True
             return False
@@ -323,7 +324,7 @@ class QueueDispatch:
 
 
 def remove_from_lane(entry: Entry) -> None:
-    """Remove an entry from its lane; without selectors and groups it is the head."""
+    """Remove an entry from its lane. In a queue without selectors and groups, the entry must be the lane's head."""
     lane = entry.lane
     if lane.selected is None:
         lane.pop()
@@ -332,7 +333,7 @@ def remove_from_lane(entry: Entry) -> None:
 
 
 class GroupedQueueDispatch(QueueDispatch):
-    """Dispatch of a queue with groups: the first ready message differs from consumer to consumer."""
+    """Dispatch from a queue with groups, where the first ready message may differ from consumer to consumer."""
 
     __slots__ = ("_counts",)
 
@@ -391,7 +392,7 @@ class GroupedQueueDispatch(QueueDispatch):
         return self._head_in_groups(self._scans.find_scan(consumer, self._queue), consumer)
 
     def _head_in_groups(self, scan: QueueScan | None, consumer: BrokerConsumer | None) -> Head:
-        """Return the head of the queue for a consumer; `consumer` is None for all that own no group."""
+        """Return the head of the queue for a consumer; `consumer` is None for all consumers that own no group."""
         assert scan is not None, "with groups each consumer has a scan"
         return first_head(self._group_head(cursor, consumer) for cursor in scan.cursors.values())
 
@@ -422,8 +423,8 @@ def service_preference(consumer: BrokerConsumer, index: int) -> tuple[int, int, 
 
 
 def express_receivers(queue: Queue, consumers: Sequence[BrokerConsumer]) -> list[BrokerConsumer]:
-    """Return the consumers that have express credit for the most urgent message that waits, the preferred one last: the
-    one that acknowledged last, or else subscribed first."""
+    """Return the consumers that have express credit for the most urgent waiting message, the preferred one last. The
+    consumer that acknowledged last is preferred; among equals, the one that subscribed first."""
     rank = next((lane.rank for lane in queue.lanes if len(lane)), None)
     if rank is None:
         return []

@@ -1,9 +1,10 @@
 """Dispatch from queues that have wildcard consumers.
 
-These queues are served together: of all messages that are next for a consumer, in whichever queue, the one with the
-smallest key goes first. So a wildcard consumer gets its true next, and other consumers get that of their queue, as
-always. A turn costs touched queues and dispatched messages, times the wildcard consumers of these queues; an idle
-queue costs nothing. Source: contract, "Wildcards"
+These queues are served together. Each consumer's next message is found, and of all these messages the one with the
+smallest key is dispatched first. So a wildcard consumer gets the true next of all its queues, and any other consumer
+gets the true next of its queue. The work of a turn grows with the number of touched queues and dispatched messages,
+times the number of wildcard consumers of these queues. Queues without changes cost nothing. Source: docs/contract.md,
+"Wildcards"
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from truenext.engine.writing.commit_state import CommitState
 from truenext.model.order import RANKS
 
 READ_AHEAD = 8
-"""Lanes read at the same time for one wildcard consumer that waits for a read."""
+"""Maximum number of lanes of which pages are read at the same time for one wildcard consumer."""
 
 _NO_LANE: Lane | None = None
-"""None for a type checker that must not take it for the only value: the next call may set a lane."""
+"""None, typed so that a type checker does not conclude that `awaited_lane` stays None: the next call may set a lane."""
 
 
 class WildcardDispatch:
-    """Dispatch of one turn, in all queues that have wildcard consumers."""
+    """Dispatch of one turn from all queues that have wildcard consumers."""
 
     __slots__ = (
         "_awaited_lanes",
@@ -78,32 +79,36 @@ class WildcardDispatch:
         self._dispatcher = dispatcher
         self._deliveries = deliveries
         self._awaiting_page: set[BrokerConsumer] = set()
-        """Wildcard consumers whose true next is unknown until something is read or compared."""
+        """Wildcard consumers whose true next is unknown until a message is read or compared."""
         self._queue_dispatches: dict[Queue, QueueDispatch] = {}
         self._searched_last: dict[QueueDispatch, None] = {}
-        """Searches since the last dispatch."""
+        """Searched queues since the last dispatch."""
         self._classes_by_queue: dict[Queue, list[ConsumerClass]] = {}
-        """Consumers of that queue alone that have credit, with their first ready messages."""
+        """By queue: classes of the consumers that have credit. Wildcard consumers are left out."""
         self._first_by_source: dict[Queue | Wildcard, Entry | None] = {}
-        """First message of `_classes_by_queue` in each queue, and the true next of each wildcard consumer."""
+        """First message that is offered to the classes of each queue, and true next of each wildcard consumer."""
         self._offers: list[tuple[int, int, int, Queue | Wildcard]] = []
-        """Heap of `_first_by_source`: rank, sequence, a number that makes items distinct, source. Some are outdated."""
+        """Messages of `_first_by_source`, as a heap. An item is rank, sequence, a number that makes items distinct, and
+        the queue or wildcard consumer. Items may be outdated."""
         self._first_uncommitted_cache: dict[tuple[Wildcard, int], int] = {}
-        """First sequence of a rank that is being committed and that a wildcard consumer could take."""
+        """Results of `_first_uncommitted`, by wildcard consumer and rank."""
         self._awaited_lanes: dict[Lane, None] = {}
         self._dispatched_by_queue: dict[Queue, tuple[list[Entry], list[int]]] = {}
 
     def update(self, queues: Iterable[Queue]) -> None:
-        """Find, without dispatch, the next messages of wildcard consumers in these queues, which have no others."""
+        """Find the next messages of wildcard consumers in these queues, and dispatch nothing. The queues have no other
+        consumers."""
         for queue in queues:
             self._update_heads(queue)
         self._touch_again()
 
     def run(self, queues: Iterable[Queue], wildcards: Iterable[Wildcard]) -> Iterable[Lane]:
-        """Dispatch true nexts until no consumer has credit, no message is ready, or the turn has no budget left, after
-        changes in these queues, and for wildcard consumers that may have credit again. All other queues must be
-        unchanged since they were searched. Returns the lanes that consumers wait for until they are read, or that were
-        reached."""
+        """Dispatch true nexts until no consumer has credit, no message is ready, or the budget is spent.
+
+        `queues` are the queues that have changed, `wildcards` the consumers that may have credit again. All other
+        queues must be unchanged since their last search. Returns the lanes that were reached; the next pages of these
+        lanes may have to be read.
+        """
         wildcards = dict.fromkeys(wildcards)
         for queue in queues:
             receivers = self._receivers.get(queue, NO_RECEIVERS)
@@ -133,7 +138,7 @@ class WildcardDispatch:
         return self._queue_dispatches
 
     def _touch_again(self) -> None:
-        """Touch what the next turn goes on with."""
+        """Touch the queues in which the next turn must go on."""
         for queue, queue_dispatch in self._queue_dispatches.items():
             if queue_dispatch.is_cut:
                 self._commit_state.touched_queues[queue] = None
@@ -189,7 +194,8 @@ class WildcardDispatch:
             self._first_uncommitted_cache.clear()
 
     def _query_again(self, queue: Queue, dispatched: Entry | None = None) -> None:
-        """Find the next messages of a queue from which one message was dispatched, or several if it is None."""
+        """Find the next messages of a queue after a dispatch. `dispatched` is None if more than one message was
+        dispatched."""
         self._update_heads(queue)
         self._query_queue(queue, dispatched)
         for wildcard in self._receivers.get(queue, NO_RECEIVERS).wildcards:
@@ -216,7 +222,6 @@ class WildcardDispatch:
                     return
 
     def _dispatch_express_in(self, queue: Queue, receivers: QueueReceivers) -> None:
-        """Dispatch messages of one queue to express consumers."""
         if not express_receivers(queue, receivers.express if receivers.exclusive is None else [receivers.exclusive]):
             return
         queue_dispatch = self._queue_dispatch(queue)
@@ -248,8 +253,11 @@ class WildcardDispatch:
         return queue_dispatch
 
     def _query_queue(self, queue: Queue, dispatched: Entry | None = None) -> None:
-        """Find the first ready messages for consumers of this queue alone. If nothing has changed since the last search
-        but that one message was `dispatched`, only those are searched for to which it was offered."""
+        """Find the first ready message of each class of the queue. Wildcard consumers are not in these classes.
+
+        `dispatched` is the only message that has left the queue since the last search, None if more has changed. If it
+        is given, and the queue has no groups, only the classes to which it was offered are searched again.
+        """
         self._first_by_source[queue] = None
         receivers = self._receivers.get(queue, NO_RECEIVERS)
         if queue.is_paused or not receivers.consumers:
@@ -279,7 +287,8 @@ class WildcardDispatch:
             heappush(self._offers, (best.lane.rank, best.sequence, queue.number, queue))
 
     def _consumer_classes(self, queue: Queue, receivers: QueueReceivers) -> list[ConsumerClass]:
-        """Return the consumers of this queue alone that have credit, in classes of which each has one next message."""
+        """Return the consumers of a queue that have credit and are no wildcard consumers, in classes. All consumers of
+        a class have the same next message."""
         classes: dict[Hashable, ConsumerClass] = {}
         for consumer in receivers.consumers:
             if consumer.has_credit() and receivers.exclusive in (None, consumer):
@@ -292,11 +301,12 @@ class WildcardDispatch:
         return list(classes.values())
 
     def queried_wildcards(self) -> list[Wildcard]:
-        """Return the wildcard consumers for which a true next was searched."""
+        """Return the wildcard consumers whose true next was searched for in this turn."""
         return [one for one in self._first_by_source if isinstance(one, Wildcard)]
 
     def has_nothing_ready_for(self, wildcard: Wildcard) -> bool:
-        """Return whether a searched wildcard consumer has credit, and no message that is ready or may be."""
+        """Return whether a wildcard consumer has credit, and no message is or may be ready for it. Its true next must
+        have been searched for in this turn."""
         return self._first_by_source[wildcard] is None and wildcard not in self._awaiting_page and wildcard.has_credit()
 
     def _query_wildcard(self, wildcard: Wildcard) -> None:
@@ -332,7 +342,7 @@ class WildcardDispatch:
                 wildcard.set_head(queue, rank, sequence)
 
     def _true_next(self, wildcard: Wildcard) -> Entry | None:
-        """Return the true next; None also if something must be read or compared first."""
+        """Return the true next. None if there is none, or if a message must be read or compared first."""
         if not wildcard.has_credit():
             return None
         for rank, heap in enumerate(wildcard.heads):
@@ -359,7 +369,8 @@ class WildcardDispatch:
         return None
 
     def _request_pages(self, wildcard: Wildcard, rank: int) -> None:
-        """Request pages of the first lanes, READ_AHEAD at most, for a wildcard consumer that waits for a read."""
+        """Request the next pages of up to READ_AHEAD lanes of this rank, for a wildcard consumer that waits for a
+        read."""
         self._awaiting_page.add(wildcard)
         for _, _, queue in wildcard.heads[rank][:READ_AHEAD]:
             has_scan = queue.observer is not None and self._scans.find_scan(wildcard, queue) is not None
@@ -367,7 +378,8 @@ class WildcardDispatch:
                 self._awaited_lanes[queue.lane(rank)] = None
 
     def _first_uncommitted(self, wildcard: Wildcard, rank: int) -> int:
-        """Return the first sequence of this rank that is being committed and that the wildcard consumer could take."""
+        """Return the sequence of the first message of this rank that is being committed and that the consumer could
+        take; UNBOUNDED if there is none."""
         limit = self._first_uncommitted_cache.get((wildcard, rank))
         if limit is None:
             limit = self._first_uncommitted_cache[wildcard, rank] = self._wildcards.first_uncommitted(wildcard, rank)

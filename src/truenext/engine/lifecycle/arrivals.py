@@ -1,16 +1,17 @@
-"""Arrival of messages in queues: their sequence, when they are visible, and whether they are stored.
+"""Arrival of messages in queues: gives each its sequence, and decides when it is visible and whether it is stored.
 
-    a message is stored if it is persistent, and its queue is not temporary
+A message is stored if it is persistent and its queue is not temporary. It is visible:
 
-    sent alone, or a copy               not stored                      visible at once
+    sent alone, or a copy               not stored                      at once
                                         stored, queue is `concurrent`   at once, while its write is in flight
                                         stored                          with the gathering batch
-    sent in a transaction               its COMMIT stores nothing       at once
-                                        its COMMIT stores something     with the gathering batch, stored or not
-    moved, dead-lettered or due         stored or not                   with the gathering batch, as its removal
+    sent in a transaction               the COMMIT stores nothing       at once
+                                        the COMMIT stores something     with the gathering batch
+    moved, dead-lettered or due         stored or not                   with the gathering batch, which also removes the
+                                                                        message from its former queue
     reply to a control request          never stored                    with the batch of the requested change
 
-In any case no message is visible before its sequence is reserved durably. Source: docs/contract.md
+No message is visible before its sequence is reserved durably. Source: docs/contract.md
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.topics import RouteAhead
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.selecting.selections import Selections
-from truenext.engine.state.queue import UNBOUNDED, Entry, Queue
+from truenext.engine.state.queue import NO_ENTRIES, UNBOUNDED, Entry, Queue
 from truenext.engine.writing.commit_state import CommitState
-from truenext.engine.writing.entries import NO_CONTENTS, ContentNumbers, put, put_shared_content
+from truenext.engine.writing.entries import NO_CONTENTS, ContentNumbers, put, put_run, put_shared_content
 from truenext.model.destination import Destination, DestinationKind, parse_stored_address
 from truenext.model.message import SentMessage
 from truenext.model.policy import StoreAndDispatch
@@ -34,10 +35,10 @@ from truenext.model.record import timer_key
 _CONCURRENT = StoreAndDispatch.CONCURRENT
 
 SENT_ALONE = -1
-"""Instead of a batch: the message is visible as one that is sent alone."""
+"""Value of `batch` in `Arrivals.accept`: the message is visible as if it were sent alone."""
 
 EXPIRY_ROUND_MS = 1000
-"""Timers of expiry are due at multiples of this many milliseconds, so that many messages share one."""
+"""Timers of expiry are due at multiples of this many milliseconds, so that many messages share a timer."""
 
 _DUE_MAX = (2**63 - 1) // EXPIRY_ROUND_MS * EXPIRY_ROUND_MS
 
@@ -64,10 +65,10 @@ class Arrivals:
     def accept(
         self, queue: Queue, message: SentMessage, batch: int = SENT_ALONE, contents: ContentNumbers = NO_CONTENTS
     ) -> bool:
-        """Accept a new message into a queue; return whether it is stored.
+        """Accept a new message into a queue. Returns whether the message is stored.
 
-        The message is visible when `batch` is durable, or at once if that is 0. SENT_ALONE is for a message that is
-        sent alone, and for each of several copies. `contents` is from `share_content`.
+        The message is visible when `batch` is durable, at once if `batch` is 0. SENT_ALONE is for a message that is
+        sent alone, and for each copy of a message. `contents` is the result of `share_content`.
         """
         commit_state = self._commit_state
         sequence = commit_state.next_sequence
@@ -111,9 +112,59 @@ class Arrivals:
             commit_state.touched_queues[queue] = None
         return is_stored
 
+    def may_accept_run(self, queue: Queue, count: int) -> bool:
+        """Return whether `count` messages without group and expiry may arrive as a run: nothing but their places and
+        their storing depends on them."""
+        commit_state = self._commit_state
+        return (
+            queue.observer is None
+            and not queue.is_temporary
+            and not queue.has_wildcards
+            and commit_state.next_sequence + count <= commit_state.sequence_limit
+            and all(lane.horizon == UNBOUNDED for lane in queue.lanes)
+        )
+
+    def accept_run(self, queue: Queue, messages: Sequence[SentMessage]) -> bool:
+        """Accept new messages, all of them persistent or all transient, as `accept` does one after the other; return
+        whether they are stored. Only if `may_accept_run`."""
+        commit_state = self._commit_state
+        now_ms = commit_state.now_ms
+        sequence = commit_state.next_sequence
+        commit_state.next_sequence = sequence + len(messages)
+        is_stored = messages[0].persistent
+        batch = commit_state.batch.number if is_stored and queue.policy.store_and_dispatch is not _CONCURRENT else 0
+        entries: list[Entry] = []
+        size = 0
+        priority = -1
+        for message in messages:
+            message.arrived_ms = now_ms
+            if message.priority != priority:
+                priority = message.priority
+                lane = queue.lane_of(message)
+                arrived = lane.allocate_arrived() if lane.arrived is NO_ENTRIES else lane.arrived
+            entry = Entry(sequence, message, lane, batch, is_stored, None)
+            arrived.append(entry)
+            entries.append(entry)
+            size += len(message.body) + len(message.header)
+            sequence += 1
+        if is_stored:
+            put_run(commit_state.batch, entries)
+        self._resident.count_run(queue, len(entries), size)
+        events = self._events
+        events.accepted(entries[0])
+        if events.accepting_queue is queue:
+            # Without a history nothing is recorded.
+            events.block_entries.extend(entries[1:])
+        if batch:
+            commit_state.is_batch_awaited = True
+            commit_state.waiting_queues.setdefault(batch, {})[queue] = None
+        else:
+            commit_state.touched_queues[queue] = None
+        return is_stored
+
     def accept_copies(self, queues: Sequence[Queue], message: SentMessage) -> bool:
-        """Accept a message into several queues, in one batch; each copy is visible as if it were the only one. True
-        if any is stored."""
+        """Accept a message into several queues, in one batch. Each copy is visible as if it were the only one. Returns
+        whether any copy is stored."""
         contents = self.share_content(message, queues)
         is_stored = False
         for queue in queues:
@@ -121,16 +172,16 @@ class Arrivals:
         return is_stored
 
     def share_content(self, message: SentMessage, queues: Sequence[Queue]) -> ContentNumbers:
-        """Put the content of a message into the gathering batch, once for all these queues, as far as they store it.
-        Return it for `accept`."""
+        """Put the content of a message into the gathering batch, once for all of these queues that store it. Returns
+        the content's numbers, for `accept`."""
         if len(queues) < 2:
             return NO_CONTENTS
         message.arrived_ms = self._commit_state.now_ms
         return put_shared_content(self._commit_state.batch, message, queues, self._commit_state.next_sequence)
 
     def accept_scheduled(self, name: str, to: str, message: SentMessage, ahead: RouteAhead | None) -> int:
-        """Accept a scheduled send into the queue `name`, or into all queues that the address `to` stands for now.
-        Return how many."""
+        """Accept a scheduled send that is due: into the queue `name`, or, if `to` is not empty, into all queues that
+        get messages sent to the address `to`. Returns the number of copies."""
         needed = self._queues.ensure
         if to:
             queues = self._queues.queues_for_copies(parse_stored_address(to), message, needed, ahead)

@@ -1,4 +1,4 @@
-"""Parts that a message passes from its arrival to its end, between dispatches."""
+"""Parts of the engine that handle the arrival, settlement and pull requests of messages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Pull requests of subscriptions: from the request until it is satisfied, withdrawn or ended.
 
-A request that does not wait ends when no message is ready; engine/turn.py finds that out. Source: docs/contract.md,
-"Pull"
+engine/turn.py ends a request that does not wait, when no message is ready. Source: docs/contract.md, "Pull"
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from truenext.engine.writing.event_log import EventLog
 
 
 class EndedPullRequest(NamedTuple):
-    """Notice to a client that a pull request has ended or was withdrawn before all messages came."""
+    """Notice to a client that a pull request ended or was withdrawn before all messages had come."""
 
     consumer: BrokerConsumer
     unused: int
@@ -27,11 +26,11 @@ class PullRequests:
     def __init__(self, events: EventLog) -> None:
         self._events = events
         self.open_consumers: dict[BrokerConsumer, None] = {}
-        """Consumers with a request that is not satisfied."""
+        """Consumers with an open request."""
         self.no_wait_by_queue: dict[Queue | BrokerConsumer, dict[BrokerConsumer, None]] = {}
-        """Consumers whose request does not wait, by queue; each wildcard consumer by itself."""
+        """Consumers whose open request does not wait, by queue. The key of a wildcard consumer is the consumer."""
         self.ended: list[EndedPullRequest] = []
-        """Ended requests of which clients are still to be notified."""
+        """Notices that are still to be sent to the clients."""
 
     def add(self, consumer: BrokerConsumer) -> None:
         """Open a consumer's request, or add to it."""
@@ -45,11 +44,11 @@ class PullRequests:
             self.no_wait_by_queue.setdefault(consumer.queue or consumer, {})[consumer] = None
 
     def end_with_notice(self, consumer: BrokerConsumer) -> None:
-        """End a request because no message is ready. Its client is notified, after what was dispatched."""
+        """End a request because no message is ready. The client is notified after all messages dispatched before."""
         self.ended.append(self.withdraw(consumer))
 
     def withdraw(self, consumer: BrokerConsumer) -> EndedPullRequest:
-        """End a request and return what was not satisfied."""
+        """End a request. Returns the notice, with the number of messages that have not come."""
         pull_request = consumer.pull_request
         assert pull_request is not None, "it pulls"
         ended = EndedPullRequest(consumer, pull_request.remaining, pull_request.correlation)
@@ -57,7 +56,7 @@ class PullRequests:
         return ended
 
     def end_without_notice(self, consumer: BrokerConsumer) -> None:
-        """End a request whose client knows of the end already."""
+        """End a consumer's request, if it has one, without a notice: the client knows of the end already."""
         pull_request = consumer.pull_request
         if pull_request is not None:
             pull_request.remaining = 0
@@ -83,12 +82,12 @@ class PullRequests:
                     self._remove_no_wait(consumer)
 
     def take_ended(self) -> list[EndedPullRequest]:
-        """Return the ended requests of subscriptions that still exist."""
+        """Return the notices since the last call, for subscriptions that still exist."""
         ended, self.ended = self.ended, []
         return [one for one in ended if one.consumer.is_subscribed]
 
     def _remove_no_wait(self, consumer: BrokerConsumer) -> None:
-        """Remove a consumer from those whose request does not wait, if it is one."""
+        """Remove a consumer from `no_wait_by_queue`, if it is there."""
         key = consumer.queue or consumer
         consumers = self.no_wait_by_queue.get(key)
         if consumers is not None:

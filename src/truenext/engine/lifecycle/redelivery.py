@@ -1,15 +1,18 @@
-"""Rules of redelivery: when a failed message is retried, when it becomes a dead letter, and the headers of that.
+"""Rules of redelivery: the delay before a failed message's next try, and the making and restoring of dead letters.
 
-A dead letter's headers say what it was and why it is one, so that it can be restored (`restore_original`):
+The headers of a dead letter say why it is one, and describe the original message. `restore_original` restores that
+message from these headers:
 
-    truenext-dead-letter-cause            "attempts exhausted", "expired", "rejected"
-    truenext-dead-letter-timestamp        milliseconds since the epoch, when it became a dead letter
-    truenext-original-destination         its queue; for a durable subscription, to which no client can send, the topic:
-                                          the way back is `Message.redrive_queue`, which clients do not see
+    truenext-dead-letter-cause            "attempts exhausted", "expired" or "rejected"
+    truenext-dead-letter-timestamp        time when the message became a dead letter, in milliseconds since the epoch
+    truenext-original-destination         queue of the original message; for a durable subscription, the topic
     truenext-original-priority, -persistent, -expires
-    truenext-original-timestamp           time of its arrival there
-    truenext-original-attempts            number of attempts
-    truenext-original-first-cause, -last-cause   the first and the last cause that a consumer gave, if any did
+    truenext-original-timestamp           time when the original message arrived in its queue
+    truenext-original-attempts            number of attempts of the original message
+    truenext-original-first-cause, -last-cause   the first and the last cause that consumers gave, if any
+
+No client can send to the queue of a durable subscription. So `SentMessage.redrive_queue` has the name of that queue;
+clients do not see it.
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ _LAST_CAUSE = "truenext-original-last-cause"
 
 
 def retry_delay_ms(policy: Policy, attempts: int, random: Callable[[], float]) -> int:
-    """Milliseconds from the failure that was number `attempts` to the next try; `random` is a random number from 0
-    to 1.
+    """Return the milliseconds from a message's last failure to its next try. `attempts` includes that failure. `random`
+    returns a random number from 0 to 1.
 
     >>> [retry_delay_ms(Policy(backoff=2.0), attempts, lambda: 0.5) for attempts in (1, 2, 3, 4)]
     [0, 1000, 2000, 4000]
@@ -55,9 +58,9 @@ def retry_delay_ms(policy: Policy, attempts: int, random: Callable[[], float]) -
 def make_dead_letter(
     message: SentMessage, origin: str, policy: Policy, *, attempts: int, causes: Causes, reason: str, now_ms: int
 ) -> tuple[Destination, SentMessage]:
-    """Return the dead letter of a message that failed in queue `origin`, and its destination.
+    """Return destination and dead letter of a message that failed in queue `origin`.
 
-    It is a new arrival: persistent in any case, and without expiry, as it could not be examined otherwise.
+    The dead letter is always persistent and never expires, so that it can be examined.
     """
     name = dead_letter_name(origin) if policy.dead_letters == INDIVIDUAL_DEAD_LETTERS else policy.dead_letters
     destination = Destination(DestinationKind.QUEUE, name)
@@ -96,7 +99,7 @@ def make_dead_letter(
 
 
 def redirect(message: SentMessage, destination: Destination) -> tuple[Destination, SentMessage]:
-    """Return a message as moved to another destination, otherwise unchanged."""
+    """Return the destination, and a copy of the message that has this destination and is otherwise unchanged."""
     headers = decode_header_lines(message.header)
     headers |= {"destination": destination.address, "priority": str(message.priority)}
     return destination, SentMessage(
@@ -111,10 +114,9 @@ def redirect(message: SentMessage, destination: Destination) -> tuple[Destinatio
 
 
 def restore_original(letter: SentMessage, now_ms: int) -> tuple[Destination, SentMessage] | None:
-    """Return the original message of a dead letter, and its destination; None if it is no dead letter.
+    """Return destination and original message of a dead letter. None if `letter` is no dead letter.
 
-    A past expiry is left out: the message would be removed before a consumer got it, and an operator who moves it
-    back wants it to be handled.
+    A past expiry is left out. Otherwise the message would be removed before a consumer gets it.
     """
     headers = decode_header_lines(letter.header)
     address = headers.get(ORIGINAL_DESTINATION, "")

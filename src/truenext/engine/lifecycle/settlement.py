@@ -1,9 +1,10 @@
 """Settlement: counts attempts, and completes, requeues or dead-letters dispatched and expired messages.
 
-acknowledged               completed
-nacked, aborted, lost      requeued, after a delay; or dead-lettered, after too many failures
-released                   requeued
-expired                    dead-lettered, or removed
+acknowledged          completed
+nacked, aborted       counts an attempt; requeued, due after a delay; dead-lettered after too many attempts
+lost                  counts an attempt; requeued, due at once; dead-lettered after too many attempts
+released              requeued, due at once
+expired               dead-lettered, or removed
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ class Settlement:
     # ---- Completion ----
 
     def acknowledge(self, entry: Entry) -> bool:
-        """Acknowledge a message. True if its removal must become durable."""
+        """Acknowledge a message. Returns whether the message's removal must become durable."""
         self._events.acknowledged(entry)
         return self.complete(entry)
 
     def complete(self, entry: Entry) -> bool:
-        """Complete an acknowledged, expired or moved message. True if its removal must become durable."""
+        """Complete an acknowledged, expired or moved message: free its memory and remove it from the store. Returns
+        whether the removal must become durable."""
         self._resident.unload(entry)
         if entry.lane.selected is not None:
             self._resident.forget_selected(entry)
@@ -67,8 +69,11 @@ class Settlement:
     def fail(
         self, entry: Entry, reason: RequeueReason, nack: Nack | None = None, *, reports_started: bool = False
     ) -> None:
-        """Requeue a message that a consumer failed with; its delay is the NACK's or that of its queue's policy.
-        `reports_started` as in `requeue`."""
+        """Requeue a nacked or aborted message, after the delay that the NACK names or else the queue's policy.
+
+        `reports_started` is `BrokerConsumer.reports_started` of the consumer that held the message; False if a
+        transaction had the message.
+        """
         delay_ms = None
         cause = ""
         if nack is not None:
@@ -92,9 +97,10 @@ class Settlement:
         cause: str = "",
         reports_started: bool = False,
     ) -> None:
-        """Put a message back to its position after its delay, or dead-letter it; `cause` is the consumer's.
+        """Requeue a message, due after `delay_ms`, or dead-letter it. Every `reason` but RELEASED counts an attempt.
 
-        `reports_started` is that of the consumer that held the message; False if a transaction has it.
+        `cause` is the cause that the consumer gave. `reports_started` is `BrokerConsumer.reports_started` of the
+        consumer that held the message; False if a transaction had the message.
         """
         lane = entry.lane
         queue = lane.queue
@@ -141,7 +147,7 @@ class Settlement:
         self._resident.on_requeued(entry)
 
     def end_delay(self, entry: Entry) -> None:
-        """Note that a message is due, and put it back to its lane if it waited outside."""
+        """Note that the delay of a message has ended. If the message is in `Lane.delayed`, put it back to its place."""
         lane = entry.lane
         queue = lane.queue
         if lane.delayed.get(entry.sequence) is entry:
@@ -163,7 +169,8 @@ class Settlement:
     # ---- Dead letters and expiry ----
 
     def dead_letter(self, entry: Entry, reason: str = "") -> None:
-        """Move a message that is in no lane to the dead-letter queue: at once, or when its body is read."""
+        """Move a message that is in no lane to the dead-letter queue: at once, or, if it is evicted, when it has been
+        read."""
         message: SentMessage | None = entry.message
         if message is None:
             # If the broker ends before the message is read, the next run moves it when it reads it.
@@ -189,7 +196,7 @@ class Settlement:
         self._arrivals.accept(dead_letters, letter, self._commit_state.batch.number)
 
     def dead_letter_exhausted(self, lane: Lane) -> None:
-        """Dead-letter the messages of a lane in memory that have failed too often by now."""
+        """Dead-letter all messages of a lane in memory that have failed too often by the current policy."""
         failed = [entry for entry in lane if is_undeliverable(lane.queue, entry.attempts, entry.due_us)]
         if not failed:
             return

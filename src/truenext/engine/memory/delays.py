@@ -1,11 +1,11 @@
 """Delayed entries: failed messages that wait for their next try, in order of due time.
 
-A message that waits while others are dispatched is in `Lane.delayed`, and in no other container of its lane. One
-that blocks the others stays in its lane as if it were ready; dispatch finds at the head that it is not due, and
-stops there.
+A delayed message that does not block its queue is in `Lane.delayed`, and in no other container of its lane. A delayed
+message that blocks its queue keeps its place in the lane; when it is the head, dispatch stops there until it is due.
 
-Due times are of a monotonic clock. The store gets the wall clock's time, the only one left after a restart. A
-message that was due once stays due, even if it is evicted and the wall clock is set back before it is read.
+Due times in memory are those of a monotonic clock. The store gets due times of the wall clock, because a restart resets
+the monotonic clock. A message that was due once stays due, even if it is evicted and the wall clock is set back before
+the message is read.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ class DelayedEntries:
     def __init__(self, commit_state: CommitState) -> None:
         self._commit_state = commit_state
         self._due_heap: list[tuple[int, int, Entry]] = []
-        """Heap by due time, in monotonic microseconds. Messages settled or removed meanwhile stay until due."""
+        """Heap by due time, in microseconds of the monotonic clock. Messages that were settled or removed stay in the
+        heap until their due time."""
         self._heap_tie_breaker = 0
 
     @property
     def next_us(self) -> int | None:
-        """Due time of the first waiting message, microseconds."""
+        """Due time of the first delayed message, in microseconds of the monotonic clock; None if there is none."""
         return self._due_heap[0][0] if self._due_heap else None
 
     def delay(self, entry: Entry, delay_ms: int) -> bool:
-        """Delay a message by `delay_ms`. True if it must be kept out of its lane until then."""
+        """Delay a message by `delay_ms`. Returns True if the message must be in `Lane.delayed` until it is due, because
+        it does not block its queue."""
         entry.due_us = self._commit_state.now_us + delay_ms * 1000
         self._heap_tie_breaker += 1
         heappush(self._due_heap, (entry.due_us, self._heap_tie_breaker, entry))
@@ -41,7 +43,8 @@ class DelayedEntries:
         return entry.group != "" or entry.lane.queue.policy.while_waiting is WhileWaiting.SKIP
 
     def remaining_ms(self, due_ms: int) -> int:
-        """Milliseconds that a stored message still waits, by its due time of the wall clock; 0 if it is due."""
+        """Return how many milliseconds a stored message still waits; 0 if it is due. `due_ms` is its stored due time,
+        of the wall clock."""
         if due_ms == DUE_NEVER:
             # Rejected, in a queue that keeps its failures by now.
             return 0
@@ -50,20 +53,22 @@ class DelayedEntries:
         return max(0, min(due_ms - (commit_state.now_us + commit_state.wall_clock_ahead_us) // 1000, DELAY_MS_MAX))
 
     def restore(self, entry: Entry, due_ms: int) -> bool:
-        """Delay a message read from the store, which is due at a time of the wall clock. True as in `delay`."""
+        """Delay a message read from the store, if it is not due yet. `due_ms` is its stored due time. Returns True if
+        the message must be in `Lane.delayed` until it is due."""
         if due_ms == DUE_NEVER:
             entry.due_us = 0
         delay_ms = self.remaining_ms(due_ms)
         return delay_ms > 0 and self.delay(entry, delay_ms)
 
     def due_ms(self, entry: Entry) -> int:
-        """Due time of a message for the store: milliseconds since the epoch, 0 if it does not wait."""
+        """Return the due time of a message as the store gets it, in milliseconds since the epoch. 0 if there is no
+        delay; DUE_NEVER if the message was rejected."""
         if entry.due_us in (0, DUE_NEVER):
             return entry.due_us
         return self._commit_state.now_ms - (self._commit_state.now_us - entry.due_us) // 1000
 
     def pop_due(self) -> list[Entry]:
-        """Remove and return messages that are due, RETRIES_PER_TURN at most."""
+        """Remove and return messages that are due, at most RETRIES_PER_TURN."""
         due: list[Entry] = []
         waiting = self._due_heap
         while waiting and waiting[0][0] <= self._commit_state.now_us and len(due) < RETRIES_PER_TURN:

@@ -1,11 +1,11 @@
 """Eviction: moves messages from memory to the store when memory is short, and selects connections to close.
 
-    above a limit     horizons move down: messages that would be served last leave first
-    still above it    bodies of held messages leave, then bodies of requeued and delayed messages
-    still above it    the connection with the largest reply queue is closed
+    first                              horizons move down: messages that would be served last leave first
+    if memory is still short           bodies of held messages leave, then bodies of requeued and delayed messages
+    if memory is still short           the connection with the largest reply queue is closed
 
-An evicted transient message becomes a record in the store like any other, written with the gathering batch; nothing
-waits for that. Copies of one message in several subscriptions leave together, so that their content is written once.
+An evicted transient message becomes a record in the store, written with the gathering batch; nothing waits for this
+write. Copies of one message in several subscriptions leave together, so that the content is written once.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ from truenext.model.limits import (
 from truenext.model.order import RANKS
 
 EVICTION_DIVISOR = 4
-"""Divisor of a limit: when it is passed, this part is freed, so that many messages leave at a time."""
+"""Divisor of a limit. When a limit is passed, limit / EVICTION_DIVISOR bytes are freed, so that many messages leave at
+a time."""
 
 EVICTED_BYTES_PER_BATCH = 512 * 1024
-"""Bytes of evicted messages in one batch: so few that a client that waits for the disk does not wait long."""
+"""Maximum bytes of evicted messages in one batch. So few, because clients wait for the write of the batch."""
 
 EVICTION_GROUP_QUEUES = 500
-"""Subscriptions whose copies of a message leave together; with more of them its content is written several times."""
+"""Maximum number of subscriptions whose copies of a message leave together. With more subscriptions, the content is
+written several times."""
 
 _END = object()
 
@@ -58,16 +60,17 @@ class Eviction:
         self._queues_by_name = state.queues_by_name
         self._spilling = spilling
         self._round: Generator[None, None, None] | None = None
-        """The eviction that goes on with the next call."""
+        """Eviction that goes on with the next call; None if none is under way."""
         self._round_start = NEVER_EXHAUSTED
-        """Moment in which it began."""
+        """Value of `_moment` when `_round` began."""
         self._batch = 0
+        """Number of the last batch that has taken evicted messages."""
         self._batch_bytes = 0
-        """Number of the last batch that has taken evicted messages, and bytes of these."""
+        """Bytes of the evicted messages in batch `_batch`."""
 
     @property
     def is_unfinished(self) -> bool:
-        """More is to leave memory, with the next turn."""
+        """Whether the next turn must evict more messages."""
         return self._round is not None and not self._waits_for_batch
 
     @property
@@ -76,11 +79,12 @@ class Eviction:
         return self._batch == self._commit_state.batch.number and self._batch_bytes >= EVICTED_BYTES_PER_BATCH
 
     def enforce_memory_limits(self, queues: Collection[Queue]) -> list[Queue]:
-        """Evict messages until the limits are kept, as many as one turn may. Those that the store does not have yet
-        join the gathering batch.
+        """Evict messages until the limits are kept, at most as many as one turn may. Messages that the store lacks are
+        added to the gathering batch.
 
-        Not allowed between a dispatch and the writing of its messages. Returns temporary queues whose connections must
-        be closed: a reply queue, which cannot be evicted, and subscriptions above their limit.
+        Do not call it between a dispatch and the writing of the dispatched messages. Returns temporary queues whose
+        connections must be closed: the largest reply queue, if nothing else can leave memory, and topic subscriptions
+        above their limit.
         """
         too_slow = [] if self._waits_for_batch else self._evict(queues)
         self._commit_state.is_eviction_behind = self._waits_for_batch and self._memory.bytes_over_limit > 0
@@ -131,11 +135,12 @@ class Eviction:
         return too_slow if largest is None or not largest.is_reply_queue else [*too_slow, largest]
 
     def _moment(self) -> tuple[int, int, int]:
-        """Return numbers of which one differs when other messages than before may leave memory."""
+        """Return three numbers. As long as the three numbers stay the same, no further messages can leave memory."""
         return self._commit_state.last_committed, self._memory.message_bytes, self._clients.dispatch_count
 
     def _evict_largest_first(self, queues: Collection[Queue]) -> Generator[None, None, None]:
-        """Evict messages from the largest queues first, until a part of the limit is free. Each step is one turn's."""
+        """Evict messages, from the largest queues first, until limit / EVICTION_DIVISOR bytes are free. Each step is
+        the work of one turn."""
         memory = self._memory
         by_size: dict[int, list[Queue]] = {}
         for number, queue in enumerate(list(queues), 1):
@@ -183,7 +188,7 @@ class Eviction:
                     return
 
     def _evict_from_queues(self, queues: list[Queue], needed: int) -> None:
-        """Evict `needed` bytes of messages of these queues; those that would be served last leave first."""
+        """Evict `needed` bytes of messages from these queues. Messages that would be served last leave first."""
         for queue in queues:
             if queue.is_subscription and not queue.is_known_to_store:
                 self._spilling.add(queue)
@@ -217,8 +222,11 @@ class Eviction:
                         lane.add_unloaded(entry)
 
     def _lower_horizons(self, lanes: list[Lane], needed: int) -> int:
-        """Return the bytes that left these lanes, or will once they are durable; the last accepted messages leave
-        first. Copies have consecutive sequences, so they leave together."""
+        """Lower the horizons of lanes, so that messages leave memory: the last accepted ones first. Copies of a message
+        leave together, because their sequences are consecutive.
+
+        Returns how many bytes have left memory, or will leave it when the messages are durable.
+        """
         freed = 0
         ends: list[tuple[int, Lane]] = []
         for lane in lanes:
@@ -255,7 +263,7 @@ class Eviction:
         self._batch_bytes += batch.size - before
 
     def _push_last_evictable(self, ends: list[tuple[int, Lane]], lane: Lane) -> None:
-        """Push the last message that can leave a lane, if any, to a heap with the highest sequence first."""
+        """Push the last message that can leave a lane to the heap `ends`, which has the highest sequence first."""
         observer = lane.queue.observer
         while lane.arrived:
             entry = lane.arrived[-1]
@@ -268,7 +276,7 @@ class Eviction:
                 return
 
     def _lower_horizon(self, lane: Lane) -> None:
-        """Evict the last message in a lane's memory, at once or when it is durable."""
+        """Evict the last message of a lane that is in memory, at once or when it is durable."""
         entry = horizon.lower_horizon(lane)
         message = entry.message
         assert message is not None, "arrived messages are in memory as a whole"
@@ -281,8 +289,11 @@ class Eviction:
             self._resident.lanes_with_unread_in_memory[lane] = None
 
     def _unload_bodies(self, entries: list[Entry], needed: int, *, are_held: bool = False) -> int:
-        """Evict bodies, but keep the entries. Returns the bytes that left, or can once they are durable. The size of
-        held messages is kept, as a transaction that acknowledges them may need it."""
+        """Evict the bodies of messages, but keep the entries. With `are_held` the sizes are kept, too, because a
+        transaction that acknowledges the messages may need them.
+
+        Returns how many bytes have left memory, or can leave it when the messages are durable.
+        """
         freed = 0
         entries.sort(key=_sequence)
         for _, of_message in groupby(entries, key=_message_identity):
@@ -327,7 +338,7 @@ def _message_identity(entry: Entry) -> int:
 
 
 def _has_evictable_part(entry: Entry) -> bool:
-    """Return whether a body or causes are in memory."""
+    """Return whether the entry's body or causes are in memory."""
     return entry.message is not None or (entry.causes is not None and entry.causes.are_in_memory)
 
 

@@ -1,8 +1,8 @@
 """Horizon of a lane: the sequence up to which its messages are in memory; and removal of single messages.
 
-The horizon moves up with a page (`apply_page`), down when memory is short (`lower_horizon`), and is UNBOUNDED when
-all waiting messages are in memory (`update_horizon`). Selected entries have separate containers below and above the
-horizon, and change them when it moves (`_move_selected_across`).
+The horizon moves up with a page (`apply_page`), and down when memory is short (`lower_horizon`). It is UNBOUNDED when
+all waiting messages are in memory (`update_horizon`). Selected entries are in one container below the horizon and in
+another above it. When the horizon moves, `_move_selected_across` moves entries between the two.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from truenext.engine.state.queue import NO_ENTRIES, UNBOUNDED, Entry, Lane
 
 
 def remove_entry(lane: Lane, entry: Entry) -> None:
-    """Remove a waiting message from memory, wherever it is in its lane."""
+    """Remove a waiting message from anywhere in its lane, because it is dispatched or expired."""
     selected = lane.selected
     assert selected is not None, "a consumer has a selector"
     entry.is_out_of_lane = True
@@ -36,7 +36,7 @@ def remove_entry(lane: Lane, entry: Entry) -> None:
 
 
 def load_early(lane: Lane, entry: Entry) -> None:
-    """Add a message above the horizon to memory."""
+    """Add a message above the horizon to the lane's entries in memory, as a selected entry."""
     assert lane.selected is not None, "a consumer has a selector"
     lane.selected.entries[entry.sequence] = lane.selected.loaded_early[entry.sequence] = entry
     entry.is_requeued = True
@@ -44,13 +44,13 @@ def load_early(lane: Lane, entry: Entry) -> None:
 
 
 def lower_horizon_keeping_last(lane: Lane) -> None:
-    """Move the horizon below the last message in memory, and keep that message as loaded early."""
+    """Move the horizon below the last message in memory, and keep this message in `loaded_early`."""
     entry = lower_horizon(lane)
     load_early(lane, entry)
 
 
 def update_horizon(lane: Lane) -> None:
-    """Set the horizon to UNBOUNDED if no messages above it are left. Called whenever some have left."""
+    """Set the horizon to UNBOUNDED if no messages above it are left. Called whenever messages above it have left."""
     if not lane.unread:
         if lane.selected is not None and lane.horizon != UNBOUNDED:
             lane.selected.horizon_rise_count += 1
@@ -61,7 +61,7 @@ def update_horizon(lane: Lane) -> None:
 
 
 def _move_selected_across(lane: Lane) -> None:
-    """Move waiting selected entries to the container of their side of the horizon, after that has moved."""
+    """Move waiting selected entries to the container for their side of the horizon, after the horizon has moved."""
     selected = lane.selected
     assert selected is not None, "a consumer has a selector"
     if selected.loaded_early and min(selected.loaded_early) <= lane.horizon:
@@ -76,7 +76,8 @@ def _move_selected_across(lane: Lane) -> None:
 
 
 def remove_entries(lane: Lane, entries: list[Entry], batch: int) -> list[Entry]:
-    """Remove waiting messages from anywhere in the lane; `batch` removes them. Returns those of `unread_in_memory`."""
+    """Remove waiting messages from anywhere in the lane. `batch` removes them from the store. Returns the removed
+    messages that were in `unread_in_memory`."""
     removed = {entry.sequence for entry in entries}
     # A message that this batch would store is never written.
     for one in entries:
@@ -129,7 +130,7 @@ def _remove_from_arrived(lane: Lane, removed: set[int]) -> None:
 
 
 def move_arrived_to_requeued(lane: Lane) -> None:
-    """Move the entries in memory to `requeued`: the entries stay, their bodies may be evicted."""
+    """Move the entries of `arrived` to `requeued`, where their bodies may be evicted while the entries stay."""
     for entry in lane.arrived:
         if lane.selected is None or entry.sequence not in lane.selected.arrived_gaps:
             entry.is_requeued = True
@@ -142,7 +143,8 @@ def move_arrived_to_requeued(lane: Lane) -> None:
 
 
 def lower_horizon(lane: Lane) -> Entry:
-    """Move the last message in memory above the horizon. A page that is being read must be requested again."""
+    """Move the horizon below the last message in `arrived`, and remove and return this message. A page that is being
+    read must be requested again."""
     entry = lane.arrived.pop()
     lane.horizon = entry.sequence - 1
     lane.unread += 1
@@ -153,10 +155,10 @@ def lower_horizon(lane: Lane) -> Entry:
 
 
 def is_first_uncommitted(lane: Lane, committed: int) -> bool:
-    """Return whether the first message of a lane is not visible yet. The lane has no head, and all that is unread is
-    in `unread_in_memory`.
+    """Return whether the first message of `unread_in_memory` is not visible yet, and comes before all messages in
+    `loaded_early`. Call it only if the lane has no head, and all unread messages are in `unread_in_memory`.
 
-    A requeued message that was loaded early may be before it, also when selectors and groups are gone.
+    `loaded_early` may have a requeued message even when the queue's selectors and groups are gone.
     """
     first = lane.unread_in_memory[0]
     if first.batch <= committed:
@@ -165,7 +167,8 @@ def is_first_uncommitted(lane: Lane, committed: int) -> bool:
 
 
 def load_unread_in_memory(lane: Lane) -> None:
-    """Make the lane whole again: nothing above the horizon has left memory."""
+    """Move all messages of `unread_in_memory` to `arrived`, so that the whole lane is in memory. Call it only if all
+    unread messages are in `unread_in_memory`."""
     if lane.arrived is NO_ENTRIES:
         lane.allocate_arrived()
     lane.arrived.extend(lane.unread_in_memory)
@@ -176,11 +179,11 @@ def load_unread_in_memory(lane: Lane) -> None:
 
 
 def apply_page(lane: Lane, page: list[Entry], excluded: int, up_to: int, as_of: int) -> tuple[list[Entry], list[Entry]]:
-    """Move the horizon up to sequence `up_to`, UNBOUNDED at the lane's end. `page` has the messages that the store had
-    in between when batch `as_of` was the last, without the `excluded` ones that do not belong to the lane any more.
+    """Add the messages of a page to the lane, and move the horizon up to `up_to`; UNBOUNDED at the end of the lane.
 
-    Returns the entries of `unread_in_memory` up to there: those that are in the page too, and those that are not,
-    which are now in the lane.
+    The page includes all batches up to `as_of`. `excluded` is the number of messages that are not in `page`, because
+    they are damaged, delayed or to be dead-lettered. Returns two lists of entries that were in `unread_in_memory` up to
+    `up_to`: entries that the page has, too, and entries that the page lacks, which are added to the lane.
     """
     in_page: list[Entry] = []
     not_in_page: list[Entry] = []
@@ -202,7 +205,8 @@ def apply_page(lane: Lane, page: list[Entry], excluded: int, up_to: int, as_of: 
 
 
 def pop_durable(lane: Lane, committed: int) -> list[Entry]:
-    """Remove and return entries that are durable with this batch; none while a page is being read."""
+    """Remove from `unread_in_memory` and return the entries that are durable with batch `committed`. Empty while a page
+    is being read."""
     if lane.pending_read is not None or lane.is_pinned or (lane.selected is not None and lane.selected.scan_read_count):
         # The page may have been read before the batch was written.
         return []
@@ -215,5 +219,5 @@ def pop_durable(lane: Lane, committed: int) -> list[Entry]:
 
 
 def is_stored(entry: Entry, as_of: int) -> bool:
-    """Return whether the store had the entry when this batch was the last."""
+    """Return whether batch `as_of` or an earlier one has stored the entry."""
     return entry.store_batch is not None and entry.store_batch <= as_of

@@ -1,10 +1,11 @@
 """Page reader: requests pages from the store, and loads their messages into memory.
 
-The engine does not read. The effects of a turn contain its requests for pages; the results are passed in later.
+The engine does not read from the store. The effects of a turn contain its requests for pages; the broker passes the
+pages in later.
 
-    consumers of a lane wait, or soon will           `request_page`   a page of the lane; its horizon moves up
-    a selected message is awaited                    `request_body`   a page of that message and the next ones
-    a page contains a message that must be loaded    `load_entry`     makes its entry
+    request_page    requests the next page of a lane, if consumers need it now or soon; the page moves the horizon up
+    request_body    requests a page with the body of a selected message, and the messages after it
+    load_entry      makes the entry of a message on a page
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from truenext.model.message import SentMessage
 
 
 class LaneRead(StoreRead):
-    """Request for the next page of a lane, whose horizon then moves up."""
+    """Request for the next page of a lane. Applying the page moves the lane's horizon up."""
 
     __slots__ = ("_page_reader",)
 
@@ -37,7 +38,7 @@ class LaneRead(StoreRead):
 
 
 class BodyRead(SideRead):
-    """Request for the body of a selected message; bodies after it may be loaded too."""
+    """Request for the body of a selected message. Bodies of later messages may be loaded, too."""
 
     __slots__ = ("_page_reader", "entry")
 
@@ -56,7 +57,8 @@ class PageReader:
     def __init__(
         self, memory: MemoryBudget, resident: ResidentSet, delays: DelayedEntries, *, redelivered_below: int
     ) -> None:
-        """Messages with a sequence below `redelivered_below` may have been dispatched without a record of it."""
+        """Messages with sequences below `redelivered_below` may have been dispatched without a record of the
+        dispatch."""
         self._memory = memory
         self._resident = resident
         self._delayed_entries = delays
@@ -64,10 +66,11 @@ class PageReader:
         self._unsent_reads: list[StoreRead] = []
         self._exhausted_entries: list[Entry] = []
         self._newly_delayed: list[Entry] = []
-        """Messages of the last pages that wait for their next try."""
+        """Messages of pages that wait for their next try, until `take_delayed`."""
 
     def request_page(self, lane: Lane) -> None:
-        """Request the next page of a lane that consumers wait for or came to last, if it is needed soon."""
+        """Request the next page of a lane, if consumers need it now or soon. `lane` is the last lane that a dispatch
+        has reached."""
         if lane.pending_read is not None:
             return
         head = lane.head()
@@ -90,7 +93,7 @@ class PageReader:
             self._request_read(lane, after_sequence, queue.policy.page_size, PAGE_BYTES)
 
     def take_reads(self) -> list[StoreRead]:
-        """Return, once, the pages to be read from the store."""
+        """Return and forget the requests for pages to be read from the store."""
         for entry in self._resident.awaiting_dead_letter():
             if entry.lane.selected is not None and entry.sequence in entry.lane.selected.entries:
                 self.request_body(entry)
@@ -100,7 +103,7 @@ class PageReader:
         return reads
 
     def request_body(self, entry: Entry) -> None:
-        """Request the body of a message within its lane."""
+        """Request the body of a selected or requeued message, unless that is requested already."""
         lane = entry.lane
         assert lane.selected is not None, "the lane has selected entries"
         if entry.sequence not in lane.selected.body_reads:
@@ -111,7 +114,7 @@ class PageReader:
     def on_body_read(self, read: BodyRead, page: PageResult) -> None:
         """Load the requested body, and bodies after it.
 
-        Raises: StoreError if the store has lost the message
+        Raises: StoreError if the store lacks the message.
         """
         lane, target = read.lane, read.entry
         if lane.selected is not None:
@@ -131,9 +134,9 @@ class PageReader:
         self._unsent_reads.append(read)
 
     def on_page_read(self, read: LaneRead, page: PageResult) -> None:
-        """Apply a page, all of whose batches are known to be durable.
+        """Apply a page of a lane. All batches that the page includes are known to be durable.
 
-        Raises: StoreError if the store has lost something.
+        Raises: StoreError if the store lacks messages that it should have.
         """
         lane = read.lane
         if lane.pending_read is not read:
@@ -181,17 +184,17 @@ class PageReader:
         self._resident.free_durable_in_lane(lane)
 
     def collect_exhausted(self, entry: Entry) -> None:
-        """Collect a message of a page that failed too often; it is in no lane any more."""
+        """Collect a message of a page that has failed too often and is to be dead-lettered. It is in no lane."""
         self._exhausted_entries.append(entry)
         self._resident.remember_removed(entry)
 
     def take_exhausted(self) -> list[Entry]:
-        """Return the messages collected since the last call."""
+        """Return the messages to be dead-lettered that were collected since the last call."""
         failed, self._exhausted_entries = self._exhausted_entries, []
         return failed
 
     def take_delayed(self) -> list[Entry]:
-        """Return the messages of pages since the last call that wait for their next try."""
+        """Return the messages waiting for their next try that were collected since the last call."""
         delayed, self._newly_delayed = self._newly_delayed, []
         return delayed
 
@@ -200,7 +203,8 @@ class PageReader:
         self._newly_delayed.append(entry)
 
     def delay_selected(self, entry: Entry) -> None:
-        """Delay a message that was loaded early while others are dispatched: its entry stays, its body does not."""
+        """Move a message from `loaded_early` to `Lane.delayed`, and evict its body; other messages are dispatched
+        meanwhile."""
         lane = entry.lane
         assert lane.selected is not None, "it was plucked"
         del lane.selected.loaded_early[entry.sequence]
@@ -210,7 +214,7 @@ class PageReader:
         self._newly_delayed.append(entry)
 
     def _delay_without_body(self, entry: Entry) -> None:
-        """Delay a message of a page, without its body, as it may wait for days."""
+        """Put a message of a page into `Lane.delayed` without its body, because it may wait for days."""
         lane = entry.lane
         self._resident.unload_to_disk(entry, is_known=True)
         lane.delay(entry)
@@ -246,8 +250,8 @@ class PageReader:
         self._resident.load_causes(entry, causes)
 
     def _restore_body(self, entry: Entry, found: PageMessage) -> bool:
-        """Restore the body of an entry, unless its record is damaged. True if the entry is to be dead-lettered,
-        whatever its policy is by now: it is in no lane."""
+        """Restore the body of an entry, unless its record is damaged. Returns True if the entry awaits its dead letter;
+        such an entry is in no lane, and is dead-lettered even if the policy has changed."""
         was_awaiting = self._resident.stop_awaiting_dead_letter(entry)
         if found.message is None:
             entry.lane.forget_requeued(entry)

@@ -1,8 +1,8 @@
-"""Resident set: counts the messages in memory, one by one, as they are loaded and unloaded.
+"""Resident set: loads messages into memory, unloads them, and counts their bytes.
 
-Messages that the store has, or is about to get, may leave; then `Entry.message` is None. A message above the horizon
-of its lane leaves as soon as it is durable (`free_durable_entries`). Messages that leave because memory is short:
-eviction.py
+A message may leave memory when the store has it, or is about to get it; then `Entry.message` is None. A message above
+the horizon of its lane leaves as soon as it is durable (`free_durable_entries`). eviction.py chooses the messages that
+leave when memory is short.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ class ResidentSet:
         self._commit_state = commit_state
         self._memory = memory
         self._unread_dead_letters: list[Entry] = []
-        """Messages that failed too often, and must be read before they can move to the dead-letter queue."""
+        """Messages that have failed too often, and must be read before they can be dead-lettered."""
         self.lanes_with_unread_in_memory: dict[Lane, None] = {}
-        """Lanes with messages that leave memory once they are durable."""
+        """Lanes with messages that will leave memory once they are durable."""
         self._lanes_with_removed: dict[Lane, None] = {}
         self.queues_over_limit: dict[Queue, None] = {}
         """Queues that may be above their own limits."""
         self.queues_still_over_limit: dict[Queue, None] = {}
-        """Queues that are above their own limits until a write is durable or a page was read, and more can leave."""
+        """Queues above their own limits from which no more messages can leave now. They are checked again when a batch
+        is durable or a page was applied."""
         self.limited_subscriptions: dict[Queue, None] = {}
-        """Subscriptions that end with their connections, have a limit of their own, and have messages on disk."""
+        """Topic subscriptions that end with their connections, have their own limit, and have messages on disk."""
         self._lanes_awaiting_page: dict[Lane, None] = {}
-        """Lanes in which causes stay in memory while a page is read."""
+        """Lanes in which causes must stay in memory until a page was applied."""
         self.nothing_evictable_at = NEVER_EXHAUSTED
-        """Moment (`Eviction`) in which all messages that could leave had left."""
+        """Value of `Eviction._moment` when all messages that could leave memory had left."""
 
     # ---- Loading and unloading ----
 
     def count_loaded(self, entry: Entry, message: SentMessage) -> None:
-        """Count a message that is in memory, in its lane or held."""
+        """Count a message that has been loaded into memory."""
         size = size_of(message)
         queue = entry.lane.queue
         self._memory.message_bytes += size
@@ -55,7 +56,7 @@ class ResidentSet:
             self.queues_over_limit[queue] = None
 
     def unload(self, entry: Entry) -> None:
-        """Remove the body of a message that is settled, or that only the store keeps."""
+        """Remove the body of a message from memory, because the message is settled, or only the store keeps it."""
         if entry.causes is not None:
             self.unload_causes(entry)
         message = entry.message
@@ -74,7 +75,8 @@ class ResidentSet:
                 queue.spilled_bytes -= size
 
     def unload_to_disk(self, entry: Entry, *, is_known: bool) -> None:
-        """Unload a message that stays in its queue; with `is_known`, its entry stays in memory."""
+        """Remove the body of a message from memory; the message stays in its queue. `is_known` is True if the entry
+        stays in memory."""
         queue = entry.lane.queue
         if queue.is_subscription:
             assert entry.message is not None, "it has not left yet"
@@ -96,15 +98,15 @@ class ResidentSet:
         self.count_loaded(entry, message)
 
     def add_cause(self, entry: Entry, cause: str) -> None:
-        """Add the cause of a failure, as the consumer has given it."""
+        """Add the cause that a consumer has given for a failure."""
         self._set_causes(entry, append_cause(entry.causes, cause))
 
     def unload_causes(self, entry: Entry) -> None:
-        """Remove the causes of a message that is settled, or whose causes only the store keeps."""
+        """Remove the causes of a message from memory, because the message is settled, or only the store keeps them."""
         self._set_causes(entry, ONLY_IN_STORE)
 
     def load_causes(self, entry: Entry, causes: Causes) -> None:
-        """Add causes from a page to an entry whose causes are not all in memory."""
+        """Fill in the causes of an entry with those from a page. Does nothing if the message has no causes."""
         if entry.causes is not None:
             self._set_causes(entry, merge_stored_causes(entry.causes, causes))
 
@@ -118,8 +120,8 @@ class ResidentSet:
             self.queues_over_limit[queue] = None
 
     def can_unload_causes(self, entry: Entry) -> bool:
-        """Return whether causes may leave: no page that was read before the store had them can bring this message
-        back. If one can, eviction is repeated when it was applied."""
+        """Return whether the causes of a message may leave memory: the store has them durably, and no page of the lane
+        is being read that may lack them. If a page is being read, eviction is repeated after it was applied."""
         known, lane = entry.causes, entry.lane
         if known is None:
             return True
@@ -131,14 +133,14 @@ class ResidentSet:
         return True
 
     def on_page_applied(self, lane: Lane) -> None:
-        """Note that a page of the lane was applied: messages and causes kept for it may leave."""
+        """Note that a page of the lane was applied, so that messages and causes kept until then may leave memory."""
         if lane in self._lanes_awaiting_page or lane.queue in self.queues_still_over_limit:
             self._lanes_awaiting_page.pop(lane, None)
             self.queues_over_limit[lane.queue] = None
             self.nothing_evictable_at = NEVER_EXHAUSTED
 
     def on_requeued(self, entry: Entry) -> None:
-        """Note that a message is in its lane again: one that a transaction held can leave memory only now."""
+        """Note that a message was requeued. A message that a transaction had can leave memory only from now on."""
         if entry.message is not None:
             self.nothing_evictable_at = NEVER_EXHAUSTED
             queue = entry.lane.queue
@@ -171,17 +173,26 @@ class ResidentSet:
         memory.pending_free_bytes += size
         self.lanes_with_unread_in_memory[lane] = None
 
+    def count_run(self, queue: Queue, count: int, size: int) -> None:
+        """Count new messages of which header and body have `size` bytes together."""
+        size += count * ENTRY_BYTES
+        self._memory.message_bytes += size
+        queue.resident_bytes += size
+        queue.resident_count += count
+        if queue.resident_bytes > queue.policy.memory_limit:
+            self.queues_over_limit[queue] = None
+
     def await_dead_letter(self, entry: Entry) -> None:
-        """Have a message that was unloaded read, so that it can be dead-lettered."""
+        """Let an evicted message be read, so that it can be dead-lettered."""
         entry.lane.add_unloaded(entry)
         self._unread_dead_letters.append(entry)
 
     def awaiting_dead_letter(self) -> list[Entry]:
-        """Return the messages that must be read before they can be dead-lettered; they are in no lane."""
+        """Return the messages that must be read before they can be dead-lettered. They are in no lane."""
         return self._unread_dead_letters[:]
 
     def stop_awaiting_dead_letter(self, entry: Entry) -> bool:
-        """Note that a message was read. True if it is to be dead-lettered."""
+        """Note that a message was read. Returns whether it awaited its dead letter."""
         remaining = [one for one in self._unread_dead_letters if one is not entry]
         was_awaiting = len(remaining) < len(self._unread_dead_letters)
         self._unread_dead_letters = remaining
@@ -191,14 +202,14 @@ class ResidentSet:
         return any(one is entry for one in self._unread_dead_letters)
 
     def on_policy_changed(self, queue: Queue) -> None:
-        """Check the queue against its limit, which may have changed."""
+        """Note whether the queue may be above its memory limit, after a change of the limit."""
         if queue.resident_bytes > queue.policy.memory_limit:
             self.queues_over_limit[queue] = None
         if queue.spilled_bytes:
             self.limited_subscriptions[queue] = None
 
     def remove_entries(self, lane: Lane, entries: list[Entry]) -> None:
-        """Remove messages from anywhere in their lane; the gathering batch removes them."""
+        """Remove messages from anywhere in their lane. The gathering batch removes them from the store."""
         for entry in horizon.remove_entries(lane, entries, self._commit_state.batch.number):
             assert entry.message is not None, "what is recent has not left memory yet"
             self._memory.pending_free_bytes -= size_of(entry.message)
@@ -225,12 +236,12 @@ class ResidentSet:
         self._unread_dead_letters = [entry for entry in self._unread_dead_letters if entry.lane is not lane]
 
     def remember_removed(self, entry: Entry) -> None:
-        """Note that a message of the last page did not enter its lane; the gathering batch removes it."""
+        """Note that the gathering batch removes a message that is not in its lane, so that no page adds it."""
         entry.lane.remember_removed(entry.sequence, self._commit_state.batch.number)
         self._lanes_with_removed[entry.lane] = None
 
     def forget_selected(self, entry: Entry) -> None:
-        """Forget a selected message that is settled; the gathering batch removes it."""
+        """Forget a selected message that is settled. The gathering batch removes it from the store."""
         lane = entry.lane
         batch = self._commit_state.batch.number
         assert lane.selected is not None, "a consumer had a selector"
@@ -252,7 +263,7 @@ class ResidentSet:
     # ---- Unloading of durable messages ----
 
     def free_durable_entries(self) -> None:
-        """Unload messages that became durable with a batch."""
+        """Unload messages above horizons that the last committed batch has made durable."""
         self.queues_over_limit.update(self.queues_still_over_limit)
         self.queues_still_over_limit.clear()
         for lane in list(self.lanes_with_unread_in_memory):
@@ -260,15 +271,15 @@ class ResidentSet:
         self.forget_durable_removals()
 
     def forget_durable_removals(self) -> None:
-        """Forget removed messages whose removal is durable and that no page being read can contain. Called once in a
-        while too: the last such page may come when nothing more is written."""
+        """Forget removed messages whose removal is durable, in lanes of which no page is being read. Called after each
+        commit, and once a second, because a read may end after the last commit."""
         for lane in list(self._lanes_with_removed):
             lane.forget_durable_removals(self._commit_state.last_committed)
             if not lane.removed:
                 del self._lanes_with_removed[lane]
 
     def free_durable_in_lane(self, lane: Lane) -> None:
-        """Unload durable messages above the horizon of a lane, unless a page of it is being read."""
+        """Unload the durable messages above the horizon of a lane, unless a page of the lane is being read."""
         for entry in horizon.pop_durable(lane, self._commit_state.last_committed):
             assert entry.message is not None, "what is recent has not left memory yet"
             self._memory.pending_free_bytes -= size_of(entry.message)
@@ -277,7 +288,7 @@ class ResidentSet:
             self.lanes_with_unread_in_memory.pop(lane, None)
 
     def pin(self, lane: Lane) -> None:
-        """Keep everything of the lane in memory until `unpin`."""
+        """Let no message of the lane leave memory until `unpin`."""
         lane.is_pinned = True
 
     def unpin(self, lane: Lane) -> None:
@@ -288,7 +299,7 @@ class ResidentSet:
         self.nothing_evictable_at = NEVER_EXHAUSTED
 
     def load_unread_in_memory(self, lane: Lane) -> None:
-        """Return messages that were about to leave memory to the lane."""
+        """Put all messages of `unread_in_memory`, which were about to leave memory, back into the lane."""
         for entry in lane.unread_in_memory:
             assert entry.message is not None, "what is recent has not left memory yet"
             self._memory.pending_free_bytes -= size_of(entry.message)

@@ -1,12 +1,15 @@
-"""Subscriptions that end with their connection and have messages on disk, and the choice of a stalled one to end.
+"""Topic subscriptions that end with their connection and have messages on disk; and the choice of a stalled connection
+to close.
 
-    memory is short        `add`      gets a number, and the name of an ended queue; evicted messages are transient
-    messages are consumed  pages, as of any queue (reading.py)
-    it ends                `remove`   the rest is removed as of a durable subscription (subscription_cleanup.py)
-    the broker ends        nothing    a crash drops transients; after a clean stop, the next start finds an ended queue
+    memory is short             `add` gives the queue a number and the name of an ended queue; its evicted messages are
+                                stored as transient
+    messages are consumed       pages are read as for any queue (reading.py)
+    the subscription ends       `remove`; queues/subscription_cleanup.py then removes the messages on disk
+    the broker ends             a crash drops transient messages; after a clean stop, the next start finds an ended
+                                queue and removes its messages
 
-So such a subscription is never restored, however the broker ends. Its name contains a sequence, so that no two names
-are equal. Source: docs/decisions/0034-what-a-subscription-leaves-to-the-disk.md
+So such a subscription is never restored, however the broker ends. Each name contains a sequence, so no two names are
+equal. Source: docs/decisions/0034-what-a-subscription-leaves-to-the-disk.md
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ class ConnectionProgress(NamedTuple):
     bytes_sent: int
     """Bytes that the connection's socket has taken."""
     consumer_progress: tuple[tuple[int, int], ...]
-    """Number of messages held, and last dispatch number, for each consumer."""
+    """For each consumer: number of messages held, and last dispatch number."""
 
 
 class SpilledSubscriptions:
@@ -37,12 +40,14 @@ class SpilledSubscriptions:
         self._commit_state = commit_state
         self._numbers = numbers
         self._queues: dict[Queue, None] = {}
-        """Subscriptions that have, or had, messages on disk."""
+        """Queues of subscriptions that have, or had, messages on disk."""
         self._progress: dict[ConnectionState, tuple[ConnectionProgress, int]] = {}
-        """Progress of the connections of `_queues`, and since when it is unchanged, in monotonic microseconds."""
+        """For each connection of `_queues`: its progress, and the time of the last change, in microseconds of the
+        monotonic clock."""
 
     def add(self, queue: Queue) -> None:
-        """Prepare a subscription whose messages are about to be evicted."""
+        """Prepare the queue of a subscription for its first evicted messages: give it a number and a name in the
+        store."""
         number = self._numbers.allocate()
         # No earlier name contains this sequence.
         sequence = self._commit_state.allocate_sequence()
@@ -54,7 +59,7 @@ class SpilledSubscriptions:
         self._commit_state.batch.queues[number] = f"{ENDED_PREFIX}/{queue.destination.session},{sequence}"
 
     def remove(self, queue: Queue) -> bool:
-        """Remove a temporary queue. True if it may have messages on disk."""
+        """Forget a temporary queue that has ended. Returns whether it may have messages on disk."""
         if queue not in self._queues:
             return False
         del self._queues[queue]
@@ -67,8 +72,12 @@ class SpilledSubscriptions:
         *,
         needs_space: bool,
     ) -> tuple[ConnectionState, str] | None:
-        """Return the connection to close for space, and why: it made no progress for as long as its policy allows,
-        and has the most bytes of these. None if there is none, or no space is needed. Called about once a second."""
+        """Return the connection that must be closed to make space, with the reason. None if there is none, or no space
+        is needed.
+
+        Such a connection has made no progress for `stalled_subscriber_ms` of its topic's policy. Of several, the one
+        whose subscription has most bytes is returned. Called about once a second.
+        """
         now_us = self._commit_state.now_us
         before, self._progress = self._progress, {}
         found: list[tuple[int, ConnectionState, Queue]] = []

@@ -1,12 +1,12 @@
-"""Timers in order of due time: any number of them, in bounded memory.
+"""Timers in order of due time: any number of timers, in bounded memory.
 
-A timer (record.py) says at which time which block of which lane must be checked. All timers are in the store, or on
-their way to it; the first ones are in memory too, up to a horizon:
+A timer (model/record.py) says at which time a block of a lane, or a scheduled send, is due. All timers are in the
+store, or being written to it. The first timers are in memory, too, up to a horizon:
 
     in memory, in order -----> horizon <----- in the store, or being written (`_unstored_batches`)
 
-When few are left in memory, the next page is read. As with lanes, a page names the last batch that it includes, and
-timers set meanwhile below the new horizon are added to memory in the same step.
+When few timers are left in memory, the next page is read. A page names the last batch that it includes. Timers that
+later batches set are added to memory in the same step, if they are below the new horizon.
 """
 
 from __future__ import annotations
@@ -18,60 +18,60 @@ from truenext.engine.writing.commit_state import CommitState
 from truenext.model.record import TIMER_SIZE, split_timer
 
 TIMERS_MAX = 4000
-"""Timers in memory; above this the last half leaves."""
+"""Maximum number of timers in memory. When it is passed, all but the first TIMERS_MAX / 2 timers leave."""
 
 PAGE_SIZE = 1000
-"""Timers read at a time, when fewer than half of them are left."""
+"""Number of timers on a page. The next page is read when fewer than half as many are in memory."""
 
 BEYOND_ALL_TIMERS = b"\xff" * (TIMER_SIZE + 1)
 """Greater than every timer."""
 
 
 class TimerRead(NamedTuple):
-    """Request to the store for the timers after a certain one, `limit` at most."""
+    """Request to the store for at most `limit` timers after the timer `after`."""
 
     after: bytes
     limit: int
 
 
 class TimersResult(NamedTuple):
-    """Page of timers as read from the store."""
+    """Page of timers that was read from the store."""
 
     timers: list[bytes]
     """Timers in order."""
     as_of: int
-    """Last batch that the page includes; timers set by later batches may be missing."""
+    """Last batch whose timers the page includes; timers set by later batches may be missing."""
     is_end: bool
-    """No timers followed these when batch `as_of` was the last."""
+    """No timers followed the page after batch `as_of`."""
 
 
 class Timers:
-    """Timers of one kind. Initially it is only known that the store may have some."""
+    """Timers of one kind. At first none is in memory, and the store may have some."""
 
     def __init__(self, commit_state: CommitState, *, first: bytes = b"", end: bytes = BEYOND_ALL_TIMERS) -> None:
         """Manage the timers after `first` and before `end`."""
         self._commit_state = commit_state
         self._end = end
         self.in_memory: list[bytes] = []
-        """Timers in order, each once, without those popped as due. Changed only by this module."""
+        """Timers in order, each once; timers that `pop_due` has returned are left out. Only this module changes it."""
         self._horizon = first
-        """Every timer up to here is in memory, or was popped."""
+        """Greatest timer up to which all timers are in memory or were popped."""
         self._unstored_batches: dict[bytes, int] = {}
-        """Timers that may not be in the store yet, with the batch that sets them."""
+        """Timers that may not be in the store yet, each with the batch that sets it."""
         self._reading: TimerRead | None = None
 
     @property
     def next_due_ms(self) -> int | None:
-        """Milliseconds since the epoch; None if not known, or if there are no timers."""
+        """Due time of the first timer in memory, in milliseconds since the epoch; None if no timer is in memory."""
         return split_timer(self.in_memory[0])[0] if self.in_memory else None
 
     @property
     def first(self) -> bytes | None:
-        """First timer; None if not known, or if there are no timers."""
+        """First timer in memory; None if no timer is in memory."""
         return self.in_memory[0] if self.in_memory else None
 
     def set(self, timer: bytes) -> None:
-        """Set a timer: valid at once, durable with the gathering batch. Cheap if it is set already."""
+        """Set a timer. It is valid at once, and durable with the gathering batch. Setting a timer again is cheap."""
         if timer in self._unstored_batches:
             return
         if timer <= self._horizon:
@@ -87,7 +87,8 @@ class Timers:
         batch.size += TIMER_SIZE
 
     def pop_due(self) -> bytes | None:
-        """Remove from memory and return the first timer, if it is due. The caller clears it when its work is done."""
+        """Remove the first timer from memory and return it, if it is due; else return None. When the timer's work is
+        done, the caller calls `clear_unless_set_again`."""
         if not self.in_memory or split_timer(self.in_memory[0])[0] > self._commit_state.now_ms:
             return None
         timer = self.in_memory.pop(0)
@@ -96,20 +97,21 @@ class Timers:
         return timer
 
     def pop_first(self) -> None:
-        """Remove the first timer, whose work is done; durable with the gathering batch."""
+        """Remove the first timer, whose work is done. The removal is durable with the gathering batch."""
         timer = self.in_memory.pop(0)
         self._unstored_batches.pop(timer, None)
         self.clear_unless_set_again(timer)
 
     def remove(self, timer: bytes) -> None:
-        """Cancel a timer; durable with the gathering batch. A page that is being read may bring it back."""
+        """Cancel a timer. The removal is durable with the gathering batch. A page that is being read may still add the
+        timer again."""
         if self._is_in_memory(timer):
             del self.in_memory[bisect_left(self.in_memory, timer)]
         self._unstored_batches.pop(timer, None)
         self.clear_unless_set_again(timer)
 
     def put_back(self, timer: bytes) -> None:
-        """Put a popped timer back, whose work could not be done yet; it stays due."""
+        """Put back a popped timer whose work could not be done yet. The timer stays due."""
         # The batch that sets it may not be durable: a page read before that does not contain it.
         self._unstored_batches[timer] = self._commit_state.batch.number
         if timer <= self._horizon and not self._is_in_memory(timer):
@@ -117,7 +119,8 @@ class Timers:
         self._commit_state.active_work[self] = None
 
     def clear_unless_set_again(self, timer: bytes) -> None:
-        """Clear a popped timer, unless it was set again since; durable with the gathering batch."""
+        """Remove a popped timer from the store, unless it was set again since. The removal is durable with the
+        gathering batch."""
         if timer not in self._unstored_batches and not self._is_in_memory(timer):
             batch = self._commit_state.batch
             batch.cleared_timers.append(timer)
@@ -127,7 +130,7 @@ class Timers:
     # ---- Reading ----
 
     def next_read(self) -> TimerRead | None:
-        """Return a request for the page that is needed now; its result goes to `on_page_read`."""
+        """Return a request for the next page, if it is needed now; else None. Pass the page to `on_page_read`."""
         if self._reading is not None or self._horizon == BEYOND_ALL_TIMERS or len(self.in_memory) >= PAGE_SIZE // 2:
             return None
         self._reading = TimerRead(self._horizon, PAGE_SIZE)
@@ -153,7 +156,7 @@ class Timers:
         self._forget_durable(self._commit_state.last_committed)
 
     def _forget_durable(self, committed: int) -> None:
-        """Forget timers of durable batches: every page requested from now on contains them."""
+        """Forget which timers durable batches have set: all pages requested from now on contain these timers."""
         if self._unstored_batches and self._reading is None:
             self._unstored_batches = {
                 timer: batch for timer, batch in self._unstored_batches.items() if batch > committed

@@ -1,10 +1,10 @@
-"""The queues of the broker: finding, creating and removing them.
+"""The queues of the broker: finds, creates and removes queues.
 
-    named by a client     created if missing and memory allows (`get_or_create`)
-    needed                created in any case: a failed message must have a destination (`ensure`)
-    sent to               all queues of a destination (`queues_for`)
+    get_or_create    returns the queue that a client names; creates it if memory allows
+    ensure           returns a queue; creates it even if memory is short, because a failed message needs a destination
+    queues_for       returns all queues to which a message is sent
 
-A removed queue leaves no reference here, nor in any other object that indexes queues (`_unregister`).
+When a queue is removed, `_unregister` removes it from all indexes of queues.
 """
 
 from __future__ import annotations
@@ -63,39 +63,45 @@ class Queues:
         self.durable_by_key: dict[str, Queue] = {}
         """Queue of each durable subscription, by the subscription's key."""
         self.hidden_by_name: dict[str, Queue] = {}
-        """Queues of scheduled sends (scheduled.py), by the name of their destination; "" for more than one
-        destination."""
+        """Queues of scheduled sends (background/scheduled.py), by name of the destination. The name "" is for sends to
+        more than one queue."""
         self._by_number: dict[int, Queue] = {}
-        """Queues that the store may know, by number, without ended ones."""
+        """Queues that the store may know, by number; ended queues are left out."""
         self._introduction_batches: dict[Queue, int] = {}
-        """Queues that must be kept and are not yet durably known to the store, with the batch that introduces them."""
+        """For each queue that must be kept and is not durable yet: the batch that introduces the queue to the store."""
         self._reservations = QueueReservations(self._memory)
         self._unused_finder = UnusedQueueFinder(self.by_name, self._commit_state, self._memory)
         self._no_removal_until_us = 0
-        """Time until which no queue can be removed: all were checked in vain."""
+        """Time until which `free_queue_memory` does nothing, because its last check of all queues removed none."""
 
     # ---- Finding ----
 
     def require_permanent(self, name: str) -> Queue:
-        """Raises: RemoteProtocolError if there is no such queue."""
+        """Return the queue of this name, which must not be temporary.
+
+        Raises: RemoteProtocolError if there is no such queue.
+        """
         queue = self.by_name.get(name)
         if queue is None or queue.is_temporary:
             raise RemoteProtocolError(f"there is no queue {name!r}", Code.NOT_FOUND)
         return queue
 
     def require_durable(self, key: str) -> Queue:
-        """Raises: RemoteProtocolError if there is no such durable subscription."""
+        """Return the queue of the durable subscription with this key.
+
+        Raises: RemoteProtocolError if there is no such durable subscription.
+        """
         queue = self.durable_by_key.get(key)
         if queue is None:
             raise RemoteProtocolError(f"there is no durable subscription {key!r}", Code.NOT_FOUND)
         return queue
 
     def all_with_ended(self) -> list[Queue]:
-        """Return all queues except hidden ones, with ended ones that still have messages in the store."""
+        """Return all queues, including ended ones that still have messages in the store. Hidden queues are left out."""
         return [*self.by_name.values(), *self.subscription_cleanup.queues()]
 
     def exists(self, queue: Queue) -> bool:
-        """Return whether the queue was neither removed nor ended."""
+        """Return whether the queue still exists, neither removed nor ended."""
         return self.by_name.get(queue.name) is queue
 
     def has_temporary(self, name: str) -> bool:
@@ -103,30 +109,33 @@ class Queues:
         return name in self.by_name
 
     def has_topic_subscription(self, topic: str) -> bool:
-        """Return whether there is a subscription to this topic by its name."""
+        """Return whether there is a subscription to exactly this topic; patterns do not count."""
         return self._topics.has_subscription(topic)
 
     def has_subscription_ended(self, name: str) -> bool:
-        """Return whether this is the queue name of an ended durable subscription, which no send creates again."""
+        """Return whether this name belongs to a durable subscription that has ended. No send creates its queue
+        again."""
         return name.startswith(SUBSCRIPTION_PREFIX) and name not in self.by_name
 
     def lane_of(self, key: bytes) -> Lane | None:
-        """Return the lane with this key; None if the lane was removed, or has not been used in this run."""
+        """Return the lane with this key. None if the lane was removed, or has not been used in this run."""
         number, rank = split_lane_key(key)
         queue = self._by_number.get(number)
         return queue.find_lane(rank) if queue is not None and rank in RANKS else None
 
     def scheduled_count(self, name: str) -> int:
-        """Return how many scheduled sends wait for a queue, or, for the name "", for more than one queue."""
+        """Return how many scheduled sends to the queue of this name wait. The name "" stands for sends to more than one
+        queue."""
         queue = self.hidden_by_name.get(name)
         return 0 if queue is None else queue.waiting_count()
 
     # ---- Finding or creating ----
 
     def get_or_create(self, destination: Destination) -> Queue | None:
-        """Return the queue that a client names, created on first use; None if it ended with its connection.
+        """Return the queue that a client names, and create it on first use. None if the queue is temporary and its
+        connection has ended.
 
-        Raises: RemoteProtocolError if it cannot be created.
+        Raises: RemoteProtocolError if the queue cannot be created.
         """
         queue = self.by_name.get(destination.name)
         if queue is not None:
@@ -136,19 +145,21 @@ class Queues:
         return self.create(destination) if self._check_can_create(destination) else None
 
     def ensure(self, destination: Destination) -> Queue:
-        """Return the queue, created without a memory check if missing: a request or failed message needs it."""
+        """Return the queue, and create it if missing. Memory is not checked: a request or a failed message needs the
+        queue."""
         return self.by_name.get(destination.name) or self.create(destination)
 
     def ensure_if_connected(self, destination: Destination) -> Queue | None:
-        """Return the queue as `ensure` does; None if it ended with its connection."""
+        """Return the queue as `ensure` does. None if the queue is temporary and its connection has ended."""
         is_disconnected = (
             destination.kind is DestinationKind.TEMPORARY and destination.session not in self._clients.sessions
         )
         return None if is_disconnected else self.ensure(destination)
 
     def queues_for(self, send: Send, queue_of: Callable[[Destination], Queue | None]) -> list[Queue]:
-        """Return the queues of a send, each once; without those that ended with their connections.
-        Raises: as `queue_of`.
+        """Return the queues to which a message is sent, each once. Temporary queues that have ended are left out.
+
+        Raises: the errors of `queue_of`.
         """
         destination = send.destination
         if not destination.is_multi_queue:
@@ -163,8 +174,8 @@ class Queues:
         queue_of: Callable[[Destination], Queue | None],
         ahead: RouteAhead | None = None,
     ) -> list[Queue]:
-        """Return the queues that get a copy of a message sent to a topic or to several destinations; `ahead` has
-        those that were found before."""
+        """Return the queues that get a copy of a message sent to a topic or to several destinations. `ahead` has the
+        queues that were found before the message was accepted."""
         queues: dict[Queue, None] = {}
         # A selector may refer to it.
         message.arrived_ms = self._commit_state.now_ms
@@ -177,15 +188,16 @@ class Queues:
         return list(queues)
 
     def create_for_schedule(self, destination: Destination, queue_of: Callable[[Destination], Queue | None]) -> None:
-        """Create the missing queues of a scheduled send, which is sent to them when it is due.
-        Raises: as `queue_of`.
+        """Create the missing queues to which a scheduled send will go when it is due.
+
+        Raises: the errors of `queue_of`.
         """
         for part in destination.parts or (destination,):
             if part.kind is not DestinationKind.TOPIC:
                 queue_of(part)
 
     def copy_count(self, send: Send) -> int:
-        """Return how many queues a message would get into if it were sent now; create none."""
+        """Return how many queues would get a copy of the message, if it were sent now. Creates no queue."""
         missing: set[str] = set()
 
         def find(part: Destination) -> Queue | None:
@@ -198,11 +210,11 @@ class Queues:
 
     @property
     def routing_may_take_long(self) -> bool:
-        """Finding the queues of a send to a topic may take longer than a step may."""
+        """Whether finding the queues of a send to a topic may take longer than one step should."""
         return self._topics.may_take_long
 
     def routing_ns(self, destination: Destination, message: SentMessage, ahead: RouteAhead | None) -> int:
-        """Return the approximate longest time, in nanoseconds, of comparisons to find the queues of a send to a topic
+        """Return roughly how many nanoseconds of comparisons it takes, at most, to find the queues of a send to a topic
         or to several destinations."""
         topics: TopicRouter | RouteAhead = self._topics if ahead is None else ahead
         parts = destination.parts or (destination,)
@@ -212,17 +224,17 @@ class Queues:
         return RouteAhead(self._topics)
 
     def find_ahead(self, ahead: RouteAhead, destination: Destination, message: SentMessage) -> Iterator[None]:
-        """Find the queues of the topics that a message is sent to, piece by piece."""
+        """Find the queues of the topics to which a message is sent, one piece of work a step."""
         message.arrived_ms = self._commit_state.now_ms
         for part in destination.parts or (destination,):
             if part.kind is DestinationKind.TOPIC:
                 yield from ahead.find(part.name, message)
 
     def reserve(self, send: Send, reserved: set[str]) -> None:
-        """Reserve memory for the queues that a SEND in a transaction needs, as COMMIT creates them without a check.
-        Adds their names to `reserved`, those of the transaction.
+        """Reserve memory for the queues of a SEND in a transaction, because COMMIT creates queues without a check. Adds
+        the queues' names to `reserved`, the transaction's set of names.
 
-        Raises: RemoteProtocolError if such a queue cannot be created; then nothing is reserved.
+        Raises: RemoteProtocolError if a queue cannot be created. Then nothing is reserved.
         """
         destination = send.destination
         if not destination.is_multi_queue and send.schedule is None:
@@ -264,9 +276,9 @@ class Queues:
         self._reservations.free(reserved)
 
     def _check_can_create(self, destination: Destination) -> bool:
-        """Return False if the queue's connection has ended.
+        """Return whether the queue can be created. False if the queue is temporary and its connection has ended.
 
-        Raises: RemoteProtocolError if the queue cannot be created.
+        Raises: RemoteProtocolError if a limit or the memory for queues does not allow the queue.
         """
         if self._reservations.has_reserved_space(destination.name):
             return True
@@ -286,18 +298,24 @@ class Queues:
         return True
 
     def check_can_subscribe(self, destination: Destination) -> None:
-        """Raises: RemoteProtocolError if the topic of a new subscription has the most subscriptions allowed."""
+        """Check that the topic or pattern may have one more subscription.
+
+        Raises: RemoteProtocolError if it has the most subscriptions allowed.
+        """
         self._topics.check_can_add(destination)
 
     def check_queue_memory(self) -> None:
-        """Raises: RemoteProtocolError if there is no memory for one more queue, and no other queue can be removed."""
+        """Check that there is memory for one more queue, and remove unused queues if there is none.
+
+        Raises: RemoteProtocolError if there is still no memory.
+        """
         if not self._memory.has_space_for_queue:
             self.free_queue_memory()
             if not self._memory.has_space_for_queue:
                 raise no_memory_error(len(self.by_name), self._memory)
 
     def free_queue_memory(self) -> None:
-        """Remove unused queues, if there are any."""
+        """Remove unused queues. Does nothing for some time after a call that has removed none."""
         now_us = self._commit_state.now_us
         if now_us >= self._no_removal_until_us and not self._remove_unused(len(self.by_name)):
             # A client that tries again and again must not cause a check of all queues each time.
@@ -326,7 +344,8 @@ class Queues:
         return queue
 
     def create_hidden(self, name: str, number: int = 0) -> Queue:
-        """Create the queue for scheduled sends to this name; `number` is its number in the store, if it has one."""
+        """Create the queue for scheduled sends to this name. `number` is the queue's number in the store; 0 allocates
+        one."""
         number = number or self._numbers.allocate()
         queue = Queue(Destination(DestinationKind.QUEUE, SCHEDULED_PREFIX + name), number, DEFAULT_POLICY, self._memory)
         self.hidden_by_name[name] = queue
@@ -334,7 +353,7 @@ class Queues:
         return queue
 
     def restore(self, number: int, name: str) -> Queue:
-        """Restore a queue, not a hidden one, that the store has recovered."""
+        """Restore a queue that the store has recovered. (`restore_hidden` restores queues of scheduled sends.)"""
         self._numbers.restore(number)
         queue = self._new_queue(parse_stored_queue_name(name.removeprefix(ENDED_PREFIX)), number)
         queue.is_known_to_store = True
@@ -367,7 +386,7 @@ class Queues:
         )
 
     def await_introduction(self, session: ConnectionState, destination: Destination) -> None:
-        """Delay the connection's receipts until queues that it created, and that must be kept, are durable."""
+        """Delay the connection's receipts until the queues of this destination that must be kept are durable."""
         if self._introduction_batches:
             for part in destination.parts or (destination,):
                 queue = self.by_name.get(part.name)
@@ -376,7 +395,7 @@ class Queues:
 
     @property
     def introduction_batch(self) -> int:
-        """Last batch that introduces a queue to the store; 0 if all are durable."""
+        """Last batch that introduces a queue to the store; 0 if all introductions are durable."""
         return max(self._introduction_batches.values(), default=0)
 
     def on_committed(self) -> None:
@@ -390,7 +409,7 @@ class Queues:
     # ---- Pausing ----
 
     def set_paused(self, queue: Queue, *, is_paused: bool) -> None:
-        """Pause or resume a queue; durable with the gathering batch."""
+        """Pause or resume a queue. The change is durable with the gathering batch."""
         # Even if nothing changes: the answer must not be sent before the state that it reports is durable.
         self._commit_state.last_control_batch = self._commit_state.batch.number
         if queue.is_paused == is_paused:
@@ -413,7 +432,8 @@ class Queues:
         self._remove_unused(UNUSED_QUEUES_CHECKED_MAX)
 
     def _remove_unused(self, count: int) -> int:
-        """Check `count` queues, or until UNUSED_QUEUES_REMOVED_MAX are removed; return how many were."""
+        """Check up to `count` queues, and remove those that are removable, at most UNUSED_QUEUES_REMOVED_MAX. Returns
+        how many were removed."""
         removed = 0
         for queue in self._unused_finder.candidates(count):
             if not self.is_removable(queue):
@@ -426,7 +446,7 @@ class Queues:
         return removed
 
     def is_removable(self, queue: Queue) -> bool:
-        """Return whether the queue is empty, has no state to keep, and is not in use."""
+        """Return whether the queue is empty, unused, and has nothing to remember."""
         if queue.is_needed or must_keep(queue) or self._clients.receivers_of(queue).consumers:
             return False
         if (
@@ -455,7 +475,7 @@ class Queues:
         queue.dispose()
 
     def drop_temporary(self, queue: Queue, session: ConnectionState) -> None:
-        """Remove a temporary queue with its messages, also from open transactions of its connection."""
+        """Remove a temporary queue with all its messages, including those in open transactions of its connection."""
         for transaction in session.transactions.settling_transactions:
             for entry in transaction.drop_queue(queue):
                 self._resident.unload(entry)
@@ -467,9 +487,9 @@ class Queues:
         self.subscription_cleanup.end_temporary(queue)
 
     def end_durable_subscription(self, queue: Queue) -> int:
-        """End a durable subscription that has no consumer, with all its messages.
+        """End a durable subscription that has no consumer, and drop all its messages.
 
-        Returns: number of messages dropped, those of open transactions included.
+        Returns how many messages were dropped, including those in open transactions.
         """
         count = queue.waiting_count()
         del self.durable_by_key[durable_key_of(queue.destination)]

@@ -1,13 +1,14 @@
-"""Removal of ended subscriptions: deletes their messages, wherever they are.
+"""Removal of ended topic subscriptions: deletes their messages, in memory and in the store.
 
-    it ends       its queue is renamed in the store, and no client can reach it any more
-    from then on  its pages are read from the store and removed one by one, lane by lane
-    in the end    it is removed like any empty queue (numbers.py)
+    end           the store gives the subscription's queue another name, by which no client can reach it
+    afterwards    pages of the queue are read and their messages removed, page by page and lane by lane
+    at last       the queue is removed like any empty queue (writing/numbers.py)
 
-A subscription that ends with its connection has such a name from the beginning, see spilled_subscriptions.py.
+The queue of a subscription that ends with its connection has such a name from the beginning
+(memory/spilled_subscriptions.py).
 
-Messages in memory are dropped at once: those in the store, or on their way there, are on the pages that are read
-once the new name is durable. A restarted broker continues the removal.
+Messages in memory are dropped at once. Messages in the store, or being written, are on the pages that are read once the
+new name is durable. A restarted broker continues the removal.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from truenext.model.record import message_key
 
 
 class CleanupRead(SideRead):
-    """Read of a page of an ended queue: all of its messages are removed."""
+    """Read of a page of an ended queue. All messages of the page are removed."""
 
     __slots__ = ("_cleanup",)
 
@@ -46,7 +47,7 @@ class CleanupRead(SideRead):
 class _EndedQueue:
     queue: Queue
     end_batch: int
-    """Batch after which the queue gets no messages any more."""
+    """Last batch that may store messages of the queue."""
     rank: int = 0
     removed_up_to: int = 0
     """Last removed sequence of the lane of `rank`."""
@@ -62,17 +63,18 @@ class SubscriptionCleanup(BackgroundTask):
         self._numbers = numbers
         self._spilling = spilling
         self._ended_queues: list[_EndedQueue] = []
-        """Queues to remove; the first is in progress."""
+        """Queues to be removed; the removal of the first one is in progress."""
         self._is_reading = False
 
     def end_subscription(self, queue: Queue) -> None:
-        """Rename an ended queue in the store with the gathering batch, and remove it after that."""
+        """Rename an ended queue in the store with the gathering batch, and remove the queue once that batch is
+        durable."""
         batch = self._commit_state.batch
         batch.queues[queue.number] = ENDED_PREFIX + queue.name
         self.add_ended_queue(queue, batch.number)
 
     def end_temporary(self, queue: Queue) -> None:
-        """End a temporary queue, and remove its messages from the disk, if it has any there."""
+        """End a temporary queue, and remove its messages from the disk if any are there."""
         if self._spilling.remove(queue):
             # It gets no messages after the last batch that is not empty.
             self.add_ended_queue(queue, self._commit_state.latest_batch)

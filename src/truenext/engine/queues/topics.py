@@ -1,14 +1,15 @@
 """Routing of topics: finds the queues that get a message sent to a topic.
 
-A topic stores nothing. Each of its subscriptions has a queue of its own, and a message sent to the topic is in all
-of them, as one object: from there on a subscription's queue is like any other, but contains only messages that its
-selector matches. A virtual topic also sends to ordinary queues, those called `Consumer.*.` and its name.
+A topic stores nothing. Each subscription to the topic has its own queue. A message sent to the topic is put into the
+queue of each subscription whose selector matches; all these queues share one message object. A virtual topic
+`VirtualTopic.NAME` also sends to the ordinary queues `Consumer.ANY.VirtualTopic.NAME`.
 
-    topic      Route           its subscriptions, kept for the next message
-    message    RouteAhead      queues of the subscriptions whose selectors match
+    Route         the subscriptions to one topic, kept for the next message
+    RouteAhead    the queues that get one message, found before the message is accepted
 
-To match many patterns, or to compare many or large selectors, takes longer than a step may. The broker then finds the
-queues of a message ahead, in pieces. When the message is accepted, only subscriptions that came since are compared.
+Matching many patterns, or comparing many or large selectors, takes longer than one step should. In that case the broker
+finds the queues ahead: in pieces, before it accepts the message. When the message is accepted, only subscriptions made
+since are compared.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ from truenext.model.pattern import is_pattern, matches
 from truenext.model.selector import Selector, compile_stored_selector
 
 CACHE_MAX = 65_536
-"""Subscriptions in kept routes: topics that are sent to once must not fill memory."""
+"""Cost of all kept routes, in subscriptions, above which all routes are dropped: routes of topics that get only one
+message must not fill memory."""
 
 KEPT_ROUTE_COST = 16
 """Cost of a kept route itself, in subscriptions."""
 
 QUICK_SUBSCRIPTIONS_MAX = 128
-"""Subscriptions without selectors up to which nothing is found ahead."""
+"""Number of subscriptions up to which queues are not found ahead, if no subscription has a selector."""
 
 PIECE_NS = 250_000
-"""Nanoseconds that a piece of work ahead should take."""
+"""Nanoseconds that one piece of a search ahead should take."""
 MATCH_NS = 1500
-"""Approximate longest time of matching a topic with a pattern of a few words, in nanoseconds."""
+"""Nanoseconds that it takes at most, roughly, to match a topic with a pattern of a few words."""
 
 
 class TopicSubscription:
@@ -46,11 +48,11 @@ class TopicSubscription:
 
     def __init__(self, number: int, queue: Queue, topic: str, selector: Selector | None) -> None:
         self.number = number
-        """Number of subscriptions registered up to this one."""
+        """Number of the subscription, in order of registration."""
         self.queue = queue
         self.topic = topic
         self.words = topic.split(".") if is_pattern(topic) else None
-        """Words of the pattern; None if it is a topic."""
+        """Words of the pattern; None if `topic` is not a pattern."""
         self.selector = selector
 
     def is_to(self, topic: str, words: list[str]) -> bool:
@@ -58,7 +60,7 @@ class TopicSubscription:
 
 
 class Route:
-    """Subscriptions to one topic, whatever their selectors."""
+    """All subscriptions to one topic, with and without selectors."""
 
     __slots__ = ("as_of", "base_ns", "byte_ns", "queues", "subscriptions")
 
@@ -90,13 +92,16 @@ class TopicRouter:
 
     @property
     def may_take_long(self) -> bool:
-        """Finding the queues of a message may take longer than a step may."""
+        """Whether finding the queues of a message may take longer than one step should."""
         return self._base_ns > 0 or len(self._subscriptions) > QUICK_SUBSCRIPTIONS_MAX
 
     # ---- Subscriptions ----
 
     def check_can_add(self, destination: Destination) -> None:
-        """Raises: RemoteProtocolError if the topic or pattern of a new subscription has the most allowed."""
+        """Check that the topic or pattern may have one more subscription.
+
+        Raises: RemoteProtocolError if it has the most subscriptions allowed.
+        """
         topic = _topic_of(destination)
         if is_pattern(topic):
             count, of = self._pattern_count, "to patterns of topics"
@@ -109,7 +114,7 @@ class TopicRouter:
             )
 
     def add(self, queue: Queue) -> None:
-        """Register a new queue, if it is of a topic."""
+        """Register a new queue, if it is the queue of a topic subscription or of a virtual topic."""
         topic = _topic_of(queue.destination)
         if not topic:
             return
@@ -158,7 +163,7 @@ class TopicRouter:
     # ---- Messages ----
 
     def has_subscription(self, topic: str) -> bool:
-        """Return whether there is a subscription to this topic by its name."""
+        """Return whether there is a subscription to exactly this topic; patterns do not count."""
         return topic in self._by_topic
 
     def queues_of(self, topic: str, message: SentMessage) -> list[Queue]:
@@ -169,7 +174,7 @@ class TopicRouter:
         return [each.queue for each in route.subscriptions if each.selector is None or each.selector.matches(message)]
 
     def cost_ns(self, topic: str, message: SentMessage) -> int:
-        """Return the approximate longest time, in nanoseconds, of all comparisons that `queues_of` makes."""
+        """Return roughly how many nanoseconds the comparisons of `queues_of` take at most."""
         route = self._routes.get(topic)
         if route is None:
             # At most all subscriptions are to this topic.
@@ -178,7 +183,7 @@ class TopicRouter:
         return route.base_ns + route.byte_ns * len(message.header) + MATCH_NS * added
 
     def find_route(self, topic: str) -> Generator[None, None, Route]:
-        """Find the subscriptions to a topic, piece by piece."""
+        """Find the subscriptions to a topic, one piece of work a step."""
         as_of = self.last_number
         known = self._routes.get(topic)
         if known is None:
@@ -231,7 +236,7 @@ class RouteAhead:
     def __init__(self, router: TopicRouter) -> None:
         self._router = router
         self._found: dict[str, tuple[list[Queue], int]] = {}
-        """Queues by topic, and the number of the last subscription that was compared."""
+        """By topic: the queues found, and the number of the last subscription that was compared."""
 
     @property
     def count(self) -> int:
@@ -240,7 +245,8 @@ class RouteAhead:
         return sum(map(self._router.has, queues))
 
     def find(self, topic: str, message: SentMessage) -> Iterator[None]:
-        """Find the queues that get the message from one topic, piece by piece; if called again, the added ones."""
+        """Find the queues that get the message from one topic, one piece of work a step. A second call finds the queues
+        of subscriptions made since the first."""
         queues, as_of = self._found.get(topic, ([], -1))
         if as_of < 0:
             route = yield from self._router.find_route(topic)
@@ -267,7 +273,7 @@ class RouteAhead:
         self._found[topic] = (queues + found, as_of)
 
     def cost_ns(self, topic: str, message: SentMessage) -> int:
-        """Return the approximate longest time, in nanoseconds, of the comparisons that are left for `queues_of`."""
+        """Return roughly how many nanoseconds the comparisons that are left for `queues_of` take at most."""
         if topic not in self._found:
             return self._router.cost_ns(topic, message)
         added = self._router.added_since(self._found[topic][1])
@@ -291,17 +297,18 @@ class RouteAhead:
 
 
 def _size(route: Route) -> int:
-    """Return what a kept route counts, in subscriptions."""
+    """Return the cost of a kept route, in subscriptions."""
     return KEPT_ROUTE_COST + len(route.subscriptions)
 
 
 def words_of(topic: str) -> list[str]:
-    """Return the words that a pattern may match; none of a temporary topic, which is private to its connection."""
+    """Return the words of a topic that a pattern may match. A temporary topic has none: it is private to its
+    connection."""
     return [] if topic.startswith("/") else topic.split(".")
 
 
 def _topic_of(destination: Destination) -> str:
-    """Return the topic or pattern of a subscription's destination; "" if it is of none."""
+    """Return the topic or pattern from which the queue of a destination gets messages; "" if there is none."""
     return destination.topic or virtual_topic(destination.name)
 
 

@@ -1,10 +1,10 @@
 """Removal of unused queues, and memory reserved for queues of open transactions.
 
-A queue costs memory even if it is empty. So a queue that is empty, unused and has no state to keep is removed, also
-from the store, and created again when a client names it. Source: docs/contract.md, "Queues that come and go"
+Even an empty queue takes memory. So a queue that is empty, unused and has nothing to remember is removed, also from the
+store. It is created again when a client names it. Source: docs/contract.md, "Queues that come and go"
 
-    every second           some queues are checked: those unused for a minute are removed
-    a queue is created     if there is no memory for it, those unused for a second are removed
+    every second                   some queues are checked; queues unused for a minute are removed
+    a new queue finds no memory    queues unused for UNUSED_QUEUE_SECONDS_SHORT are removed
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class UnusedQueueFinder:
         self._commit_state = commit_state
         self._memory = memory
         self._remaining: list[Queue] = []
-        """Queues still to check in this round, the next one last."""
+        """Queues that are still to be checked in this round; the next one is at the end."""
 
     def candidates(self, count: int) -> Iterator[Queue]:
-        """Check up to `count` queues, and yield those that were not used lately."""
+        """Check up to `count` queues, and yield those that have not been used for UNUSED_QUEUE_SECONDS, or for
+        UNUSED_QUEUE_SECONDS_SHORT if memory is short."""
         is_short = not self._memory.has_space_for_queue
         seconds = UNUSED_QUEUE_SECONDS_SHORT if is_short else UNUSED_QUEUE_SECONDS
         before_us = self._commit_state.now_us - int(seconds * 1_000_000)
@@ -42,12 +43,12 @@ class UnusedQueueFinder:
 
 
 def must_keep(queue: Queue) -> bool:
-    """Return whether a queue stays though it is unused: it is paused, or gets messages from a topic."""
+    """Return whether a queue stays although it is unused, because it is paused or gets messages from a topic."""
     return bool(queue.is_paused or queue.destination.topic or virtual_topic(queue.name))
 
 
 def consumer_memory_error(size: int, memory: MemoryBudget) -> RemoteProtocolError:
-    """Return the error for a subscription, of `size` bytes with its selector, that does not fit into memory."""
+    """Return the error for a subscription that does not fit into memory. `size` is its bytes, with its selector."""
     return RemoteProtocolError(
         f"no memory for this subscription: it needs {-(-size >> 10)} KiB with its selector and in all its queues, and "
         f"queues and their consumers take {memory.queue_bytes >> 20} of the {memory.queues_limit >> 20} MiB that "
@@ -76,20 +77,20 @@ class QueueReservations:
     def __init__(self, memory: MemoryBudget) -> None:
         self._memory = memory
         self._transaction_counts: dict[str, int] = {}
-        """Number of open transactions that send to each queue, by name."""
+        """Number of open transactions that send to a queue, by name of the queue."""
         self._missing_queues: dict[str, Destination] = {}
-        """Destinations of the queues in `_transaction_counts` that do not exist yet: memory is reserved for these."""
+        """Queues in `_transaction_counts` that do not exist, by name. Memory is reserved for these queues."""
 
     def __contains__(self, name: str) -> bool:
         """Return whether an open transaction sends to the queue of this name."""
         return name in self._transaction_counts
 
     def has_reserved_space(self, name: str) -> bool:
-        """Return whether the queue does not exist and memory is reserved for it."""
+        """Return whether memory is reserved for the queue of this name, which does not exist."""
         return name in self._missing_queues
 
     def reserved_temporary(self, session: str) -> list[Destination]:
-        """Return the reserved temporary queues of a connection."""
+        """Return the temporary queues of a connection that do not exist and for which memory is reserved."""
         return [one for one in self._missing_queues.values() if one.session == session]
 
     def reserve(self, destination: Destination, *, exists: bool) -> None:
@@ -101,7 +102,7 @@ class QueueReservations:
             self._memory.queue_bytes += _queue_bytes(destination)
 
     def free(self, names: Iterable[str]) -> None:
-        """Count one open transaction less for these queues."""
+        """Count one open transaction less for each of these queues."""
         senders = self._transaction_counts
         for name in names:
             remaining = senders[name] - 1
@@ -113,7 +114,7 @@ class QueueReservations:
                 self.on_queue_created(name)
 
     def on_queue_created(self, name: str) -> None:
-        """Free the memory reserved for a queue: it exists now, or is not needed any more."""
+        """Free the memory reserved for a queue, because the queue exists now or no transaction sends to it."""
         destination = self._missing_queues.pop(name, None)
         if destination is not None:
             self._memory.queue_bytes -= _queue_bytes(destination)

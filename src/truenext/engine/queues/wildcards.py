@@ -1,8 +1,9 @@
 """Wildcard consumers: the queues that they have joined, and the uncommitted messages of these queues.
 
-Uncommitted messages are kept in order of sequence: for a wildcard consumer each holds back later ones of its
-priority in all its queues. With many queues a wildcard consumer joins some of them in each turn, and gets nothing
-before it has joined all: it might get a message later than its true next. Source: docs/contract.md, "Wildcards"
+Uncommitted messages are kept in order of sequence. Each holds back, from a wildcard consumer, the later messages of its
+priority in all queues of the consumer. A wildcard consumer joins a limited number of queues in each turn. It gets
+nothing before it has joined all its queues, because its true next may be in any of them. Source: docs/contract.md,
+"Wildcards"
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ class Wildcards(BackgroundTask):
         self._wildcards: dict[Wildcard, None] = {}
         """Wildcard consumers in order of subscription."""
         self.joining: dict[Wildcard, int] = {}
-        """Wildcard consumers that have not joined all their queues, with the bytes reserved for the rest; the first one
-        joins now."""
+        """Wildcard consumers that have not joined all their queues, with the bytes reserved for further queues. The
+        first consumer joins first."""
         self._joining_now: Wildcard | None = None
-        """The consumer that is joining now."""
         self._queues_to_join: list[Queue] = []
-        """Queues that existed when `_joining_now` began, and that it has not checked yet."""
+        """Queues that existed when `_joining_now` began, and were not compared with its pattern yet."""
         self.uncommitted: list[deque[Entry]] = [deque() for _ in RANKS]
-        """Uncommitted messages by rank, in order of sequence; some may be durable by now."""
+        """Messages that were not durable when accepted, by rank, in order of sequence. Some may be durable by now."""
         self.express_queues: dict[Queue, None] = {}
         """Queues that have had consumers with express dispatch."""
         self._leaving: list[Wildcard] = []
-        """Wildcard consumers that have ended and have not left all their queues; they have no credit."""
+        """Wildcard consumers that have ended and not left all their queues yet. Such a consumer has no credit."""
 
     def join_bytes(self, wildcard: Wildcard) -> int:
-        """Return the bytes that must be free for a new wildcard consumer. Each queue counts its first one already."""
+        """Return the bytes that must be free for a new wildcard consumer. The size of each queue already includes its
+        first wildcard consumer."""
         selector = wildcard.selector
         if selector is None and not self._wildcards:
             return 0
@@ -58,7 +59,7 @@ class Wildcards(BackgroundTask):
         )
 
     def subscribe(self, wildcard: Wildcard, size: int) -> None:
-        """Register a wildcard consumer; steps join it to its queues, and `size` bytes are reserved until then."""
+        """Register a wildcard consumer. Later steps join it to its queues; until then `size` bytes are reserved."""
         self._wildcards[wildcard] = None
         self.joining[wildcard] = size
         self._commit_state.active_work[self] = None
@@ -72,7 +73,7 @@ class Wildcards(BackgroundTask):
         return self.has_work
 
     def step(self) -> tuple[()]:
-        """Join one consumer to some of its queues, or let one leave some."""
+        """Join one consumer to some of its queues, and remove one ended consumer from some of its queues."""
         if self.joining:
             self._join_some()
         if self._leaving:
@@ -116,8 +117,8 @@ class Wildcards(BackgroundTask):
                 self._join(wildcard, queue)
 
     def unsubscribe(self, wildcard: Wildcard) -> list[Queue]:
-        """End a wildcard consumer. Returns the queues that the caller must remove it from now; it leaves the others in
-        the next turns."""
+        """End a wildcard consumer. Returns the queues from which the caller must remove the consumer now; later steps
+        remove it from all other queues."""
         del self._wildcards[wildcard]
         self._end_joining(wildcard)
         self._commit_state.touched_wildcards.pop(wildcard, None)
@@ -154,7 +155,7 @@ class Wildcards(BackgroundTask):
             queue.memory.queue_bytes -= JOIN_BYTES
 
     def on_queue_removed(self, queue: Queue) -> None:
-        """Remove an empty queue from its wildcard consumers."""
+        """Remove an empty queue from all wildcard consumers that have joined it."""
         wildcards = self._clients.receivers_of(queue).wildcards
         for wildcard in wildcards:
             self._events.unsubscribed(wildcard, queue)
@@ -165,12 +166,13 @@ class Wildcards(BackgroundTask):
 
     @property
     def has_uncommitted(self) -> bool:
-        """Return whether a queue of a wildcard consumer has a message that is not durable yet."""
+        """Whether a message in a queue of any wildcard consumer is not durable yet."""
         return any(entry.batch > self._commit_state.last_committed for entry in chain(*self.uncommitted))
 
     def first_uncommitted(self, wildcard: Wildcard, rank: int) -> int:
-        """Return the first sequence of this rank that is being committed and that the wildcard consumer could take;
-        UNBOUNDED if there is none. It holds back later ones in all queues, whatever holds it back in its own."""
+        """Return the sequence of the first message of this rank that is being committed and that the consumer could
+        take; UNBOUNDED if there is none. This message holds back later messages in all queues of the consumer, even if
+        another message of its own queue holds it back."""
         return next(
             (entry.sequence for entry in self.uncommitted[rank] if self._could_take(wildcard, entry)), UNBOUNDED
         )
@@ -193,7 +195,7 @@ class Wildcards(BackgroundTask):
         )
 
     def on_message_accepted(self, entry: Entry) -> None:
-        """Note a message in a queue of a wildcard consumer that is visible once its batch is durable."""
+        """Note a message in a queue of a wildcard consumer; the message is visible once its batch is durable."""
         self.uncommitted[entry.lane.rank].append(entry)
 
     def on_committed(self) -> None:

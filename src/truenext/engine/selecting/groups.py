@@ -1,19 +1,20 @@
 """Message groups of a queue: their owners, and the messages that each consumer may get.
 
-A queue has groups from the first message that belongs to one, until its last consumer ends with the queue empty, or
-it is removed. From then on each consumer's next message is found by a scan, as for a selector (selecting.py); a
-consumer without a selector matches all. The messages found in a lane are kept in queues:
+The queue tracks groups from its first message with a group on. Tracking ends when the queue is removed, or when its
+last consumer ends while the queue is empty. While a queue has groups, a scan finds each consumer's next message, as for
+a selector (selecting.py); a consumer without a selector matches all messages. The found messages of a lane are kept in
+these containers:
 
-    without a group           one queue, for all consumers
-    each group                a group queue, of which only the head can be dispatched
-    heads of free groups      for all consumers
-    heads of owned groups     for the owner alone
+    messages without a group    one heap, for all consumers
+    messages of one group       a group queue, of which only the head can be dispatched
+    heads of free groups        one heap, for all consumers
+    heads of owned groups       one heap for each owner
 
-So a consumer's next message is the smallest of three, and no other consumer looks at the messages of a busy group.
+So the next message of a consumer is the first of three: without a group, of a free group, or of a group of its own.
 
-A group queue is short: messages that do not fit are skipped, and only the first skipped sequence is noted
-(`_skipped`). When the group queue runs out, the lane is scanned again from there (`refill`), for all groups with
-space; meanwhile only consumers that could take these messages wait. Source: docs/contract.md, "Groups"
+A group queue is short. Messages that do not fit are skipped, and `_skipped` notes only the first skipped sequence. When
+a group queue is nearly used up, `refill` scans the lane again from that sequence, for all groups with space. Only
+consumers that could take these messages wait meanwhile. Source: docs/contract.md, "Groups"
 """
 
 from __future__ import annotations
@@ -51,23 +52,23 @@ class GroupOwnership:
     )
 
     def __init__(self, cursors: Callable[[], Iterable[GroupScanCursor]], memory: MemoryBudget) -> None:
-        """`cursors` returns the cursors of all selectors."""
+        """`cursors` returns all scan cursors of the queue: for each selector, one cursor a lane."""
         self._cursors = cursors
         self._memory = memory
         self.owned_bytes = 0
-        """Bytes of memory counted for owned groups."""
+        """Bytes of memory that count for groups with an owner."""
         self.owners: dict[str, BrokerConsumer] = {}
-        """Owner of each group that is not free; the group dispatched last is at the end."""
+        """Owner of each group that is not free. The group dispatched last is at the end."""
         self._groups_by_owner: dict[BrokerConsumer, dict[str, None]] = {}
         self.suspended_owners: dict[BrokerConsumer, tuple[int, int]] = {}
-        """Suspended consumers, with the number of messages held and of transactions ended when their groups were
-        last checked."""
+        """Suspended consumers, each with two numbers as of the last check of its groups: messages that it held, and
+        transactions of its connection that had ended."""
         self._owned_max = GROUPS_MAX + GROUPS_MAX // 4
-        """Number of owned groups beyond which some are freed."""
+        """Number of owned groups above which some groups are freed."""
         self._owned_max_if_short = GROUPS_MIN
-        """A lower limit, used while memory for queues is short."""
+        """Limit in place of `_owned_max` while memory for queues is short."""
         self.assigned_count = self.freed_count = 0
-        """Number of times that a group got an owner, and that messages of a group became available."""
+        """How often a free group got an owner, and how often a group was freed or a delay in a group ended."""
         self._delayed: dict[str, set[tuple[int, int]]] = {}
         """Rank and sequence of delayed messages, by group."""
         self._first_delayed: dict[str, tuple[int, int]] = {}
@@ -85,7 +86,8 @@ class GroupOwnership:
         return first is not None and first < (rank, sequence)
 
     def on_dispatched(self, entry: Entry, consumer: BrokerConsumer) -> None:
-        """Make the consumer the owner of the dispatched message's group, or free the group if the message closes it."""
+        """Make the consumer the owner of the dispatched message's group. If the message closes its group, free the
+        group."""
         group = entry.group
         assert entry.message is not None, "what has left memory is read first"
         owner = self.owners.pop(group, None)
@@ -107,8 +109,8 @@ class GroupOwnership:
             self._on_freed(group)
 
     def suspend_owner(self, consumer: BrokerConsumer, queue: Queue) -> None:
-        """Free the consumer's groups of which it holds no message; until `wake_owner`, free the others as soon as it
-        holds none of theirs. `queue` is the queue of these groups."""
+        """Free each group of a suspended consumer once the consumer and its transactions hold no message of the group:
+        now, or later until `wake_owner`. `queue` is the queue of these groups."""
         self.suspended_owners[consumer] = _NEVER_CHECKED
         self.free_groups_of_suspended(queue)
 
@@ -118,8 +120,8 @@ class GroupOwnership:
         self.suspended_owners.pop(consumer, None)
 
     def free_groups_of_suspended(self, queue: Queue) -> None:
-        """Free groups of suspended consumers that hold no message of them, nor do their transactions. Called before
-        each dispatch from `queue`, the queue of these groups."""
+        """Free each group whose owner is suspended, if neither the owner nor its transactions hold a message of the
+        group. Called before each dispatch from `queue`, the queue of these groups."""
         for consumer, seen in self.suspended_owners.items():
             session = consumer.session
             # A suspended consumer gets nothing: what it holds only leaves it, for good or for a transaction, which
@@ -143,13 +145,13 @@ class GroupOwnership:
         self._free(list(self._groups_by_owner.get(consumer, ())))
 
     def on_delayed(self, entry: Entry) -> None:
-        """Hold back a group from a delayed message on."""
+        """Hold back the later messages of a delayed message's group."""
         key = (entry.lane.rank, entry.sequence)
         self._delayed.setdefault(entry.group, set()).add(key)
         self._first_delayed[entry.group] = min(key, self._first_delayed.get(entry.group, key))
 
     def on_delay_ended(self, entry: Entry) -> None:
-        """End a delay; only other delayed messages hold back the group from now on."""
+        """End the delay of a message. From now on only other delayed messages hold back the group."""
         group = entry.group
         delayed = self._delayed.get(group, set())
         delayed.discard((entry.lane.rank, entry.sequence))
@@ -188,7 +190,8 @@ class GroupOwnership:
                 cursor.update_heads(groups)
 
     def _free_oldest(self, count: int) -> None:
-        """Free all but the `count` groups dispatched last, except those of which messages are held."""
+        """Free all groups but the `count` groups dispatched last. Groups of which a consumer holds messages stay
+        owned."""
         held = {entry.group for consumer in set(self.owners.values()) for entry in consumer.held.values()}
         oldest = list(self.owners)[: len(self.owners) - count]
         self._free([group for group in oldest if group not in held])
@@ -201,12 +204,12 @@ _NEVER_CHECKED = (-1, -1)
 
 
 def group_bytes(group: str) -> int:
-    """Return the approximate bytes of memory for one group's owner."""
+    """Return roughly the bytes of memory that one owned group takes."""
     return GROUP_BYTES + getsizeof(group)
 
 
 class GroupScanCursor(ScanCursor):
-    """Cursor of a selector's scan in one lane (ScanCursor) that also keeps the found messages by group."""
+    """Cursor of a scan in one lane, which also keeps the found messages by group."""
 
     __slots__ = (
         "_group_queues",
@@ -225,18 +228,18 @@ class GroupScanCursor(ScanCursor):
         self._group_queues: dict[str, list[int]] = {}
         """Group queues, as heaps of sequences."""
         self._skipped: dict[str, int] = {}
-        """Sequence from which on messages of a group were skipped, by group."""
+        """By group: sequence from which on its messages were skipped."""
         self._refilling: dict[str, int] = {}
-        """Sequence from which on the lane is scanned again for a group, by group."""
+        """By group: sequence from which on the lane is scanned again for it."""
         self._refill_until = 0
-        """During a refill, the sequence up to which the lane had been tested before the refill; else 0."""
+        """During a refill: sequence up to which the lane had been tested before. Else 0."""
         self.heads_by_owner: dict[BrokerConsumer | None, list[tuple[int, str]]] = {}
-        """Heads of group queues by owner, as heaps; None has those of free groups. Stale ones differ from
-        `_head_by_group`."""
+        """By owner: heads of its group queues, as a heap; None is for free groups. An item that differs from
+        `_head_by_group` is outdated."""
         self._head_by_group: dict[str, tuple[BrokerConsumer | None, int]] = {}
-        """Owner and sequence of each group's valid entry in `heads_by_owner`."""
+        """By group: owner and sequence of the group's valid item in `heads_by_owner`."""
         self.needs_refill = False
-        """A consumer waits for skipped messages."""
+        """A consumer's next message may be a skipped one."""
 
     # ---- Progress of the tests ----
 
@@ -278,7 +281,7 @@ class GroupScanCursor(ScanCursor):
             self.pending.clear()
 
     def refill(self) -> None:
-        """Scan the lane again from the first skipped message on, unless a refill is under way."""
+        """Begin to scan the lane again, from the first skipped message on. Does nothing if a refill is under way."""
         self.needs_refill = False
         if self._refill_until:
             return
@@ -343,8 +346,8 @@ class GroupScanCursor(ScanCursor):
             self.update_head(group)
 
     def _will_be_refilled(self, entry: Entry) -> bool:
-        """Return whether the current refill will reach the entry. It begins at a sequence of each group: the group
-        queue has all of the group before that."""
+        """Return whether the current refill will still reach the entry. A refill begins, for each group, at the first
+        skipped sequence: the group queue has the messages before."""
         return entry.sequence > self.position and entry.sequence >= self._refilling.get(entry.group, UNBOUNDED)
 
     def _limit_per_group(self) -> int:
@@ -365,7 +368,7 @@ class GroupScanCursor(ScanCursor):
     # ---- Next message ----
 
     def update_head(self, group: str) -> None:
-        """Put the group's head into `heads_by_owner`, unless it is valid there or the group is held back."""
+        """Put the group's head into `heads_by_owner`, unless it is there already or the group is held back."""
         sequence, _ = self._head_and_is_known(group)
         owner = self._groups.owners.get(group)
         if sequence is None or self._groups.has_earlier_delayed(group, self.lane.rank, sequence):
@@ -382,8 +385,11 @@ class GroupScanCursor(ScanCursor):
                 self.update_head(group)
 
     def first_for(self, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
-        """Return the first found message that the consumer (None: any without groups of its own) could take. If it
-        must wait for tests or a refill: None and True."""
+        """Return the first message that the consumer could take, and False; None and False if there is none.
+
+        Returns None and True if only tests or a refill can show which message is first. `consumer` is None for all
+        consumers that own no group.
+        """
         ungrouped = self._first_ungrouped()
         candidates = [] if ungrouped is None else [(ungrouped, True)]
         for owner in (None,) if consumer is None else (None, consumer):
@@ -402,11 +408,11 @@ class GroupScanCursor(ScanCursor):
         return self.found[sequence], False
 
     def groups_with_heads(self) -> list[str]:
-        """Return the groups whose heads could be next for a consumer."""
+        """Return the groups that have a head here and are not held back."""
         return list(self._head_by_group)
 
     def is_owned_by_another(self, group: str, consumer: BrokerConsumer) -> bool:
-        """Return whether messages of this group wait here and another consumer owns it."""
+        """Return whether another consumer owns the group, and messages of the group wait in this lane."""
         return not self._groups.is_open_to(consumer, group) and self._head_and_is_known(group)[0] is not None
 
     def _first_ungrouped(self) -> int | None:
@@ -433,7 +439,8 @@ class GroupScanCursor(ScanCursor):
         return None
 
     def _head_and_is_known(self, group: str) -> tuple[int | None, bool]:
-        """Return the sequence where a group begins, and whether it is a known message, not a skipped one."""
+        """Return the first sequence of a group, None if there is none; and whether it is a found message (True) or a
+        skipped one (False)."""
         group_queue = self._group_queues.get(group)
         while group_queue and not self._is_current(group_queue[0]):
             heappop(group_queue)

@@ -1,8 +1,8 @@
-"""Index of a queue's selectors by the property values that they require, to avoid comparing a message with each.
+"""Index of a queue's selectors by required property values, so that a message is not compared with each selector.
 
-A hundred consumers that each wait for a value of their own (`JMSCorrelationID = '17'`) have a hundred selectors, of
-which at most one matches a message. Such a selector is indexed by the value that it requires of one property; that
-property of a message is looked up once, however many selectors there are.
+A hundred consumers may each wait for a value of their own (`JMSCorrelationID = '17'`). Of these hundred selectors at
+most one matches a message. Such a selector is indexed by the property and the value that it requires. The message's
+value of that property is looked up once, however many selectors there are.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from truenext.model.message import SentMessage
 from truenext.model.selector import HeaderProperty, Selector
 
 KEYS_PER_SELECTOR_MAX = 8
-"""Values of one selector, at most: more would take more memory in each queue than the time saved is worth."""
+"""Maximum number of values by which one selector is indexed. With more, the index would take too much memory in each
+queue."""
 
 
 class KeyedScans:
@@ -20,9 +21,9 @@ class KeyedScans:
 
     def __init__(self) -> None:
         self._by_property: dict[HeaderProperty, dict[str, dict[QueueScan, None]]] = {}
-        """Scans by the property that their selectors require, and by the property's value."""
+        """Scans by the property that the scan's selector requires, and by the property's value."""
         self._unkeyed_scans: dict[QueueScan, None] = {}
-        """Scans whose selectors require no property to have one of a few values."""
+        """Scans that are not indexed: their selectors require no property to have one of a few values."""
 
     def add(self, scan: QueueScan) -> None:
         required = _required_property(scan.selector)

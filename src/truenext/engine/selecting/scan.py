@@ -13,12 +13,13 @@ from truenext.model.message import SentMessage
 from truenext.model.selector import Selector
 
 PENDING_ENTRIES_MAX = 10_000
-"""Messages of a lane to collect at once for tests: reaching the middle of a lane takes a while."""
+"""Maximum number of messages that are collected at once for tests. So many, because it takes a while to reach the
+middle of a lane."""
 
 
 class ComparisonBudget:
-    """Time for comparisons with selectors in one step, by their estimates. Half of it is for costly ones, so that these
-    leave time for others."""
+    """Estimated time that comparisons with selectors may take in one step. Half of the time is for costly comparisons,
+    so that these leave time for cheap ones."""
 
     __slots__ = ("_costly_ns", "_ns", "_total_ns")
 
@@ -43,7 +44,7 @@ class ComparisonBudget:
         self._ns -= ns
 
     def take(self, selector: Selector | None, message: SentMessage | None) -> bool:
-        """Take the time of a comparison; return False if there is none left."""
+        """Take the time of one comparison from the budget. Returns False if no time is left."""
         if selector is None or message is None:
             return True
         cost_ns = selector.base_ns + selector.byte_ns * len(message.header)
@@ -63,7 +64,7 @@ def _descending_sequence(entry: Entry) -> int:
 
 
 class ScanCursor:
-    """Position up to which one lane was tested for one selector, and the matches found."""
+    """Cursor of one selector in one lane: the position up to which the lane was tested, and the matches found."""
 
     __slots__ = ("_found_heap", "_untested", "found", "lane", "pending", "pending_to", "position", "selector")
 
@@ -73,13 +74,13 @@ class ScanCursor:
         self.position = 0 if len(lane) else UNBOUNDED
         """Sequence up to which all messages waiting in the lane were tested."""
         self.found: dict[int, Entry] = {}
-        """Matches by sequence; some may have been dispatched to other consumers."""
+        """Matches by sequence. Some may have been dispatched since."""
         self._found_heap: list[int] = []
         """Sequences of `found`, as a heap."""
         self._untested = NO_SEQUENCES
-        """Sequences of found messages that were unloaded, and so could not be tested yet."""
+        """Sequences in `found` of evicted messages, which cannot be tested before they are read."""
         self.pending: list[Entry] = []
-        """Messages in memory to test next, the last first."""
+        """Messages in memory that are tested next, in descending order of sequence."""
         self.pending_to = 0
         """Last sequence in `pending`."""
 
@@ -89,12 +90,13 @@ class ScanCursor:
 
     @property
     def tested_to(self) -> int:
-        """Sequence up to which all messages waiting in the lane were tested, or skipped for their group."""
+        """Sequence up to which all messages waiting in the lane were tested, or skipped because a group queue was
+        full."""
         return self.position
 
     @property
     def known_to(self) -> int:
-        """Sequence up to which no message that waits in the lane is still to be tested."""
+        """Sequence up to which all messages waiting in the lane were tested, deferred ones included."""
         selected = self.lane.selected
         if selected is None or selected.deferred is None:
             return self.tested_to
@@ -106,11 +108,13 @@ class ScanCursor:
 
     @property
     def has_space(self) -> bool:
-        """Whether at most half of the permitted number of matches wait: then a full scan goes on."""
+        """Whether at most half of the permitted number of matches wait. A scan that was full goes on when this is
+        true."""
         return len(self.found) <= SCAN_FOUND_MAX // 2
 
     def stop_before(self, sequence: int, *, if_full: bool = True) -> bool:
-        """Stop before this sequence, perhaps only if the scan is full; return whether it has stopped."""
+        """Stop the scan before this sequence; with `if_full` only if the scan is full. Returns whether it has
+        stopped."""
         if if_full and not self.is_full:
             return False
         self.position = sequence - 1
@@ -121,7 +125,8 @@ class ScanCursor:
         self.position = sequence
 
     def first(self) -> Entry | None:
-        """Return the first match, if all messages before it were tested. It must be read first if it is unloaded."""
+        """Return the first match. None if there is none, or if an untested message comes before it. An evicted match
+        must be read before it is dispatched."""
         while self._found_heap:
             sequence = self._found_heap[0]
             entry = self.found[sequence]
@@ -142,7 +147,8 @@ class ScanCursor:
         return self.selector is None or self.selector.matches(message)
 
     def test(self, entry: Entry) -> bool:
-        """Add a waiting message if it matches, or is unloaded and cannot be tested yet; return whether it was added."""
+        """Add a waiting message if it matches, or if it is evicted and cannot be tested yet. Returns whether it was
+        added."""
         message = entry.message
         sequence = entry.sequence
         if message is None:
@@ -153,7 +159,7 @@ class ScanCursor:
         return True
 
     def on_arrived(self, entry: Entry) -> bool:
-        """Test a message that has just arrived; return whether it was added."""
+        """Test a message that has just arrived. Returns whether it was added."""
         return self.test(entry)
 
     def add(self, entry: Entry) -> None:
@@ -169,8 +175,8 @@ class ScanCursor:
             self.add_pending(entry)
 
     def add_pending(self, entry: Entry) -> None:
-        """Add a requeued, untested message to `pending`, if it belongs there. In `found`, too many such messages would
-        leave no space for tests of earlier ones."""
+        """Add a requeued, untested message to `pending`, if its sequence is in the range of `pending`. It is not added
+        to `found`: many such messages would leave no space there for earlier matches."""
         pending = self.pending
         if not pending or entry.sequence > self.pending_to:
             return
@@ -182,7 +188,8 @@ class ScanCursor:
             pending.insert(index, entry)
 
     def load_pending(self) -> None:
-        """Collect the messages in memory that follow the position, if there are any."""
+        """Collect in `pending` the messages in memory that follow the position. If there are none, move the position
+        up to the horizon."""
         lane = self.lane
         pending = lane.entries_between(
             self.position, lane.horizon, limit=PENDING_ENTRIES_MAX, with_delayed=False, with_unread=False
@@ -195,7 +202,7 @@ class ScanCursor:
             self.advance_to(up_to)
 
     def test_pending(self, count: int, budget: ComparisonBudget) -> int:
-        """Test up to `count` pending messages; return how many, or `count` if the budget does not suffice."""
+        """Test up to `count` pending messages. Returns how many were tested, or `count` if the budget is used up."""
         remaining = count
         pending = self.pending
         while pending and remaining > 0 and not self.is_full:
@@ -211,13 +218,13 @@ class ScanCursor:
 
 
 class QueueScan:
-    """The scan of a queue for one selector, shared by all consumers that have it."""
+    """Scan of a queue for one selector. All consumers with this selector share the scan."""
 
     __slots__ = ("consumers", "cursors", "selector")
 
     def __init__(self, selector: Selector | None, cursors: dict[int, ScanCursor]) -> None:
         self.selector = selector
-        """Selector; None matches all, and is used only with groups."""
+        """Selector. None matches all messages, and is used only in queues with groups."""
         self.consumers = 0
         self.cursors = cursors
         """Cursors of the lanes that can contain matches, by rank."""
@@ -228,11 +235,11 @@ class ConsumerScans:
 
     def __init__(self) -> None:
         self._by_consumer: dict[BrokerConsumer, QueueScan] = {}
-        """Scans of consumers of one queue."""
+        """Scans of the consumers that are no wildcard consumers."""
         self._by_wildcard: dict[BrokerConsumer, dict[Queue, QueueScan]] = {}
 
     def find_scan(self, consumer: BrokerConsumer, queue: Queue) -> QueueScan | None:
-        """Return the consumer's scan in a queue; None if it matches all and the queue has no groups."""
+        """Return the consumer's scan in a queue. None if the consumer has no selector and the queue no groups."""
         if consumer.queue is not None:
             return self._by_consumer.get(consumer)
         scans = self._by_wildcard.get(consumer)
@@ -245,7 +252,7 @@ class ConsumerScans:
             self._by_wildcard.setdefault(consumer, {})[queue] = scan
 
     def remove(self, consumer: BrokerConsumer, queue: Queue) -> QueueScan | None:
-        """Remove the scan of a consumer that leaves a queue, and return it."""
+        """Remove and return the scan of a consumer that leaves a queue."""
         if consumer.queue is not None:
             return self._by_consumer.pop(consumer, None)
         scans = self._by_wildcard.get(consumer)

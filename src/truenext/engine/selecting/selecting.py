@@ -1,15 +1,16 @@
-"""Selectors of a queue's consumers: find their matches in memory and in the store.
+"""Selectors of a queue's consumers: finds the matching messages in memory and in the store.
 
-Each selector has one `QueueScan`, however many consumers use it. The scan has a `ScanCursor` in each lane that can
-contain matches; a lane that is created later gets one then:
+Each selector has one `QueueScan`, however many consumers use the selector. The scan has a `ScanCursor` for each lane
+that can contain matches:
 
     tested                            position          not tested yet
     <---- matches are in `found` ----> | <---- in memory, in slices; in the store, page by page ---->
 
-A message that arrives when all is tested, or is requeued in the tested part, is compared at once. So a consumer's
-next message is the first match found; if there is none, and not all is tested, its consumers wait. A match above the
-horizon is loaded early (horizon.py): it alone comes into memory, and the horizon stays. If too many matches wait,
-the position stays where it is until some were dispatched. Source: docs/contract.md, "True next"
+A message that is requeued in the tested part, or arrives when all is tested, is compared at once. The consumers' next
+message is the first match. If no match is found and the lane is not wholly tested, the consumers wait.
+
+A match above the horizon is loaded early (memory/horizon.py): only the match comes into memory, and the horizon stays.
+If too many matches wait, the position stays until some matches were dispatched. Source: docs/contract.md, "True next"
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from truenext.model.selector import Selector
 
 _MISSING = object()
 Load = Callable[[Lane, PageMessage], Entry]
-"""Function that loads a message of a page into memory; the message may be delayed."""
+"""Function that loads a message of a page into memory. If the message is not due, it is put among the delayed ones."""
 
 
 class QueueSelection:
@@ -62,25 +63,25 @@ class QueueSelection:
     def __init__(
         self, queue: Queue, memory: MemoryBudget, consumer_scans: ConsumerScans, arrival_budget: ComparisonBudget
     ) -> None:
-        """`consumer_scans` has the scans of the consumers of all queues, and `arrival_budget` is for the messages that
-        arrive or are requeued in all queues."""
+        """`consumer_scans` has the scans of all queues. `arrival_budget` is shared by all queues; it is the budget for
+        messages that arrive or are requeued."""
         self._memory = memory
         self._arrival_budget = arrival_budget
         self.queue = queue
         self.scans: dict[str, QueueScan] = {}
-        """Scans by the text of their selector."""
+        """Scans by the text of the selector; "" for no selector."""
         self.consumer_scans = consumer_scans
         self.groups: GroupOwnership | None = None
-        """Groups of the queue; None before its first message that has one."""
+        """Groups of the queue; None before the queue's first message with a group."""
         memory.queue_bytes += SELECTION_BYTES
         self._keyed = KeyedScans()
         self.unfinished_cursors: dict[ScanCursor, None] = {}
-        """Cursors that have not tested their whole lane, the one served last at the end."""
+        """Cursors that have not tested their whole lane. The cursor served last is at the end."""
         self._stopped_ranks = 0
-        """Bit for each rank whose lane has only unfinished scans without a key (KeyedScans): nothing that arrives is
-        compared with them."""
+        """Bit for each rank in which all scans that are not indexed (KeyedScans) are unfinished. Arriving messages of
+        such a rank are not compared with these scans."""
         self._deferred_lanes: dict[int, Lane] = {}
-        """Lanes with requeued messages that are compared later, by rank."""
+        """Lanes with requeued messages that will be compared later, by rank."""
         for lane in queue.lanes:
             lane.allocate_selected()
 
@@ -120,7 +121,7 @@ class QueueSelection:
                     self.unfinished_cursors.pop(cursor, None)
 
     def _restart_deferred(self) -> None:
-        """Compare the first deferred messages anew: the scans have changed."""
+        """Begin all comparisons of the first deferred messages anew, because the scans have changed."""
         for lane in self._deferred_lanes.values():
             _deferred_of(lane).compared_scans = 0
 
@@ -141,7 +142,7 @@ class QueueSelection:
         return SELECTOR_BYTES + KEYED_BYTES * key_count(scan.selector) + len(scan.cursors) * of_lane
 
     def close(self) -> None:
-        """End the selection of a queue that needs none any more, or was removed."""
+        """End the selection, because the queue was removed, or has neither selectors nor groups any more."""
         queue = self.queue
         self._memory.queue_bytes -= SELECTION_BYTES + sum(map(self._scan_bytes, self.scans.values()))
         if self.groups is not None:
@@ -219,8 +220,8 @@ class QueueSelection:
         return self.groups is None or budget.has_time
 
     def _test_requeued(self, entry: Entry, budget: ComparisonBudget, first: int = 0) -> int | None:
-        """Test a requeued message with all scans from the one with the number `first` on. Returns the number of the
-        next scan if the budget is spent before the last; else None."""
+        """Test a requeued message with all scans, beginning with the scan of number `first`. Returns None when done; if
+        the budget is spent earlier, the number of the next scan."""
         message = entry.message
         scans = list(self.scans.values()) if message is None else self._keyed.candidate_scans(message)
         for number in range(first, len(scans)):
@@ -242,19 +243,19 @@ class QueueSelection:
 
     @property
     def existing_groups(self) -> GroupOwnership:
-        """Groups of a queue that has had a message with one."""
+        """Groups of the queue. Use it only if the queue has had a message with a group."""
         assert self.groups is not None, "it has had a message of a group"
         return self.groups
 
     def on_horizon_lowering(self, lane: Lane) -> None:
-        """Drop pending messages, before the horizon of a lane moves down."""
+        """Drop the pending messages of a lane, before the lane's horizon moves down."""
         for scan in self.scans.values():
             cursor = scan.cursors.get(lane.rank)
             if cursor is not None:
                 cursor.pending = []
 
     def has_found(self, entry: Entry) -> bool:
-        """Return whether a scan has found the entry: then it must stay in memory, with or without its body."""
+        """Return whether a scan has found the entry. A found entry must stay in memory; its body need not."""
         for scan in self.scans.values():
             cursor = scan.cursors.get(entry.lane.rank)
             if cursor is not None and entry.sequence in cursor.found:
@@ -268,7 +269,7 @@ class QueueSelection:
         return bool(self._deferred_lanes)
 
     def test_deferred(self, budget: ComparisonBudget) -> None:
-        """Test deferred messages, those of the highest priority first, as far as the budget allows."""
+        """Test deferred messages until the budget is spent, beginning with the highest priority."""
         for rank, lane in sorted(self._deferred_lanes.items()):
             deferred = _deferred_of(lane)
             has_more = True
@@ -292,8 +293,7 @@ class QueueSelection:
     # ---- Messages that were there before ----
 
     def next_cursor(self) -> ScanCursor | None:
-        """Return the cursor to go on with: of those that are unfinished and have space, that of the highest
-        priority."""
+        """Return the unfinished cursor with space that has the highest priority; None if there is none."""
         return min(
             (cursor for cursor in self.unfinished_cursors if cursor.has_space),
             key=lambda cursor: cursor.lane.rank,
@@ -301,7 +301,7 @@ class QueueSelection:
         )
 
     def test_slice(self, cursor: ScanCursor, budget: ComparisonBudget) -> bool:
-        """Test a slice; return whether the next messages must be read from the store."""
+        """Test a slice of a cursor's lane. Returns whether the next messages must be read from the store."""
         lane = cursor.lane
         # The others are next.
         if self.unfinished_cursors.pop(cursor, _MISSING) is not _MISSING:
@@ -336,7 +336,8 @@ class QueueSelection:
         load: Load,
         budget: ComparisonBudget,
     ) -> None:
-        """Test a page, which has the messages after `after_sequence` up to `last`, as far as the budget allows."""
+        """Test the messages of a page until the budget is spent. The page has the messages after `after_sequence`, up
+        to `last`."""
         cursors = [
             cursor
             for cursor in self.unfinished_cursors
@@ -357,9 +358,11 @@ class QueueSelection:
         load: Load,
         budget: ComparisonBudget,
     ) -> bool:
-        """Test messages above the horizon, up to `last`, with the selectors of `cursors`: those of a page, those being
-        written, and those loaded before the horizon reached them. Returns False if the budget did not suffice; the
-        cursors stay where they are then."""
+        """Test messages above the horizon, up to `last`, with the selectors of `cursors`.
+
+        These are messages of a page, messages being written, and messages loaded early. Returns False if the budget was
+        spent before the last message; then each cursor stays at the last message that it has tested.
+        """
         selected = lane.selected
         assert selected is not None, "a consumer has a selector"
         in_memory = {
@@ -407,7 +410,8 @@ class QueueSelection:
 
 
 def bytes_to_join(queue: Queue, selection: QueueSelection | None, selector: Selector) -> int:
-    """Return the bytes that one more consumer with this selector adds to a queue that has this QueueSelection."""
+    """Return the bytes that one more consumer with this selector adds to a queue. `selection` is the queue's, if it has
+    one."""
     size = SELECTOR_BYTES + KEYED_BYTES * key_count(selector)
     if selection is None:
         size += SELECTION_BYTES + len(queue.lanes) * SELECTED_ENTRIES_BYTES

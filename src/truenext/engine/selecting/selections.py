@@ -1,6 +1,6 @@
 """Selections of all queues, and the order in which their scans go on.
 
-In each turn one slice of one queue is tested. One page at a time is read, for all queues together.
+A turn tests one slice of one queue. For all queues together, only one page is read at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from truenext.model.selector import Selector
 
 
 class ScanRead(SideRead):
-    """Read of a page whose messages are to be compared with the selectors of their queue."""
+    """Read of a page. Its messages are then compared with the selectors of the queue's consumers."""
 
     __slots__ = ("_selections", "horizon_rise_count")
 
@@ -59,11 +59,11 @@ class Selections(BackgroundTask):
         self._arrival_budget = ComparisonBudget(COMPARISONS_NS_PER_PASS)
         self._scan_ns = SCAN_NS_PER_TURN
         self.by_queue: dict[Queue, QueueSelection] = {}
-        """Selections of the queues that have consumers with selectors, or groups."""
+        """Selections of the queues that have groups, or consumers with selectors."""
         self._active: dict[QueueSelection, None] = {}
-        """Selections with messages to test, the one served last at the end."""
+        """Selections with messages to test. The selection served last is at the end."""
         self._awaiting_page: dict[QueueSelection, None] = {}
-        """Selections that need a page, and wait until the current read ends."""
+        """Selections that need a page, and wait until the current read has ended."""
         self._current_read: ScanRead | None = None
 
     @property
@@ -74,7 +74,7 @@ class Selections(BackgroundTask):
         return bool(self._active)
 
     def begin_pass(self) -> None:
-        """Allow comparisons of messages that arrive or are requeued until the next turn."""
+        """Renew the budget for comparing messages that arrive or are requeued until the next turn."""
         self._arrival_budget.renew()
 
     def subscribe(self, consumer: BrokerConsumer, queue: Queue, selector: Selector | None) -> None:
@@ -84,7 +84,7 @@ class Selections(BackgroundTask):
         self.activate_selection(selection)
 
     def start_groups(self, queue: Queue) -> None:
-        """Begin to track the groups of a queue, with its first message that has one in this run."""
+        """Begin to track the groups of a queue, at its first message with a group in this run."""
         selection = self._get_or_create(queue)
         selection.start_groups(self._clients.receivers_of(queue).all())
         self.activate_selection(selection)
@@ -98,7 +98,7 @@ class Selections(BackgroundTask):
         return selection
 
     def scan_of(self, consumer: BrokerConsumer, queue: Queue) -> QueueScan | None:
-        """Return the scan of a consumer in a queue; None if it has no selector and the queue no groups."""
+        """Return the scan of a consumer in a queue. None if the consumer has no selector and the queue no groups."""
         return self.scans.find_scan(consumer, queue)
 
     def bytes_to_join(self, queue: Queue, selector: Selector) -> int:
@@ -106,7 +106,7 @@ class Selections(BackgroundTask):
         return bytes_to_join(queue, self.by_queue.get(queue), selector)
 
     def existing_groups_of(self, queue: Queue) -> GroupOwnership:
-        """Return the groups of a queue that has had a message with one."""
+        """Return the groups of a queue, which must have had a message with a group."""
         return self.by_queue[queue].existing_groups
 
     def remove_consumer(self, consumer: BrokerConsumer, queue: Queue) -> None:
@@ -129,13 +129,13 @@ class Selections(BackgroundTask):
             selection.close()
 
     def activate_queue(self, queue: Queue) -> None:
-        """Go on with the scans of a queue, if they can."""
+        """Let the scans of a queue go on in the next steps, if they have something to test and need no page."""
         selection = self.by_queue.get(queue)
         if selection is not None:
             self.activate_selection(selection)
 
     def activate_selection(self, selection: QueueSelection) -> None:
-        """Go on with the scans of a selection, if they can."""
+        """Let the scans of a selection go on in the next steps, if they have something to test and need no page."""
         current_read = self._current_read
         if selection in self._awaiting_page or (
             current_read is not None and current_read.lane.queue is selection.queue
@@ -167,9 +167,9 @@ class Selections(BackgroundTask):
         return ()
 
     def on_page_read(self, read: ScanRead, page: PageResult) -> None:
-        """Test a page; all batches that it contains are known to be durable.
+        """Test the messages of a page. All batches that the page contains are known to be durable.
 
-        Raises: StoreError if the store has lost messages.
+        Raises: StoreError if the store lacks messages that it should have.
         """
         lane = read.lane
         self._current_read = None
@@ -224,7 +224,8 @@ class Selections(BackgroundTask):
 
 
 def _is_page_current(read: ScanRead) -> bool:
-    """Return whether messages that the page lacks are still where they were when it was requested."""
+    """Return whether the horizon has not moved up since the page was requested, and is not above the page's beginning.
+    Otherwise messages that the page lacks may be below the horizon now."""
     lane = read.lane
     return (
         lane.selected is not None
@@ -234,5 +235,5 @@ def _is_page_current(read: ScanRead) -> bool:
 
 
 def _needs_groups(queue: Queue) -> bool:
-    """Return whether a queue without consumers may still contain, or get back, messages of a group."""
+    """Return whether messages of a group may still be in a queue without consumers, or be requeued there."""
     return queue.has_groups and (queue.is_needed or queue.has_unloaded_held)

@@ -1,7 +1,6 @@
 """Disk balance of a transaction: bytes that its acknowledgements free against bytes that its sends need.
 
-Counted only while the disk is full: from the first SEND of a transaction that finds it full. Source:
-docs/contract.md, "Memory and disk"
+A transaction has a balance from its first SEND that finds the disk full. Source: docs/contract.md, "Memory and disk"
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ from truenext.model.message import SentMessage
 from truenext.model.record import RECORD_OVERHEAD_BYTES, REFERENCE_SIZE
 
 CopyCount = Callable[[Send], int]
-"""Function that returns the number of queues that a message would be in, if it were sent now."""
+"""Function that returns how many queues would get a copy of the message, if it were sent now."""
 
 
 class DiskBalance:
-    """Bytes on disk that one transaction frees and needs, by which its sends are allowed while the disk is full."""
+    """Bytes on disk that one transaction frees and needs. They decide which sends are allowed while the disk is
+    full."""
 
     __slots__ = ("_freed", "_sends_of_copies", "_sent", "_sent_to_spark", "shared_copies")
 
@@ -31,9 +31,9 @@ class DiskBalance:
         self._sent_to_spark = 0
         """Bytes sent to queues of Spark; not included in `_sent`."""
         self._sends_of_copies: list[Send] = []
-        """Sends to several queues, not included in `_sent`, as the number of copies may still change."""
+        """Sends to several queues. `_sent` does not include these, because the number of copies may still change."""
         self.shared_copies: dict[int, list[Entry]] = {}
-        """Acknowledged copies of contents that other queues may use too, by content number."""
+        """Acknowledged copies of contents that copies in other queues may share, by content number."""
 
     # ---- Bytes freed ----
 
@@ -48,7 +48,8 @@ class DiskBalance:
                 self._freed += _stored_bytes(entry)
 
     def count_contents(self, references: Mapping[int, int]) -> None:
-        """Count contents whose last copies are acknowledged here; `references` are the store's counts of copies."""
+        """Count as freed each content of which this transaction has acknowledged all copies. `references` has the
+        store's number of copies by content number."""
         for number, count in references.items():
             if count == len(self.shared_copies[number]):
                 self._freed += _stored_bytes(self.shared_copies.pop(number)[0])
@@ -94,7 +95,7 @@ def _record_bytes(message: SentMessage) -> int:
 
 
 def _stored_bytes(entry: Entry) -> int:
-    """Bytes of an entry's record, or of the content that it shares."""
+    """Return the bytes of an entry's record, or of its content if copies share that."""
     if entry.message is not None:
         return _record_bytes(entry.message)
     # The body was evicted while a consumer held the message.

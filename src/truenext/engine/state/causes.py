@@ -1,7 +1,6 @@
 """Causes of a message in memory: the texts that say why consumers failed with it.
 
-An entry without causes has no `KnownCauses`. Causes that the store has are evicted with the message's body, and read
-with it.
+An entry without causes has no `KnownCauses`. When a message's body is evicted, its stored causes are evicted, too.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ class KnownCauses(msgspec.Struct, frozen=True, gc=False):
     first: str
     """First cause; empty if only the store has it."""
     last: str
-    """Last cause; empty if only the store has both."""
+    """Last cause; empty if only the store has the first and the last cause."""
     batch: int = 0
-    """Batch of this run that stored causes last; 0 if none has."""
+    """Last batch of this run that has stored causes of the message; 0 if there is none."""
     unstored: Causes = NO_CAUSES
     """Causes to be stored with the message's next mark."""
 
@@ -42,17 +41,17 @@ def append_cause(before: KnownCauses | None, cause: str) -> KnownCauses:
 
 
 def causes_from_store(causes: Causes) -> KnownCauses | None:
-    """Return the causes of a message that was only in the store."""
+    """Return the causes that a page has of a message; None if the message has none."""
     return KnownCauses(causes.first, causes.last) if causes != NO_CAUSES else None
 
 
 def merge_stored_causes(known: KnownCauses, causes: Causes) -> KnownCauses:
-    """Fill in causes that only the store has. Those in memory win: they may not be stored yet."""
+    """Fill in causes that only the store has. Causes in memory are kept: the store may have older ones."""
     return KnownCauses(known.first or causes.first, known.last or causes.last, known.batch, known.unstored)
 
 
 def causes_size(known: KnownCauses | None) -> int:
-    """Bytes of memory of a message's causes, roughly: their texts may be shared."""
+    """Return roughly the bytes of memory that a message's causes take. Messages may share texts of causes."""
     if known is None or not known.are_in_memory:
         return 0
     size = _OBJECT_BYTES + getsizeof(known.last)

@@ -1,11 +1,11 @@
-"""Registry of connections, and of the receivers of each queue. A queue without receivers has no entry.
+"""Registry of connections, and of the receivers of each queue. A queue without receivers is not in the registry.
 
 consumers     consumers of this queue alone
 wildcards     wildcard consumers, which consume from other queues too
 exclusive     the only receiver that gets messages, while any receiver is exclusive
 
-There may be ten thousand receivers of one queue, and a connection with a thousand of them may end in one step. So the
-lists are in order, and each consumer is found by bisection.
+A queue may have ten thousand receivers, and a connection with a thousand receivers may end in one step. So the lists of
+receivers are sorted, and a receiver is found by bisection.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class QueueReceivers:
     """Consumers and wildcard consumers that get messages of one queue."""
 
     consumers: list[QueueConsumer] = _NO_CONSUMERS
-    """Consumers in order of subscription, which is that of their numbers."""
+    """Consumers in order of subscription, and so of their numbers."""
     express: list[QueueConsumer] = _NO_CONSUMERS
     """Consumers that have asked for express dispatch, in order of subscription."""
     wildcards: Sequence[Wildcard] = ()
-    """Wildcard consumers in order of subscription: a tuple of one that queues share, or a list."""
+    """Wildcard consumers in order of subscription: a list, or a tuple of a single one, which queues share."""
     exclusives: list[BrokerConsumer] = _NO_EXCLUSIVES
     """Exclusive receivers, the preferred one first."""
     exclusive: BrokerConsumer | None = None
@@ -76,17 +76,17 @@ class ClientRegistry:
         self.receivers_by_queue: dict[Queue, QueueReceivers] = {}
         """Receivers of each queue that has some."""
         self._wildcard_singletons: dict[Wildcard, tuple[Wildcard]] = {}
-        """One tuple per wildcard consumer, shared by the queues that have no other."""
+        """One tuple per wildcard consumer, shared by all queues that have no other wildcard consumer."""
         self.full_sessions: dict[ConnectionState, None] = {}
-        """Connections that hold too much to get more."""
+        """Connections that hold HELD_MAX messages or more, and therefore get no message."""
         self.active_browsers: dict[Browser, None] = {}
-        """Browsers that have more to be shown, in the order in which they are served."""
+        """Browsers that are not done, in the order in which the broker serves them."""
         self.last_consumer_number = 0
         """Number of the last consumer that was created."""
         self.dispatch_count = 0
         """Number of dispatches so far: the logical clock of the service order."""
         self.express_ack_count = 0
-        """Number of acknowledgements by express consumers: a logical clock that tells which of them acknowledged
+        """Number of acknowledgements by express consumers: a logical clock that shows which consumer acknowledged
         last."""
 
     def receivers_of(self, queue: Queue) -> QueueReceivers:
@@ -139,7 +139,7 @@ class ClientRegistry:
         self._wildcard_singletons.pop(wildcard, None)
 
     def forget_queue(self, queue: Queue) -> None:
-        """Forget a removed queue, from which only wildcard consumers consumed."""
+        """Forget a removed queue. Only wildcard consumers were its receivers."""
         self.receivers_by_queue.pop(queue, None)
         queue.has_wildcards = False
 
@@ -152,7 +152,7 @@ class ClientRegistry:
     # ---- Held entries ----
 
     def count_dispatched(self, session: ConnectionState, count: int) -> None:
-        """Count dispatched messages of a connection, which gets no more once it holds HELD_MAX."""
+        """Count messages dispatched to a connection. A connection that holds HELD_MAX messages gets no more."""
         session.held_estimate += count
         if session.held_estimate >= HELD_MAX:
             session.count_held()
@@ -160,7 +160,7 @@ class ClientRegistry:
                 self.full_sessions[session] = None
 
     def take_freed_sessions(self) -> list[ConnectionState]:
-        """Return, once, connections that held too much and hold less by now."""
+        """Return the connections that held HELD_MAX messages and hold fewer now, each connection once."""
         for session in self.full_sessions:
             session.count_held()
         freed = [session for session in self.full_sessions if not session.holds_too_much]
@@ -169,13 +169,13 @@ class ClientRegistry:
         return freed
 
     def held_by_consumers(self, queue: Queue) -> Iterator[Entry]:
-        """Yield the entries of a queue that consumers hold; not those settled in open transactions."""
+        """Yield the entries of a queue that consumers hold; entries settled in open transactions are left out."""
         for consumer in self.receivers_by_queue.get(queue, NO_RECEIVERS).all():
             yield from (entry for entry in consumer.held.values() if entry.lane.queue is queue)
 
     def held_entries(self, queue: Queue, first: int = 0, until: int = UNBOUNDED) -> Iterator[Entry]:
-        """Yield the entries of a queue that consumers or transactions hold, with a sequence from `first` on and
-        below `until`."""
+        """Yield the entries of a queue that consumers or transactions hold. Sequences are from `first` on, and below
+        `until`."""
         for holder in self._holders(queue):
             # Most holders hold nothing so old.
             if holder.held and min(holder.held) < until:
@@ -184,7 +184,6 @@ class ClientRegistry:
                         yield entry
 
     def _holders(self, queue: Queue) -> Iterator[EntryHolder]:
-        """Yield all holders that may hold entries of a queue."""
         yield from self.receivers_by_queue.get(queue, NO_RECEIVERS).all()
         for session in self.sessions.values():
             yield from session.transactions.settling_transactions

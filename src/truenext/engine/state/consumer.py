@@ -1,6 +1,6 @@
 """Consumers, browsers and their connections.
 
-Credit does not depend on the next message, so a large message is never skipped.
+Whether a consumer has credit does not depend on the next message, so a large message is never skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXPRESS_MAX = 10
 """Messages beyond its window that an express consumer may hold."""
 
 FRAME_BYTES = 200
-"""Bytes that the broker adds to a MESSAGE frame, roughly, without the subscription's name."""
+"""Rough number of bytes that the broker adds to a message in its MESSAGE frame, without the subscription's name."""
 
 
 class Subscriber:
@@ -42,10 +42,10 @@ class Subscriber:
         self.memory = memory
         self.subscription = subscribe.subscription
         self.destination = subscribe.destination
-        """Destination as the client has named it."""
+        """Destination as the client named it."""
         self.selector = subscribe.selector
         self.frame_bytes = FRAME_BYTES + 2 * len(subscribe.subscription)
-        """Bytes of a message on the connection besides header and body, roughly."""
+        """Rough number of bytes of a MESSAGE frame, without the message's header and body."""
 
     def has_credit(self) -> bool:
         """Return whether the connection may get another message."""
@@ -96,43 +96,47 @@ class BrokerConsumer(Subscriber, EntryHolder):
         self.mode = subscribe.mode
         is_auto = subscribe.window is None and self.mode is AckMode.INDIVIDUAL and not subscribe.is_pulling
         self.auto_window = AutoWindow(now_ms) if is_auto else None
-        """Fits the window; None if the client has set one, pulls, or does not acknowledge messages singly."""
+        """Automatic window. None if the client has set a window, pulls, or does not acknowledge messages one by one."""
         self.pull_request = PullRequest() if subscribe.is_pulling else None
-        """Messages requested and not got; None if the subscription does not pull."""
+        """Messages requested and not dispatched yet; None if the subscription does not pull."""
         self.window = _requested_window(subscribe) if self.auto_window is None else self.auto_window.size
-        """Messages that the consumer may hold. If it pulls: messages held and requested, as of the last dispatch."""
+        """Number of messages that the consumer may hold. If it pulls: the number that it held and had requested when
+        `adjust_window` last ran."""
         self.awake_window: int | None = None
-        """Window after waking; None if the consumer is not suspended."""
+        """Window that a suspended consumer has again once woken; None if the consumer is not suspended."""
         self.priority = subscribe.priority
         self.service_rank = _service_rank(subscribe.priority, is_stretched=False)
-        """Among consumers with credit, the smallest rank is served first, whatever they hold."""
+        """Consumers with credit and the smallest service rank are served first, however many messages they hold."""
         self.is_exclusive = subscribe.is_exclusive
         self.has_express = subscribe.has_express
         self.last_ack_number = 0
-        """Value of `express_ack_count` at the last acknowledgement by this consumer; only with express."""
+        """Value of `express_ack_count` at the last acknowledgement by this consumer. Counted if `has_express`."""
         self._express_state = (-1, 0, 0)
-        """Messages held, window and last dispatch number, as of `_express_granted` and `_express_refused`."""
+        """Number of held messages, window and last dispatch number for which `_express_granted` and `_express_refused`
+        are valid."""
         self._express_granted = -1
-        """Least urgent rank of which the held messages are known to allow express dispatch; -1 if there is none."""
+        """Least urgent rank for which the held messages are known to allow express dispatch; -1 if none is known."""
         self._express_refused = len(RANKS)
-        """Most urgent rank of which they are known not to allow it; the number of ranks if there is none."""
+        """Most urgent rank for which the held messages are known to prevent express dispatch; the number of ranks if
+        none is known."""
         self.held = {}
         """Messages dispatched and neither settled nor requeued, in order of dispatch."""
         self.last_dispatch_number = last_dispatch_number
-        """`dispatch_count` at the last dispatch to this consumer, or at its subscription; the smallest waits
-        longest."""
+        """Value of `dispatch_count` at the last dispatch to this consumer, or at its subscription. The consumer with
+        the smallest value has waited longest."""
 
     def all_queues(self) -> list[Queue]:
         return [] if self.queue is None else [self.queue]
 
     @property
     def is_subscribed(self) -> bool:
-        """The subscription has not ended."""
+        """Whether the subscription has not ended."""
         return self.session.consumers.get(self.subscription) is self
 
     @property
     def reports_started(self) -> bool:
-        """The broker knows of each message that the program has received that it is started."""
+        """Whether the broker knows which messages the program has received: the client reports each as started, and no
+        report is lost."""
         session = self.session
         return session.is_truenext_client and not session.may_lack_reports and self.mode is not AckMode.AUTO
 
@@ -147,7 +151,7 @@ class BrokerConsumer(Subscriber, EntryHolder):
 
     @property
     def is_suspended(self) -> bool:
-        """The consumer gets no messages until it is woken."""
+        """Whether the consumer gets no messages until it is woken."""
         return self.awake_window is not None
 
     def suspend(self) -> None:
@@ -162,12 +166,13 @@ class BrokerConsumer(Subscriber, EntryHolder):
             self.restart_auto_window(now_ms)
 
     def restart_auto_window(self, now_ms: int) -> None:
-        """Restart the measurement: the consumer holds fewer messages now, but has not handled them."""
+        """Restart the measurement of the automatic window, after messages left the consumer unhandled."""
         if self.auto_window is not None:
             self.auto_window.reset(now_ms)
 
     def adjust_window(self, now_ms: int) -> bool:
-        """Fit the window to recent acknowledgements, or to the pull request. True if an automatic window changed."""
+        """Fit the window to recent acknowledgements, or to the pull request. Returns whether an automatic window has
+        changed."""
         if self.awake_window is not None:
             return False
         auto_window = self.auto_window
@@ -183,7 +188,8 @@ class BrokerConsumer(Subscriber, EntryHolder):
         return False
 
     def stretch_window(self, now_ms: int) -> bool:
-        """Enlarge an automatic window that was full for long while nothing was settled. True if enlarged."""
+        """Enlarge an automatic window that was full for long while nothing was settled. Returns whether it was
+        enlarged."""
         auto_window = self.auto_window
         if auto_window is None or self.is_suspended or len(self.held) < self.window or not auto_window.stretch(now_ms):
             return False
@@ -192,8 +198,8 @@ class BrokerConsumer(Subscriber, EntryHolder):
         return True
 
     def has_express_credit(self, rank: int) -> bool:
-        """Return whether a message of this rank may be dispatched beyond the window, which less urgent messages fill.
-        If not, then neither may a less urgent one, nor any later in the same turn."""
+        """Return whether a message of this rank may be dispatched beyond the window, because less urgent messages fill
+        the window. After False, the answer is False for less urgent ranks, and for the rest of the turn."""
         beyond = len(self.held) - self.window
         if not (self.has_express and self.window > 1 and 0 <= beyond < EXPRESS_MAX):
             return False
@@ -220,7 +226,8 @@ class BrokerConsumer(Subscriber, EntryHolder):
         return True
 
     def on_express_dispatch(self) -> None:
-        """Note that a message was dispatched by express credit: what is known of the others stays true."""
+        """Note that a message was dispatched by express credit. `_express_granted` and `_express_refused` stay
+        valid."""
         self._express_state = (len(self.held), self.window, self.last_dispatch_number)
 
     def covered_sequences(self, sequence: int) -> list[int]:
@@ -236,7 +243,7 @@ class BrokerConsumer(Subscriber, EntryHolder):
 
 
 class QueueConsumer(BrokerConsumer):
-    """Consumer of one queue, unlike a wildcard consumer."""
+    """Consumer of exactly one queue."""
 
     __slots__ = ()
 
@@ -244,7 +251,7 @@ class QueueConsumer(BrokerConsumer):
 
 
 class Browser(Subscriber):
-    """Browser of one queue: gets messages in the queue's order. How: browsing.py"""
+    """Browser of one queue. background/browsing.py shows it the messages, in the queue's order."""
 
     __slots__ = ("after_sequence", "last_sequence", "queue", "rank")
 
@@ -254,9 +261,9 @@ class Browser(Subscriber):
         super().__init__(session, browse, memory)
         self.queue = queue
         self.last_sequence = last_sequence
-        """Last sequence to be shown: later messages came after the browse began."""
+        """Last sequence to be shown: messages with greater sequences came after the browse began."""
         self.rank = -1
-        """Rank of the lane that is browsed; past the last rank the browser is done."""
+        """Rank of the lane that is being browsed; the number of ranks if the browser is done."""
         self.after_sequence = 0
         """Sequence up to which the lane of `rank` was browsed."""
         self.next_lane()
@@ -278,33 +285,36 @@ class ConnectionState:
     consumers: dict[str, BrokerConsumer] = field(default_factory=dict)
     """Consumers by subscription."""
     served_consumers: dict[BrokerConsumer, None] = field(default_factory=dict)
-    """Consumers that got messages since the socket last took all bytes."""
+    """Consumers that have got messages since the socket last had taken all bytes."""
     browsers: dict[str, Browser] = field(default_factory=dict)
-    """Browsers by subscription; one that is done stays until it is unsubscribed."""
+    """Browsers by subscription; a browser that is done stays until it is unsubscribed."""
     transactions: OpenTransactions = field(default_factory=OpenTransactions)
     temporary_queues: list[Queue] = field(default_factory=list)
-    """Temporary queues, removed with the connection; those of its topic subscriptions are included."""
+    """Temporary queues of the connection, including those of its topic subscriptions. They are removed with the
+    connection."""
     last_batch: int = 0
-    """Last batch with changes of this connection; its answers wait for that batch."""
+    """Last batch with changes of this connection. The connection's answers wait for that batch."""
     has_sent: bool = False
     """The connection has sent a message to a queue."""
     unsent_bytes: int = 0
     """Bytes of messages dispatched to this connection that its socket has not taken."""
     held_estimate: int = 0
-    """Messages that the connection holds at most: those of the last count, and all dispatched since."""
+    """Upper bound of the number of held messages: the last count, and all dispatches since."""
     holds_too_much: bool = False
-    """The connection held HELD_MAX messages or more when they were last counted: its consumers have no credit."""
+    """The connection held HELD_MAX messages or more at the last count, so its consumers have no credit."""
     release_count: int = 0
     """Number of releases by this connection so far."""
     is_truenext_client: bool = False
-    """The client knows of releases, reports which dispatches it has started, so that no others count as started, and
-    is not disconnected by an ERROR."""
+    """The client is a truenext client: it may release messages, reports the dispatches that it has started, and is not
+    disconnected by an ERROR."""
     may_lack_reports: bool = False
     """The connection has ended without a DISCONNECT: reports of started dispatches may be lost."""
 
     @property
     def only_sends(self) -> bool:
-        """The connection consumes nothing, so it may have to wait until other connections have made space."""
+        """Whether the connection has sent messages, and has neither subscriptions nor open transactions. Such a
+        connection may have to wait for space on the disk. Subscriptions of a truenext client to its own temporary
+        queues do not count."""
         if not self.has_sent or self.transactions:
             return False
         if self.is_truenext_client:
@@ -312,20 +322,22 @@ class ConnectionState:
         return not self.consumers
 
     def count_held(self) -> int:
-        """Count the messages that the connection holds, and note whether they are too many."""
+        """Count the messages that the connection holds, and note whether HELD_MAX is reached."""
         holders: Iterable[EntryHolder] = (*self.consumers.values(), *self.transactions.settling_transactions)
         self.held_estimate = sum(len(holder.held) for holder in holders)
         self.holds_too_much = self.held_estimate >= HELD_MAX
         return self.held_estimate
 
     def is_first_reply_queue(self, destination: Destination) -> bool:
-        """Return whether this is the connection's first reply queue, which it may have however many queues there
-        are."""
+        """Return whether this queue would be the connection's first temporary queue that is no topic subscription.
+        Each connection may have one such queue, even if there is no memory for another queue."""
         return not destination.topic and all(queue.destination.topic for queue in self.temporary_queues)
 
     def check_subscription(self, subscription: str, destination: Destination) -> None:
         """Check that this subscription can be added.
-        Raises: RemoteProtocolError if not.
+
+        Raises: RemoteProtocolError if its name is in use, the connection has too many subscriptions, or the destination
+        is another connection's temporary queue or topic.
         """
         if subscription in self.consumers or subscription in self.browsers:
             raise RemoteProtocolError(f"subscription {subscription!r} exists already on this connection", Code.IN_USE)
@@ -338,9 +350,9 @@ class ConnectionState:
             )
 
     def consumer(self, subscription: str) -> BrokerConsumer:
-        """Return the consumer of a subscription whose messages are acknowledged by the client.
+        """Return the consumer of a subscription whose messages the client acknowledges.
 
-        Raises: RemoteProtocolError if there is none.
+        Raises: RemoteProtocolError if there is no such subscription, it is a browser, or it has ack:auto.
         """
         consumer = self.consumers.get(subscription)
         if subscription in self.browsers:
@@ -357,8 +369,8 @@ class ConnectionState:
         return consumer
 
     def consumer_of(self, subscription: str | None, sequence: int, dispatch: int = 0) -> BrokerConsumer:
-        """Return the consumer that an ACK or NACK refers to; `dispatch` is the number of the dispatch that it names,
-        0 if none.
+        """Return the consumer that an ACK or NACK refers to. `dispatch` is the number of deliveries that the frame
+        names, 0 if none.
 
         Raises: RemoteProtocolError if no consumer of this connection holds the message.
         """
@@ -381,7 +393,8 @@ class ConnectionState:
 
     def transaction(self, name: str) -> BrokerTransaction:
         """Return an open transaction.
-        Raises: RemoteProtocolError if it is not open, or is rollback-only.
+
+        Raises: RemoteProtocolError if the transaction is not open, or is rollback-only.
         """
         transaction = self.transaction_to_abort(name)
         if transaction.is_rollback_only:
@@ -390,7 +403,8 @@ class ConnectionState:
 
     def transaction_to_abort(self, name: str) -> BrokerTransaction:
         """Return an open transaction, also a rollback-only one.
-        Raises: RemoteProtocolError if it is not open.
+
+        Raises: RemoteProtocolError if the transaction is not open.
         """
         transaction = self.transactions.get(name)
         if transaction is None:
@@ -399,7 +413,7 @@ class ConnectionState:
 
 
 def _uses_own_queue(consumer: BrokerConsumer) -> bool:
-    """Return whether a consumer has a temporary queue of its own connection, from which no other consumes."""
+    """Return whether a consumer receives from a temporary queue: always one of its own connection."""
     return consumer.destination.kind is DestinationKind.TEMPORARY
 
 
@@ -418,11 +432,11 @@ def _requested_window(subscribe: Subscribe) -> int:
 
 @dataclass(slots=True, eq=False)
 class PullRequest:
-    """Messages that a pulling subscription has requested and not got. Source: "Pull" in docs/contract.md"""
+    """Messages that a subscription has requested and that were not dispatched yet. Source: docs/contract.md, "Pull"."""
 
     remaining: int = 0
     """Number of messages requested and not dispatched yet."""
     waits_for_messages: bool = True
-    """True: open until all have come. False: ends when no message is ready."""
+    """True: the request stays open until all messages have come. False: it ends when no message is ready."""
     correlation: str | None = None
-    """The client's name for its last request."""
+    """Name that the client gave its last request; None if it gave none."""

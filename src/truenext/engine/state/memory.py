@@ -2,9 +2,9 @@
 
     --memory-limit  =  memory of the broker itself  +  messages, up to `limit`  +  queues, up to `queues_limit`
 
-The limits are separate, because memory that many small objects have used and freed is fragmented, and of little use
-to others. The memory of a message is freed when it leaves memory, that of a queue when the queue is removed
-(unused.py).
+Messages and queues have separate limits, because memory that many small objects have freed is fragmented, and hardly
+usable for other objects. A message's memory is freed when the message is evicted or gone, a queue's when the queue is
+removed (queues/unused.py).
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from truenext.model.message import SentMessage
 from truenext.model.selector import Selector
 
 ENTRY_BYTES = 400
-"""Bytes of a message besides header and body, roughly: Python objects and their slots in lists."""
+"""Rough number of bytes of a message besides header and body: Python objects and their slots in lists."""
 
 GROUP_BYTES = 150
 """Bytes of each group with an owner, without its name."""
 
 JOIN_BYTES = 300
-"""Bytes of a queue in a wildcard consumer that has joined it, while messages wait there."""
+"""Bytes that a wildcard consumer takes for each queue that it has joined and in which messages wait."""
 
 QUEUE_BYTES = 750 + JOIN_BYTES
-"""Bytes of a queue, with a name of usual length, its data in history and store, and its first wildcard consumer: a
-consumer that is to empty all queues must find memory."""
+"""Bytes of a queue with a name of usual length: the queue itself, its data in history and store, and JOIN_BYTES for its
+first wildcard consumer, so that a consumer of all queues finds memory."""
 
 NAME_BYTES = 64
 """Bytes of the name that QUEUE_BYTES includes."""
 
 NAME_COPIES = 4
-"""Bytes that each further byte of the name takes: as text, in the store's memory, and in the history while a file
-begins."""
+"""Bytes of memory for each byte of a name beyond NAME_BYTES: the name is in several objects, in the store's memory, and
+in the history."""
 
 LANE_BYTES = 250
 """Bytes of a lane, without slots for messages."""
@@ -53,47 +53,48 @@ GROUPS_BYTES = 600
 """Further bytes of a queue with groups."""
 
 SELECTOR_BYTES = 400
-"""Bytes of each selector of a queue; where there are groups, consumers without a selector share one that matches
+"""Bytes of each selector of a queue. In a queue with groups, consumers without a selector share one that matches
 all."""
 
 KEYED_BYTES = 350
-"""Bytes of each text that a selector compares with and that is looked up (keyed.py)."""
+"""Bytes of each property value by which a selector is indexed (selecting/keyed.py)."""
 
 SELECTOR_LANE_BYTES = 500
 """Bytes of each lane in which a selector may match."""
 
 GROUP_LANE_BYTES = 1800
-"""Bytes of each lane, in place of SELECTOR_LANE_BYTES, where there are groups."""
+"""Bytes of each lane in a queue with groups, instead of SELECTOR_LANE_BYTES."""
 
 CONSUMER_BYTES = 700
-"""Bytes of a subscription to a queue, without its name and that queue."""
+"""Bytes of a subscription to a queue, without the subscription's name and without the queue."""
 
 WILDCARD_BYTES = 3000
 """Additional bytes of a wildcard consumer, without its pattern and queues."""
 
 PATTERN_BYTES = 8
-"""Bytes of each character of a pattern, as a whole and in words."""
+"""Bytes of each character of a pattern, which is kept as a whole and split into words."""
 
 CONSUMERS_RESERVE = 2 * 1024 * 1024
-"""Bytes that consumers may take beyond the queues' limit: full queues need consumers that empty them."""
+"""Bytes that consumers may take beyond the limit for queues, so that queues can be emptied when the limit is
+reached."""
 
 UNSENT_THRESHOLD_MIN = 4 * UNSENT_BYTES_MAX
-"""Bytes that all sockets together may have unsent, however small the limit."""
+"""Smallest `unsent_threshold`, however small the limit for messages is."""
 
 
 class MemoryBudget:
     def __init__(self, limit: int = maxsize, queues_limit: int = maxsize) -> None:
         self.limit = limit
-        """Bytes of messages above which some are evicted; those of open transactions, sockets, unread answers and
-        incomplete frames count too."""
+        """Bytes of messages above which messages are evicted. Bytes of open transactions, unsent messages, unread
+        answers and incomplete frames count, too."""
         self.queues_limit = queues_limit
-        """Bytes of queues, counted separately, above which no more queues are created."""
+        """Bytes of queues above which no queue is created."""
         self.queue_bytes = 0
-        """Bytes of queues, without their messages, and of their consumers."""
+        """Bytes of queues and consumers, without messages."""
         self.selector_use_counts: dict[Selector, int] = {}
         """Number of users of each selector."""
         self.deque_bytes = 0
-        """Bytes of slots for messages in lanes; they count as messages do."""
+        """Bytes of the lanes' slots for messages; counted against `limit`."""
         self.message_bytes = 0
         """Bytes of messages in queues and windows."""
         self.pending_free_bytes = 0
@@ -101,9 +102,9 @@ class MemoryBudget:
         self.unsent_bytes = 0
         """Bytes of messages that sockets have not taken."""
         self.unsent_threshold = max(limit // 4, UNSENT_THRESHOLD_MIN)
-        """Unsent bytes above which each connection gets one message at a time."""
+        """Unsent bytes of all connections above which each connection gets one message at a time."""
         self.unsent_bytes_max = UNSENT_BYTES_MAX
-        """Unsent bytes of one connection at which its consumers have no credit."""
+        """Unsent bytes of one connection from which on its consumers have no credit."""
         self.transaction_bytes = 0
         """Bytes of sends and causes in open transactions."""
         self.incomplete_bytes = 0
@@ -111,11 +112,11 @@ class MemoryBudget:
         self.answer_bytes = 0
         """Bytes of answers that sockets have not taken."""
         self.is_page_space_short = False
-        """A page was requested for which there is hardly memory."""
+        """Whether a lane needed a page that does not fit below `limit`."""
 
     @property
     def bytes_over_limit(self) -> int:
-        """Bytes that have to be evicted; negative below the limit."""
+        """Number of bytes above `limit`, which must be evicted; negative below the limit."""
         return (
             self.message_bytes
             + self.deque_bytes
@@ -129,15 +130,15 @@ class MemoryBudget:
 
     @property
     def has_space_for_queue(self) -> bool:
-        """One more queue of the plain kind fits into memory."""
+        """Whether one more queue with one lane fits into the memory for queues."""
         return self.queue_bytes + QUEUE_BYTES + LANE_BYTES <= self.queues_limit
 
     def has_space_for_consumer(self, size: int) -> bool:
-        """Return whether a consumer may be added that takes `size` bytes, with all that is kept for it."""
+        """Return whether a consumer may be added for which `size` bytes are kept in all."""
         return self.queue_bytes + size <= self.queues_limit + CONSUMERS_RESERVE
 
     def bytes_for_selector(self, selector: Selector | None) -> int:
-        """Bytes that one more user of a selector takes."""
+        """Return the bytes that one more user of a selector takes: none if the selector is in use already."""
         return 0 if selector is None or selector in self.selector_use_counts else selector.size
 
     def add_selector(self, selector: Selector | None) -> None:
@@ -155,17 +156,17 @@ class MemoryBudget:
 
     @property
     def transaction_bytes_max(self) -> int:
-        """Bytes that sends in open transactions may take; a single send may take more."""
+        """Bytes that sends in open transactions may take. A single send may take more, if no other is open."""
         return self.limit // 4
 
     @property
     def incomplete_bytes_max(self) -> int:
-        """Bytes of incomplete frames above which only one of them is read on."""
+        """Bytes of incomplete frames above which the broker reads on only one of the frames."""
         return self.limit // 4
 
     @property
     def answer_bytes_max(self) -> int:
-        """Bytes of unread answers above which a connection with many of them ends."""
+        """Bytes of all unread answers above which a connection with many unread answers is ended."""
         return max(self.limit // 4, UNSENT_ANSWER_BYTES_MAX)
 
     def has_space_for_send(self, size: int) -> bool:
@@ -174,18 +175,18 @@ class MemoryBudget:
 
 
 def size_of(message: SentMessage) -> int:
-    """Bytes of memory of a waiting message, roughly."""
+    """Return roughly the bytes of memory of a waiting message."""
     return len(message.body) + len(message.header) + ENTRY_BYTES
 
 
 def queue_size(destination: Destination) -> int:
-    """Bytes of memory of a queue without lanes, roughly."""
+    """Return roughly the bytes of memory of a queue without lanes."""
     names = len(destination.name.encode()) + len(destination.topic.encode())
     return QUEUE_BYTES + NAME_COPIES * max(0, names - NAME_BYTES)
 
 
 def consumer_size(subscription: str, destination: Destination) -> int:
-    """Bytes of memory of a subscription of this name, roughly."""
+    """Return roughly the bytes of memory of a subscription with this name."""
     size = CONSUMER_BYTES + getsizeof(subscription)
     if destination.kind is not DestinationKind.QUEUE_PATTERN:
         return size

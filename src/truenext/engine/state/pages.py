@@ -1,7 +1,7 @@
 """Pages of messages: requests to the store, and their results.
 
-A page comes back to its requester by `StoreRead.on_page`. Most requests are for the next page of a lane, whose
-horizon then moves up; a `SideRead` moves no horizon.
+`StoreRead.on_page` gets the page that was read. Most requests are for the next page of a lane; such a page moves the
+lane's horizon up. The page of a `SideRead` moves no horizon.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class PageResult(msgspec.Struct, gc=False):
     messages: list[PageMessage]
     """Messages in order of sequence."""
     as_of: int
-    """Last batch that the page includes; changes of later batches may be missing."""
+    """Last batch whose changes the page includes; changes of later batches may be missing."""
     is_end: bool
-    """No message followed in the lane when batch `as_of` was the last."""
+    """No message of the lane followed the page after batch `as_of`."""
 
 
 class StoreRead:
@@ -48,10 +48,10 @@ class StoreRead:
     __slots__ = ("after_sequence", "lane", "limit", "size_max")
 
     waits_for_commit = True
-    """Apply the page only when all batches that it includes are known to be durable."""
+    """True if the page must not be applied before all its batches are known to be durable."""
 
     is_for_consumers = False
-    """Consumers of the queue may wait for messages of this page."""
+    """True if consumers of the queue may be waiting for messages of this page."""
 
     def __init__(self, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
         self.lane = lane
@@ -70,13 +70,14 @@ class StoreRead:
     @abstractmethod
     def on_page(self, page: PageResult) -> None:
         """Apply the page.
-        Raises: StoreError if the store has lost something
+
+        Raises: StoreError if the store lacks messages that it should have.
         """
 
 
 class SideRead(StoreRead):
-    """Request for a page that is not the next one of its lane. Its messages stay where they are; meanwhile the lane
-    remembers which messages leave it."""
+    """Request for a page that is not the next one of its lane. The page does not move the lane's horizon. Until the
+    request is finished, the lane remembers in `removed` which messages were removed."""
 
     __slots__ = ("_is_started",)
 

@@ -1,7 +1,7 @@
 """Numbers that one producer has used, and the outcomes of its COMMITs.
 
-SENDs and COMMITs are numbered separately, in rising order. A producer may declare that its numbers have no gaps,
-with its first SEND or COMMIT. Source: docs/contract.md, C18.5 and "In doubt"
+SENDs and COMMITs are numbered separately, in rising order. With its first SEND or COMMIT, a producer may declare that
+its numbers have no gaps. Source: docs/contract.md, C18.5 and "In doubt"
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ class CommitOutcome(Enum):
     """Outcome of a numbered COMMIT."""
 
     COMMITTED = "committed"
-    """The COMMIT was accepted: its number is the highest, or lower and the producer's numbers have no gaps."""
+    """The COMMIT was accepted: its number is the highest, or it is lower and the numbers have no gaps."""
     ROLLED_BACK = "rolled back"
-    """The COMMIT was resolved so, and can never be accepted."""
+    """The COMMIT was resolved as rolled back, and can never be accepted."""
     NOT_YET_COMMITTED = "not so far"
     """The number is higher than the highest, or it is 1 and the producer is not known. The COMMIT may still come."""
     UNKNOWN = "unknown"
-    """The producer is not known, and the number is not 1; or a lower number may have been left out by a producer with
-    gaps, or resolved and forgotten."""
+    """The broker does not know: the producer is not known and the number is not 1; or the number is lower than the
+    highest, and may have been left out, or resolved and forgotten."""
 
 
 class Producer(msgspec.Struct, gc=False):
     used_ms: int
     batch: int = 0
-    """Batch that makes the numbers durable; a repeat is answered when it is durable."""
+    """Batch that makes the numbers durable. A repeat is answered when this batch is durable."""
     highest_send: int = NO_NUMBER
     """Highest number of a SEND."""
     highest_commit: int = NO_NUMBER
     """Highest number of a COMMIT that was accepted or resolved."""
     highest_unknown_commit: int = NO_NUMBER
-    """Highest number up to which it is not known whether COMMITs were accepted or resolved."""
+    """Highest resolved COMMIT that was forgotten: up to this number the outcomes of COMMITs are unknown."""
     is_gapless: bool | None = None
-    """Whether the numbers have no gaps; None before the first SEND or COMMIT, while COMMITs were only resolved."""
+    """Whether the numbers have no gaps. None if COMMITs were resolved before the first SEND or COMMIT."""
     resolved: tuple[int, ...] = ()
-    """COMMITs resolved as rolled back that are remembered, rising."""
+    """Numbers of COMMITs resolved as rolled back, in rising order; at most the RESOLVED_MAX highest."""
 
     @classmethod
     def from_state(cls, state: ProducerState) -> Self:
@@ -86,7 +86,8 @@ class Producer(msgspec.Struct, gc=False):
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing is known of the producer: it was forgotten, and must not begin as a copy of another."""
+        """Whether no number of the producer is known: a user's producer that was forgotten. It must not begin again
+        with the numbers that its name had before there were users."""
         return self.highest_send == self.highest_commit == NO_NUMBER and not self.resolved
 
     # ---- SENDs and COMMITs ----
@@ -94,8 +95,8 @@ class Producer(msgspec.Struct, gc=False):
     def has_used(self, name: str, number: int, *, is_commit: bool, declares_gapless: bool) -> bool:
         """Return whether a SEND or COMMIT of this number is a repeat.
 
-        Raises: RemoteProtocolError if the COMMIT was resolved, if a gapless producer leaves out a number, or if a
-        producer changes whether it is gapless
+        Raises: RemoteProtocolError if the COMMIT was resolved as rolled back, or a gapless producer leaves out a
+        number; also if a producer declares gapless numbers after it has used other numbers.
         """
         if is_commit:
             if self.resolved and number in self.resolved:
@@ -148,8 +149,11 @@ class Producer(msgspec.Struct, gc=False):
         return CommitOutcome.UNKNOWN if self.is_use_unknown(number, is_commit=True) else CommitOutcome.COMMITTED
 
     def resolve(self, number: int) -> bool:
-        """Resolve COMMIT `number` as rolled back, unless it was accepted. False if it was or may have been, or if it
-        is not the next number of a producer without gaps."""
+        """Resolve COMMIT `number` as rolled back, and return True.
+
+        Returns False, and changes nothing, if the outcome is not NOT_YET_COMMITTED. A producer may only have its next
+        number resolved, unless its numbers are known to have gaps; for any other number the method returns False, too.
+        """
         if self.outcome(number) is not CommitOutcome.NOT_YET_COMMITTED:
             return False
         if self.is_gapless is not False and number != max(self.highest_commit, 0) + 1:
@@ -163,7 +167,7 @@ class Producer(msgspec.Struct, gc=False):
 
 
 def check_gap(name: str, number: int, highest: int) -> None:
-    """Raise RemoteProtocolError if a number without gaps is neither used nor the next."""
+    """Raise RemoteProtocolError if a gapless producer's number is 0, or greater than the next one."""
     if number > max(highest, 0) + 1:
         raise RemoteProtocolError(
             f"truenext-number {number} of producer {producer_name(name)!r}, whose numbers have no gaps: the next is "

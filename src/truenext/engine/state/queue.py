@@ -1,21 +1,21 @@
 """Queues, their lanes, and the entries in the lanes.
 
 A queue has up to ten lanes, one for each priority, created when first needed. A lane holds persistent and transient
-messages together, in order of sequence. Its beginning is in memory; the rest, if any, is in the store alone and is
-read page by page:
+messages together, in order of sequence. The lane's beginning is in memory. The rest, if any, is only in the store, and
+is read page by page:
 
-    returned, arrived                            unread
+    requeued, arrived                            unread
     <----- in memory, in order -----> horizon <----- in the store, or being written ----->
 
-All waiting messages at or below the horizon are in memory. A message above it is returned by a page of the store, or
-is in `unread_in_memory` because its write is in flight. Dispatched messages are below it or in `SelectedEntries`. So
-there is one unread region, and a page never adds a message that is in memory, held or removed. How the horizon
-moves: horizon.py
+All waiting messages at or below the horizon are in memory. A message above the horizon comes with a page of the store;
+while its write is in flight, it is in `unread_in_memory`. Dispatched messages are below the horizon, or in
+`SelectedEntries`. So a page never adds a message that is in memory, held or removed. memory/horizon.py moves the
+horizon.
 
-There may be a hundred thousand lanes, most with one message or none: a container is allocated with its first
-message, and until then all lanes share an empty one that cannot be changed (memory.py).
+There may be a hundred thousand lanes, most with one message or none. So a lane allocates a container for its first
+message; until then all lanes share an empty container that cannot be changed (memory.py).
 
-One file, because entries, lanes and queues refer to one another.
+Entries, lanes and queues are in one file because they refer to one another.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _sequence = attrgetter("sequence")
 
 
 class QueueObserver(Protocol):
-    """Callbacks for events in a queue, while consumers have selectors or there are groups: selecting.py."""
+    """Callbacks for events in a queue that has selectors or groups. Implemented in selecting/selecting.py."""
 
     def on_lane_created(self, lane: Lane) -> None:
         """Called when an empty lane was created."""
@@ -71,25 +71,26 @@ class QueueObserver(Protocol):
         """Called when a message is in its lane again."""
 
     def on_delayed(self, entry: Entry) -> None:
-        """Called when a message of a group waits for its next try, and others are dispatched meanwhile."""
+        """Called when a message of a group begins to wait for its next try, and other messages are dispatched
+        meanwhile."""
 
     def on_delay_ended(self, entry: Entry) -> None:
-        """Called when a message of a group that waited for its next try waits no longer, for any reason."""
+        """Called when a message of a group stops waiting for its next try, for any reason."""
 
     def on_horizon_lowering(self, lane: Lane) -> None:
         """Called before the horizon of a lane moves down."""
 
     def has_found(self, entry: Entry) -> bool:
-        """Return whether an entry must stay in memory, whatever is evicted."""
+        """Return whether a search has found the entry, which must then stay in memory."""
 
 
 class StartState(Enum):
     """Whether a program may have received a message: in its current dispatch, and in earlier ones."""
 
     UNSTARTED = auto()
-    """The current dispatch is not started. An earlier one may have reached a program, or there was none."""
+    """The current dispatch is not started. An earlier dispatch may have reached a program, or there was none."""
     NEVER_STARTED = auto()
-    """No dispatch was started, and clients that report started dispatches have ended all earlier ones."""
+    """No dispatch was started, and clients that report started dispatches have ended all earlier dispatches."""
     STARTED = auto()
     """The client has reported the current dispatch as started."""
 
@@ -104,33 +105,35 @@ class Entry(msgspec.Struct, gc=False):
 
     sequence: int
     message: SentMessage | None
-    """None if only the store has the message, or it is settled."""
+    """None if only the store has the message, or the message is settled."""
     lane: Lane
     batch: int
     """Batch that makes the entry visible once it is durable; 0 if the entry is visible at once."""
     persistent: bool
     """The entry must survive a crash; always False in a temporary queue."""
     store_batch: int | None
-    """Number of the batch that stores the message; 0 if an earlier run of the broker stored it; None if the store does
-    not have it. Unless None, its removal must be stored, too."""
+    """Number of the batch that stores the message. 0 if an earlier run of the broker stored the message; None if the
+    store does not have it. Unless None, the message's removal must be stored, too."""
     deliveries: int = 0
     attempts: int = 0
     has_mark: bool = False
     """The store has a mark (batch.Mark) for the message."""
     due_us: int = 0
-    """Time of the next try, microseconds, see delays.py; 0 if there is no delay, DUE_NEVER if it was rejected."""
+    """Time of the next try in microseconds, by the clock of `DelayedEntries`; 0 if there is no delay. DUE_NEVER if the
+    message was rejected."""
     is_out_of_lane: bool = False
-    """The entry is no longer in its lane; maintained only while its queue has selectors or groups."""
+    """The entry is no longer in its lane. Maintained only while the queue has selectors or groups."""
     is_requeued: bool = False
-    """The entry is not in `Lane.arrived`: it was requeued, or is kept in memory while its body may be evicted."""
+    """The entry is not in `Lane.arrived`: it was requeued, or stays in memory while its body may be evicted."""
     group: str = ""
-    """Name of the message's group, "" if none; see groups.py."""
+    """Name of the message's group; "" if the message has none."""
     is_first_of_group: bool = False
     """The last dispatch made the consumer the owner of the group."""
     content_number: int = 0
     """Number of the content that the store has once for several queues; 0 if the message has its own."""
     start_state: StartState = UNSTARTED
-    """One field for two facts: a further field would cost 16 bytes for each message."""
+    """Whether this dispatch is started, and whether an earlier one may have been. One field for both facts, because
+    another field would cost 16 bytes for each message."""
     was_lost: bool = False
     """The last attempt was a lost connection."""
     causes: KnownCauses | None = None
@@ -143,29 +146,30 @@ class Entry(msgspec.Struct, gc=False):
 
     @property
     def is_started(self) -> bool:
-        """The client has reported this dispatch as started."""
+        """Whether the client has reported this dispatch as started."""
         return self.start_state is STARTED
 
     @property
     def was_never_started(self) -> bool:
-        """No earlier dispatch can have reached a program, but there was one."""
+        """Whether the message was dispatched before, and no earlier dispatch can have reached a program."""
         return self.start_state is NEVER_STARTED
 
 
 class DeferredEntries:
-    """Requeued entries of a lane that wait to be compared with selectors: consumers with a selector get nothing from
-    the first of them on."""
+    """Requeued entries of a lane that wait to be compared with selectors. Consumers with a selector get nothing from
+    the first of these entries on."""
 
     __slots__ = ("_entries", "_heap", "compared_scans", "was_in_memory")
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
         self._heap: list[int] = []
-        """Sequences, some of them of entries that are deferred no more."""
+        """Sequences of `_entries`, as a heap."""
         self.compared_scans = 0
-        """Number of scans that have compared the first entry."""
+        """Number of scans with which the first entry was compared so far."""
         self.was_in_memory = True
-        """The first entry had its body when these scans compared it: else other scans are compared."""
+        """Whether the first entry was in memory when it was compared. When this changes, all comparisons of the entry
+        are done anew."""
 
     def add(self, entry: Entry) -> None:
         if self._heap and entry.sequence <= self._heap[0]:
@@ -176,11 +180,11 @@ class DeferredEntries:
 
     @property
     def first(self) -> Entry:
-        """First entry; there is one."""
+        """First entry. Call it only while there is one."""
         return self._entries[self._heap[0]]
 
     def pop(self) -> bool:
-        """Remove the first entry; return whether there are others."""
+        """Remove the first entry. Returns whether other entries are left."""
         del self._entries[heappop(self._heap)]
         self.compared_scans = 0
         return bool(self._heap)
@@ -189,15 +193,15 @@ class DeferredEntries:
 class SelectedEntries:
     """Selected entries of a lane: entries taken from within the lane for a selector or a group.
 
-    Otherwise messages leave a lane in order, so a dispatched message is below the horizon. A selected message comes
-    from the middle of a lane, or from above its horizon. It is selected until it is settled, and no page adds it to
-    the lane:
+    Messages usually leave a lane in order, so a dispatched message is below the horizon. A selected message comes from
+    the middle of a lane, or from above the lane's horizon. A message stays selected until it is settled, and no page
+    adds it to the lane:
 
         waits, below the horizon     in `Lane.requeued`, like any requeued entry
         waits, above it              in `loaded_early`
         is held, or delayed          with its holder, or in `Lane.delayed`
 
-    Its former slot is not searched for: it stays there as a gap.
+    The slot from which an entry was taken stays in its container, as a gap.
     """
 
     __slots__ = (
@@ -219,19 +223,20 @@ class SelectedEntries:
         self.arrived_gaps = NO_SEQUENCES
         """Sequences of empty slots in `Lane.arrived`."""
         self.requeued_gaps = NO_SEQUENCES
-        """Sequences of empty slots in `Lane.requeued`; requeueing the entry fills its slot."""
+        """Sequences of empty slots in `Lane.requeued`; requeueing an entry fills its slot."""
         self.scan_read_count = 0
-        """Number of pages read for a selector now; if any, entries stay in `unread_in_memory`: a page may lack some."""
+        """Number of pages that are being read for selectors. While there are any, entries stay in `unread_in_memory`,
+        because the pages may lack these entries."""
         self.horizon_rise_count = 0
         """Number of times that the horizon moved up."""
         self.body_reads = NO_SEQUENCES
-        """Sequences of selected entries that are being read."""
+        """Sequences of selected entries whose bodies are being read."""
         self.deferred: DeferredEntries | None = None
-        """Requeued entries that are compared with selectors later; None if there are none."""
+        """Requeued entries that will be compared with selectors later; None if there are none."""
 
     @property
     def is_empty(self) -> bool:
-        """No entry of the lane is selected or being read for a selector."""
+        """Whether no entry of the lane is selected or being read for a selector."""
         return not (
             self.entries
             or self.loaded_early
@@ -264,38 +269,42 @@ class Lane:
 
     def __init__(self, key: bytes, queue: Queue) -> None:
         self.key = key
-        """Prefix of this lane's keys in the store, see record.py."""
+        """Prefix of this lane's keys in the store (model/record.py)."""
         self.queue = queue
         self.rank = key[-1]
         self.arrived = NO_ENTRIES
-        """Entries not requeued in this run, in order of sequence. Call `allocate_arrived` before the first is
+        """Entries that are not in `requeued`, in order of sequence. Call `allocate_arrived` before the first is
         appended."""
         self.requeued = _NO_REQUEUED
-        """Requeued entries, as a heap by sequence."""
+        """Requeued entries, and other entries whose bodies may be evicted; a heap by sequence."""
         self.unloaded: dict[int, Entry] = EMPTY
-        """Entries whose message must be read before they can be used, by sequence: requeued ones, and failed ones on
-        their way to the dead-letter queue."""
+        """Entries, by sequence, that cannot be used before their message was read: requeued entries, and entries on the
+        way to the dead-letter queue."""
         self.delayed: dict[int, Entry] = EMPTY
-        """Entries that wait for their next try while others are dispatched, by sequence; they are in no other
-        container."""
+        """Entries that wait for their next try while other entries are dispatched, by sequence. Delayed entries are in
+        no other container."""
         self.horizon = UNBOUNDED
-        """Highest sequence up to which this lane is in memory."""
+        """Sequence up to which this lane is in memory."""
         self.horizon_min = 0
-        """Lower bound of the horizon: a page has loaded the message of this sequence, which may be anywhere by now."""
+        """Sequence below which the horizon must not move: a page has loaded the message of this sequence, and no page
+        may load it again."""
         self.unread = 0
         """Number of messages above the horizon."""
         self.unread_in_memory = NO_ENTRIES
-        """Unread messages whose write is in flight, or was when the page that is being read was requested; in order."""
+        """Unread messages, in order, whose write is in flight now, or was in flight when the page that is being read
+        was requested."""
         self.pending_read: object | None = None
         """Request for the lane's next page, while it is being read."""
         self.is_pinned = False
-        """No message may leave memory: a page is being read that must be complete together with memory."""
+        """No message of the lane may leave memory, because the page that is being read and memory must together have
+        all messages."""
         self.side_read_count = 0
         """Number of side reads in progress."""
         self.selected: SelectedEntries | None = None
-        """Selected entries; None if there are none, and the queue has no selectors and groups."""
+        """Selected entries. None if there are none, and the queue has neither selectors nor groups."""
         self.removed: dict[int, int] = EMPTY
-        """Batches that remove messages from within the lane, by sequence: pages may still contain these messages."""
+        """Batches that remove messages from within the lane, by sequence of the message. Pages may still contain these
+        messages."""
 
     def __len__(self) -> int:
         length = len(self.arrived) + len(self.requeued) + len(self.delayed) + self.unread
@@ -317,7 +326,7 @@ class Lane:
         yield from self.delayed.values()
 
     def requeued_entries(self) -> Iterator[Entry]:
-        """Yield waiting entries in memory that are not in `arrived`, in no particular order: their bodies may be
+        """Yield the waiting entries in memory that are not in `arrived`, in no particular order. Their bodies may be
         evicted."""
         selected = self.selected
         if selected is None:
@@ -330,12 +339,12 @@ class Lane:
     def entries_between(
         self, after: int, until: int, *, limit: int = maxsize, with_delayed: bool = True, with_unread: bool = True
     ) -> list[Entry]:
-        """Return entries in memory that wait after the sequence `after` and up to `until`, in order; the first
-        `limit` of them.
+        """Return the waiting entries in memory with sequences after `after` and up to `until`, in order; at most
+        `limit` entries.
 
-        `with_delayed=False` leaves out those that wait for their next try, for a caller that searches for messages
-        to dispatch and is notified when they are due. `with_unread=False` leaves out `unread_in_memory`, for a
-        caller that has these from elsewhere.
+        `with_delayed=False` leaves out entries that wait for their next try: a caller that searches for messages to
+        dispatch is notified when such an entry is due. `with_unread=False` leaves out `unread_in_memory`, for a caller
+        that has these entries already.
         """
         found: list[Entry] = []
         arrived, selected = self.arrived, self.selected
@@ -360,7 +369,8 @@ class Lane:
         return found
 
     def is_only_in_store(self, sequence: int) -> bool:
-        """Return whether a message on a page is neither in memory, held nor removed, apart from `unread_in_memory`."""
+        """Return whether a message on a page is neither in memory, held nor removed. `unread_in_memory` is not
+        checked."""
         if sequence <= self.horizon or sequence in self.removed:
             return False
         return self.selected is None or sequence not in self.selected.entries
@@ -384,7 +394,7 @@ class Lane:
         return entry
 
     def requeue(self, entry: Entry) -> None:
-        """Put a dispatched entry back to its position."""
+        """Put a dispatched entry back to its place in the lane."""
         sequence = entry.sequence
         entry.is_out_of_lane = False
         entry.is_requeued = True
@@ -416,7 +426,7 @@ class Lane:
         self.removed[sequence] = batch
 
     def delay(self, entry: Entry) -> None:
-        """Set an entry aside until its next try; others are dispatched meanwhile, except those of its group."""
+        """Set an entry aside until its next try. Other entries are dispatched meanwhile, except those of its group."""
         if self.delayed is EMPTY:
             self.delayed = {}
         self.delayed[entry.sequence] = entry
@@ -432,7 +442,7 @@ class Lane:
             self.queue.observer.on_delay_ended(entry)
 
     def forget_requeued(self, entry: Entry) -> None:
-        """Forget a requeued entry."""
+        """Remove a requeued entry from the lane."""
         entry.is_out_of_lane = True
         if self.selected is not None:
             self.selected.loaded_early.pop(entry.sequence, None)
@@ -442,14 +452,15 @@ class Lane:
         heapify(self.requeued)
 
     def forget_durable_removals(self, committed: int) -> None:
-        """Forget removals of durable batches: pages requested from now on do not contain these messages."""
+        """Forget removals of durable batches, unless a page is being read: later pages do not contain these
+        messages."""
         if self.pending_read is None and not self.side_read_count:
             remaining = {sequence: batch for sequence, batch in self.removed.items() if batch > committed}
             self.removed = remaining or EMPTY
 
     @property
     def needs_page(self) -> bool:
-        """The lane has messages that only the store has."""
+        """Whether the lane has messages that only the store has."""
         return self.unread > len(self.unread_in_memory)
 
     def clear(self) -> None:
@@ -466,7 +477,7 @@ class Lane:
     # ---- Containers ----
 
     def allocate_arrived(self) -> deque[Entry]:
-        """Allocate `arrived` for a first entry; it stays until dispatch finds the lane empty, or memory is short."""
+        """Allocate `arrived` for a first entry. It is freed when dispatch finds the lane empty, or memory is short."""
         assert self.arrived is NO_ENTRIES, "it has begun"
         self.queue.memory.deque_bytes += DEQUE_BYTES
         self.arrived = deque()
@@ -498,7 +509,7 @@ class Lane:
 
     @property
     def is_needed(self) -> bool:
-        """The lane has messages, is being read, or knows something that must not be forgotten yet."""
+        """Whether the lane must stay: it has messages, is being read, or remembers removed messages."""
         selected = self.selected
         return bool(
             self.arrived
@@ -526,7 +537,7 @@ class Lane:
             self.queue.memory.queue_bytes += SELECTED_ENTRIES_BYTES
 
     def free_selected(self) -> None:
-        """Free `selected` when selectors and groups are gone, unless entries are still selected."""
+        """Free `selected` if no entry is selected. Called when the queue has no selectors and groups any more."""
         if self.selected is not None and self.selected.is_empty:
             self._drop_selected()
 
@@ -551,7 +562,8 @@ class Lane:
 _NO_LANE = -1
 
 _lane_indexes: dict[tuple[int, ...], list[int]] = {}
-"""Index of each priority's lane in `Queue.lanes`, or _NO_LANE, by the ranks of the lanes. Shared by many queues."""
+"""By ranks of a queue's lanes: the index of each priority's lane in `Queue.lanes`, or _NO_LANE. Queues that have lanes
+of the same ranks share the indexes."""
 
 
 def _lane_index_of(lanes: tuple[Lane, ...]) -> list[int]:
@@ -599,13 +611,14 @@ class Queue:
     ) -> None:
         self.destination = destination
         self.memory = memory
-        """Memory budget; `dispose` frees what the queue takes of it."""
+        """Memory budget against which the queue is counted, until `dispose`."""
         memory.queue_bytes += queue_size(destination)
         self.policy = policy
         self.number = 0 if destination.kind is DestinationKind.TEMPORARY else number
         """Number of the queue in the history; 0 if it has none."""
         self.stored_number = number
-        """Number in the store, now or later; 0 if the store never has it."""
+        """Number of the queue in the store, reserved before the store knows the queue; 0 if the queue is never
+        stored."""
         self.is_temporary = destination.kind is DestinationKind.TEMPORARY
         """The queue is removed with its connection; nothing of it survives a crash."""
         self.holds_dead_letters = holds_dead_letters
@@ -618,22 +631,23 @@ class Queue:
         self.has_wildcards = False
         """Wildcard consumers have joined the queue."""
         self.observer: QueueObserver | None = None
-        """Object that is told of changes in the queue while there are selectors or groups; else None."""
+        """Object that is notified of changes in the queue; None while the queue has no selectors and groups."""
         self.has_groups = False
-        """The queue has had a message of a group; then it has an observer."""
+        """The queue has had a message of a group. Such a queue has an observer."""
         self.resident_bytes = 0
         """Bytes of memory that the queue's messages take, waiting or held."""
         self.spilled_bytes = 0
-        """Bytes of messages evicted to disk; counted in subscriptions that end with their connection."""
+        """Bytes of messages evicted to disk. Counted only for topic subscriptions that end with their connection."""
         self.spilled_sizes: dict[int, int] = {}
-        """Bytes of evicted messages whose entries are in memory, by sequence; in other queues than subscriptions, of
-        messages evicted while they were held."""
+        """Bytes of evicted messages whose entries are in memory, by sequence. In queues that are no topic subscription:
+        only of messages that were evicted while held."""
         self.resident_count = 0
         """Number of messages that `resident_bytes` counts."""
         self.has_unloaded_held = False
-        """Bodies of held messages were evicted: that `resident_bytes` is 0 does not mean that no message is held."""
+        """Bodies of held messages were evicted, so messages may be held although `resident_bytes` is 0."""
         self.last_used_us = last_used_us
-        """Microseconds, by DelayedEntries' clock, when the queue last had a change that concerns dispatch."""
+        """Time when a turn last found a change in the queue that concerns dispatch, in microseconds of the clock of
+        `DelayedEntries`."""
 
     @property
     def name(self) -> str:
@@ -641,22 +655,22 @@ class Queue:
 
     @property
     def policy_name(self) -> str:
-        """Name by which the queue's policy is found: for a subscription, that of its topic."""
+        """Name by which the queue's policy is found: for a topic subscription, the name of the topic."""
         return self.destination.topic or self.destination.name
 
     @property
     def is_subscription(self) -> bool:
-        """The queue is a topic subscription that ends with its connection."""
+        """Whether the queue is a topic subscription that ends with its connection."""
         return self.destination.kind is DestinationKind.TEMPORARY and bool(self.destination.topic)
 
     @property
     def is_reply_queue(self) -> bool:
-        """The queue is removed with its connection, and never leaves memory."""
+        """Whether the queue is a temporary queue other than a topic subscription. Its messages never leave memory."""
         return self.destination.kind is DestinationKind.TEMPORARY and not self.destination.topic
 
     @property
     def keeps_failures(self) -> bool:
-        """Failed messages stay in this queue, however often they fail."""
+        """Whether failed messages stay in this queue, however often they fail."""
         return self.is_temporary or self.holds_dead_letters
 
     def lane_of(self, message: SentMessage) -> Lane:
@@ -682,12 +696,13 @@ class Queue:
 
     @property
     def is_needed(self) -> bool:
-        """The queue has messages, as far as it knows itself, or is removed with its connection."""
+        """Whether the queue has messages in memory, has a lane that is needed, or is temporary. A held message whose
+        body was evicted is not seen here."""
         return bool(self.resident_bytes or self.is_temporary or any(lane.is_needed for lane in self.lanes))
 
     def dispose(self) -> None:
-        """Free the memory of a removed queue. Lanes and queue refer to one another, and the garbage collector runs
-        rarely: the cycle is broken here."""
+        """Free the memory of a removed queue. Lanes and queue refer to one another; this breaks the cycle, because the
+        garbage collector runs rarely."""
         for lane in self.lanes:
             self.memory.queue_bytes -= LANE_BYTES
             lane.clear()
@@ -700,13 +715,13 @@ class Queue:
             lane.shrink()
 
     def waiting_count(self) -> int:
-        """Number of messages that no consumer holds."""
+        """Return the number of messages in the queue that no consumer holds and no transaction has."""
         return sum(map(len, self.lanes))
 
 
 def is_undeliverable(queue: Queue, attempts: int, due: int) -> bool:
-    """Return whether a message failed too often, the last failure included, or was rejected, in a queue that does
-    not keep its failures; `due` is the due time of an entry, or of its mark."""
+    """Return whether a message must be dead-lettered: it has failed too often or was rejected, in a queue that does not
+    keep failed messages. `attempts` includes the last failure; `due` is the due time of an entry, or of its mark."""
     return (attempts >= queue.policy.attempts_max or due == DUE_NEVER) and not queue.keeps_failures
 
 
@@ -716,7 +731,7 @@ def is_expired(message: SentMessage | None, now_ms: int) -> bool:
 
 
 class RequeueReason(Enum):
-    """Reason for requeueing a message, as in docs/reference/history.md; all but the last count as an attempt."""
+    """Reason for requeueing a message (docs/reference/history.md). All but RELEASED count as an attempt."""
 
     # Enum's own is a function in Python, and is needed for each requeued message.
     __hash__ = object.__hash__

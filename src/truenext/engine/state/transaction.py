@@ -1,7 +1,7 @@
 """Open transactions: sends, acknowledgements and NACKs before COMMIT; and the base class of all holders of messages.
 
-Nothing has an effect before COMMIT, with one exception: a message that is settled here leaves its consumer's window
-at once, and the transaction holds it until it ends.
+Only one effect comes before COMMIT: a message that is settled in a transaction leaves its consumer's window at once.
+The transaction holds the message until the transaction ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TransactionLimits:
 
     transactions: int = TRANSACTIONS_MAX
     size: int = TRANSACTION_BYTES_MAX
-    """Maximum bytes of sends, unless there is only one, and of causes."""
+    """Maximum bytes of sends and causes; a first send may be larger."""
     messages: int = TRANSACTION_MESSAGES_MAX
     """Maximum number of sends, acknowledgements and NACKs."""
 
@@ -54,26 +54,27 @@ class BrokerTransaction(EntryHolder):
 
     def __init__(self, *, counts_all: bool = True) -> None:
         self.counts_all = counts_all
-        """Whether a rollback counts attempts for acknowledged messages, too; see commands.Begin."""
+        """Whether a rollback counts an attempt for acknowledged messages, too. If not, only for nacked messages."""
         self.sends: list[Send] = []
         self.sends_of_copies: list[Send] = []
         """The elements of `sends` that go to topics or several destinations at COMMIT."""
         self.cron_count = 0
-        """Number of sends with a cron expression: COMMIT computes their times."""
+        """Number of sends with a cron expression. COMMIT computes the times of each."""
         self.held = {}
         """Messages that the transaction has acknowledged or nacked, by sequence."""
         self.nacks: dict[int, Nack] = {}
         """NACKs of the nacked messages, by sequence."""
         self.reserved_queues: set[str] = set()
-        """Names of the queues that sends are for: these are kept, or memory for them is (unused.py)."""
+        """Names of the queues to which messages are sent. Until the transaction ends these queues are not removed, and
+        memory is reserved for those that are missing (queues/unused.py)."""
         self.message_count = 0
-        """Number of sends, acknowledgements and NACKs; also of queues that have ended since."""
+        """Number of sends, acknowledgements and NACKs, including messages of queues that have ended since."""
         self.total_bytes = 0
         """Bytes of the messages in `sends`, and of causes in NACKs."""
         self.is_rollback_only = False
         """A frame of the transaction was refused, on a connection that stays open: only ABORT is possible."""
         self.balance: DiskBalance | None = None
-        """Bytes that the transaction frees and needs on disk; None until these are counted."""
+        """Bytes that the transaction frees and needs on disk; None if these bytes are not counted now."""
 
     def acknowledge(self, entries: list[Entry]) -> None:
         for entry in entries:
@@ -82,7 +83,7 @@ class BrokerTransaction(EntryHolder):
             self.balance.acknowledge(entries)
 
     def counted_balance(self) -> DiskBalance:
-        """Return the balance of all that was sent and acknowledged so far."""
+        """Return the balance of all sends and acknowledgements so far, counted anew if there is none."""
         balance = self.balance
         if balance is None:
             balance = self.balance = DiskBalance()
@@ -107,8 +108,8 @@ class BrokerTransaction(EntryHolder):
         return super().drop_queue(queue)
 
     def acknowledges(self, sequence: int, dispatch: int) -> bool:
-        """Return whether the transaction has acknowledged a dispatch and not nacked it since; `dispatch` as in
-        commands.Nack."""
+        """Return whether the transaction has acknowledged a message and not nacked it since. `dispatch` is the number
+        of the message's deliveries, or 0 for any."""
         entry = self.held.get(sequence)
         return entry is not None and sequence not in self.nacks and dispatch in (0, entry.deliveries)
 
@@ -119,19 +120,20 @@ class BrokerTransaction(EntryHolder):
         return [self.held[sequence] for sequence in self.nacks if sequence in self.held]
 
     def counts_any(self) -> bool:
-        """Return whether an end other than COMMIT would count an attempt for any message."""
+        """Return whether a rollback would count an attempt for any message."""
         return bool(self.held if self.counts_all else self.nacked())
 
     def acknowledges_persistent(self) -> bool:
-        """Return whether COMMIT removes a persistent message: then it is visible once durable, whatever was sent."""
+        """Return whether COMMIT removes a persistent message. If so, the transaction becomes visible when it is
+        durable, even if all its sends are transient."""
         return any(entry.persistent and entry.store_batch is not None for entry in self.acknowledged())
 
 
 class OpenTransactions(dict[str, BrokerTransaction]):
     """Open transactions of one connection, by the client's names for them.
 
-    There may be thousands, so work that is done for each message must not go through all of them: their usage is
-    counted here, and `settling_transactions` has those that hold messages.
+    A connection may have thousands of transactions, so work for a single message must not go through all of them. This
+    class counts the usage of all transactions, and has those that hold messages in `settling_transactions`.
     """
 
     __slots__ = ("ended_count", "message_count", "settling_transactions", "total_bytes")
@@ -150,7 +152,7 @@ class OpenTransactions(dict[str, BrokerTransaction]):
     def begin(self, name: str, limits: TransactionLimits, *, counts_all: bool = True) -> None:
         """Open a transaction.
 
-        Raises: RemoteProtocolError if the name is in use or there are too many.
+        Raises: RemoteProtocolError if the name is in use, or the connection has too many open transactions.
         """
         if name in self:
             raise RemoteProtocolError(f"transaction {name!r} is open already", Code.IN_USE)
@@ -172,7 +174,7 @@ class OpenTransactions(dict[str, BrokerTransaction]):
     def check_limits(self, limits: TransactionLimits, *, count: int = 1, size: int = 0) -> None:
         """Check that `count` more messages, with `size` bytes, keep the limits.
 
-        Raises: RemoteProtocolError if they do not.
+        Raises: RemoteProtocolError if a limit would be passed.
         """
         if self.message_count + count > limits.messages:
             raise RemoteProtocolError(

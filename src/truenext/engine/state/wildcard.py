@@ -1,8 +1,9 @@
 """Wildcard consumer: a consumer of all queues whose names match a pattern. Source: docs/contract.md, "Wildcards"
 
-It knows the head of each lane of each of its queues, in one heap per rank: its true next is at the top of one of
-them, however many queues there are. Every change that can make an earlier message ready touches the queue, whose
-heads are then updated; a head that has become later is noticed when it is at the top. Dispatch: dispatch/wildcard.py
+A wildcard consumer has the heads of all lanes of its queues, in one heap per rank. Its true next is at the top of one
+heap, however many queues there are. Each change that can make an earlier message ready touches its queue, and the next
+dispatch updates the queue's heads. If a message is gone, its head is noticed as outdated at the top of the heap.
+dispatch/wildcard.py dispatches from these heaps.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from truenext.model.order import RANKS
 from truenext.model.pattern import is_pattern, matches
 
 NO_HEAD = -1
-"""Instead of a sequence: no message of the lane is ready."""
+"""Value instead of a sequence: no message of the lane is ready."""
 
 STALE_MIN = 64
-"""Outdated items that a heap may have, at least, before it is rebuilt."""
+"""Number of outdated items that even a small heap may have before it is rebuilt."""
 
 
 class Wildcard(BrokerConsumer):
@@ -47,13 +48,12 @@ class Wildcard(BrokerConsumer):
         self.is_joining = True
         """True until all queues that existed at the subscription were compared with the pattern."""
         self._head_sequences: list[dict[Queue, int]] = [{} for _ in RANKS]
-        """Sequence of the consumer's head, by rank and queue: of the first ready message, or where something must be
-        read or compared first. Most queues are empty, and have no item."""
+        """Sequence of the consumer's head, by rank and queue: that of the first ready message, or of a message that
+        must first be read or compared. Empty queues, which most are, have no item."""
         self.heads: list[list[tuple[int, int, Queue]]] = [[] for _ in RANKS]
-        """Heads as heaps, by rank: sequence, a number that makes items distinct, queue. Some are outdated, see
-        `head_at`."""
+        """One heap of heads per rank. An item is a sequence, a number that makes items distinct, and a queue. An item
+        is outdated if its sequence differs from `head_at`."""
         self._push_count = 0
-        """Number of pushes to `heads`."""
 
     def remove_queue(self, queue: Queue) -> None:
         del self.queues[queue]
@@ -84,7 +84,7 @@ class Wildcard(BrokerConsumer):
         return not is_special or not is_pattern(self.pattern_words[0])
 
     def set_head(self, queue: Queue, rank: int, sequence: int) -> None:
-        """Set the sequence of the consumer's head in a lane, or NO_HEAD."""
+        """Set the sequence of the consumer's head in a lane; NO_HEAD removes it."""
         heads_of_rank = self._head_sequences[rank]
         if heads_of_rank.get(queue, NO_HEAD) == sequence:
             return
@@ -102,5 +102,5 @@ class Wildcard(BrokerConsumer):
         self._push_count += len(heads_of_rank)
 
     def head_at(self, queue: Queue, rank: int) -> int:
-        """Return the sequence of the consumer's head in a lane; NO_HEAD also if the queue was removed."""
+        """Return the sequence of the consumer's head in a lane. NO_HEAD if there is none, or the queue was removed."""
         return self._head_sequences[rank].get(queue, NO_HEAD)

@@ -1,12 +1,15 @@
 """Automatic window: how many messages a consumer may hold if its client has set no window.
 
-With too few, the consumer waits for the network. With too many, messages wait at the consumer while others are idle,
-or while a more urgent one arrives. Both are measured: its rate, and how long it held a message that it got when it
-held none. By Little's law rate x time is the number of messages it handled at once, however many threads it has. It
-may hold twice that, and what it handles in QUEUED_WORK_MS.
+If the window is too small, the consumer waits for the network. If it is too large, messages wait at the consumer while
+other consumers are idle, or while a more urgent message arrives.
 
-A consumer may also wait for more messages than it has (to acknowledge 200 together). So a full window from which
-nothing was settled for a while doubles. Source: docs/decisions/0024-windows.md
+The broker measures two figures: the rate at which the consumer settles messages, and the time for which it holds a
+message that it got while it held none. By Little's law, rate x time is the number of messages that the consumer
+handles at once, however many threads it has. The window is twice that number, plus the messages that the consumer
+handles in QUEUED_WORK_MS.
+
+A consumer may also wait for more messages than it holds, for instance to acknowledge 200 together. So a full window
+doubles if nothing was settled for a while. Source: docs/decisions/0024-windows.md
 """
 
 from __future__ import annotations
@@ -17,15 +20,16 @@ from truenext.model.limits import WINDOW_DEFAULT
 SIZE_INITIAL = 10
 """Initial size in messages, before anything is measured."""
 SIZE_MIN = 2
-"""Smallest size in messages: the next one is there when one is done."""
+"""Smallest size in messages. With 2, the next message is there when the consumer is done with one."""
 QUEUED_WORK_MS = 50
-"""Milliseconds of work that may wait at a consumer because it is quick."""
+"""Milliseconds of work that may wait at a consumer, besides twice the messages that it handles at once."""
 MEASURE_MIN_MS = 20
 """Shortest time over which a rate is measured."""
 STRETCH_AFTER_MS = 1000
-"""Time without a settled message after which a full window doubles; or STRETCH_AFTER_INTERVALS of the consumer's own
-intervals, if longer."""
+"""Shortest time without a settled message after which a full window doubles, in ms."""
 STRETCH_AFTER_INTERVALS = 10
+"""Number of average intervals between settled messages after which a full window doubles, if that takes longer than
+STRETCH_AFTER_MS."""
 
 
 class AutoWindow:
@@ -45,11 +49,11 @@ class AutoWindow:
         self.size = SIZE_INITIAL
         """Number of messages that the consumer may hold."""
         self.is_stretched = False
-        """The window has doubled since the consumer last settled a message; consumers that settle are served first."""
+        """The window has doubled since the consumer last settled a message."""
         self._rate_per_ms = 0.0
         """Messages handled in a millisecond; 0 if not known."""
         self._handling_ms = 0
-        """Milliseconds that the consumer held a message that it got when it held none."""
+        """Milliseconds for which the consumer held the last message that it got while it held none."""
         self.settled_count = 0
         """Number of messages acknowledged or nacked since the last measurement; counted by the callers."""
         self._measured_since_ms = now_ms
@@ -69,7 +73,7 @@ class AutoWindow:
         self._last_activity_ms = now_ms
 
     def reset(self, now_ms: int) -> None:
-        """Discard the measurement: the consumer holds fewer messages, but has not handled them."""
+        """Restart the measurement, after messages left the consumer unhandled."""
         self.settled_count, self._measured_since_ms = 0, now_ms
         self._sampled_sequence = 0
         self._last_activity_ms = now_ms
@@ -95,7 +99,7 @@ class AutoWindow:
             self.settled_count, self._measured_since_ms = 0, now_ms
 
     def stretch(self, now_ms: int) -> bool:
-        """Double the window if it was full for long while nothing was settled. True if doubled."""
+        """Double a full window if nothing was settled for long. Returns whether it was doubled."""
         # Messages settled since the last measurement count too: after a long silence, that saw only the first of many.
         per_ms = max(self._rate_per_ms, self.settled_count / max(1, now_ms - self._measured_since_ms))
         interval_ms = 1 / per_ms if per_ms else 0

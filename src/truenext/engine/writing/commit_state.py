@@ -1,11 +1,12 @@
 """Commit state: the engine's time, the gathering batch, the last committed batch, and all that waits for a commit.
 
     tick            sets the time
-    batch           changes for the store; every part of the engine adds to it
-    close_batch     hands it over to be made durable; the next one gathers
-    set_committed   it is durable: queues that waited for it are touched, answers sent
+    batch           the gathering batch: changes for the store, from all parts of the engine
+    close_batch     returns the gathering batch, to be made durable, and begins the next one
+    set_committed   notes that a batch is durable; then the queues and answers that waited for it go on
 
-A message is visible once `entry.batch <= commit_state.last_committed`. All that waits for a batch notes its number.
+A message is visible once `entry.batch <= commit_state.last_committed`. Whatever waits for a batch keeps the batch's
+number.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from truenext.model.limits import GATHERING_BYTES_MAX, PENDING_ANSWER_BYTES, SEQ
 
 class CommitState:
     def __init__(self, events: EventLog, *, sequence_limit: int = 1, redelivered_below: int = 0) -> None:
-        """The store says that no sequence from `sequence_limit` on was ever given out."""
+        """`sequence_limit` is the first sequence that no earlier run can have given out."""
         self.events = events
-        """Events of all messages; batches carry them to the history."""
+        """Events of all messages. Each batch carries its events to the history."""
         self.now_ms = 0
         """Time of the last tick, in milliseconds since the epoch."""
         self.is_read_long = False
-        """The commands of one read may take long; set by those that may, and at the beginning of each read."""
+        """The commands from the current read of a socket may take long. The broker sets this flag anew before each
+        read; a command that may take long sets it to True."""
         self.now_us = 0
         """Time of the last tick, in microseconds of a monotonic clock."""
         self.wall_clock_ahead_us = 0
@@ -40,24 +42,25 @@ class CommitState:
         self.disk_level = DiskLevel.PLENTY
         """Disk space for new messages."""
         self.is_stopped = False
-        """True while the broker stops: nothing is dispatched, expires or becomes due; waiting messages are being
+        """The broker is stopping: no message is dispatched, expires or becomes due, and waiting messages are being
         stored."""
         self.batch = Batch(1)
         """The gathering batch."""
         self.is_eviction_behind = False
-        """Memory is short, and the gathering batch takes no more of the messages that are to leave it."""
+        """Memory is short, and the gathering batch takes no more evicted messages."""
         self.last_committed = 0
-        """Number of the last batch known to be durable; so are all before it."""
+        """Number of the last batch known to be durable. All batches before it are durable, too."""
         self.last_control_batch = 0
-        """Last batch in which a control request paused a queue, or moved or removed messages; replies wait for it."""
+        """Last batch in which a control request paused a queue, or moved or removed messages. Replies wait for this
+        batch."""
         self.is_batch_awaited = False
-        """The gathering batch is needed soon: for a message to become visible, or for an answer."""
+        """The gathering batch must be written soon, so that a message becomes visible or an answer is sent."""
         self.touched_queues: dict[Queue, None] = {}
         """Queues in which a dispatch may have become possible, in order of the first touch."""
         self.touched_wildcards: dict[Wildcard, None] = {}
         """Wildcard consumers that may have credit again."""
         self.active_work: dict[object, None] = {}
-        """Background tasks with work to do, now or later; by key, see BackgroundTask."""
+        """Keys (`active_work_key`) of the background tasks that have work to do, now or later."""
         self.waiting_queues: dict[int, dict[Queue, None]] = {}
         """Queues in which a batch makes messages visible, by the batch's number."""
         self._answers: list[tuple[ConnectionState, Answer]] = []
@@ -65,21 +68,21 @@ class CommitState:
         """Answers that wait for a batch, by the batch's number."""
 
         self.redelivered_below = redelivered_below
-        """Messages with lower sequences may have been dispatched without a record of it."""
+        """Messages with lower sequences may have been dispatched without a record of the dispatch."""
         self.next_sequence = sequence_limit
         self.sequence_limit = sequence_limit
-        """First sequence that is not reserved durably; messages with lower ones may be visible."""
+        """First sequence that is not reserved durably. Messages with lower sequences may be visible."""
         self._requested_limit = sequence_limit
         """Limit of sequences that was last requested from the store."""
         self.sequences_requested_in = 0
         """Number of the batch that requested `_requested_limit`."""
         self._first_sequences = (sequence_limit, sequence_limit)
-        """First sequences of the batch that was handed over last, and of the gathering one."""
+        """First sequence of the batch that was closed last, and first sequence of the gathering batch."""
 
     # ---- Time ----
 
     def tick(self, now_us: int, steady_us: int) -> None:
-        """Set the time: microseconds since the epoch, and of the monotonic clock."""
+        """Set the time: `now_us` is microseconds since the epoch, `steady_us` microseconds of the monotonic clock."""
         self.now_ms = now_us // 1000
         self.now_us = steady_us
         if now_us - steady_us > self.wall_clock_ahead_us:
@@ -90,7 +93,7 @@ class CommitState:
 
     @property
     def first_uncommitted_sequence(self) -> int:
-        """First sequence of the batch handed over last; all lower ones are durable."""
+        """First sequence of the batch that was closed last. Messages with lower sequences are durable."""
         return self._first_sequences[0]
 
     @property
@@ -107,13 +110,14 @@ class CommitState:
         return sequence
 
     def reserving_batch(self, sequence: int) -> int:
-        """Return the batch that reserves a sequence just given out; its message must not be visible before."""
+        """Return the batch that reserves a sequence just given out. The sequence's message must not be visible before
+        this batch is durable."""
         if sequence >= self._requested_limit:
             self.request_sequence_range()
         return self.sequences_requested_in
 
     def request_sequences_if_low(self) -> None:
-        """Request a new range of sequences if few requested ones are left."""
+        """Request a new range of sequences if few of the last range are left."""
         if self._requested_limit - self.next_sequence < SEQUENCE_BLOCK // 2:
             self.request_sequence_range()
 
@@ -131,7 +135,8 @@ class CommitState:
         return bool(self._answers)
 
     def answer(self, session: ConnectionState, answer: Answer) -> None:
-        """Send an answer to a connection once all its earlier commands are durable; answers stay in order."""
+        """Send an answer to a connection once all earlier commands of the connection are durable. Answers stay in
+        order."""
         if session.last_batch <= self.last_committed:
             self._answers.append((session, answer))
         else:
@@ -141,7 +146,7 @@ class CommitState:
                 self.is_batch_awaited = True
 
     def take_answers(self) -> list[tuple[ConnectionState, Answer]]:
-        """Return the answers to send now, once."""
+        """Return and forget the answers to send now."""
         answers, self._answers = self._answers, []
         return answers
 
@@ -149,35 +154,35 @@ class CommitState:
 
     @property
     def has_sequences(self) -> bool:
-        """Whether enough sequences are left for the commands of a read."""
+        """Whether enough sequences are left for the commands that one read of a socket brings."""
         return self.sequence_limit - self.next_sequence >= SEQUENCE_RESERVE
 
     @property
     def gathering_bytes(self) -> int:
-        """Bytes of the gathering batch and of the events for it."""
+        """Bytes of the gathering batch and its events."""
         return self.batch.size + self.events.size
 
     @property
     def has_capacity(self) -> bool:
-        """Whether more commands may be executed: sequences are left, and neither is the gathering batch too large nor
-        eviction behind."""
+        """Whether more commands may be executed: enough sequences are left, the gathering batch is not too large, and
+        eviction keeps up."""
         if self.is_eviction_behind or self.sequence_limit - self.next_sequence < SEQUENCE_RESERVE:
             return False
         return self.batch.size + self.events.size < GATHERING_BYTES_MAX
 
     @property
     def is_full(self) -> bool:
-        """Whether the gathering batch is so large that work that can wait must not add to it."""
+        """Whether the gathering batch is so large that background work must not add to it."""
         return self.batch.size >= GATHERING_BYTES_MAX
 
     @property
     def has_batch(self) -> bool:
-        """Whether the gathering batch is to be closed: it has content or events, or is awaited."""
+        """Whether the gathering batch must be closed: it has changes or events, or is awaited."""
         return self.is_batch_awaited or not self.batch.is_empty() or not self.events.is_empty()
 
     @property
     def latest_batch(self) -> int:
-        """Number of the gathering batch, or of the one before it if that is empty."""
+        """Number of the gathering batch, or, if that is empty, of the batch before it."""
         return self.batch.number if not self.batch.is_empty() else self.batch.number - 1
 
     def touch(self, consumer: BrokerConsumer) -> None:
@@ -197,8 +202,8 @@ class CommitState:
         return batch
 
     def set_committed(self, batch: Batch) -> None:
-        """Note that the batch is durable, and so are all before it. The caller then settles all that only waited for
-        it, and calls `queue_waiting_answers`."""
+        """Note that the batch and all batches before it are durable. The caller then calls `touch_waiting_queues` and
+        `queue_waiting_answers`."""
         assert batch.number > self.last_committed
         self.last_committed = batch.number
         if not batch.is_empty() or batch.number in self.waiting_queues:
@@ -209,11 +214,11 @@ class CommitState:
             self.sequence_limit = batch.sequence_limit
 
     def touch_waiting_queues(self) -> None:
-        """Mark for dispatch the queues whose messages were committed by the last batch."""
+        """Touch the queues in which the last committed batch has made messages visible."""
         self.touched_queues.update(self.waiting_queues.pop(self.last_committed, {}))
 
     def queue_waiting_answers(self) -> None:
-        """Queue the answers that waited for the batch, to be sent with the next turn."""
+        """Let the next turn send the answers that waited for the last committed batch."""
         self._answers.extend(self._waiting_answers.pop(self.last_committed, ()))
 
 
@@ -240,9 +245,8 @@ class BackgroundTask(ABC):
 
     @abstractmethod
     def step(self) -> Sequence[StoreRead]:
-        """Do a slice of the work; return reads of pages that the task needs to go on."""
+        """Do a slice of the work. Returns the reads of pages that the task needs to go on."""
 
     def next_due_ms(self) -> int | None:
-        """Return when a step is needed though nothing else happens, in milliseconds since the epoch; None if never,
-        or not known before something else happens."""
+        """Return the time when a step is due, in milliseconds since the epoch. None if the task waits for no time."""
         return None

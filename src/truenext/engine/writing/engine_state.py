@@ -1,4 +1,4 @@
-"""State of the engine: all that more than one part reads or changes, each once."""
+"""State of the engine that more than one part reads or changes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from truenext.engine.writing.producers import ProducerRegistry
 
 
 class EngineState:
-    """State that is passed as a whole to parts that need more than one of its fields."""
+    """State that is passed as a whole to parts of the engine that need several of its fields."""
 
     def __init__(self, commit_state: CommitState, memory: MemoryBudget) -> None:
         self.commit_state = commit_state
         self.memory = memory
         self.clients = ClientRegistry()
         self.queues_by_name: dict[str, Queue] = {}
-        """Queues by name, without ended ones, and without the hidden ones that keep scheduled sends."""
+        """Queues by name. Ended queues, and hidden queues of scheduled sends, are left out."""
         self.numbers = QueueNumberAllocator(commit_state)
         self.producers = ProducerRegistry(commit_state)

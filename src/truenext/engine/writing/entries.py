@@ -24,7 +24,7 @@ def introduce_queue(batch: Batch, queue: Queue) -> None:
 
 
 def put(batch: Batch, entry: Entry) -> None:
-    """Store a message; introduce its queue first if the store does not know it."""
+    """Store a message with this batch, and introduce its queue if the store does not know the queue."""
     queue = entry.lane.queue
     if not queue.is_known_to_store:
         introduce_queue(batch, queue)
@@ -48,14 +48,31 @@ def put(batch: Batch, entry: Entry) -> None:
         mark(batch, entry, 0)
 
 
+def put_run(batch: Batch, entries: list[Entry]) -> None:
+    """Store new persistent messages of one queue."""
+    queue = entries[0].lane.queue
+    if not queue.is_known_to_store:
+        introduce_queue(batch, queue)
+    number, puts, size = batch.number, batch.puts, 0
+    for entry in entries:
+        message = entry.message
+        assert message is not None, "it is new"
+        key = message_key(entry.lane.key, entry.sequence)
+        puts[key] = record = encode_record(key, message)
+        size += len(record)
+        entry.store_batch = number
+    batch.size += size
+
+
 def _batch_overhead_bytes(entry: Entry) -> int:
-    """Return the bytes beside its record that a message takes in memory as long as its batch does: of copies and of
-    evicted transients there may be very many in one batch."""
+    """Return the bytes that a message takes besides its record while its batch is in memory. Only copies and transient
+    messages count, because one batch may have very many of these."""
     return ENTRY_BYTES if entry.content_number or not entry.persistent else 0
 
 
 def put_content(batch: Batch, number: int, message: SentMessage, copies: int, *, persistent: bool) -> None:
-    """Store a content once for `copies` copies; the same batch must put each copy with this number and persistence."""
+    """Store a content once for `copies` copies. The same batch must put each copy, with this content number and
+    persistence."""
     key = content_key(number)
     record = encode_record(key, _as_stored(message, persistent=persistent))
     (batch.puts if persistent else batch.transient_puts)[key] = record
@@ -69,7 +86,7 @@ def dereference_content(batch: Batch, content: int, *, persistent: bool) -> None
 
 
 def _cancel_content_copy(batch: Batch, content: int, *, persistent: bool) -> None:
-    """Count one copy less of a content in this batch: the copy is not written at all."""
+    """Count one copy less of a content that this batch stores, because the copy is not written at all."""
     key = content_key(content)
     copies = batch.marks[key].attempts - 1
     if copies:
@@ -80,13 +97,13 @@ def _cancel_content_copy(batch: Batch, content: int, *, persistent: bool) -> Non
 
 
 def _as_stored(message: SentMessage, *, persistent: bool) -> SentMessage:
-    """Return the message as its record describes it: in a subscription that ends with its connection all are
-    transient."""
+    """Return the message with the persistence that its record has. In a topic subscription that ends with its
+    connection, all messages are stored as transient."""
     return message if message.persistent == persistent else replace(message, persistent=persistent)
 
 
 def remove(batch: Batch, entry: Entry) -> None:
-    """Remove a stored message; if this batch would have put it, it is not written at all."""
+    """Remove a stored message with this batch. A message that this batch has put is not written at all."""
     key = message_key(entry.lane.key, entry.sequence)
     if entry.store_batch == batch.number:
         batch.size -= len((batch.puts if entry.persistent else batch.transient_puts).pop(key)) + _batch_overhead_bytes(
@@ -107,7 +124,7 @@ def remove(batch: Batch, entry: Entry) -> None:
 
 
 def mark(batch: Batch, entry: Entry, due_ms: int) -> None:
-    """Store the attempts, deliveries, new causes and due time of a stored message."""
+    """Store the attempts, deliveries, new causes and due time of a stored message with this batch."""
     entry.has_mark = True
     key = message_key(entry.lane.key, entry.sequence)
     batch.marks[key] = Mark(entry.attempts, entry.deliveries, due_ms, entry.was_lost)
@@ -127,7 +144,7 @@ def mark(batch: Batch, entry: Entry, due_ms: int) -> None:
 
 
 class ContentNumbers(NamedTuple):
-    """Numbers of a message's persistent and transient content; 0 if every record has its own."""
+    """Numbers of a message's shared contents, persistent and transient; 0 if each record has its own content."""
 
     persistent: int
     transient: int
@@ -137,8 +154,11 @@ NO_CONTENTS = ContentNumbers(0, 0)
 
 
 def put_shared_content(batch: Batch, message: SentMessage, queues: Sequence[Queue], first: int) -> ContentNumbers:
-    """Store a large content once, for all copies that the gathering batch stores of a message that is about to be
-    accepted in these queues, with sequences from `first` on."""
+    """Store the content of a message once for all its copies, if it is large. Returns the content's numbers.
+
+    The message is about to be accepted into `queues`, with consecutive sequences from `first` on. Only copies that this
+    batch will store share the content.
+    """
     if len(queues) < 2 or not _is_large(message):
         return NO_CONTENTS
     persistent = 0
@@ -158,7 +178,7 @@ def put_shared_content(batch: Batch, message: SentMessage, queues: Sequence[Queu
 
 
 def put_copies(batch: Batch, copies: Sequence[Entry]) -> None:
-    """Store transient copies of one message that the store does not have yet."""
+    """Store transient copies of one message with this batch. The store must have none of these copies."""
     message = copies[0].message
     assert message is not None, "what has left memory is in the store already"
     if len(copies) > 1 and _is_large(message):

@@ -1,8 +1,8 @@
 """Log of the events of all messages, in the order in which they happen, encoded for the history.
 
-Consecutive events of one kind in one queue make one block, whose columns are encoded at once: an event of a message
-costs an append to a list. So a block describes an entry as it is when the block ends; only events of another kind
-may change the entry, and those end the block first.
+Consecutive events of one kind in one queue make one block. The columns of a block are encoded when the block ends, so a
+single event costs only an append to a list. A block describes each entry as it is when the block ends. That is right,
+because only events of another kind change an entry, and such an event ends the block first.
 
 Temporary queues have no events: they are private to one connection.
 """
@@ -56,7 +56,7 @@ _ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED, _REMOVED, _OF_GROUP,
     )
 )
 BLOCK_US_MAX = 500
-"""Longest time over which events share a block and its timestamp, in microseconds."""
+"""Longest time in microseconds during which events share a block and the block's timestamp."""
 
 _SINGLE_EVENT = struct.Struct(BLOCK.format + "Q")
 _SINGLE_ACCEPTED = struct.Struct(_SINGLE_EVENT.format + "IB")
@@ -68,7 +68,7 @@ _RETURNED_CODES = {reason: REASONS.index(reason.value) for reason in RequeueReas
 
 
 def _reason_codes(wait: str) -> dict[RequeueReason | None, int]:
-    """Return the code of each reason; None is that of a message from a page, whose failure has had its event."""
+    """Return the code of each reason. The key None is for a message from a page, whose failure was logged before."""
     failures = (reason for reason in RequeueReason if reason is not RequeueReason.RELEASED)
     return {None: REASONS.index(wait)} | {reason: REASONS.index(f"{reason.value} and {wait}") for reason in failures}
 
@@ -86,18 +86,19 @@ class EventLog:
         self._forgotten_in_file: list[int] = []
         """Numbers of forgotten queues that may have events in the current file, but only in earlier chunks."""
         self.reusable_numbers: list[int] = []
-        """Numbers of forgotten queues that have events only in earlier files; see `take_reusable_numbers`."""
+        """Numbers of forgotten queues that have events only in earlier files (`take_reusable_numbers`)."""
         self._next_event = first_event
-        """Number of the next event, without counting those of the open block."""
+        """Number of the next event after all finished blocks."""
         self._chunk_event = first_event
         self._blocks: list[bytes] = []
         self.size = 0
-        """Bytes of finished blocks to hand over."""
+        """Bytes of the finished blocks of the current chunk."""
         self._file_size = HISTORY_FILE_BYTES
-        """Bytes in the current file; initially full, so that the first chunk begins a file."""
+        """Bytes in the current file. At first this is the size of a full file, so that the first chunk begins a new
+        file."""
 
         self._causes: dict[str, int] = {}
-        """Causes of the current chunk, with their numbers in it."""
+        """Causes that the current chunk has, each with its number in this chunk."""
 
         # The open block.
         self._block_kind = -1
@@ -106,19 +107,19 @@ class EventLog:
         self._block_other = 0
         self._opened_us = 0
         self._started_entries: list[Entry] = []
-        """Entries of the block of started events, which is open beside the other."""
+        """Entries of the block of started events, which may be open at the same time as the other block."""
         self._started_consumer_numbers: list[int] = []
         """Number of the consumer of each entry in `_started_entries`."""
         self._started_us = 0
         """Time of the first event in the block of started events, in microseconds since the epoch."""
         self.block_entries: list[Entry] = []
-        """Entries of the open block. A caller that finds it open for its own event may append to it."""
+        """Entries of the open block. A caller may append an entry if the open block is for the same event and queue."""
         self.accepting_queue: Queue | None = None
-        """Queue of the open block, if that has accepted events without groups."""
+        """Queue of the open block, if the block has accepted events of messages without groups."""
         self.accepting_batch = 0
-        """Batch that makes the messages of a block of accepted events visible."""
+        """Batch that makes the messages of an open block of accepted events visible."""
         self.acknowledging_queue: Queue | None = None
-        """Queue of the open block, if that has acknowledged events."""
+        """Queue of the open block, if the block has acknowledged events."""
         self._block_consumers: list[int] = []
 
     def tick(self, now_us: int) -> None:
@@ -143,7 +144,7 @@ class EventLog:
             self.block_entries.append(entry)
 
     def dispatched(self, queue: Queue, entries: list[Entry], consumers: list[int]) -> None:
-        """Add dispatched events; `consumers` has the consumer's number for each entry."""
+        """Add dispatched events. `consumers` has the number of the consumer for each entry."""
         if queue.number:
             if self._block_kind != _DISPATCHED or self._block_queue != queue.number:
                 self._open_block(_DISPATCHED, queue.number)
@@ -161,8 +162,8 @@ class EventLog:
             self.block_entries.extend(entries)
 
     def started(self, entry: Entry, consumer: BrokerConsumer) -> None:
-        """Add the event that the client has started this dispatch, or has settled the message inside a transaction.
-        Only for connections that announced `started`."""
+        """Add the event that a truenext client has started this dispatch, or has settled the message inside a
+        transaction."""
         queue = entry.lane.queue
         if queue.number:
             # A client acknowledges one message and starts the next. So that neither ends the other's block, started
@@ -178,7 +179,7 @@ class EventLog:
             self._started_consumer_numbers.append(consumer.number)
 
     def returned(self, entry: Entry, reason: RequeueReason, cause: str = "") -> None:
-        """Add the event that a message was requeued; `cause` is the consumer's text."""
+        """Add the event that a message was requeued. `cause` is the text that the consumer gave."""
         code = _RETURNED_CODES[reason]
         if (
             self._block_kind == _RETURNED
@@ -192,8 +193,8 @@ class EventLog:
             self._add_returned(entry, code, cause)
 
     def delayed(self, entry: Entry, reason: RequeueReason | None = None, *, is_blocking: bool, cause: str = "") -> None:
-        """Add the event that a message waits for its next try: it has just failed, or, without a reason, came with a
-        page."""
+        """Add the event that a message waits for its next try. `reason` says how it has just failed; None if it was
+        read from the store."""
         self._add_returned(entry, (_BLOCKING_CODES if is_blocking else _DELAYED_CODES)[reason], cause)
 
     def became_due(self, entry: Entry) -> None:
@@ -213,7 +214,7 @@ class EventLog:
             self.block_entries.append(entry)
 
     def _cause_number(self, cause: str) -> int:
-        """Return the number of a cause in this chunk; its text is written once."""
+        """Return the number of a cause in this chunk. The chunk has the text of the cause once."""
         number = self._causes.get(cause, 0)
         if not number:
             self.end_block()
@@ -228,7 +229,7 @@ class EventLog:
             self.block_entries.append(entry)
 
     def removed(self, entry: Entry) -> None:
-        """Add the event that a message was removed on request."""
+        """Add the event that a control request removed a message."""
         if entry.lane.queue.number:
             if self._block_kind != _REMOVED or self._block_queue != entry.lane.queue.number:
                 self._open_block(_REMOVED, entry.lane.queue.number)
@@ -268,16 +269,16 @@ class EventLog:
             )
 
     def window_changed(self, consumer: BrokerConsumer, queue: Queue, window: int) -> None:
-        """Add the event that the consumer may hold `window` messages, 0 while suspended; after dispatches by the old
-        window. Not for wildcard consumers, nor for those that pull."""
+        """Add the event that the consumer may hold `window` messages; 0 while it is suspended. Add dispatches by the
+        former window before. Wildcard consumers and consumers that pull have no such event."""
         if queue.number:
             self._add_single_event(
                 EventKind.WINDOW, queue.number, other=consumer.number, columns=_column("I", [window])
             )
 
     def pull_requested(self, consumer: BrokerConsumer, queue: Queue, count: int) -> None:
-        """Add the event that the consumer may get `count` more messages, 0 if its pull request was withdrawn or
-        ended; after dispatches by the old request. Not for wildcard consumers."""
+        """Add the event that the consumer may get `count` more messages; 0 if its pull request was withdrawn or has
+        ended. Add dispatches by the former request before. Wildcard consumers have no such event."""
         if queue.number:
             self._add_single_event(
                 EventKind.REQUESTED, queue.number, other=consumer.number, columns=_column("I", [count])
@@ -288,7 +289,7 @@ class EventLog:
             self._add_single_event(EventKind.UNSUBSCRIBED, queue.number, other=consumer.number)
 
     def dead_lettered(self, entry: Entry, target: Queue, target_sequence: int) -> None:
-        """Add the event that a message, which is in memory with its causes, was dead-lettered."""
+        """Add the event that a message was dead-lettered. The message must be in memory with its causes."""
         self._add_moved(EventKind.DEAD_LETTERED, entry, target, target_sequence)
 
     def moved(self, entry: Entry, target: Queue, target_sequence: int) -> None:
@@ -301,7 +302,8 @@ class EventLog:
         self._add_single_event(EventKind.RESUMED, queue.number)
 
     def subscription_ended(self, queue: Queue) -> None:
-        """Add the event that a subscription ended; each of its messages has an expired event when it is removed."""
+        """Add the event that a subscription ended. Each message of the subscription has an expired event when it is
+        removed."""
         if queue.number:
             self._add_single_event(EventKind.ENDED, queue.number)
 
@@ -313,23 +315,23 @@ class EventLog:
         self._add_single_event(kind, entry.lane.queue.number, other=cause, columns=columns)
 
     def queue_named(self, queue: Queue) -> None:
-        """Write the queue's name and number, before any event of it."""
+        """Write the queue's name and number, before the first event of the queue."""
         if queue.number:
             self.end_block()
             self._unwritten_names[queue.number] = queue.name
             self._add_block(_encode_queue_name(queue.number, queue.name, self._now_us), 0)
 
     def forget_queue(self, queue: Queue) -> bool:
-        """Note that a queue has no more events. Returns True if its number must not be reused before
-        `take_reusable_numbers` returns it: in one file a number has one name, even if a part of the file is lost."""
+        """Note that a queue has no more events. Returns True if the queue's number must not be reused before
+        `take_reusable_numbers` returns it: within one file, a number must stand for one name."""
         if not queue.number:
             return False
         self._forgotten_numbers.append(queue.number)
         return True
 
     def take_reusable_numbers(self) -> list[int]:
-        """Return, once, the numbers of queues forgotten in earlier files. Their removal is durable: so are all
-        batches before the last one handed over."""
+        """Return and forget the numbers of queues forgotten in earlier files. The removal of these queues is
+        durable."""
         reusable, self.reusable_numbers = self.reusable_numbers, []
         return reusable
 
@@ -339,8 +341,8 @@ class EventLog:
         return not self._blocks and not self.block_entries and not self._started_entries
 
     def close_chunk(self, *, of_batch: bool = False) -> bytes:
-        """Return all events since the last call, as one chunk of a history file; empty if there are none.
-        `of_batch`: the store writes a batch with it."""
+        """Return all events since the last call as one chunk of a history file; empty if there are none. `of_batch` is
+        True if the store writes changes of a batch together with the chunk."""
         self.end_block()
         if not self._blocks:
             self._forget_queues()
@@ -382,7 +384,7 @@ class EventLog:
         self._opened_us = self._now_us
 
     def end_block(self) -> None:
-        """Encode the open block. Called before messages leave memory without an event."""
+        """End and encode the open block. Call it before messages of the block leave memory."""
         if self._started_entries:
             self._end_started()
         entries = self.block_entries
@@ -420,8 +422,8 @@ class EventLog:
         self._add_block(BLOCK.pack(_STARTED, 0, len(entries), queue, 0, self._started_us) + columns, len(entries))
 
     def _single_event_block(self, kind: int, entry: Entry) -> bytes:
-        """Encode a block of one event, at a third of the general cost: messages that come one at a time need three
-        each."""
+        """Encode a block of one event, at a third of the cost of the general way. A message that comes alone needs
+        three such blocks."""
         sequence = entry.sequence
         queue, other, opened_us = self._block_queue, self._block_other, self._opened_us
         if kind == _ACCEPTED:
@@ -494,7 +496,7 @@ def _encode_queue_name(number: int, name: str, now_us: int) -> bytes:
 
 
 def _encode_numbered_text(kind: EventKind, number: int, value: str, now_us: int) -> bytes:
-    """Encode a block that gives a text its number."""
+    """Encode a block that assigns a number to a text."""
     text = value.encode()
     return BLOCK.pack(kind, 0, 0, number, len(text), now_us) + text
 

@@ -1,7 +1,7 @@
 """Numbers of queues, for the store and the history: allocation and reuse.
 
-A queue gets its number when it is created. The number is reused once nothing of the queue is left: not in memory,
-not in the store (durably), and not in the current file of the history.
+A queue gets its number when it is created. The number is reused once the queue is gone from memory, durably from the
+store, and from the current file of the history.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class QueueNumberAllocator:
         """Highest number ever allocated."""
         self._free: list[int] = []
         self._pending_free: list[tuple[int, int]] = []
-        """Batches with the numbers that are free once they are durable, in order; used without a history."""
+        """Pairs of batch and queue number, in order: the number is free once the batch is durable. Used only by a
+        broker without a history."""
 
     def allocate(self) -> int:
         if self._free:
@@ -28,12 +29,12 @@ class QueueNumberAllocator:
         return self._last
 
     def restore(self, number: int) -> None:
-        """Keep the number of a queue that the store knows from being allocated."""
+        """Note that the store knows a queue of this number, so that the number is not allocated again."""
         self._last = max(self._last, number)
 
     def free(self, queue: Queue) -> None:
-        """Free the number of a queue, and remove its name from the store: batches up to the gathering one remove the
-        rest."""
+        """Free the number of a queue, and remove the queue's name from the store. The gathering batch or earlier ones
+        must remove everything else of the queue."""
         batch = self._commit_state.batch
         number = queue.stored_number
         if queue.is_known_to_store:
@@ -52,7 +53,7 @@ class QueueNumberAllocator:
             self._free.append(number)
 
     def on_committed(self) -> None:
-        """Free numbers whose batch is durable."""
+        """Free the numbers of queues whose removal is durable."""
         committed = self._commit_state.last_committed
         if self._events.reusable_numbers:
             self._free += self._events.take_reusable_numbers()

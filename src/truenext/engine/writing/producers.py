@@ -1,8 +1,9 @@
-"""Producers and their numbers (C18.5): remembering them, and forgetting some if there are too many.
+"""Registry of producers and their numbers (C18.5): remembers producers, and forgets some if there are too many.
 
-A producer is remembered for PRODUCER_RETENTION_MS after its last use. If there are PRODUCERS_MAX, a new one replaces
-one that had a single SEND, long ago: most likely a process that sent one message and ended. A producer with more
-SENDs, or with a COMMIT, is kept. Source: docs/decisions/0036-producers-that-are-forgotten.md
+A producer is remembered for PRODUCER_RETENTION_MS after its last use. If there are PRODUCERS_MAX producers, a new one
+replaces a producer that had a single SEND long ago. Such a producer is most likely a process that sent one message and
+ended. A producer with more SENDs, or with a COMMIT, is kept. Source:
+docs/decisions/0036-producers-that-are-forgotten.md
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _RESOLVED_BYTES = 9
 
 class ProducerInfo(NamedTuple):
     producer: Producer | None
-    """Producer with its numbers; None if it is not remembered."""
+    """Producer with its numbers; None if the producer is not remembered."""
     outcome: CommitOutcome | None
-    """Outcome of the COMMIT that the query names; None if it names none."""
+    """Outcome of the COMMIT that the query names; None if the query names no COMMIT."""
     batch: int
-    """Batch with which producer and outcome are durable."""
+    """Batch with which the producer's numbers and the outcome are durable."""
 
 
 class ProducerRegistry:
@@ -40,15 +41,14 @@ class ProducerRegistry:
         # Not plain dicts: finding the first key of one takes long after many deletions at its front.
         self._producers: OrderedDict[str, Producer] = OrderedDict()
         self._used_once: OrderedDict[str, None] = OrderedDict()
-        """Names of producers that had one SEND and nothing since, in order of last use."""
+        """Names of producers that had one SEND and no other use, in order of use."""
         self._unstored: set[str] = set()
-        """Names of producers that were used since the store last wrote them."""
+        """Names of producers that were used since their state was last stored."""
         self._forgotten_count = 0
         self._last_forgotten = ""
         self._last_forgetting_batch = 0
-        """Last batch that forgets a producer."""
         self._resolved_count = 0
-        """Number of COMMITs remembered as resolved, for all producers."""
+        """Number of resolved COMMITs that are remembered, of all producers."""
 
     def restore(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         """Restore the producers that the store has recovered, in order of last use."""
@@ -61,10 +61,10 @@ class ProducerRegistry:
     # ---- SENDs and COMMITs ----
 
     def find_repeat(self, command: Send | Commit) -> Producer | None:
-        """Return the producer if it has used this number before, and note in `command` what kind of repeat it is.
+        """Return the producer if the command is a repeat, else None. Sets `is_repeat` and `is_unknown` of a repeat.
 
-        Raises: RemoteProtocolError if the number may not be used, or if there are too many producers and none that
-        may be forgotten for a new one.
+        Raises: RemoteProtocolError if the number may not be used, or if a new producer finds no space because none may
+        be forgotten.
         """
         name, number = command.producer, command.number
         assert name is not None, "it has a number"
@@ -90,7 +90,7 @@ class ProducerRegistry:
         return producer
 
     def record_use(self, command: Send | Commit, *, is_stored: bool) -> None:
-        """Record the number of an accepted SEND or COMMIT; if `is_stored`, durably with the gathering batch."""
+        """Record the number of an accepted SEND or COMMIT. With `is_stored` it is durable with the gathering batch."""
         name = command.producer
         assert name is not None, "it has a number"
         is_commit = type(command) is Commit
@@ -113,11 +113,12 @@ class ProducerRegistry:
     # ---- Queries ----
 
     def query(self, name: str, commit: int | None, *, resolves: bool) -> ProducerInfo:
-        """Return what is known of a producer, and the outcome of its COMMIT number `commit`. If it `resolves`, a
-        COMMIT that has not happened is rolled back for good; but not out of turn, nor without space for one more
-        producer or number.
+        """Return a producer with its numbers, and the outcome of its COMMIT of number `commit`.
 
-        Raises: RemoteProtocolError as `_find`
+        With `resolves`, a COMMIT that was not accepted so far is resolved as rolled back. That is left undone if
+        `Producer.resolve` refuses the number, or if there is no space for one more producer or resolved COMMIT.
+
+        Raises: RemoteProtocolError if a user's producer finds no space for its copy of the former numbers.
         """
         producer = self._find(name)
         resolves = resolves and self._resolved_count < RESOLVED_TOTAL_MAX
@@ -144,7 +145,7 @@ class ProducerRegistry:
     # ---- Forgetting ----
 
     def forget(self, session: ConnectionState, names: Iterable[str]) -> None:
-        """Forget producers that a client does not need any more; unknown names are ignored."""
+        """Forget producers that a client does not need any more. Unknown names are ignored."""
         for name in names:
             if name in self._producers:
                 self._forget_producer(name)
@@ -163,19 +164,20 @@ class ProducerRegistry:
             self._forget_producer(name)
 
     def take_forgotten(self) -> tuple[int, str]:
-        """Return how many producers were forgotten early since the last call, and the last one's name."""
+        """Return how many producers were forgotten early since the last call, and the name of the last of these."""
         forgotten, self._forgotten_count = self._forgotten_count, 0
         return forgotten, self._last_forgotten
 
     def unstored_states(self) -> Iterator[tuple[str, ProducerState]]:
-        """Yield the states that the store does not know yet; a clean stop stores them."""
+        """Yield the names and states of producers that the store does not know yet. A clean stop stores these."""
         for name in self._unstored:
             yield name, self._state(name, self._producers[name])
 
     def _find(self, name: str) -> Producer | None:
-        """Return a producer. A user's producer begins with the numbers that this name had before there were users.
+        """Return a producer; None if no number of it is known. A user's producer begins with a copy of the numbers that
+        the name had before there were users.
 
-        Raises: RemoteProtocolError if there is no space for such a copy
+        Raises: RemoteProtocolError if there is no space for such a copy.
         """
         producer = self._producers.get(name)
         if producer is not None:
@@ -194,7 +196,8 @@ class ProducerRegistry:
         return producer
 
     def _former(self, name: str) -> Producer | None:
-        """Return the producer that a user's producer was before there were users."""
+        """Return the producer that had the name of this user's producer before there were users; None if there is
+        none."""
         former = producer_name(name)
         return None if former == name else self._producers.get(former)
 
@@ -209,7 +212,7 @@ class ProducerRegistry:
 
     @property
     def _has_space(self) -> bool:
-        """Whether one more producer can be remembered, perhaps instead of another."""
+        """Whether one more producer can be remembered, if need be in place of one that may be forgotten early."""
         return len(self._producers) < PRODUCERS_MAX or self._oldest_dispensable() is not None
 
     def _add_producer(self, name: str) -> Producer:
@@ -219,7 +222,8 @@ class ProducerRegistry:
         return producer
 
     def _oldest_dispensable(self) -> str | None:
-        """Return the producer that may be forgotten early and was not used for longest."""
+        """Return the name of the producer that may be forgotten early and has not been used for longest; None if there
+        is none."""
         name = next(iter(self._used_once), None)
         if name is None or self._producers[name].used_ms + PRODUCER_RETENTION_MS_MIN > self._commit_state.now_ms:
             return None

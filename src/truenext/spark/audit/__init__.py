@@ -1,1 +1,1 @@
-"""Proof from the broker's history whether the contract held. One concern per file; `audit.py` chains them."""
+"""Proof from the broker's history whether the contract held. Each file checks one subject; `audit.py` joins them."""

@@ -1,6 +1,6 @@
-"""The audit for spark-submit and for `python -m truenext.spark.audit`.
+"""The audit as a program for spark-submit, and for `python -m truenext.spark.audit`.
 
-spark-submit --master yarn src/truenext/spark/audit/__main__.py DIR --out FOLDER
+spark-submit --master yarn spark/audit/__main__.py DIR --out FOLDER
 """
 
 import argparse

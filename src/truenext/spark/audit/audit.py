@@ -1,4 +1,4 @@
-"""The audit: chains its concerns into tables and one verdict.
+"""The audit: computes all tables from the events, and one verdict.
 
 events ──▶ blocks, runs, gaps, commits ──▶ timeline ──▶ sweep ──▶ ordering, loss, consumers, stuck,
    │                                                              starvation, latency, depth, positions
@@ -28,22 +28,23 @@ from truenext.spark.stages.judge import audit_stages
 from truenext.spark.verdict import FindingSummary, Verdict
 
 STUCK_SECONDS = 10.0
-"""Longest time without a dispatch while a message is ready and a consumer is free; more is a finding."""
+"""Seconds without a dispatch, while a message is ready and a consumer is free, above which the audit reports a
+finding."""
 
 ProgressCallback = Callable[[str, float], None]
-"""Called after each step with its name and its duration in seconds."""
+"""Function that is called after each step, with the step's name and its duration in seconds."""
 
 
 @dataclass(frozen=True)
 class AuditResults:
     tables: dict[str, DataFrame]
-    """Tables `violations`, `lost`, `duplicates`, `consumers`, `stuck`, `gaps`, `starvation`, `redelivery`,
-    `latency`, `depth`, `positions`; with stages also those of `StageResults`."""
+    """Tables `violations`, `lost`, `duplicates`, `consumers`, `stuck`, `gaps`, `starvation`, `redelivery`, `latency`,
+    `depth`, `positions`. With events of stages also the tables of `StageResults`."""
     verdict: Verdict
     cached: tuple[DataFrame, ...]
 
     def unpersist(self) -> None:
-        """Free what Spark has cached for the tables. Reading them afterwards computes them again."""
+        """Free the memory in which Spark caches the tables. A later read of a table computes it again."""
         for each in self.cached:
             each.unpersist()
 
@@ -59,10 +60,11 @@ def audit(
 ) -> AuditResults:
     """Check from `events` (docs/reference/history.md) whether docs/contract.md held.
 
-    `since` excludes earlier events, `queue` other queues. `stages` are events of stages (docs/reference/history.md).
+    Events before `since` are ignored. If `queue` is given, events of other queues are ignored, too. `stages` are events
+    of stages (docs/reference/history.md).
 
-    Raises: ConfigurationError if no events are left, or `stages` have another format; HistoryError if `events` are
-    of another history version.
+    Raises: ConfigurationError if no events are left, or `stages` have another format; HistoryError if `events` have
+    another history version
     """
     with timed(progress, "runs and gaps"):
         if since is not None:
@@ -106,9 +108,9 @@ def audit(
 
 
 def _check_runs(run_rows: list[Row], since: datetime | None) -> None:
-    """Check that there are events, and that all are of the history version that this truenext reads.
+    """Check that there are events, and that this truenext can read their history version.
 
-    Raises: ConfigurationError, HistoryError
+    Raises: ConfigurationError if there are none; HistoryError for another history version
     """
     if not run_rows:
         raise ConfigurationError("the history has no events" + (f" since {since}" if since is not None else ""))
@@ -121,7 +123,7 @@ def _check_runs(run_rows: list[Row], since: datetime | None) -> None:
 
 
 _CACHED = ("starvation", "redelivery", "latency", "positions")
-"""Tables that later steps read more than once."""
+"""Tables that are cached, because later steps read them more than once."""
 
 
 def _tables(sweep_rows: DataFrame, of_queues: DataFrame, gap_table: DataFrame) -> dict[str, DataFrame]:
@@ -189,7 +191,7 @@ def _notes(run_rows: list[Row], first_event: int, gap_count: int) -> tuple[str, 
 
 @contextmanager
 def timed(progress: ProgressCallback, step: str) -> Iterator[None]:
-    """Report the duration of a block that succeeds."""
+    """Report the duration of a block, unless it raises."""
     started = time.monotonic()
     yield
     progress(step, time.monotonic() - started)

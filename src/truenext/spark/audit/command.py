@@ -1,4 +1,4 @@
-"""Audit from start to end, for `truenext audit` and for spark-submit."""
+"""One whole audit, for `truenext audit` and for spark-submit."""
 
 import sys
 import tempfile
@@ -22,17 +22,17 @@ from truenext.spark.verdict import Verdict
 
 PAGE = "report.html"
 SPARK_LOG = "spark.log"
-"""File with Java's output, in the folder of the tables."""
+"""Name of the file with Java's output, in the folder of the tables."""
 
 SHOWN_ROWS_MAX = 200_000
-"""Rows per table that are read for the page; the Parquet files have all."""
+"""Largest number of rows of a table that are read for the page. The Parquet files have all rows."""
 
 
 def run_audit(folders: Sequence[Path | str], *, out: Path | None = None, **options: Any) -> list[Verdict]:
-    """Audit each of `folders`, print progress and verdicts, and write the tables and one page of all below `out`.
-    `options` are those of `audit_histories`.
+    """Audit the history in each of `folders`. Print progress and verdicts. Write the tables, and one page for all
+    histories, below `out`. `options` are the further options of `audit_histories`.
 
-    Raises: ConfigurationError, HistoryError
+    Raises: ConfigurationError if a folder or option cannot be used; HistoryError if a history cannot be read
     """
     audited = audit_histories(folders, out=out, **options)
     if out is not None:
@@ -51,13 +51,14 @@ def audit_histories(
     stages: Sequence[Path | str] = (),
     out: Path | None = None,
 ) -> list[AuditedHistory]:
-    """Audit each of `folders`, print progress and verdicts, and write the tables and Spark's log below `out`.
+    """Audit the history in each of `folders`. Print progress and verdicts. Write the tables and Spark's log below
+    `out`.
 
-    The tables of several folders go to folders below `out` with the names from `run_names`. `stages` are folders
-    with events of stages; they need exactly one history. `since` without a time zone is UTC. The returned histories
-    have tables, from which a page can be made, only with `out`.
+    With several folders, the tables of each go to a folder below `out`, named by `run_names`. `stages` are folders with
+    events of stages; they need exactly one history. `since` without a time zone is UTC. The returned histories have
+    tables only if `out` is given.
 
-    Raises: ConfigurationError, HistoryError
+    Raises: ConfigurationError if a folder or option cannot be used; HistoryError if a history cannot be read
     """
     if since is not None and since.tzinfo is None:
         since = since.replace(tzinfo=UTC)
@@ -114,9 +115,11 @@ def audit_histories(
 def write_page(
     audited: Sequence[AuditedHistory], out: Path, *, title: str, sections: Mapping[str, pandas.DataFrame] | None = None
 ) -> None:
-    """Write the page of `audited` to `out`, and print its path; `sections` as for `write_comparison`.
+    """Write the page on the `audited` histories to `out`, and print its path. `sections` are further tables for the
+    page, each under its heading.
 
-    Raises: ConfigurationError if the package that draws the plots is not installed, OSError
+    Raises: ConfigurationError if the package that draws the plots is not installed; OSError if the page cannot be
+    written
     """
     with timed(_print_step, "page"):
         write_comparison(audited, out / PAGE, title=title, sections=sections)
@@ -124,12 +127,12 @@ def write_page(
 
 
 def write_tables(results: AuditResults, out: Path) -> dict[str, pandas.DataFrame]:
-    """Write each table as a folder of Parquet files, and return at most SHOWN_ROWS_MAX rows of each for the page."""
+    """Write each table as a folder of Parquet files. Return at most SHOWN_ROWS_MAX rows of each table for the page."""
     for name, table in results.tables.items():
         table.write.mode("overwrite").parquet(path_to_write(out.resolve() / name))
     return {name: table.limit(SHOWN_ROWS_MAX).toPandas() for name, table in results.tables.items()}
 
 
 def _print_step(step: str, seconds: float) -> None:
-    """Print to stderr: progress is for people only."""
+    """Print a step to standard error, because progress is only for people."""
     print(f"{seconds:6.1f} s  {step}", file=sys.stderr, flush=True)

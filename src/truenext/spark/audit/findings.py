@@ -1,5 +1,5 @@
-"""Tables of findings: messages overtaken, lost or delivered twice, wrong events of consumers, and idle queues with
-ready messages."""
+"""Tables of findings: overtaken, lost and duplicate messages, wrong events of consumers, and idle queues with ready
+messages."""
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -9,12 +9,13 @@ _WHERE = ("queue", "event", "at")
 # ---- Messages that were not the true next when they were dispatched ----
 
 ORDER_KINDS = ("inversion", "order", "premature")
-"""`inversion` overtook a ready message of higher priority; `order` overtook one of equal priority and smaller
-sequence, ready or still being committed; `premature` was not visible or due yet itself, or its queue was paused."""
+"""Kinds of order violations. `inversion`: the message overtook a ready one of higher priority. `order`: it overtook one
+of equal priority and smaller sequence, which was ready or being committed. `premature`: the message itself was not
+visible or not due yet, or its queue was paused."""
 
 
 def ordering(sweep_rows: DataFrame) -> DataFrame:
-    """Return one row per violation: the dispatched message, its consumer, the event, and the overtaken witness."""
+    """Return one row for each violation: the dispatched message, its consumer, the event, and the overtaken message."""
     return _found(
         sweep_rows,
         F.col("kind").isin(*ORDER_KINDS),
@@ -33,16 +34,19 @@ def ordering(sweep_rows: DataFrame) -> DataFrame:
 
 
 def lost(sweep_rows: DataFrame) -> DataFrame:
-    """Return one row per observation of `count` lost messages; `detail`: `found empty` or `not recovered`.
+    """Return one row for each time that messages were found to be lost. `count` is their number, `detail` is `found
+    empty` or `not recovered`.
 
-    `sequence` is the first message that may be lost; `persistent` is null if either kind may be.
+    `sequence` is the first message that may be lost. `persistent` is null if the lost messages may be persistent or
+    not.
     """
     return _found(sweep_rows, F.col("kind") == "lost", *_WHERE, "sequence", "priority", "persistent", "count", "detail")
 
 
 def duplicates(sweep_rows: DataFrame) -> DataFrame:
-    """Return messages dispatched although held or gone, or ended other than by expiry after their durable
-    subscription had ended; and `resurrected`: more messages recovered than there can be."""
+    """Return one row for each duplicate: a message that was dispatched while another consumer held it or after its end,
+    or that ended after its durable subscription, other than by expiry. A row `resurrected` says that more messages were
+    recovered than there can be."""
     return _found(
         sweep_rows,
         F.col("kind").isin("duplicate", "resurrected"),
@@ -56,26 +60,27 @@ def duplicates(sweep_rows: DataFrame) -> DataFrame:
 
 
 def _found(sweep_rows: DataFrame, which: Column, *columns: str | Column) -> DataFrame:
-    """Return the findings that match `which`, with `at` as a timestamp."""
+    """Return the rows of findings that match `which`. Their column `at` becomes a timestamp."""
     at = F.timestamp_micros("at")
     return sweep_rows.where(F.col("row") == "finding").where(which).withColumn("at", at).select(*columns)
 
 
 def _if_known(column: str) -> Column:
-    """Return the column with null for negative numbers."""
+    """Return the column, with null in place of a negative number."""
     return F.when(F.col(column) >= 0, F.col(column)).alias(column)
 
 
 # ---- Dispatches, attempts and acts of consumers that the contract forbids ----
 
 CONSUMER_KINDS = ("uncredited", "miscount", "stale", "lost-failure")
-"""`uncredited`: dispatch without credit, or not to the exclusive consumer; `miscount`: attempt counted without a
-failure; `stale`: dispatch to, or act of, a consumer that had ended or did not hold the message; `lost-failure`:
-recorded failure that the broker lost: attempt not counted any more, or cause missing in the dead letter."""
+"""Kinds of findings about consumers. `uncredited`: a dispatch without credit, or to another consumer than the exclusive
+one. `miscount`: an attempt counted without a failure. `stale`: a dispatch to a consumer that had ended, or an act of a
+consumer that had ended or did not hold the message. `lost-failure`: a recorded failure that the broker has lost, so
+that its attempt does not count any more or its cause is missing in the dead letter."""
 
 
 def consumers(sweep_rows: DataFrame) -> DataFrame:
-    """Return one row per finding, described in `detail`."""
+    """Return one row for each finding about a consumer. The column `detail` describes it."""
     return _found(
         sweep_rows,
         F.col("kind").isin(*CONSUMER_KINDS),
@@ -91,7 +96,8 @@ def consumers(sweep_rows: DataFrame) -> DataFrame:
 
 
 def stuck(sweep_rows: DataFrame) -> DataFrame:
-    """Return one row per idle time: since `event`, for `seconds`, `waiting` messages, `sequence` as true next."""
+    """Return one row for each idle time that was too long: the event at its start, its `seconds`, the number of
+    `waiting` messages, and as `sequence` the true next message."""
     return _found(
         sweep_rows,
         F.col("kind") == "stuck",

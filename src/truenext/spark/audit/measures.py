@@ -1,4 +1,4 @@
-"""Measures of queues: times that messages waited and were held, starvation, redelivery, depth, and positions."""
+"""Measures of queues: how long messages waited and were held, starvation, redelivery, depth, and positions."""
 
 from functools import reduce
 
@@ -10,14 +10,15 @@ from truenext.model.events import FAILURES
 # ---- Times until dispatch and until acknowledgement ----
 
 ACCURACY = 10_000
-"""Accuracy of percentiles: they are off by at most a 10,000th of the messages."""
+"""Accuracy of percentiles: they are wrong by at most a 10,000th of the messages."""
 
 MEASURES = {"visible to dispatched": "wait", "dispatched to acknowledged": "hold"}
-"""Name of each measure, and the column of the sweep that has it in microseconds."""
+"""Column of the sweep's rows that has a measure, in microseconds, by the measure's name."""
 
 
 def latency(sweep_rows: DataFrame) -> DataFrame:
-    """Return p50, p90, p99 and max in milliseconds, and the count of messages, per queue, priority and measure."""
+    """Return p50, p90, p99 and maximum in milliseconds, and the number of messages. There is a row for each queue,
+    priority and measure."""
     times = sweep_rows.where((F.col("row") == "message") & (F.col("delivery") > 0))
     return reduce(DataFrame.unionByName, (_measured(times, measure, name) for measure, name in MEASURES.items()))
 
@@ -43,10 +44,12 @@ def _measured(times: DataFrame, measure: str, name: str) -> DataFrame:
 
 
 def starvation(sweep_rows: DataFrame) -> DataFrame:
-    """Return per queue and priority the longest wait for the first dispatch, its message, and the places lost.
+    """Return for each queue and priority the longest wait for a first dispatch, with its message, and how far messages
+    were overtaken.
 
-    A message loses a place to each later arrival that is dispatched before it, and wins one from each earlier
-    arrival that is dispatched after it; `overtaken` is the difference. Priorities cause much of it: no violation.
+    A message loses a place to each later arrival that is dispatched before it. It wins a place from each earlier
+    arrival that is dispatched after it. `overtaken` is the difference. Much of it follows from priorities, and is no
+    violation.
     """
     return (
         sweep_rows.where(F.col("row") == "message")
@@ -71,8 +74,9 @@ REASONS = (*FAILURES, "released")
 
 
 def redelivery(events: DataFrame) -> DataFrame:
-    """Return per queue its dispatches, redeliveries (dispatches after the first, whatever their MESSAGEs say), returns
-    by reason, dead letters, expired messages, and the highest `deliveries` and `attempts` of a message."""
+    """Return for each queue: dispatches, redeliveries, returns by reason, dead letters, expired messages, and the
+    highest `deliveries` and `attempts` of a message. A redelivery is a dispatch after the first one, whether or not its
+    MESSAGE says so."""
     kind = F.col("kind")
     return (
         events.where(kind.isin("dispatched", "returned", "dead-lettered", "expired"))
@@ -97,8 +101,8 @@ def redelivery(events: DataFrame) -> DataFrame:
 
 
 def depth(sweep_rows: DataFrame) -> DataFrame:
-    """Return at most 1,001 depths per queue, evenly by its events, and its last: `queue`, `event`, `at`, `waiting`,
-    `held`."""
+    """Return for each queue at most 1,001 depths, at regular distances in its events, and at its last event. The
+    columns are `queue`, `event`, `at`, `waiting`, `held`."""
     return sweep_rows.where(F.col("row") == "depth").select(
         "queue", "event", F.timestamp_micros("at").alias("at"), "waiting", "held"
     )
@@ -110,8 +114,8 @@ POINTS_MAX = 4000
 
 
 def positions(sweep_rows: DataFrame) -> DataFrame:
-    """Return positions in the queue's orders of arrival and delivery, from 1: of every n-th arrival, at most 4,000
-    per queue, and of the last delivery of each priority."""
+    """Return the positions of messages in a queue's order of arrival and order of delivery, from 1. There is a row for
+    every n-th arrival, at most 4,000 for each queue, and for the last delivery of each priority."""
     delivered = sweep_rows.where((F.col("row") == "message") & (F.col("delivery") > 0))
     last = delivered.groupBy("queue", "priority").agg(F.max("delivery").alias("last"))
     steps = delivered.groupBy("queue").agg(F.ceil(F.max("arrival") / POINTS_MAX).alias("step"))

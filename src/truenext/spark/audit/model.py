@@ -1,4 +1,4 @@
-"""State of the messages and consumers of one queue, and findings about them."""
+"""State of the messages and consumers of one queue, as an audit follows it, and its findings."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from enum import IntEnum, IntFlag
 import msgspec
 
 NEVER = 1 << 62
-"""`visible_event` of a message that the history never shows to be durable."""
+"""`visible_event` of a message for which the history has no proof that it became durable."""
 AUTO_WINDOW = 1
-"""Window assumed in `auto` mode: a consumer may lack capacity for more bytes once it holds a message, not before."""
+"""Window that the audit assumes in `auto` mode. Once the consumer holds a message, it may lack capacity for the bytes
+of another one."""
 SELECTOR_WINDOW = -1
-"""Window assumed for a consumer with a selector. The history lacks the selector, so dispatches to this consumer prove
-nothing.
-"""
+"""Window that the audit assumes for a consumer with a selector. The history does not have the selector, so dispatches
+to this consumer prove nothing."""
 UNLIMITED = 1 << 62
-"""Number of messages that a consumer may have if no lower limit is known."""
+"""Number of messages that a consumer may have, if no lower limit is known."""
 NO_MESSAGE = -1
 UNKNOWN_PRIORITY = -1
 NO_CONSUMER = -1
 
 
 class EventCode(IntEnum):
-    """Kinds of event, and marks that apply to every queue."""
+    """Kinds of events, and of rows that apply to every queue: starts, gaps, and the end of the history."""
 
     ACCEPTED = 0
     DISPATCHED = 1
@@ -51,7 +51,7 @@ class EventCode(IntEnum):
 
 
 class ConsumerFlags(IntFlag):
-    """Options of a consumer that decide which messages it may have, and which returns count an attempt."""
+    """Options of a consumer that matter to the audit: which messages it may get, and which returns count an attempt."""
 
     AUTO = 1
     EXPRESS = 2
@@ -64,44 +64,46 @@ NO_FLAGS = ConsumerFlags(0)
 
 
 class ReturnReason(IntEnum):
-    """Reason of a return, as far as it decides whether an attempt counts."""
+    """Reason why a message returned. It decides whether the return may count an attempt."""
 
     OTHER = 0
     RELEASED = 1
-    """Released by the client: no failure."""
+    """The client has released the message, which is no failure."""
     STARTED = 2
-    """Connection lost or transaction aborted: a failure. If the client names the messages that it starts, the broker
-    may record this only for those."""
+    """The connection was lost or the transaction aborted, which is a failure. If the client reports the messages that
+    it starts, the broker may record this reason only for started messages."""
 
 
 HAS_CAUSE = 4
-"""Added to the ReturnReason of a return that has a cause; alone for a dead letter that has one."""
+"""Number added to the ReturnReason of a return with a cause. For a dead letter with a cause the number stands alone."""
 
 
 class StartFlag(IntEnum):
-    """Flags that the audit gives to a RUN_STARTED: facts about the run before, this run, and the history."""
+    """Flags that the audit gives to the start of a run. They tell facts about the run before, this run, and the
+    history."""
 
     CLEAN = 1
-    """The previous run stopped cleanly: transient messages are still there."""
+    """The run before stopped cleanly, so its transient messages are still there."""
     CONTINUED = 2
-    """The previous run is in the history."""
+    """The history has the run before."""
     RECOVERED = 4
-    """The run finished its recovery: a queue without a `recovered` had no messages."""
+    """The run finished its recovery, so a queue without an event `recovered` had no messages."""
     COMPLETE = 8
-    """The history has the arrival of every message in every queue."""
+    """The history has the arrivals of all messages in all queues."""
 
 
 class MessageState(IntEnum):
     WAITING = 0
     HELD = 1
     MAYBE_GONE = 2
-    """A gap may hide the end of the message; the next start makes a persistent message certain."""
+    """The message may have ended in a gap of the history. After the next start a persistent message counts as certain
+    again."""
     UNCERTAIN = 3
-    """Possibly not durable, or reported as lost: the message may come again or not."""
+    """The message may not be durable, or was reported as lost. It may come again or not."""
     DELAYED = 4
-    """Failed, and not due yet."""
+    """The message has failed, and is not due yet."""
     ENDED = 5
-    """Stored, but its durable subscription has ended: about to expire."""
+    """The message is stored, but its durable subscription has ended, so it will expire."""
 
 
 STILL_WAITING = "waiting"
@@ -117,57 +119,60 @@ class AuditedMessage(msgspec.Struct, gc=False):
     visible_at: int
     group: int = 0
     arrival: int = 0
-    """Position among the messages that this queue accepted, from 1; 0 if the history lacks the arrival."""
+    """Position among the messages that this queue has accepted, from 1. 0 if the history does not have the arrival."""
     state: MessageState = MessageState.WAITING
     consumer: int = NO_CONSUMER
     receiver: AuditedConsumer | None = None
-    """State of `consumer`, if it is known."""
+    """State of the consumer whose number is `consumer`; None if it is not known."""
     is_started: bool = False
-    """The client has started the last dispatch."""
+    """The client has started the message after its last dispatch."""
     dispatched_at: int = 0
     wait: int | None = None
-    """Microseconds from visible to the first dispatch, or to the end of the history."""
+    """Microseconds from the time at which the message became visible to its first dispatch. If there is none, to the
+    end of the history."""
     hold: int | None = None
-    """Microseconds from the last dispatch to the acknowledgement."""
+    """Microseconds from the last dispatch of the message to its acknowledgement."""
     end_reason: str = STILL_WAITING
-    """A value of END_REASONS, or `waiting`, `held` or `unknown`."""
+    """How the message ended: one of END_REASONS, `waiting`, `held` or `unknown`."""
     delivery: int = 0
-    """Position among the first dispatches of this queue, from 1; 0 before the message's first dispatch."""
+    """Position of the message's first dispatch among all first dispatches of this queue, from 1. 0 before it."""
     deliveries: int = 0
     attempts: int = 0
     has_known_attempts: bool = True
     has_cause: bool = False
-    """A consumer has named the cause of a failure."""
+    """A consumer has given a cause for a failure of the message."""
 
 
 class AuditedConsumer(msgspec.Struct, gc=False):
     """State of one consumer, as far as the history shows it."""
 
     window: int
-    """Number of messages that the consumer may hold, as far as is known; SELECTOR_WINDOW counts as none."""
+    """Number of messages that the consumer may hold, if it is known. SELECTOR_WINDOW: the audit assumes that it may
+    hold none."""
     flags: ConsumerFlags = NO_FLAGS
     requested: int = UNLIMITED
-    """Number of messages requested and not delivered yet."""
+    """Number of messages that the consumer has requested, and that were not delivered yet."""
     limit: int = UNLIMITED
-    """Number of unstarted messages from which on the consumer gets no more. Only these are certainly in its window:
-    a message acknowledged inside a transaction is in no window any more, and counts as started."""
+    """Number of unstarted messages from which on the consumer must get no more. Only unstarted messages are certainly
+    in its window. A message acknowledged inside a transaction is in no window any more, and counts as started."""
     rank: tuple[int, int] | None = None
-    """Negated consumer priority and consumer number of an exclusive consumer: the lowest rank has the queue."""
+    """For an exclusive consumer: its negated consumer priority, and its number. The exclusive consumer with the lowest
+    rank owns the queue."""
     held: int = 0
     unstarted: int = 0
-    """Number of held messages that are not started."""
+    """Number of messages that the consumer holds and has not started."""
     is_free: bool = False
-    """The consumer is counted in `free_consumers` of its queue."""
+    """The consumer is one of the `free_consumers` that its queue counts."""
     has_ended: bool = False
 
     @property
     def counts_started(self) -> bool:
-        """The history has every message that the consumer has started, so that all others are unstarted."""
+        """The history tells which messages the consumer has started, so that all others are unstarted."""
         return bool(self.flags & ConsumerFlags.NAMES_STARTED) and not self.flags & ConsumerFlags.AUTO
 
     @property
     def has_exact_window(self) -> bool:
-        """The history has every change of the window, and no dispatch may exceed it."""
+        """The history has each change of the window, so that no dispatch may exceed it."""
         return (
             self.counts_started
             and self.window != SELECTOR_WINDOW
@@ -176,7 +181,7 @@ class AuditedConsumer(msgspec.Struct, gc=False):
 
 
 class Finding(msgspec.Struct, gc=False):
-    """Violation of the contract, with a witness."""
+    """Violation of the contract. It may name a witness, the overtaken message."""
 
     kind: str
     """Kind of violation: `inversion`, `order`, `premature`, `duplicate`, `lost`, `resurrected`, `stuck`, `uncredited`,
@@ -191,14 +196,15 @@ class Finding(msgspec.Struct, gc=False):
     overtaken_sequence: int = NO_MESSAGE
     overtaken_priority: int = UNKNOWN_PRIORITY
     count: int = 1
-    """Number of messages that this finding is about."""
+    """Number of messages to which the finding applies."""
     duration: int = 0
-    """Length of the idle time in microseconds, for `stuck`."""
+    """Length of the idle time in microseconds. Used by `stuck`."""
     detail: str = ""
 
 
 class RemovedMessages:
-    """End codes of removed messages, one byte each: the sequences of all queues are close together."""
+    """Codes that tell how removed messages ended, one byte for each message. Sequences of all queues are close
+    together, so arrays have few unused bytes."""
 
     __slots__ = ("pages",)
 
@@ -212,7 +218,7 @@ class RemovedMessages:
         page[sequence & 0xFFFF] = code
 
     def get(self, sequence: int) -> int:
-        """Return the code of the event that ended a message; 0 if the message is not known to be gone."""
+        """Return the code of the event that ended a message; 0 if no event has ended it."""
         page = self.pages.get(sequence >> 16)
         return 0 if page is None else page[sequence & 0xFFFF]
 

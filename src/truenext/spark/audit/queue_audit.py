@@ -1,12 +1,14 @@
-"""Audit of one queue: follows its state event by event, and checks each event against docs/contract.md.
+"""Audit of one queue: follows the queue's state event by event, and checks each event against docs/contract.md.
 
-The audit reads the events of one queue in order, once, and keeps only messages and consumers that still exist. It is
-plain Python without Spark; `sweep.py` feeds it. It is one file, as events change how others are judged.
+The audit reads the events of one queue in order, once. It keeps only messages and consumers that still exist. It is
+plain Python without Spark, and `sweep.py` calls it. All of it is in one file, because one event changes how others are
+judged.
 
-A message that is not certain (after a gap, or accepted before the history begins) is no evidence: it is not reported
-as overtaken, lost or delivered twice. A consumer is no evidence if a gap has hidden some of its events. A message of a
-group is evidence only for dispatches of its group: the history does not say whose group it was when others overtook
-it. While it is being committed, later messages of its priority are no evidence: for its consumer they are not ready.
+Some messages are not certain: after a gap, or if they were accepted before the history begins. An uncertain message is
+no evidence: it is never reported as overtaken, lost or delivered twice. A consumer is no evidence if some of its events
+are in a gap. A message of a group is evidence only for dispatches of its group, because the history does not say which
+consumer owned the group. While such a message is being committed, later messages of its priority are no evidence
+either: they may not be ready for the consumer.
 """
 
 from __future__ import annotations
@@ -38,69 +40,73 @@ from truenext.spark.audit.model import (
 )
 
 POINTS_MAX = 1000
-"""Depths kept per queue; above that, every second one is dropped."""
+"""Largest number of depths that are kept for a queue. Above it, every second depth is dropped."""
 
 # Module names are faster than members of an enum; a sweep reads them a few times per event.
 WAITING, HELD, DOUBTFUL, UNCERTAIN, DELAYED, ENDED = MessageState
 
 RECOVERED_STATES = (WAITING, ENDED)
-"""States that a start gives to messages that are certainly there."""
+"""States of messages that are certainly there after a start."""
 
 
 class QueueAudit:
     def __init__(self, removed: RemovedMessages, stuck_limit: int) -> None:
-        """Start with an empty queue; `stuck_limit` is in microseconds."""
+        """Start with an empty queue. A longer idle time than `stuck_limit` microseconds is a finding."""
         self.removed = removed
         self.stuck_limit = stuck_limit
         self.messages: dict[int, AuditedMessage] = {}
         self.expiring: dict[int, AuditedMessage] = {}
-        """Messages of an ended durable subscription of this name that are not known to be removed: no consumer gets
-        them any more, but a start still finds them."""
+        """Messages of an earlier durable subscription with this name, which has ended. They are not known to be
+        removed: no consumer gets them any more, but a start still finds them."""
         self.lanes: list[list[int]] = [[] for _ in range(10)]
-        """Heap of waiting sequences per priority, visible or not; others are dropped when they are the head."""
+        """For each priority, a heap of the sequences of waiting messages, visible or not. Sequences of other messages
+        are dropped when they become the head."""
         self.group_lanes: dict[int, list[list[int]]] = {}
-        """Lanes of each group; `lanes` has the messages without a group."""
+        """Lanes of each group, by the group's hash. `lanes` only has messages without a group."""
         self.unlisted_committing: list[list[int]] = [[] for _ in range(10)]
-        """Heap per priority of sequences that are being committed and are not in `lanes`: messages of groups, and
-        those that were being committed when a gap came. Committed ones are dropped when they are the head."""
+        """For each priority, a heap of sequences that are being committed and are not in `lanes`: messages of groups,
+        and messages that were being committed when a gap came. Committed ones are dropped when they become the head."""
         self.higher_lanes: list[list[list[int]]] = [self.lanes[:priority:-1] for priority in range(10)]
-        """Lanes of higher priority, for each priority; the highest first."""
+        """For each priority, the lanes of all higher priorities, the highest first."""
         self.committing: list[tuple[int, int]] = []
         """Heap of messages that are being committed: (visible_event, sequence)."""
         self.blocking: dict[int, tuple[int, int]] = {}
-        """Delayed messages that hold back all messages after them: (9 - priority, sequence) of each, by sequence."""
+        """Delayed messages that hold back all messages after them, by sequence: (9 - priority, sequence)."""
         self.group_blocking: dict[int, dict[int, tuple[int, int]]] = {}
-        """Delayed messages that hold back only their group, for each group."""
+        """Delayed messages that hold back only later messages of their group, by group."""
         self.consumers: dict[int, AuditedConsumer] = {}
         self.knows_consumers = False
-        """`consumers` is complete: the history has the run from its start on."""
+        """True if `consumers` is complete, because the history has the run from its start on."""
         self.owner: AuditedConsumer | None = None
-        """Exclusive consumer that has the queue: the one of lowest rank of those that are known."""
+        """Exclusive consumer that owns the queue: of all known exclusive consumers, the one with the lowest rank."""
         self.knows_exclusive = False
-        """No unknown consumer is exclusive. Unknown ones are older than known ones, so only a gap makes this false."""
+        """True if no unknown consumer is exclusive. Unknown consumers are older than known ones, so only a gap makes
+        this False."""
         self.is_paused = False
         self.free_consumers = 0
-        """Number of consumers that hold less than their window, have requests left, and are certainly not kept from
-        messages by an exclusive consumer."""
+        """Number of consumers that can take a message: they hold less than their window, have requests left, and no
+        exclusive consumer keeps messages from them."""
         self.waiting = 0
-        """Number of messages that are WAITING and visible."""
+        """Number of messages that are in the state WAITING, and visible."""
         self.held = 0
         self.arrivals = 0
         self.first_dispatches = 0
-        """Number of messages dispatched at least once."""
+        """Number of messages that were dispatched at least once."""
         self.idle_message: AuditedMessage | None = None
-        """True next message when the idle time started; None if no consumer is free, or nothing is ready."""
+        """Message that was the true next when the idle time started. None if there is no idle time: no consumer is
+        free, or no message is ready."""
         self.idle_since = 0
         self.idle_event = 0
         self.expected: tuple[int, int] | None = None
-        """Number of messages certainly there after a start, and of possible ones; None after `recovered`."""
+        """After a start: number of messages that are certainly there, and of messages that may be there. None once the
+        event `recovered` has come."""
         self.start_flags = 0
         self.start_event = 0
         self.findings: list[Finding] = []
         self.finished: list[AuditedMessage] = []
-        """Messages that are gone, or left at the end of the history."""
+        """Messages that have ended, or were left at the end of the history."""
         self.depth_points: list[tuple[int, int, int, int]] = []
-        """Depths at some events: (event, microseconds, messages waiting, messages held)."""
+        """Depths at some events: (event, microseconds, number of waiting messages, number of held messages)."""
         self.tick = 0
         self.mask = 0
 
@@ -124,21 +130,21 @@ class QueueAudit:
             heappush(self.committing, (visible_event, sequence))
 
     def add_waiting(self, message: AuditedMessage) -> None:
-        """Add a waiting message to its lane."""
+        """Add a waiting message to the lane of its priority, and of its group if it has one."""
         lanes = self.lanes
         if message.group:
             lanes = self.group_lanes.setdefault(message.group, [[] for _ in range(10)])
         heappush(lanes[message.priority], message.sequence)
 
     def clear_delay(self, sequence: int) -> None:
-        """Remove a message from those that hold back others."""
+        """Record that a message no longer holds back others."""
         self.blocking.pop(sequence, None)
         message = self.messages.get(sequence)
         if message is not None and message.group:
             self.group_blocking.get(message.group, {}).pop(sequence, None)
 
     def become_visible(self, event: int) -> None:
-        """Count messages that were committed up to `event` as waiting."""
+        """Count the messages that were committed by the time of `event` as waiting."""
         committing = self.committing
         while committing and committing[0][0] <= event:
             visible_event, sequence = heappop(committing)
@@ -168,7 +174,8 @@ class QueueAudit:
         return None
 
     def waits_for_commit(self, message: AuditedMessage, event: int) -> bool:
-        """Return whether an earlier message of equal priority is, or may be, being committed, and is not in `lanes`."""
+        """Return whether an earlier message of the same priority is being committed, or may be, and is not in
+        `lanes`."""
         committing = self.unlisted_committing[message.priority]
         while committing:
             first = self.messages.get(committing[0])
@@ -178,7 +185,7 @@ class QueueAudit:
         return False
 
     def is_blocked(self, message: AuditedMessage) -> bool:
-        """Return whether a blocking delayed message before `message` in order keeps it from being ready."""
+        """Return whether `message` is not ready because a delayed message before it holds it back."""
         return bool(self.blocking) and min(self.blocking.values()) < (9 - message.priority, message.sequence)
 
     def on_dispatched(self, event: int, at: int, sequence: int, consumer: int) -> None:
@@ -245,7 +252,7 @@ class QueueAudit:
             self.start_idle_time(event, at)
 
     def update_is_free(self, consumer: AuditedConsumer) -> None:
-        """Update whether the consumer can take a message."""
+        """Find out whether the consumer can take a message, and update `free_consumers`."""
         is_free = (
             consumer.held < consumer.window
             and consumer.requested > 0
@@ -263,7 +270,7 @@ class QueueAudit:
             self.update_is_free(consumer)
 
     def judge_credit(self, event: int, at: int, sequence: int, consumer: int, receiver: AuditedConsumer) -> None:
-        """Report a dispatch without credit, or to another than the exclusive consumer."""
+        """Report a dispatch to a consumer that had no credit, or that was not the exclusive consumer."""
         owner = self.owner
         if owner is not None and owner is not receiver and owner.rank is not None:
             detail = f"although consumer {owner.rank[1]} is exclusive"
@@ -276,7 +283,7 @@ class QueueAudit:
         self.add_finding("uncredited", event, at, sequence, consumer, detail=detail)
 
     def judge_dispatch(self, event: int, at: int, message: AuditedMessage, consumer: int) -> None:
-        """Report a dispatch of a message that was not the true next."""
+        """Report the dispatch if the message was not the true next."""
         priority = message.priority
         if self.is_blocked(message):
             rank, sequence = min(self.blocking.values())
@@ -301,7 +308,7 @@ class QueueAudit:
             self.judge_group_dispatch(event, at, message, consumer)
 
     def judge_group_dispatch(self, event: int, at: int, message: AuditedMessage, consumer: int) -> None:
-        """Report a dispatch of a message that was not the next of its group."""
+        """Report the dispatch if the message was not the next one of its group."""
         priority = message.priority
         first = min(self.group_blocking.get(message.group, {}).values(), default=(10, 0))
         if first < (9 - priority, message.sequence):
@@ -332,7 +339,8 @@ class QueueAudit:
         overtaken: AuditedMessage | None = None,
         detail: str = "",
     ) -> Finding:
-        """Add a finding; `subject` is a message, or its sequence if nothing else is known; the rest as in Finding."""
+        """Add a finding about `subject`: a message, or only its sequence. The other arguments become fields of the
+        Finding."""
         if isinstance(subject, int):
             finding = Finding(kind, event, at, subject)
         else:
@@ -345,7 +353,7 @@ class QueueAudit:
         return finding
 
     def end_hold(self, message: AuditedMessage) -> None:
-        """Remove a message from those that its consumer holds."""
+        """Record that the consumer no longer holds the message."""
         self.held -= 1
         holder = message.receiver
         if holder is not None and not holder.has_ended:
@@ -356,7 +364,8 @@ class QueueAudit:
                 self.update_is_free(holder)
 
     def on_started(self, event: int, at: int, sequence: int, consumer: int) -> None:
-        """Record that the client has started a message, or has acknowledged or nacked it inside a transaction."""
+        """Record that the client has started a message. A message acknowledged or nacked inside a transaction counts as
+        started, too."""
         message = self.messages.get(sequence)
         if message is not None and message.state is HELD and message.consumer == consumer:
             if message.is_started:
@@ -382,7 +391,8 @@ class QueueAudit:
             self.add_finding("stale", event, at, message, consumer, detail="started although it did not hold it")
 
     def judge_return(self, event: int, at: int, message: AuditedMessage, attempts: int, reason: int) -> None:
-        """Report a return that counts an attempt wrongly, and record its attempts and cause."""
+        """Report a return that counts an attempt although it must not, or that loses an attempt. Record the message's
+        attempts and cause."""
         if reason & HAS_CAUSE:
             message.has_cause = True
             reason -= HAS_CAUSE
@@ -400,7 +410,8 @@ class QueueAudit:
         message.has_known_attempts = True
 
     def end_message(self, event: int, at: int, sequence: int, code: EventCode, *, has_cause: bool = False) -> None:
-        """End a message by ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, MOVED or REMOVED; `has_cause` is for dead letters."""
+        """Record the end of a message by ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, MOVED or REMOVED. `has_cause` says
+        whether a dead letter has a cause."""
         self.clear_delay(sequence)
         message = self.messages.pop(sequence, None)
         if message is None:
@@ -429,7 +440,8 @@ class QueueAudit:
         self.update_idle_time(event, at)
 
     def end_after_queue_ended(self, event: int, at: int, sequence: int, code: EventCode) -> None:
-        """End a message that the queue no longer has, or never had."""
+        """Record the end of a message that the queue does not have: its durable subscription has ended, or it was never
+        known."""
         if code != EventCode.EXPIRED and self.removed.get(sequence) == EventCode.ENDED:
             self.add_finding(
                 "duplicate", event, at, sequence, detail=f"{END_REASONS[code]} although {END_REASONS[EventCode.ENDED]}"
@@ -440,8 +452,8 @@ class QueueAudit:
             self.finish_message(message, at, END_REASONS[code])
 
     def on_queue_ended(self, event: int, at: int) -> None:
-        """End the durable subscription of this queue: later events are of a new one of the same name, except that
-        messages of the old one expire."""
+        """Record the end of the durable subscription to which this queue belongs. Later events belong to a new
+        subscription of the same name, except that messages of the old one expire."""
         self.end_idle_time(at)
         for message in self.messages.values():
             self.removed.add(message.sequence, EventCode.ENDED)
@@ -456,7 +468,8 @@ class QueueAudit:
     def on_delayed(
         self, event: int, at: int, sequence: int, attempts: int, reason: int = ReturnReason.OTHER, *, is_blocking: bool
     ) -> None:
-        """Let a message wait for its retry: it has just failed, or a page of the store has shown it."""
+        """Record that a message waits for its retry. It has just failed, or a page of the store has shown it as
+        delayed."""
         # A changed policy may have made it blocking, or no longer blocking.
         self.clear_delay(sequence)
         message = self.messages.get(sequence)
@@ -501,7 +514,7 @@ class QueueAudit:
     def on_subscribed(
         self, event: int, at: int, consumer: int, window: int, flags: ConsumerFlags = NO_FLAGS, priority: int = 0
     ) -> None:
-        """Add a consumer; `priority` is its consumer priority if it is exclusive."""
+        """Add a consumer. `priority` is its consumer priority, given only if it is exclusive."""
         subscriber = self.consumers[consumer] = AuditedConsumer(window, flags)
         if flags & ConsumerFlags.PULLS and window != SELECTOR_WINDOW:
             # A consumer with a selector may be a wildcard consumer, whose requests may not be in this history.
@@ -545,7 +558,7 @@ class QueueAudit:
         self.update_idle_time(event, at)
 
     def start_idle_time(self, event: int, at: int) -> None:
-        """Start idle time if a consumer is free and a message waits."""
+        """Start an idle time if a consumer is free and a message is ready."""
         if self.free_consumers and self.waiting:
             self.idle_message = self.true_next(event)
             self.idle_since = at
@@ -578,7 +591,7 @@ class QueueAudit:
         self.update_idle_time(event, at)
 
     def on_gap(self, event: int) -> None:
-        """Make all that is known uncertain: it may have changed within the gap."""
+        """Make the whole state uncertain, because it may have changed within the gap."""
         self.idle_message = None
         self.expected = None
         for message in chain(self.messages.values(), self.expiring.values()):
@@ -598,7 +611,7 @@ class QueueAudit:
         self.free_consumers = 0
 
     def clear_lanes(self) -> None:
-        """Forget which messages wait, block others, or are held."""
+        """Forget which messages wait, are held, or hold back others."""
         for lane in self.lanes:
             lane.clear()
         self.group_lanes.clear()
@@ -632,7 +645,8 @@ class QueueAudit:
     def recover_messages(
         self, messages: dict[int, AuditedMessage], state: MessageState, event: int, at: int
     ) -> tuple[int, int]:
-        """Set `state` on messages that are certainly there after a start; return their number, and that of others."""
+        """Set `state` for all messages that are certainly there after a start. Return their number, and the number of
+        messages that may be there."""
         certain = uncertain = 0
         for message in list(messages.values()):
             if message.priority < 0:
@@ -676,13 +690,14 @@ class QueueAudit:
             self.add_finding("resurrected", event, at, NO_MESSAGE).count = count - certain - uncertain
 
     def resolve_recovered(self, at: int) -> None:
-        """Treat a queue without a `recovered` as empty, once the run has finished its recovery."""
+        """If the run has finished its recovery without an event `recovered` for this queue, treat the queue as
+        empty."""
         if self.expected is not None and self.start_flags & StartFlag.RECOVERED:
             self.on_recovered(self.start_event, at, 0)
         self.expected = None
 
     def finish(self, event: int, at: int) -> None:
-        """End the audit at the end of the history."""
+        """End the audit at the end of the history. All messages left get their `end_reason`."""
         self.resolve_recovered(at)
         self.end_idle_time(at)
         for message in self.messages.values():
@@ -699,7 +714,7 @@ class QueueAudit:
             self.finished.append(message)
 
     def mark_depth(self, event: int, at: int) -> None:
-        """Record the depth; called for each event whose `tick` has none of the bits of `mask`."""
+        """Record the depth. The caller calls this for each event whose `tick` has none of the bits of `mask`."""
         self.depth_points.append((event, at, self.waiting, self.held))
         if len(self.depth_points) > POINTS_MAX:
             del self.depth_points[::2]

@@ -1,4 +1,4 @@
-"""Names of runs that are shown side by side, and of the folders of their tables."""
+"""Names of runs that are shown side by side. The folders of their tables have the same names."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from truenext.errors import ConfigurationError
 
 
 def run_names(folders: Sequence[Path | str]) -> list[str]:
-    """Return for each folder, or address such as s3a://..., the shortest end of its path that no other has.
+    """Return for each folder the shortest end of its path that no other folder has. Addresses (s3a://...) are allowed.
 
     >>> run_names(["/runs/monday/data", "/runs/tuesday/data", "/copy"])
     ['monday/data', 'tuesday/data', 'copy']

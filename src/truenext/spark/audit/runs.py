@@ -1,4 +1,4 @@
-"""Parts of a history: blocks of events, runs of the broker, and gaps left by crashes."""
+"""Parts of a history: blocks of events, runs of the broker, and gaps that crashes have left."""
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -11,7 +11,7 @@ from truenext.model.events import REASONS, SUBSCRIPTION_MODES, EventKind
 BLOCK_BITS = 16
 
 KINDS = ({kind.label for kind in EventKind} - {"name", "cause"}) | {DRAINED}
-"""Kinds of event of docs/reference/history.md."""
+"""Kinds of events in docs/reference/history.md."""
 
 
 def block() -> Column:
@@ -19,8 +19,8 @@ def block() -> Column:
 
 
 def blocks(events: DataFrame) -> DataFrame:
-    """Return one row per run and block: `events`, `first`, `last`, `last_at`, `started_event`, `started_at`,
-    `is_clean`, `is_recovered`, `unknown_event`; see `runs`."""
+    """Return one row for each run and block, with `events`, `first`, `last`, `last_at`, `started_event`, `started_at`,
+    `is_clean`, `is_recovered`, `unknown_event`. `runs` describes the columns."""
     is_started = F.col("kind") == "run-started"
     at = F.unix_micros("at")
     return events.groupBy("run", block().alias("block")).agg(
@@ -38,7 +38,7 @@ def blocks(events: DataFrame) -> DataFrame:
 
 
 def _is_unknown() -> Column:
-    """True for events that no broker writes in the history version that this truenext reads."""
+    """Return a condition that is true for events that no broker writes in this truenext's history version."""
     kind, reason, mode = F.col("kind"), F.col("reason"), F.col("mode")
     return (
         ~kind.isin(*sorted(KINDS))
@@ -53,12 +53,13 @@ def _is_unknown() -> Column:
 
 
 def runs(blocks: DataFrame) -> DataFrame:
-    """Return one row per run.
+    """Return one row for each run.
 
-    `started_event`, `started_at` (null if the history begins within the run), `is_clean` (end of the previous run),
-    `first_event`, `last_event`, `last_at`, `is_recovered` (the run finished its recovery), `unknown_event` (first
-    event that is not in docs/reference/history.md, or null), `previous_run`, `previous_at` (its last event), and
-    `next_event`, `next_at` (start of the next run).
+    `started_event` and `started_at` are null if the history begins within the run. `is_clean` says how the run before
+    ended. `first_event`, `last_event` and `last_at` are the limits of the run. `is_recovered` says that the run
+    finished its recovery. `unknown_event` is the first event that is not in docs/reference/history.md, or null.
+    `previous_run` is the run before, `previous_at` the time of its last event. `next_event` and `next_at` are the start
+    of the next run.
     """
     order = Window.orderBy("run")
     return (
@@ -84,9 +85,9 @@ def runs(blocks: DataFrame) -> DataFrame:
 
 
 def gaps(events: DataFrame, blocks: DataFrame) -> DataFrame:
-    """Return one row per gap: `first_missing`, `last_missing`, `missing`.
+    """Return one row for each gap: `first_missing`, `last_missing`, `missing`.
 
-    Most histories have no gap, so events are counted by block, and only a block with too few is searched.
+    Most histories have no gap. So events are counted by block, and only a block with too few events is searched.
     """
     whole = blocks.groupBy("block").agg(
         F.sum("events").alias("events"), F.min("first").alias("first"), F.max("last").alias("last")

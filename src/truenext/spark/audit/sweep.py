@@ -1,4 +1,4 @@
-"""Sweep: passes the events of a partition through the audits of its queues, and returns their results as rows."""
+"""Sweep: hands the events of a partition to the audits of its queues, and returns their results as rows."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ SWEEP_SCHEMA = pa.schema(
         ),
     }
 )
-"""Three kinds of row, told apart by `row`: `message` (one per message; `kind` is its `end_reason`), `finding`
-(violation of the contract), `depth` (messages waiting and held at an event). Times are microseconds."""
+"""Schema of the sweep's rows. Column `row` tells their kind: `message` (one for each message; `kind` is its
+`end_reason`), `finding` (a violation of the contract), or `depth` (numbers of waiting and held messages at an event).
+Times are in microseconds."""
 
 FLUSH_ROWS = 50_000
-"""Rows gathered before they are passed to Spark."""
+"""Number of rows that are gathered before Spark gets them."""
 
 
 def sweep(timeline: DataFrame, stuck_seconds: float) -> DataFrame:
-    """Return the rows of `SWEEP_SCHEMA` for a `timeline`."""
+    """Audit a `timeline`, and return the rows, which have `SWEEP_SCHEMA`."""
     # mapInArrow keeps partitions whole: one call gets all events of a queue, in order.
     sweep_all = partial(sweep_batches, stuck_limit=int(stuck_seconds * 1e6))
     return timeline.mapInArrow(sweep_all, from_arrow_schema(SWEEP_SCHEMA))
@@ -76,7 +77,8 @@ def _sweep(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.R
 
 
 def _process(accounts: list[QueueAudit], columns: list[list[Any]]) -> None:
-    """Process events, with one call each and no lookup by kind: this loop takes most of an audit's time."""
+    """Hand events to the audits, with one call for each event and no lookup by kind: most of an audit's time is spent
+    here."""
     accepted, dispatched, acknowledged = map(int, (EventCode.ACCEPTED, EventCode.DISPATCHED, EventCode.ACKNOWLEDGED))
     started, returned, recovered = map(int, (EventCode.STARTED, EventCode.RETURNED, EventCode.RECOVERED))
     last_of_events = started
@@ -139,7 +141,7 @@ def _process_rare(account: QueueAudit, rare: tuple[int, ...]) -> None:
 
 
 def _flush(queue: str, account: QueueAudit) -> Iterator[pa.RecordBatch]:
-    """Yield the ended messages and the findings since the last flush."""
+    """Yield the rows of ended messages and findings that have come since the last flush."""
     finished, account.finished = account.finished, []
     findings, account.findings = account.findings, []
     of_rows: tuple[tuple[str, dict[str, str], list[Any]], ...] = (
@@ -169,7 +171,7 @@ _FINDING = {name: name for name in Finding.__struct_fields__}
 
 
 def _table(row: str, queue: str, length: int, columns: dict[str, list[Any]]) -> Iterator[pa.RecordBatch]:
-    """Yield one batch of `length` rows, null in all columns that are not given; nothing if there are no rows."""
+    """Yield one batch of `length` rows, or nothing if there are none. Columns that are not given are null."""
     if length:
         nulls = {field.name: pa.nulls(length, field.type) for field in SWEEP_SCHEMA}
         names = {"row": pa.repeat(row, length), "queue": pa.repeat(queue, length)}

@@ -1,7 +1,7 @@
-"""Timeline: events of each queue in order, with all that a sweep over one queue needs.
+"""Timeline: the events of each queue in order, with everything that a sweep over one queue needs.
 
-`committed` and `run-started` belong to no queue: each message gets the event that made it visible, and each queue a
-row per start, gap and end of the history.
+Events `committed` and `run-started` belong to no queue. So the timeline gives each message the event that made it
+visible. Each queue gets a row for every start, every gap, and the end of the history.
 """
 
 from functools import partial, reduce
@@ -37,7 +37,7 @@ COLUMNS = (
     "detail_code",
 )
 _UNRECORDED = {EventCode.DELAYED, EventCode.BLOCKING, EventCode.RUN_STARTED, EventCode.GAP, EventCode.FINISHED}
-"""Codes that no kind of event stands for alone."""
+"""Codes that do not correspond to one kind of event."""
 CODES = {code.name.lower().replace("_", "-"): code for code in EventCode if code not in _UNRECORDED}
 FLAGS = {
     "auto": ConsumerFlags.AUTO,
@@ -46,15 +46,16 @@ FLAGS = {
     PULLING: ConsumerFlags.PULLS,
     EXCLUSIVE: ConsumerFlags.EXCLUSIVE,
 }
-"""Flag for each word in the mode of a consumer."""
+"""Flag for each word in a consumer's mode."""
 RETURN_REASONS = {"released": ReturnReason.RELEASED, "lost": ReturnReason.STARTED, "aborted": ReturnReason.STARTED}
-"""ReturnReason for each beginning of the reason of a return."""
+"""ReturnReason for each word with which the reason of a return may begin."""
 
 
 def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataFrame) -> DataFrame:
-    """Return the events of all queues, with runs and gaps as rows: `COLUMNS`, without nulls, times in microseconds.
+    """Return the events of all queues. Runs and gaps are rows, too. The columns are `COLUMNS`, without nulls.
 
-    All rows of a queue are in one partition; each partition is sorted by `event`. Three columns depend on the kind:
+    Times are in microseconds. All rows of a queue are in one partition, and each partition is sorted by `event`. Three
+    columns depend on the kind:
 
         kind           number                              detail_code                           sequence
         accepted       priority                            hash of the group                     of the message
@@ -80,12 +81,14 @@ def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataF
 
 
 def _partitions(events: DataFrame) -> int:
-    """Return the session's number of shuffle partitions. Without a number Spark coalesces, and cores stay idle."""
+    """Return the session's number of shuffle partitions. Without an explicit number Spark would join partitions, and
+    cores would stay idle."""
     return int(events.sparkSession.conf.get("spark.sql.shuffle.partitions") or 8)
 
 
 def commits(events: DataFrame) -> DataFrame:
-    """Return for every batch the first event that says it is durable: `run`, `batch`, `visible_event`, `visible_at`."""
+    """Return for each batch the first event that says that the batch is durable: `run`, `batch`, `visible_event`,
+    `visible_at`."""
     earlier = Window.partitionBy("run").orderBy("event").rowsBetween(Window.unboundedPreceding, -1)
     return (
         events.where("kind = 'committed'")
@@ -101,7 +104,8 @@ def commits(events: DataFrame) -> DataFrame:
 
 
 def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
-    """Add the event that made each message visible. Batches are few compared with messages, so they are broadcast."""
+    """Add to each message the event that made it visible. There are few batches compared with messages, so batches are
+    broadcast."""
     in_batch = F.col("kind").eqNullSafe("accepted") & (F.col("batch") > 0)
     joined = (
         own.withColumn("batch", F.when(in_batch, F.col("batch")))
@@ -170,9 +174,11 @@ def _code() -> Column:
 
 
 def proven(events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
-    """Return messages without a commit in the history that a later run has: `sequence`, `proven_event`, `proven_at`.
+    """Return messages whose commit is not in the history, but that occur in a later run: `sequence`, `proven_event`,
+    `proven_at`.
 
-    They were recovered, so the start made them visible. Messages that never occur again may not have been durable.
+    These messages were recovered, so the start of the next run made them visible. Messages that never occur again may
+    not have been durable.
     """
     last = commits.groupBy("run").agg(F.max("batch").alias("last_batch"))
     open_runs = (
@@ -197,7 +203,7 @@ def proven(events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
 
 
 def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
-    """Return starts, gaps and the end of the history, which apply to every queue."""
+    """Return rows for the starts of runs, the gaps, and the end of the history. They apply to every queue."""
     nothing = {"sequence": -1, "consumer": -1, "persistent": False, "visible_event": NEVER, "detail_code": 0}
     # With the history complete from its first event on, no queue can have an unknown message.
     whole = runs.agg(

@@ -1,1 +1,1 @@
-"""Connections from a Spark job to the broker, shared by source and sink."""
+"""Connections from a Spark job to the broker, for source and sink."""

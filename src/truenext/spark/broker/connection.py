@@ -1,7 +1,7 @@
-"""Blocking connection of a task or of the driver: frames out, messages and receipts in.
+"""Blocking connection of a task or of the driver: sends frames, receives messages and receipts.
 
-Spark may leave a task alone for as long as the rows take to process. So a thread sends the heart-beats; the caller's
-thread does everything else.
+Spark may not call a task for as long as the rows take to process. So a separate thread sends the heart-beats. The
+caller's thread does everything else.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from truenext.spark.broker.tls_stream import TlsStream
 from truenext.wire.stomp.frame import Frame, Version, encode
 
 CONNECT_SECONDS = 10.0
-"""Longest time until an address accepts a connection, and again until the broker answers CONNECT."""
+"""Seconds within which an address must accept a connection. The broker must answer CONNECT within the same time."""
 ANSWER_SECONDS = 60.0
-"""Longest time until the broker answers a frame, while it still sends heart-beats."""
+"""Seconds within which the broker must answer a frame, even if it sends heart-beats."""
 BUSY_PAUSE_SECONDS = 0.5
-"""Longest time until the next login at a broker that is busy with others."""
+"""Longest pause, in seconds, before the next login at a broker that is busy with other logins."""
 HEART_BEAT_SECONDS = 10.0
 _REPLIES = "/temp-queue/answers"
 
 
 class Answer(AnswerHandler):
-    """The broker's answer to one frame: its receipt, or an error."""
+    """Answer of the broker to one frame: a receipt or an error."""
 
     __slots__ = ("_connection", "error", "receipt")
 
@@ -64,15 +64,17 @@ class Answer(AnswerHandler):
 
 
 class BrokerConnection:
-    """Connection to a broker, and context manager: its end sends DISCONNECT, and held messages count no attempt."""
+    """Connection to a broker, and context manager. The end of its block sends DISCONNECT, and held messages count no
+    attempt."""
 
     def __init__(
         self, addresses: Sequence[Address], credentials: Credentials = NO_CREDENTIALS, timeout_s: float | None = None
     ) -> None:
-        """Connect to the first address that has a broker; again for some seconds while it is busy with other logins.
-        `timeout_s` is the longest time of each step, CONNECT_SECONDS if None.
+        """Connect to the first address that has a broker. If the broker is busy with other logins, try again for some
+        seconds. `timeout_s` is the longest time of each step; None means CONNECT_SECONDS.
 
-        Raises: NoBroker, Refused; ConfigurationError if a file of the credentials cannot be used
+        Raises: NoBroker if no broker answers; Refused if a broker refuses the login; ConfigurationError if a file of
+        the credentials cannot be used
         """
         check_files(credentials, addresses)
         self._messages: deque[Frame] = deque()
@@ -114,7 +116,7 @@ class BrokerConnection:
             self.close()
 
     def close(self) -> None:
-        """Close the socket without DISCONNECT; to the broker the connection is lost."""
+        """Close the socket without DISCONNECT. For the broker the connection is lost."""
         self._has_ended.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -123,15 +125,16 @@ class BrokerConnection:
     # ---- Out ----
 
     def post(self, command: str, headers: Mapping[str, str], body: bytes = b"") -> None:
-        """Write a frame without asking for a receipt. The next `wait` raises a refusal."""
+        """Write a frame without a receipt request. If the broker refuses the frame, the next `wait` raises the
+        refusal."""
         self._link.write_tracked(encode(Frame(command, dict(headers), body), Version.V1_2), Answer(self))
 
     def post_all(self, frames: bytes, count: int) -> None:
-        """Write `count` frames that are encoded already, as `post` does."""
+        """Write `count` encoded frames without a receipt request, as `post` writes one frame."""
         self._link.write_all_tracked(frames, count, Answer(self))
 
     def start_call(self, command: str, headers: Mapping[str, str], body: bytes = b"") -> Answer:
-        """Write a frame, and ask for its receipt."""
+        """Write a frame with a receipt request. Return the Answer, which is still to come."""
         answer = Answer(self)
         said = {"receipt": self._link.next_receipt_id, **headers}
         self._link.write_tracked(encode(Frame(command, said, body), Version.V1_2), answer)
@@ -141,14 +144,14 @@ class BrokerConnection:
     def call(self, command: str, headers: Mapping[str, str], body: bytes = b"") -> Frame:
         """Write a frame, and return its receipt.
 
-        Raises: Refused, ConnectionLost
+        Raises: Refused if the broker refuses it; ConnectionLost if the connection is lost
         """
         return self.wait(self.start_call(command, headers, body))
 
     def ask(self, verb: str, question: Mapping[str, Any] | None = None) -> Any:
         """Send a control request, and return the decoded reply. Source: docs/reference/control.md
 
-        Raises: Refused, ConnectionLost
+        Raises: Refused if the broker refuses it; ConnectionLost if the connection is lost
         """
         if not self._question_count:
             self.post("SUBSCRIBE", {"id": "answers", "destination": _REPLIES})
@@ -162,9 +165,10 @@ class BrokerConnection:
                 return json.loads(frame.body)
 
     def browse(self, destination: str, selector: str | None = None) -> Iterator[Frame]:
-        """Yield the waiting messages in queue order, without taking them. Exhaust it before the next browse.
+        """Yield the waiting messages in the order of the queue, without taking them. Read the iterator to its end
+        before the next `browse`.
 
-        Raises: Refused, ConnectionLost
+        Raises: Refused if the broker refuses to browse; ConnectionLost if the connection is lost
         """
         self._subscribe("browse", destination, selector, {"browser": "true", "ack": "auto"})
         while (frame := self.answer("browse", f"show {destination}")).headers.get("browser") != "end":
@@ -172,7 +176,7 @@ class BrokerConnection:
         self.post("UNSUBSCRIBE", {"id": "browse"})
 
     def subscribe_to_pull(self, name: str, destination: str, ack: str, selector: str | None = None) -> None:
-        """Subscribe under this name, for `pull`."""
+        """Subscribe under this name, so that `pull` can request messages."""
         self._subscribe(name, destination, selector, {"ack": ack, "truenext-pull": "true"})
 
     def _subscribe(self, name: str, destination: str, selector: str | None, options: Mapping[str, str]) -> None:
@@ -180,8 +184,8 @@ class BrokerConnection:
         self.post("SUBSCRIBE", {"id": name, "destination": destination, **options, **optional})
 
     def pull(self, name: str, count: int, *, waits: bool = False, correlation: str = "") -> None:
-        """Request `count` more messages; 0 withdraws earlier requests. The notice of unused requests carries this
-        correlation id."""
+        """Request `count` more messages. With 0 withdraw earlier requests. The broker's notice of unused requests
+        carries this `correlation` id."""
         headers = {"destination": "/control/credit", "id": name, "messages": str(count)}
         headers["wait"] = "true" if waits else "false"
         if correlation:
@@ -191,7 +195,7 @@ class BrokerConnection:
     def flush(self) -> None:
         """Write the frames that `post` has gathered.
 
-        Raises: ConnectionLost
+        Raises: ConnectionLost if the connection is lost
         """
         chunks, self._link.out_chunks = self._link.out_chunks, []
         if chunks:
@@ -219,7 +223,7 @@ class BrokerConnection:
     def wait(self, answer: Answer) -> Frame:
         """Wait for the receipt of a frame.
 
-        Raises: Refused, with the first refusal since the last one that was raised; ConnectionLost
+        Raises: Refused with the first refusal that was not raised yet; ConnectionLost if the connection is lost
         """
         deadline = monotonic() + ANSWER_SECONDS
         while not answer.is_there:
@@ -232,10 +236,10 @@ class BrokerConnection:
         return answer.receipt
 
     def next_message(self, subscription: str | tuple[str, ...], seconds: float) -> Frame | None:
-        """Return the next MESSAGE of this subscription, or of any of these; None if none arrives within `seconds`.
-        Messages of other subscriptions are left over from earlier requests, and dropped.
+        """Return the next MESSAGE of this subscription, or of one of these. None if none arrives within `seconds`.
+        Messages of other subscriptions are answers to earlier requests, and are dropped.
 
-        Raises: Refused, ConnectionLost
+        Raises: Refused with the first refusal that was not raised yet; ConnectionLost if the connection is lost
         """
         messages = self._messages
         subscriptions = (subscription,) if isinstance(subscription, str) else subscription
@@ -254,10 +258,10 @@ class BrokerConnection:
                 return None
 
     def answer(self, subscription: str, what: str = "answer") -> Frame:
-        """Return the next MESSAGE of a subscription, which must come: for a pull that does not wait it is a message, or
-        the notice that none is ready. `what` says in an error what the broker does not do.
+        """Return the next MESSAGE of a subscription, which must come. After a pull that does not wait, it is a message,
+        or the notice that none is ready. `what` names in an error what the broker has not sent.
 
-        Raises: Refused, ConnectionLost
+        Raises: Refused with the first refusal that was not raised yet; ConnectionLost if no MESSAGE comes in time
         """
         frame = self.next_message(subscription, ANSWER_SECONDS)
         if frame is None:
@@ -265,11 +269,11 @@ class BrokerConnection:
         return frame
 
     def put_back(self, message: Frame) -> None:
-        """Make `next_message` return this message again."""
+        """Put a message back, so that `next_message` returns it again."""
         self._messages.appendleft(message)
 
     def note_refusal(self, error: Refused) -> None:
-        """Remember the first refusal: it is the cause of later ones."""
+        """Record the first refusal, because it is the cause of later ones."""
         self._first_refusal = self._first_refusal or error
 
     def _raise_refusal(self) -> None:
@@ -278,9 +282,9 @@ class BrokerConnection:
             raise error
 
     def _read(self, deadline: float) -> bool:
-        """Read once; False if nothing came until the deadline.
+        """Read the socket once. Return False if nothing comes before the deadline.
 
-        Raises: ConnectionLost
+        Raises: ConnectionLost if the connection is lost
         """
         link = self._link
         now = monotonic()
@@ -331,7 +335,10 @@ class BrokerConnection:
 def _connect(
     addresses: Sequence[Address], credentials: Credentials, timeout_s: float
 ) -> tuple[socket.socket | TlsStream, str]:
-    """Return a connected socket, and the URL of its broker. Raises: NoBroker, ConfigurationError"""
+    """Return a connected socket, and the URL of its broker.
+
+    Raises: NoBroker if no address answers; ConfigurationError if a file for TLS cannot be used
+    """
     failures = []
     is_listening = False
     for address in addresses:

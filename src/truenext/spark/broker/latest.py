@@ -1,7 +1,6 @@
-"""A queue with one message that says how far a query is. One transaction acknowledges the old message and sends the
-new.
+"""A queue with one message that records the progress of a query. A new message replaces the old one in one transaction.
 
-The broker forgets producer numbers after a week, but never this message.
+The broker forgets the numbers of a producer after a week. It never forgets this message.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from truenext.errors import Code, Refused
 from truenext.spark.broker.connection import BrokerConnection
 
 Latest = dict[str, Any]
-"""Content of the message. It has at least `batch`, a number that only rises."""
+"""Content of the message. It has at least the number `batch`, which only rises."""
 
 CLOSED_BATCH = (1 << 43) - 1
-"""Batch of an abandoned query, higher than any real batch."""
+"""Number of the batch of an abandoned query. It is higher than any real one."""
 
 _PULL_MAX = 100
-"""Messages read at once; the queue never holds as many."""
+"""Largest number of messages that one call reads. The queue never holds so many."""
 
 
 def read_latest(broker: BrokerConnection, queue: str) -> Latest | None:
-    """Return the waiting message with the highest batch; None if none waits. A message held by another connection is
-    not seen.
+    """Return the content of the waiting message with the highest batch; None if none waits. A message that another
+    connection holds is not seen.
 
-    Raises: Refused, ConnectionLost
+    Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """
     found = (json.loads(frame.body) for frame in broker.browse(f"/queue/{queue}"))
     return max(found, key=lambda latest: latest["batch"], default=None)
@@ -42,12 +41,13 @@ def replace_latest(
     *,
     replaces: Callable[[int | None], bool],
 ) -> bool:
-    """Replace the message in one transaction: after a crash either the old message is there or the new one.
+    """Replace the message in one transaction. After a crash there is either the old message or the new one.
 
-    `replaces` gets the highest batch found, None if no message is ready, and decides whether to go on. Returns False
-    and changes nothing if it declines, or if the number is a repeat: of two connections with one number the first
-    COMMIT wins.
-    Raises: Refused, ConnectionLost
+    `replaces` decides whether the message may be replaced. It gets the highest batch found; None if no message is
+    ready. Return False, with no change, if `replaces` does, or if the `number` was used before. If two connections use
+    one number, the first COMMIT wins.
+
+    Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """
     broker.subscribe_to_pull("latest", f"/queue/{queue}", "client")
     broker.pull("latest", _PULL_MAX)
@@ -73,9 +73,10 @@ def replace_latest(
 
 
 def queues_by_query(broker: BrokerConnection, prefix: str) -> dict[tuple[str, str], list[str]]:
-    """Return, by space and id of each query with queues `prefix`SPACE.ID, its queues SPACE.ID.PARTITION with messages.
+    """Return for each query, by its space and id, its queues `prefix`SPACE.ID.PARTITION that have messages. The list is
+    empty if only the queue `prefix`SPACE.ID exists.
 
-    Raises: Refused, ConnectionLost
+    Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """
     found: dict[tuple[str, str], list[str]] = {}
     for queue in broker.ask("queues"):
@@ -89,18 +90,19 @@ def queues_by_query(broker: BrokerConnection, prefix: str) -> dict[tuple[str, st
 
 
 def purge(broker: BrokerConnection, queue: str, selector: str | None = None) -> int:
-    """Remove the messages of a queue that match a selector, and return their number; 0 if the queue does not exist.
+    """Remove the messages of a queue that match the selector, and return their number. Return 0 if there is no such
+    queue.
 
-    Raises: Refused, ConnectionLost
+    Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """
     return _purge(broker, queue, selector, dry_run=False)[0]
 
 
 def count(broker: BrokerConnection, queue: str, selector: str | None = None) -> tuple[int, int]:
-    """Return the numbers of matching messages that wait, and that other connections hold or have acknowledged in an
-    open transaction. The second may be too high, never too low.
+    """Return two numbers of messages that match the selector: waiting ones, and ones that other connections hold or
+    have acknowledged in an open transaction. The second number may be too high, but never too low.
 
-    Raises: Refused, ConnectionLost
+    Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """
     return _purge(broker, queue, selector, dry_run=True)
 

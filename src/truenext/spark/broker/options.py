@@ -10,7 +10,8 @@ from truenext.errors import ConfigurationError
 from truenext.model.url import Address, parse_url
 
 CREDENTIAL_NAMES = ("user", "passwordFile", "ca", "certificate", "key")
-"""Options of the login and of TLS. The files are on the machines of the driver and of all executors."""
+"""Names of the options for the login and for TLS. The files must be on the machines of the driver and of all
+executors."""
 DEFAULT_SPACE = "main"
 DEFAULT_PATIENCE_S = 600.0
 EXAMPLES = {"url": "stomp://127.0.0.1:61613", "queue": "orders"}
@@ -21,12 +22,13 @@ _WORD_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 
 class GivenOptions:
-    """Options that a user has given to a source or a sink, by name in any case, with parsers of their values."""
+    """Options that a user has given to a source or a sink, and parsers of their values. Names of options are
+    case-insensitive."""
 
     def __init__(self, options: Mapping[str, str], names: Iterable[str]) -> None:
         """Check the names of the options.
 
-        Raises: ConfigurationError if one is not among `names`
+        Raises: ConfigurationError if one of them is not in `names`
         """
         names = tuple(names)
         self._given = {name.lower(): value for name, value in options.items()}
@@ -53,21 +55,21 @@ class GivenOptions:
     def require(self, *names: str) -> None:
         """Check that these options are given.
 
-        Raises: ConfigurationError for the first that is missing
+        Raises: ConfigurationError for the first option that is missing
         """
         for name in names:
             if not (self.get(name) or "").strip(", "):
                 raise ConfigurationError(f'option {name} is missing: .option("{name}", "{EXAMPLES[name]}")')
 
     def addresses(self) -> tuple[Address, ...]:
-        """Return the addresses in option `url`."""
+        """Return the addresses in the option `url`."""
         try:
             return tuple(parse_url(url.strip()) for url in (self.get("url") or "").split(",") if url.strip())
         except ConfigurationError as error:
             raise ConfigurationError(f"option url: {error}") from error
 
     def credentials(self) -> Credentials:
-        """Return the options of the login and of TLS, whose names are CREDENTIAL_NAMES."""
+        """Return the credentials from the options in CREDENTIAL_NAMES."""
         user, file, ca, certificate, key = ((self.get(name) or "").strip() or None for name in CREDENTIAL_NAMES)
         # A broker may know a user by its certificate.
         if (user is None) != (file is None) and not (user and certificate):
@@ -88,7 +90,8 @@ class GivenOptions:
         return int(text)
 
     def seconds(self, name: str, default: float) -> float:
-        """Return an option that is a time in Spark's notation, such as `15m`; without a unit it is in milliseconds."""
+        """Return the seconds of an option whose value is a time in Spark's notation, such as `15m`. A value without a
+        unit is in milliseconds."""
         text = self.get(name)
         if text is None:
             return default
@@ -100,14 +103,14 @@ class GivenOptions:
         return int(found[1]) * _TIME_UNITS_S[found[2] or "ms"]
 
     def choice(self, name: str, choices: tuple[str, str]) -> str:
-        """Return one of `choices`; the first is the default."""
+        """Return the value of an option, which must be one of `choices`. The first choice is the default."""
         text = (self.get(name) or choices[0]).strip().lower()
         if text not in choices:
             raise ConfigurationError(f"option {name} is {text!r}, and must be {choices[0]} or {choices[1]}")
         return text
 
     def word(self, name: str) -> str | None:
-        """Return an option that becomes part of a queue name; None if it is not given."""
+        """Return the value of an option that becomes a word in queue names; None if the option is not given."""
         text = self.get(name)
         if text is not None and (not 0 < len(text) <= WORD_LENGTH_MAX or not _WORD_CHARACTERS.issuperset(text)):
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Retries of a task or of the driver while the broker is away, or has no room."""
+"""Retries of a task or of the driver while the broker cannot be reached, or has no space."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _DELAY_FIRST_S = 0.05
 _DELAY_MAX_S = 2.0
 
 PASSING_CODES = frozenset({Code.NO_SPACE, Code.LIMIT, Code.TOO_SLOW, Code.STALE, Code.BUSY})
-"""Codes of refusals that pass: no room on disk, for transactions, for connections, for browsers or for logins."""
+"""Codes of refusals that may pass: no disk space, or too many transactions, connections, browsers or logins."""
 
 
 class Patience:
-    """Limits the time of failed attempts since the last success."""
+    """Limit of the time for which attempts may fail, counted from the last success."""
 
     def __init__(self, seconds: float, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._seconds = seconds
@@ -32,7 +32,7 @@ class Patience:
     def wait(self, error: Exception) -> None:
         """Sleep until the next attempt.
 
-        Raises: `error` if another attempt cannot help; TruenextError, caused by it, when patience ends
+        Raises: `error` if another attempt cannot help; TruenextError, with `error` as its cause, if the time is over
         """
         if not isinstance(error, (ConnectionLost, Refused)) or (
             isinstance(error, Refused) and error.code not in PASSING_CODES

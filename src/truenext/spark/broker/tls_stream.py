@@ -1,8 +1,8 @@
 """TLS of a blocking connection, with the methods of a blocking socket.
 
-One thread reads, another one writes heart-beats, and a TLS object is not safe for two threads at a time. With a lock
-around the calls of a blocking `ssl.SSLSocket`, a reader that waits for the broker would hold up the heart-beats. So the
-stream uses a TlsSocket, which locks but never blocks, and waits for the socket without that lock.
+One thread reads and another one writes heart-beats, but two threads must not use a TLS object at the same time. A
+blocking `ssl.SSLSocket` with a lock would not do: a reader that waits for the broker would hold up the heart-beats. So
+the stream uses a TlsSocket, which locks but never blocks, and waits for the socket without holding that lock.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from truenext.clock import monotonic
 from truenext.tls import TlsSocket
 
 WRITE_SECONDS = 60.0
-"""Longest time for which a write may wait until the broker reads more."""
+"""Seconds for which a write may wait until the broker reads more."""
 # With poll, unlike with epoll, a thread that waits for a socket is woken when another one shuts it down and closes it.
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
 class TlsStream:
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str) -> None:
-        """Shake hands with `host` over a connected socket, each step within the timeout that it has.
+        """Do the TLS handshake with `host` over a connected socket. Each step may take the socket's timeout.
 
-        Raises: ssl.SSLError, OSError
+        Raises: ssl.SSLError if the handshake fails; OSError if the connection fails
         """
         self._sock = sock
         self._tls = TlsSocket(sock, context, host=host)
@@ -38,7 +38,7 @@ class TlsStream:
         sock.setblocking(False)
 
     def settimeout(self, seconds: float) -> None:
-        """Set the longest time that `recv` waits for a byte."""
+        """Set the seconds for which `recv` waits for a byte."""
         self._timeout_s = seconds
 
     def getpeername(self) -> tuple[str, int]:
@@ -46,9 +46,9 @@ class TlsStream:
         return host, port
 
     def recv(self, size: int) -> bytes:
-        """Return what was received, at least a byte; b"" at the end.
+        """Return received bytes, at least one; b"" if the broker has closed the connection.
 
-        Raises: TimeoutError, ssl.SSLError, OSError
+        Raises: TimeoutError after the timeout; ssl.SSLError, OSError if the connection fails
         """
         deadline = monotonic() + self._timeout_s
         while True:
@@ -58,9 +58,9 @@ class TlsStream:
                 self._wait(selectors.EVENT_READ, deadline - monotonic())
 
     def sendall(self, data: bytes) -> None:
-        """Write all of `data`; not for two threads at a time.
+        """Write all of `data`. Only one thread at a time may call this.
 
-        Raises: TimeoutError, ssl.SSLError, OSError
+        Raises: TimeoutError if the broker does not read; ssl.SSLError, OSError if the connection fails
         """
         unsent = memoryview(data)
         while unsent:
@@ -76,9 +76,9 @@ class TlsStream:
         self._tls.close()
 
     def _wait(self, event: int, seconds: float) -> None:
-        """Wait until the socket can be read, or written.
+        """Wait until the socket is ready for `event`: reading or writing.
 
-        Raises: TimeoutError; OSError if the socket is closed
+        Raises: TimeoutError after `seconds`; OSError if the socket is closed
         """
         with _Selector() as selector:
             try:

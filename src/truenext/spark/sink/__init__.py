@@ -1,1 +1,1 @@
-"""Queues as a sink of Spark: `writeStream.format("truenext")`. docs/spark.md shows how it is used."""
+"""Queues as a sink of Spark: `writeStream.format("truenext")`. docs/spark.md shows how to use it."""

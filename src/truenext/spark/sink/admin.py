@@ -16,23 +16,23 @@ _IMPATIENT = Patience(0)
 
 @dataclass
 class SinkStatus:
-    """Decision and drafts of one query's sink, or of a batch write."""
+    """Decision and drafts of one sink, which belongs to a query or to a batch write."""
 
     queues: SinkQueues
     decision: Decision | None = None
     rows: int = 0
-    """Number of rows that are decided and not published."""
+    """Number of rows that are decided, and not published yet."""
     bytes: int = 0
-    """Bytes of all drafts, decided or not."""
+    """Bytes of all drafts, whether or not they are decided."""
     since_ms: int = 0
-    """Time of the first draft, in milliseconds since the epoch; 0 without drafts."""
+    """Time at which the first draft was sent, in milliseconds since the epoch; 0 if there are no drafts."""
     draft_queues: list[str] = field(default_factory=list)
 
 
 def list_sinks(broker: BrokerConnection) -> list[SinkStatus]:
-    """Return all sinks that have a decision or drafts, by space and id.
+    """Return all sinks that have a decision or drafts, sorted by space and id.
 
-    Raises: Refused, ConnectionLost
+    Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """
     sinks = [
         SinkStatus(SinkQueues(*key), draft_queues=names)
@@ -54,9 +54,10 @@ def list_sinks(broker: BrokerConnection) -> list[SinkStatus]:
 
 
 def publish_decision(broker: BrokerConnection, queues: SinkQueues) -> int:
-    """Publish the rest of the last decision, and return its batch.
+    """Publish the rest of the last decision, and return the number of its batch.
 
-    Raises: TruenextError without a decision, HeldByAnother, Refused, ConnectionLost
+    Raises: TruenextError if there is no decision; HeldByAnother if another connection holds a message that is needed;
+    Refused, ConnectionLost if a step fails
     """
     decision = finish_decision(broker, queues, _IMPATIENT)
     if decision is None:
@@ -67,10 +68,10 @@ def publish_decision(broker: BrokerConnection, queues: SinkQueues) -> int:
 
 
 def close_sink(broker: BrokerConnection, queues: SinkQueues) -> int:
-    """Publish the last decision, prevent any further one, and return the last published batch; -1 if there is none.
+    """Publish the last decision, and prevent any further one. Return the last published batch; -1 if there is none. A
+    repeated call does no harm.
 
-    Idempotent.
-    Raises: HeldByAnother, Refused, ConnectionLost
+    Raises: HeldByAnother if another connection holds a message that is needed; Refused, ConnectionLost if a step fails
     """
     last = decide_next(broker, queues, CLOSED_BATCH, _closed_after, _IMPATIENT)
     drop_drafts(broker, queues, CLOSED_BATCH)
@@ -82,9 +83,9 @@ def _closed_after(last: Decision | None) -> Decision:
 
 
 def sinks_of(broker: BrokerConnection, query: str, space: str) -> list[SinkQueues]:
-    """Return the sinks of a query in all spaces; without any, the one that it would have in this space.
+    """Return the sinks of a query in all spaces. If it has none, return the sink that it would have in this space.
 
-    Raises: Refused, ConnectionLost
+    Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """
     found = {status.queues for status in list_sinks(broker) if status.queues.id == query}
     return sorted(found, key=lambda queues: queues.space) or [SinkQueues(space, query)]
@@ -93,7 +94,7 @@ def sinks_of(broker: BrokerConnection, query: str, space: str) -> list[SinkQueue
 def forget_sink(broker: BrokerConnection, status: SinkStatus) -> None:
     """Remove the decision and the drafts of a query that never runs again.
 
-    Raises: TruenextError if rows are decided and not published, Refused, ConnectionLost
+    Raises: TruenextError if rows are decided and not published; Refused, ConnectionLost if a step fails
     """
     if status.rows:
         raise TruenextError(

@@ -1,8 +1,8 @@
 """Decisions: which drafts are the output of a batch.
 
-A **decision** is the only message in the query's own queue. It names the drafts that are the output of a batch. The
-numbered COMMIT that puts it there is the point of no return: from then on these rows are published, each once, and
-no other rows of this batch.
+A **decision** is the only message in the query's own queue. It names the drafts that are the output of a batch. A
+numbered COMMIT puts the decision there. After this COMMIT the batch cannot change any more: its named rows are
+published, each once, and no other rows.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.broker.latest import CLOSED_BATCH, Latest, read_latest, replace_latest
 
 QUEUES_PREFIX = f"{SPARK_PREFIX}sink."
-"""Prefix of the queues with decisions and drafts, before space, id and partition."""
+"""Prefix of the names of queues with decisions and drafts. Space, id and partition follow it."""
 
 _FIRST_NUMBER = 1
-"""Number of the COMMIT of a query's first decision; the others have higher ones."""
+"""Number of the COMMIT of a query's first decision. Later decisions have higher numbers."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Confirmed bundles of one partition: those with this name and a number below `bundles`."""
+    """Confirmed bundles of one partition. They have this draft's name, and a bundle number below `bundles`."""
 
     partition: int
     name: str
@@ -35,10 +35,10 @@ class Decision:
     """Content of a decision: the drafts that are the output of one batch."""
 
     batch: int
-    """Number of the batch; CLOSED_BATCH if the query was abandoned and publishes nothing more."""
+    """Number of the batch. CLOSED_BATCH if the query was abandoned, and publishes nothing more."""
     drafts: tuple[Draft, ...] = ()
     last_batch: int = -1
-    """Last published batch of a closed query; -1 if there is none."""
+    """For a closed query: its last published batch; -1 if there is none."""
 
     @property
     def is_closed(self) -> bool:
@@ -46,7 +46,7 @@ class Decision:
 
     @property
     def published_batch(self) -> int:
-        """Last batch whose output counts; -1 if there is none."""
+        """Number of the last batch whose output counts; -1 if there is none."""
         return self.last_batch if self.is_closed else self.batch
 
 
@@ -56,7 +56,7 @@ class SinkQueues:
 
     space: str
     id: str
-    """Query id of Spark; for a batch write txnAppId, or a random word."""
+    """Spark's id of the query. For a batch write it is txnAppId, or a random word."""
 
     @property
     def decisions(self) -> str:
@@ -71,9 +71,9 @@ class SinkQueues:
 
 
 def read_decision(broker: BrokerConnection, queues: SinkQueues) -> Decision | None:
-    """Return the last decision; None if none waits. A decision held by another connection is not seen.
+    """Return the last decision; None if none waits. A decision that another connection holds is not seen.
 
-    Raises: Refused, ConnectionLost
+    Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """
     latest = read_latest(broker, queues.decisions)
     return None if latest is None else _parse_decision(latest)
@@ -87,12 +87,14 @@ def decide(
     *,
     is_forgotten: bool = False,
 ) -> bool:
-    """Replace `last`, which is published, by this decision; False if another driver was first.
+    """Replace `last`, which is published, by `decision`. Return False if another driver was first.
 
-    Of two that take the place of `last` only one acknowledges it. Two first decisions have no such message, but the
-    same number, whatever their batches are. If the query was forgotten, that number is used up: then only the decision
-    that closes the query may have a higher one, as no other decision competes with it.
-    Raises: Refused, ConnectionLost
+    If two drivers replace the same `last`, only one of them can acknowledge it. Before a first decision there is no
+    such message. Then both use the same number for the COMMIT, and the first COMMIT wins. If the query was forgotten,
+    that number is used already. Then only the decision that closes the query may use a higher number, because no other
+    decision competes with it.
+
+    Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """
     latest: Latest = {"batch": decision.batch}
     if decision.is_closed:

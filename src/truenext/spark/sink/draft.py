@@ -1,8 +1,8 @@
-"""Drafts: the rows of one task as bundles in a queue of its partition, not published yet.
+"""Drafts: the rows of one task as bundles in a queue of its partition. They are not published yet.
 
-A draft has a random name, and ends with its connection. Bundles after the last confirmed one may or may not be in
-the queue. So after a lost connection the task sends them again under a new name, and the old ones are never
-published.
+A draft has a random name, and ends with its connection. After a lost connection, bundles after the last confirmed one
+may be in the queue or not. So the task sends these bundles again under a new name, and those under the old name are
+never published.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from truenext.spark.sink.rows import SinkBundle
 
 DRAFT_FORMAT = 1
 _UNCONFIRMED_MAX = 2
-"""Bundles sent and not confirmed: the broker writes one while the task makes the next."""
+"""Largest number of bundles that are sent and not confirmed. The broker writes one while the task makes the next."""
 
 
 @dataclass
 class WrittenDrafts(WriterCommitMessage):
-    """Message from a task to the driver, also for a task without rows."""
+    """Message from a task to the driver: the drafts that the task has written. A task without rows sends it, too."""
 
     id: str
-    """`SinkQueues.id` of the query."""
+    """Field `SinkQueues.id` of the query."""
     drafts: tuple[Draft, ...]
 
 
@@ -42,9 +42,9 @@ def write_drafts(
     connect: Callable[[], BrokerConnection],
     patience: Patience,
 ) -> WrittenDrafts:
-    """Send the bundles, and return their drafts when all are durable. Reconnects after a lost connection.
+    """Send the bundles, and return their drafts once all are durable. After a lost connection the task connects again.
 
-    Raises: UnsendableRow, TruenextError
+    Raises: UnsendableRow if a row cannot become a message; TruenextError if the broker refuses a bundle or stays away
     """
     writer = _DraftWriter(bundles, queues, batch, partition, patience)
     while writer.has_more:
@@ -81,7 +81,7 @@ class _DraftWriter:
         return bundle
 
     def write(self, broker: BrokerConnection) -> None:
-        """Send unconfirmed bundles and all further ones as a new draft."""
+        """Send all unconfirmed and further bundles as a new draft."""
         draft = Draft(self._partition, secrets.token_hex(6), 0, 0)
         self.drafts.append(draft)
         answers: deque[Answer] = deque()

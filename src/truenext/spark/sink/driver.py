@@ -1,8 +1,8 @@
-"""Commit of a batch by the driver: decide, then publish.
+"""Commit of a batch by the driver, which decides first and then publishes.
 
-The last decision of the query determines what a batch does:
+The last decision of the query determines what happens to a batch:
 
-    none, or of a lower batch    finish it, decide, publish
+    none, or of a lower batch    publish the rest of that decision, decide this batch, publish it
     of this batch                publish the rest of it, and drop the new drafts, whatever their rows are
     of a higher batch, closed    fail: the checkpoint is older than the output, or the query was abandoned
 """
@@ -27,7 +27,8 @@ _HELD_LOOK_SECONDS = 0.2
 
 
 class OutdatedBatch(TruenextError):
-    """Batch of an outdated run: another run has published later ones, or the query was abandoned or forgotten."""
+    """Error of a batch that belongs to an outdated run. Another run has published later batches, or the query was
+    abandoned or forgotten."""
 
 
 def commit_batch(
@@ -37,9 +38,11 @@ def commit_batch(
     connect: Callable[[], BrokerConnection],
     patience: Patience,
 ) -> None:
-    """Make these drafts the output of the batch, and publish them; or publish an earlier decision of this batch.
+    """Make these drafts the output of the batch, and publish them. If the batch was decided before, publish that
+    decision instead.
 
-    Raises: OutdatedBatch, HeldByAnother, TruenextError
+    Raises: OutdatedBatch if a later batch is published; HeldByAnother if another connection holds a message that is
+    needed; TruenextError if the broker refuses a step or stays away
     """
     drafts = tuple(sorted((each for each in drafts if each.bundles), key=lambda draft: draft.partition))
     with_broker(lambda broker: _commit_batch(broker, queues, Decision(batch, drafts), patience), connect, patience)
@@ -48,7 +51,8 @@ def commit_batch(
 def with_broker(
     action: Callable[[BrokerConnection], object], connect: Callable[[], BrokerConnection], patience: Patience
 ) -> None:
-    """Repeat an idempotent action, on a new connection each time, until it succeeds or patience ends."""
+    """Call `action` on a new connection, and repeat this until it succeeds or patience ends. A repeated action must do
+    no harm."""
     while True:
         try:
             with connect() as broker:
@@ -79,10 +83,13 @@ def decide_next(
     decision_after: Callable[[Decision | None], Decision],
     patience: Patience,
 ) -> Decision:
-    """Publish the last decision. If its batch is lower than `batch`, replace it by `decision_after` and publish that.
+    """Publish the last decision. If its batch is lower than `batch`, call `decision_after` with it, replace it by the
+    result, and publish this one.
 
-    Returns the decision that is the last one then.
-    Raises: HeldByAnother, OutdatedBatch, Refused, ConnectionLost
+    Returns the decision that is the last one after that.
+
+    Raises: OutdatedBatch if the id was forgotten; HeldByAnother if another connection holds a message that is needed;
+    Refused, ConnectionLost if a step fails
     """
     deadline = monotonic() + HELD_SECONDS
     has_tried_first = False
@@ -109,9 +116,9 @@ def decide_next(
 
 
 def finish_decision(broker: BrokerConnection, queues: SinkQueues, patience: Patience) -> Decision | None:
-    """Publish the rest of the last decision, and return it; None if there is none.
+    """Publish the rest of the last decision, and return this decision; None if there is none.
 
-    Raises: HeldByAnother, Refused, ConnectionLost
+    Raises: HeldByAnother if another connection holds a message that is needed; Refused, ConnectionLost if a step fails
     """
     deadline = monotonic() + HELD_SECONDS
     while (decision := read_decision(broker, queues)) is None and any(count(broker, queues.decisions)):
@@ -128,9 +135,9 @@ def finish_decision(broker: BrokerConnection, queues: SinkQueues, patience: Pati
 
 
 def _check_not_later(last: Decision, batch: int) -> None:
-    """Check that the query is not closed, and that the last decision is not of a later batch.
+    """Check that the query is not closed, and that its last decision is not for a later batch.
 
-    Raises: OutdatedBatch
+    Raises: OutdatedBatch otherwise
     """
     if last.is_closed:
         when = f"after batch {last.last_batch}" if last.last_batch >= 0 else "before its first batch"
@@ -145,9 +152,9 @@ def _check_not_later(last: Decision, batch: int) -> None:
 
 
 def drop_drafts(broker: BrokerConnection, queues: SinkQueues, batch: int) -> None:
-    """Purge drafts of failed attempts up to this batch, which no decision can name any more.
+    """Remove drafts of failed attempts, up to this batch. No decision can name them any more.
 
-    Raises: Refused, ConnectionLost
+    Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """
     for queue in broker.ask("queues"):
         if queue["name"].startswith(f"{queues.decisions}.") and queue["waiting"]:

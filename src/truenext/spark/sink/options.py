@@ -22,21 +22,21 @@ class SinkOptions:
     addresses: tuple[Address, ...]
     credentials: Credentials = NO_CREDENTIALS
     destination: str | None = None
-    """Address for all rows; None if column `queue` has it."""
+    """Address for all rows. None if the column `queue` has it."""
     space: str = DEFAULT_SPACE
-    """A word in the names of the sink's own queues."""
+    """Word in the names of the sink's own queues."""
     patience_s: float = DEFAULT_PATIENCE_S
-    """Longest time without a broker, or without room in it, for a task or the driver."""
+    """Longest time in seconds for which a task or the driver waits for the broker, or for space in it."""
     app: str | None = None
-    """Name of a batch job, the same in each run."""
+    """Name of a batch job. It is the same in each run."""
     version: int = 0
-    """Number of the job's output; a run with new output has a higher one."""
+    """Number of the batch job's output. A run with new output has a higher number."""
 
 
 def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> SinkOptions:
-    """Parse the options of `format("truenext")`; names in any case.
+    """Parse the options of `format("truenext")`. Names of options are case-insensitive.
 
-    Raises: ConfigurationError that names the option and its valid values
+    Raises: ConfigurationError if an option is invalid; its text names the option and its valid values
     """
     # Spark passes this option of its own.
     names = (*_NAMES, "checkpointLocation") if is_streaming else (*_NAMES, *_BATCH_NAMES)
@@ -65,7 +65,7 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> SinkOpti
 
 @lru_cache(maxsize=1000)
 def sink_destination(text: str) -> str:
-    """Return the address of a queue, of a topic, or of several separated by commas.
+    """Return the address of a queue, of a topic, or of several destinations separated by commas.
 
     Raises: ValueError if a Spark job may not send there
     """

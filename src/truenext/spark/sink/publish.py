@@ -1,7 +1,7 @@
-"""Publication of a decision, bundle after bundle in its order.
+"""Publication of a decision: its bundles are published one after the other, in order.
 
-One transaction acknowledges a bundle and sends its rows. So after any crash either the bundle is there or its rows
-are, and if two drivers publish the same decision, each bundle goes to one of them.
+One transaction acknowledges a bundle and sends its rows. So after any crash there is either the bundle or its rows. If
+two drivers publish the same decision, each bundle goes to one of them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from truenext.spark.sink.rows import TRANSACTION
 from truenext.wire.stomp.frame import Frame
 
 HELD_SECONDS = 30.0
-"""Longest wait for bundles that another connection holds, without progress. The broker drops a dead connection
-sooner."""
+"""Seconds to wait, without progress, for bundles that another connection holds. The broker drops a dead connection
+earlier."""
 _HELD_LOOK_SECONDS = 0.2
 
 
 class HeldByAnother(TruenextError):
-    """Message that this run must publish or replace, while another connection holds it."""
+    """Error: another connection holds a message that this run must publish or replace."""
 
 
 def publish(broker: BrokerConnection, queues: SinkQueues, decision: Decision, patience: Patience) -> None:
-    """Publish the rest of a decision.
+    """Publish the bundles of a decision that are not published yet.
 
-    Raises: HeldByAnother, Refused, ConnectionLost
+    Raises: HeldByAnother if another connection holds a bundle for too long; Refused, ConnectionLost if a step fails
     """
     for draft in decision.drafts:
         _publish_draft(broker, queues.drafts(draft.partition), draft, patience)
@@ -59,7 +59,7 @@ def _publish_draft(broker: BrokerConnection, queue: str, draft: Draft, patience:
 
 
 def _publish_ready(broker: BrokerConnection, queue: str, selector: str, patience: Patience) -> int:
-    """Publish the bundles that are ready; return how many these were."""
+    """Publish the bundles that are ready, and return their number."""
     broker.subscribe_to_pull("drafts", f"/queue/{queue}", "client-individual", selector)
     published = 0
     broker.pull("drafts", 1)

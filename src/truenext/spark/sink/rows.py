@@ -1,8 +1,8 @@
 """Rows as SEND frames, ready to be published.
 
-A bundle of the sink is a concatenation of such frames. The driver writes them unchanged, in the transaction that
-they name. A frame is not shorter than what the broker stores for it in one queue: so publishing a bundle frees what it
-needs, and goes on at a full disk.
+A bundle of the sink consists of such frames. The driver writes them unchanged, in the transaction that they name. A
+frame is at least as long as what the broker stores for it in one queue. So publishing a bundle frees as much space as
+it needs, and goes on even if the disk is full.
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ from truenext.wire.stomp.requests import FRAME_INTERPRETERS, FrameInterpreter
 from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 TRANSACTION = "publish"
-"""Transaction in the frames of a bundle."""
+"""Name of the transaction in the frames of a bundle."""
 BUNDLE_BYTES = 1 << 20
-"""Size limit of a bundle; a single larger row is a bundle of its own."""
+"""Largest number of bytes of a bundle. A larger row has a bundle of its own."""
 BUNDLE_ROWS = 5_000
 BODY_BYTES_MAX = 15 << 20
-"""Size limit of a row's body: with its headers, such a row still fits into one message of the broker."""
+"""Largest number of bytes of a row's body. With its headers such a row still fits into one message of the broker."""
 
 _TTL_DIGITS_MIN = 10
-"""With these the line is not shorter than `expires`, which the broker stores in its place."""
+"""Smallest number of digits of a time to live. So the line is at least as long as `expires`, which the broker stores
+instead."""
 _TRANSACTION_LINE = f"transaction:{TRANSACTION}\n".encode()
 _INTERPRETER = FrameInterpreter("", "", ReplyEncoder(StompProtocol(Side.SERVER, REQUEST_SHAPES), ""))
-"""Interpreter for connections without subscriptions, like the driver's."""
+"""Interpreter for a connection without subscriptions, such as the driver's."""
 
 _WHOLE_NUMBER = (ByteType, ShortType, IntegerType, LongType)
 _TYPES: dict[str, tuple[type[DataType], ...]] = {
@@ -69,17 +70,17 @@ _TYPES: dict[str, tuple[type[DataType], ...]] = {
 }
 _HEADERS = "map<string,string>"
 _PASSED_OVER = frozenset({"sequence", "deliveries", "attempts", "timestamp", "error"})
-"""Columns of the source that describe the message read, and are ignored."""
+"""Columns of the source that describe a received message. The sink ignores them."""
 
 
 class UnsendableRow(TruenextError):
-    """A row that cannot become a message."""
+    """Error of a row that cannot become a message."""
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
     """Check that the sink can make messages from these columns.
 
-    Raises: ConfigurationError with the column and what to do
+    Raises: ConfigurationError otherwise; its text names the column, and what to do
     """
     names = [field.name.lower() for field in schema.fields]
     for name, field in zip(names, schema.fields, strict=True):
@@ -110,7 +111,7 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
 def encode_rows(batch: pa.RecordBatch, destination: str | None) -> Iterator[bytes]:
     """Yield the frame of each row.
 
-    Raises: UnsendableRow with the column and its value
+    Raises: UnsendableRow if a row cannot become a message; its text names the column and the value
     """
     names = [name.lower() for name in batch.schema.names]
     columns = {name: column for name, column in zip(names, batch.columns, strict=True) if name in _TYPES}
@@ -168,9 +169,9 @@ def _encode_row(body: bytes | str | None, row: dict[str, Any], destination: str 
 
 @lru_cache(maxsize=1000)
 def _check_send(head: bytes) -> None:
-    """Parse a SEND as the broker does: after the decision a refusal would be too late.
+    """Check the beginning of a SEND as the broker does. After the decision a refusal by the broker would be too late.
 
-    Raises: RemoteProtocolError
+    Raises: RemoteProtocolError if the broker would refuse it
     """
     stomp: StompProtocol[Frame] = StompProtocol(Side.SERVER, FRAME_SHAPES)
     stomp.set_version(Version.V1_2)

@@ -1,1 +1,1 @@
-"""Queues as a source of Spark: `spark.readStream.format("truenext")`. docs/spark.md shows how it is used."""
+"""Queues as a source of Spark: `spark.readStream.format("truenext")`. docs/spark.md shows how to use it."""

@@ -1,6 +1,7 @@
-"""Operator commands for queries with bundles in the broker: list, close, return or reject rows.
+"""Operator commands for queries with bundles in the broker: list, close, return rows, reject a row.
 
-Each step is one transaction: an interrupted command leaves every row in one place, and can be repeated.
+Each step of a command is one transaction. So an interrupted command leaves every row in exactly one place, and can be
+repeated.
 """
 
 from __future__ import annotations
@@ -28,33 +29,35 @@ from truenext.spark.source.options import PARTITIONS_MAX
 from truenext.wire.stomp.frame import Frame
 
 _NUMBER_MAX = (1 << 63) - 1
-"""Highest producer number: after it, every COMMIT of the query is a repeat."""
+"""Highest number of a producer. After its use, every COMMIT of the query counts as a repeat."""
 
 
 @dataclass
 class QueryStatus:
-    """State in the broker of one query that reads queues."""
+    """State, in the broker, of one query that reads queues."""
 
     space: str
     id: str
     source: str = ""
-    """Queue or pattern that the query reads; empty without a bundle."""
+    """Queues or patterns that the query reads; empty if it has no bundle."""
     batch: int = 0
-    """Last batch that is done or has a bundle."""
+    """Number of the last batch that is done or has a bundle."""
     rows: int = 0
     """Number of rows in bundles that are not cleared."""
     bytes: int = 0
     since_ms: int = 0
-    """Time of the first uncleared bundle, in milliseconds since the epoch; 0 without one."""
+    """Time of the first bundle that is not cleared, in milliseconds since the epoch; 0 if there is none."""
     is_abandoned: bool = False
     bundle_queues: list[str] = field(default_factory=list)
 
 
 def list_queries(broker: BrokerConnection, space: str | None = None, *, with_rows: bool = True) -> list[QueryStatus]:
-    """Return all queries known to the broker, by space and id; only those of `space`, if given.
+    """Return all queries that the broker knows, sorted by space and id. If `space` is given, return only queries in
+    this space.
 
-    Without `with_rows` it reads only the first bundle of each task, so rows and bytes are incomplete.
-    Raises: Refused, ConnectionLost
+    Without `with_rows` only the first bundle of each task is read, so that the numbers of rows and bytes are too low.
+
+    Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """
     queries = [
         QueryStatus(*key, bundle_queues=names)
@@ -78,9 +81,10 @@ def list_queries(broker: BrokerConnection, space: str | None = None, *, with_row
 
 
 def close_source(broker: BrokerConnection, status: QueryStatus) -> list[str]:
-    """Prevent the query from taking more messages, and return the queues with its bundles. Idempotent.
+    """Prevent the query from taking more messages, and return the names of the queues with its bundles. A repeated call
+    does no harm.
 
-    Raises: Refused, ConnectionLost
+    Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """
     name = mark_queue(status.space, status.id)
     close_mark(broker, name, status.id)
@@ -95,9 +99,9 @@ def close_source(broker: BrokerConnection, status: QueryStatus) -> list[str]:
 
 
 def outputs_of(broker: BrokerConnection, bundle_queues: list[str]) -> set[str]:
-    """Return the Spark query ids in these bundles.
+    """Return Spark's ids of the queries that are named in these bundles.
 
-    Raises: Refused, ConnectionLost
+    Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """
     return {
         frame.headers["spark_query"]
@@ -110,11 +114,12 @@ def outputs_of(broker: BrokerConnection, bundle_queues: list[str]) -> set[str]:
 def return_rows(
     broker: BrokerConnection, bundle_queues: list[str], published: Mapping[str, int]
 ) -> Iterator[tuple[int, int]]:
-    """Send the rows of bundles to their queues again, as new arrivals. Drop rows whose batch is published, according
-    to `published`: the last published batch of each Spark query.
+    """Send the rows of bundles to their queues again, as new arrivals. Rows of published batches are dropped.
+    `published` has the last published batch of each query, by Spark's id of the query.
 
-    Yields the numbers of rows returned and dropped, after each transaction.
-    Raises: Refused, ConnectionLost
+    Yields the numbers of returned and of dropped rows, after each transaction.
+
+    Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """
     for queue in bundle_queues:
         for frame in _take(broker, queue):
@@ -130,9 +135,10 @@ def return_rows(
 
 
 def reject(broker: BrokerConnection, status: QueryStatus, sequence: int) -> str:
-    """Move one row of a bundle to its dead-letter queue, and return the name of that queue.
+    """Move one row from its bundle to the dead-letter queue of the row's queue, and return the name of this dead-letter
+    queue.
 
-    Raises: TruenextError if no bundle has the row, Refused, ConnectionLost
+    Raises: TruenextError if no bundle has the row; Refused, ConnectionLost if a step fails
     """
     for queue in status.bundle_queues:
         for frame in _take(broker, queue):
@@ -187,8 +193,8 @@ def _commit(broker: BrokerConnection, frames: list[tuple[str, dict[str, str], by
 
 
 def _take(broker: BrokerConnection, queue: str) -> Iterator[Frame]:
-    """Yield bundles of a queue one at a time, until none is ready. Bundles that are not acknowledged return at the
-    end."""
+    """Yield the bundles of a queue one at a time, until none is ready. At the end, bundles that were not acknowledged
+    return to the queue."""
     broker.subscribe_to_pull("take", f"/queue/{queue}", "client-individual")
     try:
         while True:

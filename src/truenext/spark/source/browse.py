@@ -13,9 +13,9 @@ from truenext.spark.source.options import SourceOptions
 
 
 def browse(broker: BrokerConnection, options: SourceOptions, destination: str) -> Iterator[pa.RecordBatch]:
-    """Yield the waiting messages of one queue in its order.
+    """Yield the waiting messages of one queue, in its order.
 
-    Raises: Refused, ConnectionLost
+    Raises: Refused if the broker refuses to browse; ConnectionLost if the connection is lost
     """
     rows: list[tuple[Any, ...]] = []
     size = 0

@@ -1,6 +1,7 @@
-"""Bundles: rows of one batch as Arrow, in one message of a task's own queue.
+"""Bundles: rows of one batch as Arrow data, in one message of a task's own queue.
 
-A bundle has every column, and bodies as bytes, so that a repeated batch has the same rows even with other options.
+A bundle has every column, and has bodies as bytes. So a repeated batch has the same rows even if the options have
+changed.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from truenext.wire.stomp.frame import Frame
 
 BUNDLE_FORMAT = 1
 BUNDLE_BYTES = 1 << 20
-"""Size limit of the bodies in a bundle; its last row may exceed it."""
+"""Bytes of bodies at which a bundle is complete. Its last row may exceed them."""
 BUNDLE_ROWS = 5_000
 BODY_BYTES_MAX = 15 << 20
-"""Size limit of one body: with its columns a bundle must fit into one message of the broker."""
+"""Largest number of bytes of one body. With its columns it must fit into one message of the broker."""
 SEVERAL_BYTES_MAX = 3 << 20
-"""Size limit of a bundle with several messages, columns included: it fits even if each character takes four bytes."""
+"""Largest size of a bundle with several messages, columns included. It fits into a message even if each character takes
+four bytes."""
 EXPIRES_MAX_MS = 253_402_214_400_000
-"""Last day of the year 9999: in any time zone, Python has no later time."""
+"""Last day of the year 9999, in milliseconds since the epoch. It is a valid time of Python in every time zone."""
 
 _TIME = pa.timestamp("us", tz="UTC")
 _HEADERS = pa.map_(pa.string(), pa.string())
@@ -46,24 +48,25 @@ ARROW_SCHEMA = pa.schema(
     ]
 )
 _BROKER_HEADERS = STOMP_HEADERS | {"JMSXGroupID", "JMSXGroupFirstForConsumer"}
-"""Headers that have a column of their own, or describe one delivery."""
+"""Headers that have their own column, or that describe one delivery only."""
 
 
 class TooLargeForBundle(TruenextError):
-    """A message whose body exceeds the limit of a bundle."""
+    """Error of a message whose body is too large for a bundle."""
 
 
 class BundleRows:
-    """Messages for one bundle, in dispatch order."""
+    """Messages for one bundle, in the order of their dispatch."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[Any, ...]] = []
         self.bytes = 0
-        """Bytes of the bodies."""
+        """Bytes of the messages' bodies."""
         self.last_acks: dict[str, str] = {}
-        """Ack id of the last message of each subscription; acknowledges all of its messages cumulatively."""
+        """Ack id of the last message of each subscription. An ACK with this id acknowledges all messages of the
+        subscription up to this one."""
         self._total_bytes = 0
-        """Approximate bytes of the rows in the bundle."""
+        """Estimated bytes of the rows in the bundle."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -73,9 +76,9 @@ class BundleRows:
         return self.bytes >= BUNDLE_BYTES or len(self._rows) >= BUNDLE_ROWS
 
     def add(self, frame: Frame) -> bool:
-        """Add a message; False if it does not fit with the others and belongs into the next bundle.
+        """Add a message. Return False if it does not fit beside the others, and must go into the next bundle.
 
-        Raises: TooLargeForBundle
+        Raises: TooLargeForBundle if it does not even fit alone
         """
         if len(frame.body) > BODY_BYTES_MAX:
             sequence = frame.headers.get("truenext-sequence")
@@ -99,14 +102,14 @@ class BundleRows:
 
 
 def record_batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
-    """Return rows of `row_of` in `ARROW_SCHEMA`."""
+    """Return rows made by `row_of` as a batch with `ARROW_SCHEMA`."""
     columns = list(zip(*rows, strict=True)) or [()] * len(ARROW_SCHEMA)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, ARROW_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=ARROW_SCHEMA)
 
 
 def row_of(frame: Frame) -> tuple[Any, ...]:
-    """Return the columns of a message in the order of `ARROW_SCHEMA`."""
+    """Return a message as a row, with its columns in the order of `ARROW_SCHEMA`."""
     headers = frame.headers
     get = headers.get
     timestamp, expires = get("timestamp"), get("expires", "0")
@@ -133,7 +136,7 @@ def row_of(frame: Frame) -> tuple[Any, ...]:
 
 
 class BundleHead(NamedTuple):
-    """Headers of a bundle: its place in a batch, and the number and size of its rows."""
+    """Headers of a bundle: its place in its batch, and the number and size of its rows."""
 
     batch: int
     bundle: int
@@ -141,20 +144,21 @@ class BundleHead(NamedTuple):
     rows: int
     bytes: int
     is_last: bool
-    """The task takes nothing more in this batch."""
+    """True if the task takes no more messages in this batch."""
     task_rows: int
-    """Number of rows of the task up to and including this bundle."""
+    """Number of rows of the task so far, this bundle included."""
 
 
 class BundleOrigin(NamedTuple):
-    """Headers of a bundle: the query that reads its rows, and from where."""
+    """Headers of a bundle: the query that has taken its rows, and from which queues."""
 
     source: str
-    """Queues and patterns of the source, with commas between."""
+    """Queues and patterns of the source, separated by commas."""
     selector: str
-    """Empty if there is none."""
+    """Selector of the source; empty if it has none."""
     query: str
-    """Spark's id of the query. With `query_batch` an operator knows whether a sink has published the rows."""
+    """Spark's id of the query. With it and `query_batch` an operator can find out whether a sink has published the
+    rows."""
     query_batch: str
 
 
@@ -184,9 +188,9 @@ def parse_bundle_origin(headers: Mapping[str, str]) -> BundleOrigin:
 
 
 def parse_bundle_head(headers: Mapping[str, str]) -> BundleHead:
-    """Parse the headers of a bundle: its place in a batch, and its size.
+    """Parse the headers of a bundle: its place in its batch, and the number and size of its rows.
 
-    Raises: RemoteProtocolError if the message is not a bundle of a known format
+    Raises: RemoteProtocolError if the message is not a bundle, or has an unknown format
     """
     try:
         if int(headers["spark_format"]) != BUNDLE_FORMAT:
@@ -218,7 +222,7 @@ def encode_bundle(batch: pa.RecordBatch) -> bytes:
 def decode_bundle(body: bytes) -> pa.RecordBatch:
     """Decode the rows of a bundle.
 
-    Raises: RemoteProtocolError if the body does not come from `encode_bundle`
+    Raises: RemoteProtocolError if `body` was not made by `encode_bundle`
     """
     try:
         with pa.ipc.open_stream(body) as stream:

@@ -1,4 +1,4 @@
-"""Columns of a source in Spark, depending on its options."""
+"""Columns of a source in Spark, which depend on its options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def spark_schema(options: SourceOptions) -> StructType:
 
 
 def apply_options(batch: pa.RecordBatch, options: SourceOptions) -> pa.RecordBatch:
-    """Return the rows of a bundle in `spark_schema`."""
+    """Return the rows of a bundle with the columns of `spark_schema`."""
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     if not options.has_headers:
         del columns["headers"]
@@ -28,7 +28,7 @@ def apply_options(batch: pa.RecordBatch, options: SourceOptions) -> pa.RecordBat
 
 
 def _decode(bodies: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the bodies as text, and for each null the reason."""
+    """Return the bodies as text, with null where that fails. The second array has the reason for each null."""
     try:
         return bodies.cast(pa.string()), pa.nulls(len(bodies), pa.string())
     except pa.ArrowInvalid:

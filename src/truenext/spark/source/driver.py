@@ -1,4 +1,4 @@
-"""Driver of a query: asks the broker whether a message is ready, and clears batches that are done."""
+"""Source in Spark's driver: asks the broker whether a message is ready, and clears batches that are done."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from truenext.wire.stomp.frame import Frame
 _log = logging.getLogger(__name__)
 
 READY_SECONDS = 0.5
-"""Time for which the probe waits for a message: an idle query asks twice a second."""
+"""Seconds for which a probe waits for a message. So an idle query asks the broker twice a second."""
 
 RETURN_SECONDS = 30.0
-"""Longest time until the broker notices a connection without heart-beats, and requeues its messages."""
+"""Longest time in seconds until the broker notices a connection without heart-beats, and requeues its messages."""
 
 T = TypeVar("T")
 
 
 class SourceDriver:
-    """Planner of the batches of one run of a query, in Spark's driver; also clears those that are done."""
+    """Part of a source that runs in Spark's driver, for one run of a query. It plans batches, and clears batches that
+    are done."""
 
     def __init__(self, options: SourceOptions, connect: Callable[[], BrokerConnection]) -> None:
         self._options = options
@@ -42,13 +43,15 @@ class SourceDriver:
         self._broker: BrokerConnection | None = None
         self._has_warned = False
         self._probe_count = 0
-        """Number of probes on this connection. Each ends with a release, so this is the round of the next one."""
+        """Number of probes on this connection. Each probe ends with a release, so this is also the release count of the
+        next one."""
         self._probes = tuple(f"probe{number}" for number in range(len(options.queues)))
-        """Subscriptions of the probe, one for each queue."""
+        """Names of the probe's subscriptions, one for each queue."""
         self._delayed_until = 0.0
-        """Time until which a batch waits for `rows_min` messages."""
+        """Time until which the next batch waits for `rows_min` messages."""
         self.waited_ms: int | None = None
-        """Time for which the messages that the last probe found had waited: the longest; None if none was ready."""
+        """Longest time in milliseconds for which a message found by the last probe had waited; None if no message was
+        ready."""
 
     def close(self) -> None:
         broker, self._broker = self._broker, None
@@ -56,37 +59,39 @@ class SourceDriver:
             broker.__exit__(None)
 
     def next_end(self, start: Offset | None, rows: int | None, *, waits: bool) -> Offset | None:
-        """Return the end of the next batch, of at most `rows` rows, or of all that wait if `rows` is None. Returns None
-        if no message is ready.
+        """Return the end of the next batch, with at most `rows` rows; with None, as many rows as messages wait. Return
+        None if no message is ready.
 
-        The batch that ends with `start` is done: its bundles are cleared first, even if `rows` is 0.
-        Raises: Superseded, TruenextError
+        The batch that ends with `start` is done. Its bundles are cleared first, even if `rows` is 0.
+
+        Raises: Superseded if the checkpoint is outdated; TruenextError if the broker refuses a request or stays away
         """
         return self._patiently(lambda broker: self._next_end(broker, start, rows, waits=waits))
 
     def rows_read(self, end: Offset) -> int:
-        """Return the number of rows in a batch that is not cleared; for a task that was not read to its end, its share.
+        """Return the number of rows in a batch that is not cleared. A task that was not read to its end counts with its
+        whole share.
 
-        Raises: TruenextError
+        Raises: TruenextError if the broker refuses a request or stays away
         """
         return self._patiently(lambda broker: self._rows_read(broker, end))
 
     def check_not_cleared(self, end: Offset) -> None:
         """Check that the broker still has the bundles of this batch.
 
-        Raises: Superseded if they are cleared already, TruenextError
+        Raises: Superseded if they are cleared already; TruenextError if the broker refuses a request or stays away
         """
         self._patiently(lambda broker: self._check_not_cleared(broker, end))
 
     def waiting_count(self) -> int:
-        """Return the number of waiting messages in all queues of the source, regardless of the selector.
+        """Return the number of waiting messages in all queues of the source. The selector is not applied.
 
-        Raises: TruenextError
+        Raises: TruenextError if the broker refuses a request or stays away
         """
         return self._patiently(self._waiting_count)
 
     def waiting_count_now(self) -> int | None:
-        """Return `waiting_count`, or None if the broker is away."""
+        """Return the number of waiting messages as `waiting_count` does; None if the broker cannot be asked now."""
         try:
             return self._once(self._waiting_count)
         except (ConnectionLost, Refused):
@@ -101,7 +106,7 @@ class SourceDriver:
                 patience.wait(error)
 
     def _once(self, action: Callable[[BrokerConnection], T]) -> T:
-        """Run an action on the connection, which is made if there is none, and dropped if the action fails."""
+        """Call `action` with the connection. If there is none, connect. If the action fails, drop the connection."""
         if self._broker is None:
             self._broker = self._connect()
             self._probe_count = 0
@@ -152,7 +157,8 @@ class SourceDriver:
     # ---- Is anything ready? ----
 
     def _is_ready(self, broker: BrokerConnection, *, waits: bool) -> bool:
-        """Pull one message of each queue and release them. This costs a delivery each, but no attempt."""
+        """Return whether a message is ready: pull one message from each queue, and release them. This counts a delivery
+        for each message, but no attempt."""
         options = self._options
         if not self._probe_count:
             for probe, destination in zip(self._probes, options.destinations, strict=True):
@@ -185,8 +191,8 @@ class SourceDriver:
         return bool(messages)
 
     def _probe_answers(self, broker: BrokerConnection, round_: str, seconds: float) -> Iterator[Frame]:
-        """Yield the answers to the probes of `round_` that arrive within `seconds`: messages, and notices that none is
-        ready. Answers of earlier rounds are skipped."""
+        """Yield the answers to the probes with the number `round_` that arrive within `seconds`. An answer is a
+        message, or the notice that none is ready. Answers to earlier probes are skipped."""
         deadline = monotonic() + seconds
         while (frame := broker.next_message(self._probes, deadline - monotonic())) is not None:
             said = frame.headers.get("correlation-id" if "truenext-unused" in frame.headers else "truenext-round")
@@ -194,7 +200,8 @@ class SourceDriver:
                 yield frame
 
     def _warn_of_others(self, broker: BrokerConnection) -> None:
-        """Log queries with uncleared rows of a queue of this one: one may be its predecessor."""
+        """Log a warning for each other query that has rows of this query's queues and has not cleared them. Such a
+        query may be a predecessor of this one."""
         for query in list_queries(broker, self._options.space, with_rows=False):
             if not query.is_abandoned and set(query.source.split(",")) & set(self._options.queues):
                 _log.warning(
@@ -224,7 +231,7 @@ class SourceDriver:
             raise _older_checkpoint(end, mark)
 
     def _clear(self, broker: BrokerConnection, done: Offset) -> None:
-        """Mark this batch as done, and purge its bundles. Idempotent."""
+        """Mark this batch as done, and remove its bundles. A repeated call does no harm."""
         mark = self._read_mark(broker, done)
         if mark > done.batch:
             raise _older_checkpoint(done, mark)
@@ -234,9 +241,9 @@ class SourceDriver:
             purge(broker, done.bundle_queue(partition), f"spark_batch <= {done.batch}")
 
     def _read_mark(self, broker: BrokerConnection, offset: Offset) -> int:
-        """Return the last done batch of the query: at least the one before this offset.
+        """Return the last batch of the query that is done. It must be the batch before `offset`, or a later one.
 
-        Raises: Superseded if the offset belongs to another queue or broker, or to a lost state of this broker
+        Raises: Superseded if the offset belongs to another queue or broker, or to a state that this broker has lost
         """
         check_store(broker, offset)
         if offset.queue != self._options.queue:

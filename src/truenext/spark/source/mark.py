@@ -1,8 +1,8 @@
-"""Mark: how far a query is, as the broker keeps it.
+"""Mark: the progress of a query, as the broker stores it.
 
-The **mark** is one small message in the query's own queue that says which batch is done. One transaction replaces it
-before the bundles of that batch are purged. So an outdated checkpoint is detected, and a broker restored from an
-older copy.
+The **mark** is one small message in the query's own queue. It says which batch is done. One transaction replaces it
+before the bundles of that batch are removed. So the query notices an outdated checkpoint, and a broker whose store was
+restored from an older copy.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from truenext.spark.source.task import Superseded
 
 
 def read_mark(broker: BrokerConnection, queue: str, *, allow_closed: bool = False) -> int:
-    """Return the last done batch; 0 if there is none, CLOSED_BATCH if the query was abandoned and `allow_closed` is
-    set.
+    """Return the last batch that is done; 0 if there is none. With `allow_closed` return CLOSED_BATCH for an abandoned
+    query.
 
-    Raises: Superseded if the query was abandoned, Refused, ConnectionLost
+    Raises: Superseded if the query was abandoned, unless `allow_closed`; Refused, ConnectionLost if a step fails
     """
     latest = read_latest(broker, queue)
     mark = 0 if latest is None else int(latest["batch"])
@@ -26,9 +26,9 @@ def read_mark(broker: BrokerConnection, queue: str, *, allow_closed: bool = Fals
 
 
 def replace_mark(broker: BrokerConnection, queue: str, batch: int, producer: str, number: int) -> None:
-    """Mark all batches up to this one as done. Of two connections with one number the first COMMIT wins.
+    """Mark all batches up to this one as done. If two connections use the same number, the first COMMIT wins.
 
-    Raises: Superseded if another driver has gone further, Refused, ConnectionLost
+    Raises: Superseded if another driver has marked a later batch; Refused, ConnectionLost if a step fails
     """
     is_replaced = replace_latest(
         broker, queue, {"batch": batch}, producer, number, replaces=lambda last: last is None or last <= batch
@@ -44,6 +44,6 @@ def mark_producer(query_id: str) -> str:
 
 
 def close_mark(broker: BrokerConnection, queue: str, query_id: str) -> None:
-    """Prevent any further batch of this query. Idempotent."""
+    """Prevent any further batch of this query. A repeated call does no harm."""
     if read_mark(broker, queue, allow_closed=True) != CLOSED_BATCH:
         replace_mark(broker, queue, CLOSED_BATCH, mark_producer(query_id), CLOSED_BATCH)

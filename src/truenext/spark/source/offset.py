@@ -1,4 +1,4 @@
-"""Offset of a query: number and limits of its last batch."""
+"""Offset of a query: the number of its last batch, and the limits of this batch."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ START: dict[str, Any] = {"v": OFFSET_VERSION, "batch": 0}
 """Offset before the first batch. It is constant, because Spark asks for it more than once."""
 
 QUEUES_PREFIX = f"{SPARK_PREFIX}source."
-"""Prefix of the queues with marks and bundles, before space, id and partition."""
+"""Prefix of the names of queues with marks and bundles. Space, id and partition follow it."""
 
 BUNDLE_BITS = 20
-"""Bits for the number of a bundle, within a producer number."""
+"""Number of bits of a producer number that hold the number of a bundle."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offset:
-    """End of a batch, in Spark's checkpoint. The tasks of the batch determine the messages, kept as bundles."""
+    """End of a batch, as Spark stores it in its checkpoint. The tasks of the batch decide which messages belong to it,
+    and keep them as bundles."""
 
     store: str
-    """Id of the broker's store, from CONNECTED."""
+    """Id of the broker's store, as CONNECTED tells it."""
     queue: str
     space: str
     id: str
-    """Random id in the names of the query's queues, made with the first batch."""
+    """Random id in the names of the query's queues. It is made with the first batch."""
     batch: int
     """Number of the batch, from 1."""
     partitions: int
     rows: int
-    """Limit of rows over all partitions."""
+    """Largest number of rows in the batch, over all partitions."""
     bytes: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -47,11 +48,12 @@ class Offset:
         return f"{self.mark_queue}.{partition}"
 
     def producer(self, partition: int) -> str:
-        """Producer name by which the broker detects a repeated COMMIT of a task."""
+        """Return the producer name of a task. With it the broker notices that a COMMIT is repeated."""
         return task_producer(self.id, partition)
 
     def number(self, bundle: int) -> int:
-        """Return the producer number for the COMMIT of a bundle, counted from 0; it rises from batch to batch.
+        """Return the producer number for the COMMIT of a bundle. Bundles are counted from 0, and the number rises from
+        batch to batch.
 
         Raises: OverflowError if a task has made too many bundles
         """
@@ -60,7 +62,8 @@ class Offset:
         return self.batch << BUNDLE_BITS | bundle
 
     def share(self, partition: int) -> tuple[int, int]:
-        """Return the limits of rows and bytes for one task; over all tasks, rows add up to those of the batch."""
+        """Return the largest numbers of rows and bytes for one task. The rows of all tasks add up to those of the
+        batch."""
         rows = self.rows // self.partitions + (partition < self.rows % self.partitions)
         return rows, max(1, self.bytes // self.partitions)
 
@@ -74,7 +77,7 @@ def task_producer(query_id: str, partition: int) -> str:
 
 
 def parse_offset(found: dict[str, Any]) -> Offset | None:
-    """Parse an offset of the checkpoint; None is the start.
+    """Parse an offset of the checkpoint. None means that the query has no batch yet.
 
     Raises: ConfigurationError if another version of truenext wrote it
     """

@@ -14,7 +14,7 @@ from truenext.spark.broker.options import CREDENTIAL_NAMES, DEFAULT_PATIENCE_S, 
 
 PARTITIONS_MAX = 64
 DELAY_MAX_S = 900.0
-"""Default of maxTriggerDelay: that of Spark's source for Kafka."""
+"""Default of maxTriggerDelay, in seconds. Spark's source for Kafka has the same default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,29 +22,31 @@ class SourceOptions:
     addresses: tuple[Address, ...]
     credentials: Credentials = NO_CREDENTIALS
     queues: tuple[str, ...]
-    """Names of queues and patterns, sorted, each once and without `/queue/`."""
+    """Names of queues, and patterns, without `/queue/`. They are sorted, and each comes once."""
     selector: str | None = None
     partitions: int = 2
-    """Number of tasks in a batch, each with a share of the rows."""
+    """Number of tasks in a batch. Each task has a share of the rows."""
     rows_max: int = 100_000
-    """Limit of rows in a batch."""
+    """Largest number of rows in a batch."""
     rows_min: int = 0
-    """Number of waiting messages with which a batch begins, if `delay_max_s` is not over."""
+    """Number of waiting messages at which a batch begins. After `delay_max_s` a batch begins with fewer messages."""
     delay_max_s: float = DELAY_MAX_S
-    """Seconds from the beginning of a batch after which the next one begins with fewer messages than `rows_min`."""
+    """Seconds after the beginning of a batch after which the next batch begins even with fewer messages than
+    `rows_min`."""
     bytes_max: int = 256 * 1024 * 1024
-    """Limit of body bytes in a batch; each task may exceed its share by one message."""
+    """Largest number of body bytes in a batch. Each task may exceed its share by one message."""
     has_text_body: bool = False
-    """Bodies are decoded as UTF-8; null where that fails."""
+    """Bodies are decoded as UTF-8. A body that is not UTF-8 becomes null."""
     has_headers: bool = True
     space: str = DEFAULT_SPACE
-    """A word in the names of the source's own queues."""
+    """Word in the names of the source's own queues."""
     patience_s: float = DEFAULT_PATIENCE_S
-    """Seconds without a broker, or without free disk space in it, after which a task or the driver fails."""
+    """Longest time in seconds for which a task or the driver waits for the broker, or for disk space in it. After that
+    it fails."""
 
     @property
     def queue(self) -> str:
-        """Return the queues and patterns as one text, which names the source in the checkpoint and in bundles."""
+        """Queues and patterns as one text. The checkpoint and the bundles name the source by this text."""
         return ",".join(self.queues)
 
     @property
@@ -52,7 +54,7 @@ class SourceOptions:
         return tuple(f"/queue/{each}" for each in self.queues)
 
     def is_of(self, queue: str) -> bool:
-        """Whether the source reads this queue."""
+        """Return whether the source reads this queue."""
         return any(_is_of(each, queue) for each in self.queues)
 
 
@@ -67,9 +69,9 @@ def _is_of(name: str, queue: str) -> bool:
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
-    """Parse the options of `format("truenext")`; names in any case.
+    """Parse the options of `format("truenext")`. Names of options are case-insensitive.
 
-    Raises: ConfigurationError that names the option and its valid values
+    Raises: ConfigurationError if an option is invalid; its text names the option and its valid values
     """
     given = GivenOptions(options, _NAMES)
     given.require("url", "queue")

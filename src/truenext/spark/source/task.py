@@ -5,9 +5,9 @@
     one transaction         acknowledges the messages, and sends them as a bundle to the task's own queue
     receipt                 only then does Spark see the rows
 
-The last bundle of a task is marked as the last, and may be empty. An attempt that finds it takes nothing more, so a
-repeated batch has the same rows. Of two concurrent attempts one COMMIT counts. The other is a repeat, by its
-producer number: that attempt releases the messages it has pulled, and browses again.
+The last bundle of a task is marked as the last, and may be empty. An attempt that finds this bundle takes no more
+messages, so a repeated batch has the same rows. If two attempts run at the same time, one COMMIT counts, and the other
+is a repeat of its number. The attempt with the repeat releases the messages that it has pulled, and browses again.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from truenext.spark.source.offset import QUEUES_PREFIX, Offset
 from truenext.spark.source.options import SourceOptions
 
 _AHEAD_FIRST = 256
-"""Messages requested before the size of one is known."""
+"""Number of messages that are requested while the size of a message is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskPlan:
-    """Work of one task, which Spark sends to an executor."""
+    """Work of one task. Spark sends it to an executor."""
 
     options: SourceOptions
     end: Offset
     partition: int
     query: str = ""
     query_batch: str = ""
-    """Spark's id of the batch; `query` is that of the query."""
+    """Spark's id of the batch. `query` is Spark's id of the query."""
 
     def with_query(self, query: str, query_batch: str) -> TaskPlan:
         return replace(self, query=query, query_batch=query_batch)
@@ -60,13 +60,13 @@ class TaskPlan:
 
 
 class Superseded(TruenextError):
-    """Outdated run: another run of the query has gone on, with this checkpoint or another one."""
+    """Error of an outdated run. Another run of the query has gone on, with this checkpoint or another one."""
 
 
 def check_store(broker: BrokerConnection, offset: Offset) -> None:
     """Check that the offset belongs to this broker.
 
-    Raises: Superseded if it does not
+    Raises: Superseded if it belongs to another one
     """
     if broker.store_id != offset.store:
         raise Superseded(
@@ -76,13 +76,13 @@ def check_store(broker: BrokerConnection, offset: Offset) -> None:
 
 
 class _Repeated(Exception):
-    """Raised if another attempt of the task has committed the same bundle."""
+    """Error that is raised when another attempt of the task has committed the same bundle."""
 
 
 def read_task(plan: TaskPlan, connect: Callable[[], BrokerConnection], patience: Patience) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a task, bundle by bundle. Reconnects after a lost connection.
+    """Yield the rows of a task, bundle by bundle. After a lost connection the task connects again.
 
-    Raises: Superseded, TruenextError
+    Raises: Superseded if another run has gone on; TruenextError if the broker refuses a request or stays away
     """
     task = _Task(plan)
     while not task.is_done:
@@ -104,15 +104,15 @@ class _Task:
         self._end = plan.end
         self._queue = f"/queue/{plan.end.bundle_queue(plan.partition)}"
         self._given = 0
-        """Number of bundles yielded to Spark."""
+        """Number of bundles that Spark has got."""
         self._repeated = -1
-        """Number of the bundle whose COMMIT was a repeat; -1 if there is none."""
+        """Number of the bundle whose COMMIT was a repeat; -1 if there was none."""
         self._rows_max, self._bytes_left = plan.end.share(plan.partition)
         self._rows_left = self._rows_max
         self.is_done = False
 
     def read(self, broker: BrokerConnection) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that Spark has not seen, first of stored bundles, then of new ones."""
+        """Yield the rows that Spark has not got yet: first rows of stored bundles, then new rows."""
         for head, body in self._stored_bundles(broker):
             yield self._give(head, decode_bundle(body))
         if self._repeated == self._given and not self.is_done:
@@ -129,7 +129,7 @@ class _Task:
     def _check_only_source(self, broker: BrokerConnection) -> None:
         """Check that no other source of the same query reads the same queue with the same selector.
 
-        Raises: ConfigurationError
+        Raises: ConfigurationError if one does
         """
         own, origin = self._end.bundle_queue(0), self._plan.origin
         for queue in broker.ask("queues"):
@@ -155,15 +155,15 @@ class _Task:
         return rows
 
     def _stored_bundles(self, broker: BrokerConnection) -> Iterator[tuple[BundleHead, bytes]]:
-        """Yield the stored bundles of this batch that Spark has not seen, in their order.
+        """Yield the stored bundles of this batch that Spark has not got yet, in their order.
 
         Raises: Superseded if one of them is missing
         """
         expected = self._given
         selector = f"spark_batch = {self._end.batch} AND spark_bundle >= {expected}"
         early: dict[int, tuple[BundleHead, bytes]] = {}
-        """Bundles that came before an earlier one: an operator has rejected one of its rows, and sent the rest
-        again."""
+        """Bundles that have arrived before a bundle with a lower number. That bundle was sent again, without a row that
+        an operator has rejected."""
         for frame in broker.browse(self._queue, selector):
             head = parse_bundle_head(frame.headers)
             early[head.bundle] = (head, frame.body)
@@ -200,7 +200,8 @@ class _Task:
     def _write(
         self, broker: BrokerConnection, head: BundleHead, batch: pa.RecordBatch, last_acks: Mapping[str, str]
     ) -> Answer:
-        """Send the transaction that acknowledges rows and stores them as a bundle; its receipt is still to come."""
+        """Send the transaction that acknowledges the rows and stores them as a bundle. Return the Answer, which is
+        still to come."""
         plan, transaction = self._plan, {"transaction": "bundle"}
         # No outcome counts an attempt for a message.
         broker.post("BEGIN", {**transaction, "truenext-count-attempts": "nacked"})
@@ -223,36 +224,39 @@ class _Task:
 
 
 class _Pull:
-    """Messages of a task, pulled about one bundle ahead by requests that do not wait. Each request is for the next
-    queue in turn that is not empty."""
+    """Pull of a task's messages, about one bundle in advance, by requests that do not wait. The requests go to the
+    queues that are not empty, one after the other."""
 
     def __init__(self, broker: BrokerConnection, options: SourceOptions, rows_max: int, first: int) -> None:
-        """`first` is the number of the first queue, modulo the number of queues."""
+        """Subscribe to all queues. `rows_max` messages may be requested. `first` is the number of the first queue,
+        modulo the number of queues."""
         self._broker = broker
         self._unrequested = rows_max
         """Number of messages that may still be requested."""
         self._requested = 0
-        """Number of messages requested and not received."""
+        """Number of messages that were requested and have not arrived."""
         self._request_count = 0
         self._ahead = _AHEAD_FIRST
         self._last_requests = {f"rows{number}": "" for number in range(len(options.destinations))}
-        """Correlation id of the last request of each subscription, one to each queue or pattern."""
+        """Correlation id of the last request of each subscription. There is one subscription for each queue or
+        pattern."""
         self._subscriptions = tuple(self._last_requests)
         for subscription, destination in zip(self._subscriptions, options.destinations, strict=True):
             broker.subscribe_to_pull(subscription, destination, "client", options.selector)
         self._in_turn = deque(self._subscriptions)
-        """Subscriptions whose queues are not empty."""
+        """Subscriptions whose queues are not known to be empty, in the order of their next requests."""
         self._in_turn.rotate(-first)
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether no more messages come: none was ready, or the task has received all that it may request."""
+        """True if no more messages come: none was ready, or the task has received all that it may request."""
         return self._requested == 0 and not (self._unrequested and self._in_turn)
 
     def next_rows(self, bytes_max: int) -> BundleRows:
-        """Return messages for one bundle, fewer if no more are ready.
+        """Return messages for one bundle. There are fewer if no more are ready.
 
-        Raises: TooLargeForBundle, Refused, ConnectionLost
+        Raises: TooLargeForBundle if a body is too large; Refused if the broker refuses a request; ConnectionLost if the
+        connection is lost
         """
         rows = BundleRows()
         while not rows.is_full and rows.bytes < bytes_max and not self.is_exhausted:
@@ -283,7 +287,8 @@ class _Pull:
         self._broker.flush()
 
     def _on_unused(self, headers: dict[str, str]) -> None:
-        """Handle the end of a request. Later requests are still to be answered."""
+        """Handle the broker's notice that a request has ended with messages missing. Later requests may still bring
+        messages."""
         unused = int(headers["truenext-unused"])
         self._requested -= unused
         self._unrequested += unused

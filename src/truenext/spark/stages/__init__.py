@@ -1,1 +1,1 @@
-"""Events of stages joined to the broker's history: contradictions between them, and the course of flows."""
+"""Events of stages joined with the broker's history: contradictions between the two, and the course of flows."""

@@ -1,8 +1,8 @@
 """Contradictions between the events of stages and the broker's history.
 
-No finding compares the clocks of two machines: order is known within one history, and within the events of one
-process. No finding follows from records that may only be missing: a process that was killed has not recorded its
-last events, and old files are deleted.
+No finding compares the clocks of two machines. The order of events is known within one history, and within the events
+of one process. A missing record alone is no finding: a process that was killed has not recorded its last events, and
+old files are deleted.
 """
 
 from functools import reduce
@@ -23,7 +23,8 @@ SENTENCES = {
 
 
 def stage_findings(joined: DataFrame, processes: DataFrame, last_gap: int) -> DataFrame:
-    """Return one row per message and finding. `last_gap` is the last event missing in the history, 0 if none is."""
+    """Return one row for each message and finding. `last_gap` is the number of the last event that the history lacks; 0
+    if it lacks none."""
     parts = (
         joined.transform(_unacknowledged, last_gap),
         joined.transform(_not_recorded, processes),
@@ -35,8 +36,9 @@ def stage_findings(joined: DataFrame, processes: DataFrame, last_gap: int) -> Da
 
 
 def commit_gaps(joined: DataFrame, processes: DataFrame) -> DataFrame:
-    """Return one row per execution whose SQL was committed without the acknowledgement of its message: the commit
-    gap of best-effort 1PC (docs/stages.md). No finding: the stage is written for it, or it is `exactly_once`."""
+    """Return one row for each execution whose SQL was committed, but whose message was not acknowledged. This is the
+    commit gap of best-effort 1PC (docs/stages.md). It is no finding, because the stage must expect it, or is
+    `exactly_once`."""
     is_own = F.col("last_dispatch")["event"] == F.col("dispatch")["event"]
     is_with_it = F.col("acknowledged_event").isNotNull() & is_own
     is_known = F.col("again") | F.col("end_kind").isNotNull()
@@ -59,9 +61,9 @@ def _done() -> Column:
 
 
 def _unacknowledged(joined: DataFrame, last_gap: int) -> DataFrame:
-    """Return completed messages that the history should show as acknowledged, since the broker confirmed the commit:
-    they came again or ended otherwise, or the process has an acknowledgement for a later execution. Only persistent
-    messages count: other acknowledgements are not durable."""
+    """Return completed messages that the history should show as acknowledged, but does not. The broker has confirmed
+    their commits. They came again or ended in another way, or their process has an acknowledgement for a later
+    execution. Only persistent messages count, because other acknowledgements are not durable."""
     known = joined.where("started_at is not null")
     later = (
         known.where("acknowledged_event is not null")
@@ -87,8 +89,8 @@ def _unacknowledged(joined: DataFrame, last_gap: int) -> DataFrame:
 
 
 def _not_recorded(joined: DataFrame, processes: DataFrame) -> DataFrame:
-    """Return acknowledged messages whose process, known from the consumer's other messages, recorded no completion,
-    though it recorded completions of this consumer before and after."""
+    """Return acknowledged messages for which no completion is recorded, although their process has recorded completions
+    for the same consumer before and after. The consumer's other messages tell which process this is."""
     known = joined.where(_done() & F.col("dispatch").isNotNull() & F.col("acknowledged_event").isNotNull())
     spans = (
         known.groupBy(
@@ -141,9 +143,12 @@ def _repeated(joined: DataFrame) -> DataFrame:
 
 
 def _orphaned(joined: DataFrame, last_gap: int) -> DataFrame:
-    """Return messages of a stage whose commit is missing: a stage's messages exist from the commit on that
-    acknowledges its own message. A dead letter or moved message may have been completed under another sequence.
-    Messages of exactly-once stages may exist earlier: any process may send them once the SQL is committed."""
+    """Return messages that a stage has sent although its own message was never acknowledged: both happen in one commit.
+
+    The own message may be a dead letter or moved; then it may have been completed under another sequence, and is no
+    finding. Messages of exactly-once stages are no finding either, because any process may send them once the SQL is
+    committed.
+    """
     parents = (
         joined.where("message is not null and queue is not null")
         .groupBy(F.col("message").alias("parent"))

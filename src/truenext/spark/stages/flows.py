@@ -1,4 +1,4 @@
-"""Flows: their duration, their executions, and messages that were given up."""
+"""Flows: their durations, their executions, and the messages that were given up."""
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -6,16 +6,17 @@ from pyspark.sql import functions as F
 from truenext.spark.stages.schema import DONE, OUTCOMES
 
 SLOWEST_MAX = 50
-"""Slowest flows on the page."""
+"""Number of slowest flows on the page."""
 GIVEN_UP_MAX = 50
-"""Latest flows on the page with messages that were given up."""
+"""Number of latest flows on the page that have messages that were given up."""
 RUNS_MAX = 60
-"""Executions of one flow on the page."""
+"""Largest number of executions of one flow on the page."""
 
 
 def flows(joined: DataFrame) -> DataFrame:
-    """Return one row per flow with a recorded execution: start, duration, messages, executions (`runs`), failures,
-    and the number of messages that were `given_up` (dead letters, expired, removed, rejected) or are `in_progress`."""
+    """Return one row for each flow that has a recorded execution. The columns are start, duration, and the numbers of
+    messages, of executions (`runs`), and of failures. `given_up` is the number of dead letters and of expired, removed
+    or rejected messages; `in_progress` the number of messages that have not ended."""
     # An acknowledged message is not in progress, even if its process was killed before it recorded that.
     ended = F.col("outcome").isin(*DONE) | F.coalesce(F.col("end_kind") == "acknowledged", F.lit(False))
     lost = F.col("end_kind").isin("dead-lettered", "expired", "removed") | (F.col("outcome") == "rejected")
@@ -46,7 +47,7 @@ def flows(joined: DataFrame) -> DataFrame:
 
 
 def waterfalls(joined: DataFrame, flows: DataFrame) -> DataFrame:
-    """Return the executions of the flows on the page; `position` counts them from 1 in each flow."""
+    """Return the executions of the flows on the page. `position` counts the executions of each flow from 1."""
     slowest = flows.orderBy(F.desc("seconds")).limit(SLOWEST_MAX)
     given_up = flows.where("given_up > 0").orderBy(F.desc("started_at")).limit(GIVEN_UP_MAX)
     shown = (
@@ -68,8 +69,8 @@ def waterfalls(joined: DataFrame, flows: DataFrame) -> DataFrame:
 
 
 def stage_runs(joined: DataFrame) -> DataFrame:
-    """Return one row per execution, with the accept and dispatch times of its message by the broker's clock, and the
-    end of the message (`end_kind`)."""
+    """Return one row for each execution. It has the times at which its message was accepted and dispatched, by the
+    broker's clock, and how the message ended (`end_kind`)."""
     return joined.where("started_at is not null").select(
         *("flow", "trace", "message", "parent", "sender", "stage", "queue", "sequence", "attempt", "deliveries"),
         *("process", "execution", "accepted_at"),
@@ -79,8 +80,8 @@ def stage_runs(joined: DataFrame) -> DataFrame:
 
 
 def stages(joined: DataFrame) -> DataFrame:
-    """Return one row per stage: executions by outcome, and in milliseconds the waiting times of messages until their
-    first dispatch and the working times of executions."""
+    """Return one row for each stage: the number of executions by outcome, how long messages waited for their first
+    dispatch, and how long executions worked. Times are in milliseconds."""
     outcome = F.col("outcome")
     first = F.when(F.col("deliveries") == 1, F.unix_micros(F.col("dispatch")["at"]) - F.unix_micros("accepted_at"))
     return (

@@ -1,4 +1,4 @@
-"""Audit of stages: joins their events to a history, and returns tables, findings and notes.
+"""Audit of stages: joins the stages' events with a history, and returns tables, findings and notes.
 
 events of stages ──▶ runs ──┬──▶ joined ──▶ findings, commit gaps, flows, waterfalls, stages
 history ──▶ message_histories ──┘
@@ -40,10 +40,10 @@ def audit_stages(
     queue: str | None = None,
     since: datetime | None = None,
 ) -> StageResults:
-    """Audit `stage_events`, the events of stages, against `events` of the history, of one queue if `queue` is given.
-    `last_gap` is the last event missing in the history, 0 if none is.
+    """Audit `stage_events`, the events of stages, against `events`, the history. If `queue` is given, only this queue
+    is audited. `last_gap` is the number of the last event that the history lacks; 0 if it lacks none.
 
-    Raises: ConfigurationError if the events of stages are of another format
+    Raises: ConfigurationError if the events of stages have another format
     """
     stage_events = stage_events.persist()
     process_table = stage_events.transform(processes).persist()

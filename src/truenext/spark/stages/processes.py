@@ -1,12 +1,13 @@
-"""Processes that recorded events of stages, and whether their records are complete."""
+"""Processes that have recorded events of stages, and whether their records are complete."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 
 def processes(stage_events: DataFrame) -> DataFrame:
-    """Return one row per process: `service`, `instance`, `format`, and `is_whole` if no event is missing between its
-    first and last record. Earlier files may have been deleted, and events that a crash took come after the last."""
+    """Return one row for each process: `service`, `instance`, `format`, and `is_whole`. `is_whole` says that no event
+    is missing between its first and its last record. Earlier events may be in deleted files, and a crash may have lost
+    later ones."""
     numbered = F.when(F.col("kind") != "opened", F.col("number"))
     return (
         stage_events.groupBy("process")

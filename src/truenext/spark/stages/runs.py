@@ -1,4 +1,4 @@
-"""Executions of stages from their own records, joined to the history of their messages."""
+"""Executions of stages, as the stages have recorded them, joined with the history of their messages."""
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -15,8 +15,8 @@ _END_FIELDS = ("total_us", "run_us", "commit_us", "error")
 
 
 def runs(stage_events: DataFrame) -> DataFrame:
-    """Return one row per execution: the fields of its start, `sql_at` if its SQL was committed, and `outcome`,
-    `ended_at`, `end_number`, null if its end was not recorded."""
+    """Return one row for each execution: the fields of its start, `sql_at` if its SQL was committed, and `outcome`,
+    `ended_at`, `end_number`. The last three are null if its end was not recorded."""
     kind = F.col("kind")
     is_over = kind.isin(*OUTCOMES)
     return (
@@ -38,8 +38,8 @@ def runs(stage_events: DataFrame) -> DataFrame:
 
 
 def message_histories(events: DataFrame, queues: DataFrame) -> DataFrame:
-    """Return one row per message in `queues`, from the history: the time of its accept, the events of its
-    acknowledgement and its last return, the kind of its end, and all its dispatches."""
+    """Return one row for each message in `queues`, from the history: the time at which it was accepted, the events of
+    its acknowledgement and of its last return, how it ended, and all its dispatches."""
     kind, event = F.col("kind"), F.col("event")
     dispatch = F.when(
         kind == "dispatched", F.struct("event", "at", F.col("run").alias("broker_run"), "consumer", "deliveries")
@@ -62,8 +62,8 @@ def message_histories(events: DataFrame, queues: DataFrame) -> DataFrame:
 
 
 def joined(runs: DataFrame, message_histories: DataFrame) -> DataFrame:
-    """Join every execution to the history of its message and dispatch, `again` if the message was dispatched or
-    returned later; include messages without a recorded execution."""
+    """Join each execution with the history of its message, and with its dispatch. `again` says that the message was
+    dispatched or returned later. Messages without a recorded execution are included."""
     own = F.array_max(F.filter("dispatches", lambda each: each["deliveries"] == F.col("deliveries")))
     return (
         runs.join(message_histories, ["queue", "sequence"], "full")

@@ -1,4 +1,4 @@
-"""Schema of the events of stages for Spark: the fields of docs/reference/history.md."""
+"""Schema, for Spark, of the events of stages. docs/reference/history.md describes the fields."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from truenext.spark.paths import path_to_read
 OUTCOMES = ("completed", "already processed", "failed", "rejected", "released", "in doubt")
 
 DONE = ("completed", "already processed")
-"""Outcomes for which the broker has confirmed the acknowledgement of the message."""
+"""Outcomes of an execution after which the broker has confirmed that the message is acknowledged."""
 
 STAGE_EVENTS = StructType(
     [
@@ -31,10 +31,10 @@ STAGE_EVENTS = StructType(
 
 
 def read_stage_events(spark: SparkSession, folders: Sequence[Path | str]) -> DataFrame:
-    """Return all events in these folders; an address with a scheme (s3a://) is read as it is. Lines truncated by a
-    crash are left out.
+    """Return all events of stages in these folders. An address with a scheme (s3a://) is given to Spark unchanged.
+    Lines that a crash has cut are left out.
 
-    Raises: ConfigurationError if a folder has none
+    Raises: ConfigurationError if a folder has no events
     """
     paths = []
     for folder in folders:

@@ -1,8 +1,9 @@
 """Codec of one type: checks that JSON can hold its values, encodes them as JSON and decodes them.
 
-A type is a msgspec.Struct, a dataclass, a model of pydantic, an attrs class, a TypedDict, or consists of these, of
-numbers, texts, lists, dicts and times. Decoding ignores unknown fields, and gives missing ones their defaults; it
-rejects everything else that is not of the type. The bytes never name a class: the type to decode is known before.
+A type is a msgspec.Struct, a dataclass, a model of pydantic, an attrs class, a TypedDict, or a type built of such
+types, numbers, texts, lists, dicts and times. Decoding ignores unknown fields, gives missing fields their defaults, and
+rejects every other value that is not of the type. The JSON never names a class, since each codec knows the type that it
+decodes.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ class Codec(Generic[T]):
     __slots__ = ("_class", "_decoder", "_loss_checks", "type")
 
     def __init__(self, type_: type[T], subject: str) -> None:
-        """`subject` names the type's use in errors, such as "what order.place takes"."""
+        """Create the codec. `subject` names the use of the type in errors, such as "what order.place takes".
+
+        Raises: DefinitionError if JSON cannot hold values of the type, or does not preserve them
+        """
         self.type = type_
         is_class = isinstance(type_, type) and type_ is not Any and not is_typeddict(type_)
         self._class = type_ if is_class else None
-        """Class of the values; None for a type without one, as list[int], Any and a TypedDict."""
+        """Class of the values; None if the type is not a class, such as list[int], Any or a TypedDict."""
         try:
             info = msgspec.inspect.type_info(type_)
             fault = _fault_of_type(info)
@@ -49,8 +53,11 @@ class Codec(Generic[T]):
             raise DefinitionError(f"{subject} is {type_name(type_)}, in which {fault}")
 
     def encode(self, value: object) -> msgspec.Raw:
-        """Encode a value as JSON. Raises: FlowError if the value is not of the type, has fields that the type does
-        not have, or would be decoded as something else"""
+        """Encode a value as JSON.
+
+        Raises: FlowError if the value is not of the type, has fields that the type does not have, or would be decoded
+        as another value
+        """
         try:
             if self._class is not None and type(value) is not self._class:
                 if isinstance(value, self._class):
@@ -73,8 +80,7 @@ class Codec(Generic[T]):
         return msgspec.Raw(data)
 
     def _where(self, value: object) -> str | None:
-        """Return the path and the fault of a value below `Any` that JSON does not preserve; None if that is not why
-        encoding failed."""
+        """Return the path and the reason if JSON does not preserve a part whose type is `Any`; otherwise None."""
         check = None if self._loss_checks is None else self._loss_checks.any_check
         try:
             return None if check is None else check(value)
@@ -83,7 +89,7 @@ class Codec(Generic[T]):
             return None
 
     def decode(self, data: msgspec.Raw | bytes) -> T:
-        """Decode JSON. Raises: NotDecoded"""
+        """Decode JSON. Raises: NotDecoded if it is not JSON of the type"""
         try:
             return self._decoder.decode(data)
         except Exception as error:
@@ -92,9 +98,10 @@ class Codec(Generic[T]):
             raise NotDecoded(reason) from error
 
     def check_default(self, subject: str) -> None:
-        """Check that a value can consist of defaults alone: a stage gets it as state if its message has none.
+        """Check that all fields of the type have defaults. A stage gets such a value as its state if its message
+        carries no state.
 
-        Raises: DefinitionError if the type is no object, or a field has no default
+        Raises: DefinitionError if the type is not an object, or a field has no default
         """
         try:
             self.decode(EMPTY)
@@ -106,11 +113,11 @@ class Codec(Generic[T]):
 
 
 EMPTY = msgspec.Raw(b"{}")
-"""JSON of an object whose fields all have their defaults."""
+"""JSON of an object in which every field has its default."""
 
 
 def encode_any(value: object) -> msgspec.Raw:
-    """Encode a value of any type. Raises: FlowError if it cannot be JSON, or has a float that is not finite"""
+    """Encode a value of any type. Raises: FlowError if the value cannot be JSON, or contains nan or an infinity"""
     try:
         data = _ENCODER.encode(value)
     except (TypeError, ValueError) as error:
@@ -122,28 +129,27 @@ def encode_any(value: object) -> msgspec.Raw:
 
 
 def check_properties(properties: Mapping[str, Any]) -> None:
-    """Check properties of a flow. Raises: FlowError if one would be decoded as something else"""
+    """Check the properties of a flow. Raises: FlowError if JSON does not preserve one of the properties"""
     loss = fault_below_any(properties) if properties else None
     if loss is not None:
         raise FlowError(f"a property of the flow cannot be JSON: properties{loss}")
 
 
 def type_name(type_: object) -> str:
-    """Return the name of a type, for messages to people."""
     if type_ is None or type_ is type(None):
         return "None"
     return type_.__name__ if isinstance(type_, type) else str(type_).replace("typing.", "")
 
 
 def _root(type_: object) -> str:
-    """Return the name of a value in the path to a part of it, such as `order` for an Order."""
+    """Return the first word of a path into a value, made of the name of its type: `order` for an Order."""
     if not isinstance(type_, type) or get_origin(type_) is not None or type_.__module__ in ("builtins", "typing"):
         return "value"
     return type_.__name__[:1].lower() + type_.__name__[1:]
 
 
 def _is_model(type_: object) -> bool:
-    """Return whether the type is a model of pydantic, which need not be installed."""
+    """Return whether the type is a model of pydantic. This works without pydantic."""
     return isinstance(type_, type) and hasattr(type_, "__pydantic_validator__") and hasattr(type_, "model_validate")
 
 
@@ -167,7 +173,7 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_encode_model)
 
 
 def _check_subclass(actual: type, declared: type) -> None:
-    """Check that a subclass has no fields of its own, which would be lost.
+    """Check that a subclass has no fields of its own: encoded as the declared type, their values would be lost.
 
     Raises: FlowError if `actual` has fields that `declared` does not have
     """
@@ -197,7 +203,7 @@ _NUMBERS = (msgspec.inspect.IntType, msgspec.inspect.FloatType)
 
 
 def _fault_of_type(info: msgspec.inspect.Type) -> str:
-    """Return the fault of a type whose values JSON does not preserve; "" if it does."""
+    """Return why JSON does not preserve the values of a type; "" if it preserves them."""
     seen: set[int] = set()
     rest: list[Any] = [info]
     while rest:
@@ -237,7 +243,7 @@ def _fault_of_keys(info: msgspec.inspect.Type) -> str:
 
 
 def _fault_of_model(class_: Any) -> str:
-    """Return the fault of a class that msgspec does not know; "" if none."""
+    """Return why JSON does not preserve the values of a class that msgspec does not know; "" if it preserves them."""
     for each in _walk(class_, _within_models):
         if not isinstance(each, type):
             continue
@@ -257,7 +263,8 @@ def _fault_of_model(class_: Any) -> str:
 
 
 def _walk(annotation: Any, within: Callable[[Any], list[Any]]) -> Iterator[Any]:
-    """Yield an annotation and all its parts, as returned by `within`; each type once."""
+    """Yield an annotation and all its parts, however deep. `within` returns the direct parts. Each class is yielded
+    once."""
     seen: set[type] = set()
     rest: list[Any] = [annotation]
     while rest:
@@ -271,7 +278,7 @@ def _walk(annotation: Any, within: Callable[[Any], list[Any]]) -> Iterator[Any]:
 
 
 def _within(type_: Any) -> list[Any]:
-    """Return the parts of an annotation in a model, without the fields of another model."""
+    """Return the direct parts of an annotation in a model. The fields of another model are not parts."""
     if not (is_dataclass(type_) or is_typeddict(type_) or hasattr(type_, "_field_defaults")):
         args = get_args(type_)
         return [*args, get_origin(type_)] if args else []
@@ -283,7 +290,7 @@ def _within(type_: Any) -> list[Any]:
 
 
 def _within_models(type_: Any) -> list[Any]:
-    """Return the parts of an annotation, including the fields of a model of pydantic."""
+    """Return the direct parts of an annotation. The fields of a pydantic model are parts."""
     fields = [field.annotation for field in type_.model_fields.values()] if _is_model(type_) else []
     return [*_within(type_), *fields]
 

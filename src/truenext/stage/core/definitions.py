@@ -1,11 +1,11 @@
-"""Definitions of a service: endpoints with their stages, topics, and the types that they take and reply.
+"""Definitions of a service: endpoints and their stages, topics, and the types of messages and replies.
 
     Endpoint        takes requests: has a name, a type that it takes, a type that it replies (None: no reply)
-    └── LocalEndpoint       of this service, with stages
+    └── LocalEndpoint       endpoint of this service, with stages
         ├── StatelessEndpoint, StatefulEndpoint     with the decorator for stages
     Topic           takes publications; each of its subscribers is an endpoint of its own
 
-Rules that type checkers cannot check are checked here, before anything starts.
+Rules that a type checker cannot check are checked here, before the service starts.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from truenext.stage.core.retry import RetryRules
 from truenext.stage.core.signature import Signature, is_assignable, signature_of, without_none
 
 M = TypeVar("M")
-"""Type that an endpoint or topic takes."""
+"""Type of the message that an endpoint or a topic takes."""
 R = TypeVar("R")
-"""Type that an endpoint replies."""
+"""Type of an endpoint's reply."""
 S = TypeVar("S")
-"""Type of the state."""
+"""Type of an endpoint's state."""
 P = ParamSpec("P")
 
 CONCURRENCY_MAX = 1000
 
 
 class Endpoint(Generic[M, R]):
-    """Endpoint of this or another service, to which flows can send messages and requests. A `LocalEndpoint`, which is
-    a `StatelessEndpoint` or a `StatefulEndpoint`, is one of this service."""
+    """Endpoint of this service or of another service, to which flows send messages and requests. An endpoint of this
+    service is a `LocalEndpoint`: either a `StatelessEndpoint` or a `StatefulEndpoint`."""
 
     def __init__(self, name: str, takes: type[M], replies: type[R] | None) -> None:
-        """Called by `Service.remote`, `Service.endpoint` and the like. Raises: DefinitionError"""
+        """Create an endpoint for `Service.remote`, `Service.endpoint` and their kind. Raises: DefinitionError if the
+        name or a type is invalid"""
         self.name = name
         self.destination = f"/queue/{name}"
         self.takes = Codec(takes, f"the message of {name}")
@@ -53,10 +54,10 @@ class Endpoint(Generic[M, R]):
 
 
 class Topic(Generic[M]):
-    """Topic to which flows can publish: each connected subscriber gets the message."""
+    """Topic to which flows publish messages. Each connected subscriber gets a copy."""
 
     def __init__(self, name: str, takes: type[M]) -> None:
-        """Called by `Service.topic`. Raises: DefinitionError"""
+        """Create a topic for `Service.topic`. Raises: DefinitionError if the name or the type is invalid"""
         if not isinstance(name, str):
             raise DefinitionError(f"{name!r} is not the name of a topic: names are text")
         self.name = name
@@ -74,24 +75,26 @@ class Topic(Generic[M]):
 
 
 class StageOptions(TypedDict, total=False):
-    """Options of a service, an endpoint or a stage. A missing one, or None, is taken from the endpoint, and then from
-    the service. The rules of `retry` are merged: the nearest one for a class counts."""
+    """Options of a service, an endpoint or a stage. If a stage lacks an option, or has None, the endpoint's option
+    counts, and then the service's. The rules of `retry` are merged: for each class of exception, the rule of the
+    innermost level counts."""
 
     concurrency: int | None
-    """Number of messages that a stage handles at once, 1 to 1,000, and the same number of interactive ones in
-    addition; 8 by default."""
+    """Number of messages that a stage handles at once, 1 to 1,000. In addition, it handles the same number of
+    interactive messages. By default 8."""
     attempts: int | None
-    """Number of failures, 1 or more, after which a message is a dead letter, if lower than in the policy of the queue;
-    by default the policy alone counts."""
+    """Number of failures, 1 or more, after which a message becomes a dead letter. If the policy of the queue has a
+    lower number, that one counts. By default the policy alone counts."""
     retry: Mapping[type[BaseException], str] | None
-    """Delays before retries, by the class of the exception: `{Busy: "2s, 10s, 1m", Bad: "never"}`. The nth delay
-    follows the nth failure, the last one all further failures; units are ms, s, m, h and d, up to 7 days. "never" makes
-    the message a dead letter at once. The nearest class in the order of inheritance counts; an exception without a rule
-    follows the policy of the queue. Of an exception group, one error that is never retried decides, else the longest
-    delay."""
+    """Delays before retries, by the class of the exception: `{Busy: "2s, 10s, 1m", Bad: "never"}`. The first delay
+    follows the first failure, and so on; the last delay follows all further failures. Units are ms, s, m, h and d, and
+    the longest delay is 7 days. "never" makes the message a dead letter at once. If rules name several base classes of
+    an exception, the first one in its method resolution order counts. An exception without a rule follows the policy of
+    the queue. For an exception group, the rules of the errors in it count: "never" if one of them has it, else the
+    longest delay."""
     exactly_once: bool | None
-    """Exactly-once processing: the effects in the database happen once, and the messages are sent once. It needs a
-    database; False by default."""
+    """True for exactly-once processing: the stage's changes in the database happen once, and its messages are sent
+    once. The service needs a database. By default False."""
 
 
 class StageSettings:
@@ -100,9 +103,9 @@ class StageSettings:
     __slots__ = ("attempts", "concurrency", "exactly_once", "retries")
 
     def __init__(self, subject: str, /, **options: Unpack[StageOptions]) -> None:
-        """Check the options. `subject` names their owner in errors.
+        """Check the options. `subject` names the service, endpoint or stage in errors.
 
-        Raises: DefinitionError; TypeError for an unknown option
+        Raises: DefinitionError if an option has an invalid value; TypeError for an unknown option
         """
         unknown = options.keys() - StageOptions.__annotations__.keys()
         if unknown:
@@ -121,7 +124,7 @@ class StageSettings:
         self.retries = RetryRules({} if retry is None else retry, subject)
 
     def with_defaults(self, defaults: StageSettings) -> StageSettings:
-        """Return these settings, with those of `defaults` for the ones that are not set."""
+        """Return a copy of these settings. An option that is not set has the value of `defaults`."""
         merged = StageSettings("")
         merged.concurrency = self.concurrency or defaults.concurrency
         merged.attempts = self.attempts or defaults.attempts
@@ -131,7 +134,7 @@ class StageSettings:
 
 
 class Stage:
-    """One function of an endpoint, with the queue from which it consumes."""
+    """One function of an endpoint, and the queue from which its messages come."""
 
     def __init__(
         self,
@@ -141,7 +144,8 @@ class Stage:
         function: Callable[..., Any],
         settings: StageSettings,
     ) -> None:
-        """Called by `StatelessEndpoint.stage` and `StatefulEndpoint.stage`. Raises: DefinitionError"""
+        """Create a stage for the `stage` decorator of an endpoint. Raises: DefinitionError if the function is
+        invalid"""
         self.endpoint = endpoint
         self.name = name
         self.queue = queue
@@ -155,7 +159,7 @@ class Stage:
         self.signature: Signature = signature_of(function, state, subject)
         self.takes: Codec[Any] = Codec(self.signature.message, f"the message of {subject}")
         self.next_stage: Stage | None = None
-        """Next stage of the endpoint; None if this is the last."""
+        """Next stage of the endpoint; None for the last stage."""
 
     def __repr__(self) -> str:
         return f"<Stage {self.queue} {self.name}>"
@@ -173,7 +177,8 @@ class LocalEndpoint(Endpoint[M, R]):
         settings: StageSettings,
         register: Callable[[Stage], None],
     ) -> None:
-        """`register` is called with each new stage. Raises: DefinitionError"""
+        """Create an endpoint. It calls `register` with each new stage. Raises: DefinitionError if the name or a type is
+        invalid"""
         super().__init__(name, takes, replies)
         if self.replies is not None and without_none(replies) != replies:
             raise DefinitionError(
@@ -193,7 +198,7 @@ class LocalEndpoint(Endpoint[M, R]):
         self._register = register
 
     def add(self, function: Callable[..., Any], name: str | None, settings: StageSettings) -> None:
-        """Add a stage after the others. Raises: DefinitionError"""
+        """Add a stage after the last one. Raises: DefinitionError if the function or its name is invalid"""
         if name is None:
             name = str(getattr(function, "__name__", ""))
         if any(each.name == name for each in self.stages_in_order):
@@ -224,9 +229,9 @@ class LocalEndpoint(Endpoint[M, R]):
         self.stages_in_order.append(stage)
 
     def check(self) -> None:
-        """Check the endpoint when all its stages are defined.
+        """Check the endpoint after all its stages are defined.
 
-        Raises: DefinitionError if it has no stage, or its last stage does not return the reply
+        Raises: DefinitionError if the endpoint has no stage, or its last stage does not return the reply
         """
         if not self.stages_in_order:
             raise DefinitionError(f"{self.name} has no stage: decorate a function with its .stage")
@@ -265,35 +270,37 @@ class StatelessEndpoint(LocalEndpoint[M, R]):
     ) -> Any:
         """Decorate the function of the next stage: `@place.stage`, or `@place.stage(concurrency=8)`.
 
-        An `async` function runs in the event loop, in a task of its own, a plain one in a thread. Its parameters are:
+        An `async` function runs in the event loop, in a task of its own. A plain function runs in a thread. The
+        parameters of the function are:
 
-        - first its message: in the first stage what the endpoint takes, in a later one a reply that the stage before
-          requested, or the message that it passed on. Its annotation is not `Any`, unless the endpoint takes `Any`.
+        - first the message: the endpoint's message in the first stage. In a later stage it is the reply that the
+          previous stage requested, or the message that the previous stage gave to `Flow.next`. The annotation is not
+          `Any`, unless the endpoint takes `Any`.
         - second the state, if the endpoint has one
         - `Flow`, by its type
-        - `sqlalchemy.ext.asyncio.AsyncSession` in an `async` function, `sqlalchemy.orm.Session` in a plain one: the
-          session of the stage's transaction in the service's database
+        - `sqlalchemy.ext.asyncio.AsyncSession` in an `async` function, `sqlalchemy.orm.Session` in a plain function: a
+          session in the stage's transaction, in the service's database
         - the value of the lifespan, by its class
         - `Annotated[T, Depends(factory)]`: a value that a factory makes
 
-        `T | None` counts as T. A parameter that nothing provides keeps its default; one without a default is a
-        ConfigurationError when the service starts. The result of the function is the reply, if not None. A stage
-        annotated `-> Placed` that returns None must have replied or continued the flow; one annotated
+        `T | None` counts as T. A parameter of another type keeps its default. If it has no default, the service does
+        not start, with a ConfigurationError. If the function returns a value other than None, that value is the reply.
+        A stage annotated `-> Placed` may return None only if it has replied or continued the flow. A stage annotated
         `-> Placed | None` may also end the flow without a reply.
 
         Args:
-            function: Function of the stage, if the decorator has no options.
-            name: Name of the stage; None is the name of the function. The queue of a later stage has its name, as
-                order.place.stage.reserve: renaming it leaves messages in the old queue.
-            **options: Options of the stage: `StageOptions`.
+            function: Function of the stage, if `@place.stage` is used without options.
+            name: Name of the stage; None is the name of the function. Each stage after the first has a queue named
+                after it, such as order.place.stage.reserve. If such a stage is renamed, messages stay in the old queue.
+            **options: Options of the stage (`StageOptions`).
 
-        Raises: DefinitionError
+        Raises: DefinitionError if the function, the name or an option is invalid, or the service runs already
         """
         return _decorate(self, function, name, options)
 
 
 class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
-    """Endpoint with a state for each flow, which is passed from stage to stage."""
+    """Endpoint with a state for each flow. The flow's messages carry the state from stage to stage."""
 
     @overload
     def stage(
@@ -316,20 +323,21 @@ class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
         name: str | None = None,
         **options: Unpack[StageOptions],
     ) -> Any:
-        """Decorate a function as with an endpoint without a state; the function takes the state after its message.
+        """Decorate the function of the next stage. Its first parameter is the message, and its second one the state;
+        `StatelessEndpoint.stage` describes the others.
 
         Args:
-            function: Function of the stage, if the decorator has no options.
+            function: Function of the stage, if `@place.stage` is used without options.
             name: Name of the stage; None is the name of the function.
-            **options: Options of the stage: `StageOptions`.
+            **options: Options of the stage (`StageOptions`).
 
-        Raises: DefinitionError
+        Raises: DefinitionError if the function, the name or an option is invalid, or the service runs already
         """
         return _decorate(self, function, name, options)
 
 
 class StatelessStageDecorator(Protocol[R]):
-    """Decorator that `stage(concurrency=...)` returns."""
+    """Decorator that `stage` returns when it is called with options, such as `stage(concurrency=8)`."""
 
     @overload
     def __call__(
@@ -343,7 +351,7 @@ class StatelessStageDecorator(Protocol[R]):
 
 
 class StatefulStageDecorator(Protocol[R, S]):
-    """Decorator that `stage(concurrency=...)` of an endpoint with a state returns."""
+    """Decorator that `stage` of an endpoint with a state returns when it is called with options."""
 
     @overload
     def __call__(

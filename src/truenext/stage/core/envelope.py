@@ -1,7 +1,7 @@
 """Envelope: the body of a message between stages. Source: docs/protocol.md
 
-A message carries all of its flow, so no process has to remember the flow: the message itself, the state of the stage
-that receives it, and for each endpoint that waits for a reply its destination and its state.
+No process remembers a flow, since each message carries all of it: the program's message, the state of the receiving
+stage, and the destination and state of each endpoint that waits for a reply.
 """
 
 from __future__ import annotations
@@ -17,40 +17,41 @@ from truenext.stage.core.codec import EMPTY
 from truenext.stage.core.errors import FlowError, NotDecoded
 
 VERSION = 2
-"""Version of envelopes; messages of other versions are rejected, lower ones too."""
+"""Version of envelopes that this code writes and reads. Messages of all other versions are rejected."""
 
 
 class FlowContext(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """Context of a flow, which each of its messages carries."""
+    """Facts about a flow that each of its messages carries."""
 
     id: str
-    """Id of the flow: that of its first message."""
+    """Id of the flow, which is the id of its first message."""
     trace: str
-    """Name of the flow for people, chosen when it is started; `parent|child` if a stage starts it."""
+    """Name of the flow for people, given at its start. If a stage of the flow `parent` starts the flow `child`, its
+    name is `parent|child`."""
     started_ms: int
     """Start of the flow in milliseconds since the epoch, by the clock of the process that started it."""
     started_by: str
-    """Service that started the flow and, after a blank, the queue of the stage, if a stage did."""
+    """Service that started the flow. If a stage started it, a blank and the stage's queue follow."""
     interactive: bool = False
-    """A caller waits for the flow: priority 9 instead of 4."""
+    """True if a caller waits for the flow. Its messages have priority 9 instead of 4."""
     persistent: bool = True
     properties: dict[str, Any] = {}
-    """Values that are set at the start or by a stage, for all later stages."""
+    """Values for all later stages, set at the start of the flow or by a stage."""
 
 
 class ReplyTo(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """Endpoint or starter of the flow that waits for a reply."""
+    """Address of an endpoint, or of the flow's starter, that waits for a reply."""
 
     to: str
     """Destination of the reply, such as /queue/order.place.stage.reserve: one queue, or one topic."""
     state: msgspec.Raw = EMPTY
-    """State that the reply brings back."""
+    """State of the waiting stage. The reply carries it."""
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     version: int
     id: str
-    """Id of this message; the same however often it is delivered, dead-lettered or moved."""
+    """Id of this message. It stays the same when the message is redelivered, dead-lettered or moved."""
     flow: FlowContext
     kind: str
     """Kind of the message: request, reply, next, goto, send or publish."""
@@ -58,21 +59,21 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """Service and, after a blank, queue of the stage that sent the message."""
     message: msgspec.Raw
     parent: str = ""
-    """Id of the message whose stage sent this one; empty if no stage did."""
+    """Id of the message whose stage sent this message; empty if no stage sent it."""
     state: msgspec.Raw = EMPTY
     """State of the stage that receives the message."""
     waiting: list[ReplyTo] = []
-    """Destinations that wait for a reply, the outermost first."""
+    """Addresses that wait for a reply, the outermost first. The next reply goes to the last address."""
     calls: int = 1
-    """Length of the chain of messages from the start of the flow to this one, this one included. A reply does not
-    count: it has the number of the message whose stage sent it."""
+    """Number of messages from the start of the flow to this one, each sent by the stage of the one before. Replies do
+    not count: a reply has the number of the message whose stage sent the reply."""
     attachments: dict[str, bytes] = {}
     carrier: dict[str, str] = {}
-    """Headers for tracing, such as traceparent."""
+    """Headers for tracing, such as traceparent, that interceptors have added."""
 
 
 class VersionedEnvelope(msgspec.Struct, frozen=True):
-    """Fields that an envelope of any version has, to find out the version of one that cannot be decoded."""
+    """Part of an envelope from which the version can be read, even if the rest cannot be decoded."""
 
     version: int
     flow: msgspec.Raw
@@ -89,7 +90,8 @@ def encode_envelope(envelope: Envelope) -> bytes:
 
 
 def decode_envelope(body: bytes) -> Envelope:
-    """Decode the body of a message, and check its version, id and reply addresses. Raises: NotDecoded"""
+    """Decode the body of a message. Raises: NotDecoded if the body is not an envelope of this version, or its id or a
+    reply address is invalid"""
     try:
         envelope = _DECODER.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -107,7 +109,7 @@ def decode_envelope(body: bytes) -> Envelope:
 
 
 def find_version(decode: Callable[[], VersionedEnvelope]) -> int:
-    """Return the version of an envelope that cannot be decoded; VERSION if it has none."""
+    """Return the version of an envelope that cannot be decoded; VERSION if the envelope names no version."""
     try:
         return decode().version
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -115,7 +117,8 @@ def find_version(decode: Callable[[], VersionedEnvelope]) -> int:
 
 
 def describe_remedy(found: int, wrote: str) -> str:
-    """Return which version can be read, and what to do; `wrote` is the verb for the other truenext, such as "sent"."""
+    """Return a text for errors: which version this truenext reads, and what to do. `wrote` is the verb for the other
+    truenext, such as "sent"."""
     remedy = "update truenext" if found > VERSION else f"use the version that {wrote} it"
     return f"this truenext reads version {VERSION}: {remedy}"
 
@@ -127,7 +130,8 @@ def _check_version(found: int) -> None:
 
 
 def _is_single_destination(address: str) -> bool:
-    """Return whether the address is one queue or topic: not several, and none that belongs to a connection."""
+    """Return whether the address is one queue or one topic. A list of destinations is not, nor is a destination that
+    belongs to a connection."""
     if not address.startswith(("/queue/", "/topic/")):
         return False
     try:
@@ -141,13 +145,13 @@ def _is_single_destination(address: str) -> bool:
 
 class StashedFlow(msgspec.Struct, frozen=True, rename="camel"):
     stage: str
-    """Queue of the stage that called `Flow.stash`; the flow continues as from there."""
+    """Queue of the stage that called `Flow.stash`. The unstashed flow continues as if from this stage."""
     expires_ms: int
     envelope: Envelope
 
 
 class VersionedStashedFlow(msgspec.Struct, frozen=True):
-    """Fields that a stashed flow of any version has, to find out the version of one that cannot be decoded."""
+    """Part of a stashed flow from which the version can be read, even if the rest cannot be decoded."""
 
     envelope: VersionedEnvelope
 
@@ -157,7 +161,8 @@ _STASH_VERSION_DECODER = msgspec.json.Decoder(VersionedStashedFlow)
 
 
 def decode_stashed_flow(data: bytes) -> StashedFlow:
-    """Decode the bytes of `Flow.stash`. Raises: FlowError if they are no stash, or one of another version"""
+    """Decode bytes that `Flow.stash` returned. Raises: FlowError if the bytes are not from `Flow.stash`, or of another
+    version"""
     try:
         stashed = _STASH_DECODER.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

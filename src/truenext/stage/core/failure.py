@@ -1,4 +1,4 @@
-"""Cause of a stage's failure, as text that goes with the message."""
+"""Cause of a stage's failure, as a text that the broker stores with the message."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from truenext.model.limits import CAUSE_BYTES_MAX
 from truenext.stage.core.errors import NoAttemptsLeft
 
 SHOWN_MAX = 65536
-"""Characters of an error's text up to which it is logged with a traceback; of a longer one the beginning is logged."""
+"""Longest text of an error, in characters, that is logged with a traceback. Of a longer text only the beginning is
+logged."""
 _PACKAGE_DIR = __file__.rpartition("/stage/")[0] + "/"
 _LIBRARY_PREFIXES = (_PACKAGE_DIR, f"{sysconfig.get_path('stdlib')}/", "<frozen ")
-"""Beginnings of the paths of truenext's files, and of Python's own."""
+"""First parts of the paths of truenext's and of Python's own files. Other files are the program's."""
 
 
 def cause_of(error: BaseException, stage: str, instance: str) -> str:
-    """Return the cause: the error and its place in the code; for a group the errors in it; the errors that caused
-    it; the stage and its process. Example:
+    """Return the cause as text: the error, its place in the code, the errors that caused it, and the stage and its
+    process. For an exception group, it has the errors in the group, too. Example:
 
         PricesDown: no answer from prices.example
         at reserve in shop.py:42
@@ -43,13 +44,14 @@ def describe_error(error: BaseException) -> str:
 
 
 def is_text_too_long(error: BaseException) -> bool:
-    """Return whether the text of the error, or of one that caused it, is so long that logging blocks the loop."""
+    """Return whether the text of the error, or of an error that caused it, is so long that logging it would block the
+    event loop."""
     return any(len(_text(each)) > SHOWN_MAX for each in _chain(error))
 
 
 def ungrouped_errors(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors in a group, such as that of a TaskGroup, and in groups within it; the error itself if it is
-    no group."""
+    """Yield the errors in an exception group, such as that of a TaskGroup, and in groups within it. If the error is not
+    a group, yield the error itself."""
     rest = [error]
     while rest:
         each = rest.pop()
@@ -76,7 +78,7 @@ def _lines(error: BaseException) -> Iterator[str]:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, and the errors that caused it."""
+    """Yield the error, the error that caused it, and so on."""
     cause: BaseException | None = error
     seen = set()
     while cause is not None and id(cause) not in seen:
@@ -93,7 +95,7 @@ def _text(error: BaseException) -> str:
 
 
 def _location(error: BaseException) -> Iterator[str]:
-    """Yield where the error was raised: the innermost line of the program's own code, if there is one."""
+    """Yield the innermost line of the program's own code from which the error came; yield nothing if there is none."""
     location = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename

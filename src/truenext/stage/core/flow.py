@@ -1,14 +1,14 @@
-"""Flow, as one of its stages uses it: to send a request, to reply, to continue, or to start other flows.
+"""Flow: the object by which a stage sends requests, replies, continues its flow, or starts other flows.
 
     request           send a request to an endpoint; its reply goes to the next stage, with the current state
     reply             reply to the caller of this endpoint; a stage may also return its reply
     next              continue with the next stage
-    next_direct       the same in this transaction, without a message
+    next_direct       continue with the next stage in this transaction, without a message
     goto              continue with another endpoint, which replies in place of this one
-    send, publish     start another flow, concurrent with this one
+    send, publish     start another flow, which runs concurrently with this flow
 
-A stage calls at most one of the first five, and only `request` several times. Nothing is sent before the stage has
-returned: then all of it is sent, or, if the stage fails, nothing.
+A stage uses at most one of the first five calls, and may repeat only `request`. The messages of all calls are sent
+after the stage has returned. If the stage fails, none is sent.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from truenext.stage.core.output import Output, OutputMessage, checked_attachment
 from truenext.stage.core.signature import is_assignable
 
 WAITING_MAX: Final = 35
-"""Replies that may be pending in one flow, one within the other: of endpoints, and of the flow itself. If there are
-more, an endpoint makes requests to itself."""
+"""Largest number of replies that may be pending in one flow, one within the other: those of endpoints, and the reply of
+the flow itself. More replies mean that an endpoint requests itself."""
 CALLS_MAX: Final = 200
-"""Messages of one flow that may follow one another, replies not counted. If there are more, the flow goes in a
-circle. The requests of one stage do not follow one another."""
+"""Largest number of messages of one flow that follow one another, not counting replies. More messages mean that the
+flow runs in a circle. The requests of one stage count as one."""
 UNSET: Final = object()
 
 M = TypeVar("M")
@@ -49,7 +49,7 @@ P = ParamSpec("P")
 
 
 class FlowSource(msgspec.Struct, frozen=True):
-    """Source of a flow's message: a delivery, or `Initiation.unstash`."""
+    """Facts about how a message of a flow came to this process: by a delivery, or by `Initiation.unstash`."""
 
     expires_ms: int = 0
     attempt: int = 1
@@ -57,12 +57,12 @@ class FlowSource(msgspec.Struct, frozen=True):
 
 
 class Flow:
-    """A flow, as one of its stages sees it.
+    """A flow, as one of its stages sees it: the stage continues the flow by its methods, or starts other flows.
 
-    A stage calls at most one of `request`, `reply`, `next`, `next_direct` and `goto`, and only `request` several times;
-    without a call the flow ends. Nothing is sent before the stage has returned: then all of it is sent, or, if the
-    stage fails, nothing. At most 35 replies may be pending in one flow, one within the other, and at most 200 messages
-    may follow one another, replies not counted.
+    A stage uses at most one of `request`, `reply`, `next`, `next_direct` and `goto`, and may repeat only `request`. If
+    it uses none, the flow ends. The messages of all calls are sent after the stage has returned. If the stage fails,
+    none is sent. In one flow, at most 35 replies may be pending, one within the other, and at most 200 messages may
+    follow one another, not counting replies.
     """
 
     def __init__(
@@ -75,9 +75,10 @@ class Flow:
         *,
         previous: Flow | None = None,
     ) -> None:
-        """Called by the service for each message. `previous` is the flow of the stage that called `next_direct`.
+        """Create the flow for one message. `previous` is the flow of the stage that has called `next_direct`; None if
+        the message was delivered.
 
-        Raises: NotDecoded
+        Raises: NotDecoded if the message or its state is not of the type that the stage takes
         """
         self._stage = stage
         self._envelope = envelope
@@ -86,33 +87,34 @@ class Flow:
         self._source = source
         self._continuation = ""
         self.direct_message: object = UNSET
-        """Message for the next stage in this transaction, if `next_direct` was called."""
+        """Message that `next_direct` was given for the next stage; UNSET without such a call."""
         context = envelope.flow
         self.id: str = context.id
-        """Id of the flow, the same in all its stages."""
+        """Id of the flow. It is the same in all stages of the flow."""
         self.trace: str = context.trace
         """Name of the flow for people."""
         self.message_id: str = envelope.id
-        """Id of the message, the same however often it is delivered."""
+        """Id of the message. It is the same in every delivery."""
         self.attempt: int = source.attempt
-        """Number of the attempt: 1 if no consumer has failed with the message."""
+        """Number of the attempt: 1 plus the failures that count against the message."""
         self.interactive: bool = context.interactive
-        """True if a caller waits for the flow; its messages have priority 9."""
+        """True if a caller waits for the flow. Its messages have priority 9."""
         self.persistent: bool = context.persistent
         """True if messages of the flow survive a crash of the broker."""
         self.sender: str = envelope.sender
         """Service and queue of the stage that sent the message."""
         self.properties: dict[str, Any] = dict(context.properties)
-        """Properties of the flow, which JSON can hold; all later stages see what is set here."""
+        """Properties of the flow: values that JSON can hold. All later stages see what a stage sets here."""
         self.attachments: Mapping[str, bytes] = envelope.attachments
-        """Attachments of this message."""
+        """Attachments of this message: bytes by name."""
         self.state: Any = None
-        """State of the endpoint, if it has one; the object that the function takes."""
+        """State of the endpoint: the object that the function takes as its second parameter; None if the endpoint has
+        no state."""
         codec = stage.endpoint.state
         if codec is not None:
             self.state = codec.decode(envelope.state) if previous is None else previous.state
         self.message: Any = stage.takes.decode(envelope.message) if previous is None else previous.direct_message
-        """Decoded body of the message that the stage handles, as its function takes it."""
+        """Decoded message: the object that the function takes as its first parameter."""
 
     def __repr__(self) -> str:
         return f"<Flow {self.trace} at {self._stage.queue}>"
@@ -120,15 +122,16 @@ class Flow:
     # ---- Continuation ----
 
     def request(self, to: Endpoint[M, Any], message: M, *, attachments: Mapping[str, bytes] | None = None) -> None:
-        """Send a request to an endpoint; its reply goes to the next stage, with the current state. Several requests
-        bring several replies, each as a message of its own.
+        """Send a request to an endpoint. The reply goes to the next stage, with the current state. After several
+        requests, the next stage runs once for each reply.
 
         Args:
             to: Endpoint whose reply the next stage takes.
             message: Message of the type that the endpoint takes.
-            attachments: Bytes by name, which go along with this message only.
+            attachments: Bytes by name, which only this message carries.
 
-        Raises: FlowError if there is no next stage, or it does not take the reply; Reject if the flow is too long
+        Raises: FlowError if this stage is the last, the next stage does not take that reply, or an argument is invalid;
+        Reject if the flow exceeds a limit
         """
         check_endpoint(to)
         next_stage = self._next_stage("request")
@@ -147,13 +150,14 @@ class Flow:
         self._continue("request", to.destination, to.takes.encode(message), EMPTY, waiting, attachments)
 
     def reply(self, message: object, *, attachments: Mapping[str, bytes] | None = None) -> None:
-        """Reply to the caller of this endpoint; dropped if none waits. A stage may return its reply instead.
+        """Reply to the caller of this endpoint. If no caller waits, the reply is dropped. A stage may return its reply
+        instead.
 
         Args:
-            message: Reply of the type that the endpoint replies.
-            attachments: Bytes by name, which go along with this message only.
+            message: Reply, of the endpoint's type of reply.
+            attachments: Bytes by name, which only this message carries.
 
-        Raises: FlowError if the endpoint replies another type
+        Raises: FlowError if the endpoint does not reply, or replies another type
         """
         endpoint = self._stage.endpoint
         if endpoint.replies is None:
@@ -172,22 +176,24 @@ class Flow:
 
         Args:
             message: Message of the type that the next stage takes.
-            attachments: Bytes by name, which go along with this message only.
+            attachments: Bytes by name, which only this message carries.
 
-        Raises: FlowError if there is none, or it takes another type; Reject if the flow is too long
+        Raises: FlowError if this stage is the last, or the next stage takes another type; Reject if the flow exceeds a
+        limit
         """
         next_stage = self._next_stage("next")
         encoded = next_stage.takes.encode(message)
         self._continue("next", next_stage.destination, encoded, self._state(), self._envelope.waiting, attachments)
 
     def next_direct(self, message: object) -> None:
-        """Continue with the next stage as soon as this one returns, in the same transaction and without a message.
-        Stages that follow directly are all `async` or all plain, and the first takes the session if a later one does.
+        """Run the next stage when this stage has returned, in the same transaction and without a message. The stages of
+        one transaction are all `async` or all plain. If one of them takes a session, so does the first.
 
         Args:
-            message: Object that the next stage takes, of its type.
+            message: Object of the type that the next stage takes.
 
-        Raises: FlowError if there is none, or it takes another type, or no stage runs: after `unstash`
+        Raises: FlowError if this stage is the last, the next stage takes another type, or the flow comes from
+        `Initiation.unstash`
         """
         if self._source.is_unstashed:
             raise FlowError("no stage runs here, so none can follow directly: use next instead of next_direct")
@@ -203,15 +209,15 @@ class Flow:
         state: object = None,
         attachments: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Continue with another endpoint, which replies in place of this one.
+        """Continue with another endpoint, which replies in place of this endpoint.
 
         Args:
-            to: Endpoint with the same type of reply, if a caller waits for it.
+            to: Endpoint that continues the flow. If a caller waits, it replies the same type as this endpoint.
             message: Message of the type that the endpoint takes.
-            state: State for its first stage; None is the default of the state.
-            attachments: Bytes by name, which go along with this message only.
+            state: State for the first stage of `to`; None is the default of the state's type.
+            attachments: Bytes by name, which only this message carries.
 
-        Raises: FlowError if it replies another type; Reject if the flow is too long
+        Raises: FlowError if `to` replies another type, or an argument is invalid; Reject if the flow exceeds a limit
         """
         check_endpoint(to)
         endpoint = self._stage.endpoint
@@ -221,13 +227,14 @@ class Flow:
         self._continue("goto", to.destination, encoded, state_for(to, state), self._envelope.waiting, attachments)
 
     def for_next_stage(self) -> Flow:
-        """Return the flow as the next stage sees it in this same transaction."""
+        """Return the flow for the next stage, after `next_direct`."""
         envelope = msgspec.structs.replace(self._envelope, flow=self._flow_context, attachments={})
         next_stage = self._next_stage("next_direct")
         return Flow(next_stage, envelope, self._output, self._now_ms, self._source, previous=self)
 
     def check_replied(self) -> None:
-        """Check a flow whose stage returned None. Raises: FlowError if the flow would end without a reply"""
+        """Check a flow whose stage has returned None. Raises: FlowError if the stage must reply, and has neither
+        replied nor continued"""
         if self._stage.signature.must_reply and not self._continuation:
             name, replied = self._stage.name, type_name(self._stage.signature.reply)
             raise FlowError(
@@ -256,7 +263,8 @@ class Flow:
 
     @property
     def _flow_context(self) -> FlowContext:
-        """Context with the current properties. Raises: FlowError if JSON does not preserve one"""
+        """Context of the flow, with the current properties. Raises: FlowError if JSON does not preserve one of the
+        properties"""
         check_properties(self.properties)
         return msgspec.structs.replace(self._envelope.flow, properties=dict(self.properties))
 
@@ -305,19 +313,20 @@ class Flow:
         state: object = None,
         **options: Unpack[FlowOptions],
     ) -> str:
-        """Start another flow in the same transaction, concurrent with this one, and return its id.
+        """Start another flow, in the same transaction, and return its id. It runs concurrently with this flow.
 
         Args:
             to: Endpoint that handles the flow first.
             message: Message of the type that the endpoint takes.
-            trace: Name of the new flow, which is called `this|trace`, or as this flow if the text is empty; `!name`
-                makes it just `name`.
-            reply_to: Endpoint or topic that gets the reply; None drops the reply.
-            reply_state: State for the first stage of `reply_to`; None is the default of the state.
-            state: State for the first stage of `to`; None is the default of the state.
-            **options: Options of the flow: `FlowOptions`. `interactive`, `persistent` and `properties` are inherited.
+            trace: Name of the new flow for people. In the flow `this`, `child` becomes `this|child`, an empty text
+                becomes `this`, and `!child` becomes `child`.
+            reply_to: Endpoint or topic that gets the new flow's reply; None drops the reply.
+            reply_state: State for the first stage of `reply_to`; None is the default of the state's type.
+            state: State for the first stage of `to`; None is the default of the state's type.
+            **options: Options of the new flow (`FlowOptions`). It inherits `interactive`, `persistent` and `properties`
+                of this flow.
 
-        Raises: FlowError
+        Raises: FlowError if an argument is invalid
         """
         check_endpoint(to)
         context = child_flow_context(self._output, self._now_ms, trace, self._flow_context, options)
@@ -325,16 +334,18 @@ class Flow:
         return start_flow(self._output, context, first, options, self.message_id)
 
     def publish(self, to: Topic[M], message: M, *, trace: str = "", **options: Unpack[FlowOptions]) -> str:
-        """Start a flow with each connected subscriber of the topic, in the same transaction, and return the id that
-        they share.
+        """Start a flow with each connected subscriber of a topic, in the same transaction, and return the id that these
+        flows share.
 
         Args:
-            to: Topic.
+            to: Topic to which the message is published.
             message: Message of the type that the topic takes.
-            trace: Name of the new flow, as in `send`.
-            **options: Options of the flow, as in `send`.
+            trace: Name of the new flow for people. In the flow `this`, `child` becomes `this|child`, an empty text
+                becomes `this`, and `!child` becomes `child`.
+            **options: Options of the new flow (`FlowOptions`). It inherits `interactive`, `persistent` and `properties`
+                of this flow.
 
-        Raises: FlowError
+        Raises: FlowError if an argument is invalid
         """
         check_topic(to)
         context = child_flow_context(self._output, self._now_ms, trace, self._flow_context, options)
@@ -343,22 +354,22 @@ class Flow:
     # ---- After this stage ----
 
     def after_commit(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call a function after the commit: at most once, not after a crash, and outside of the transaction. Its
-        exceptions are logged, and take nothing back.
+        """Call a function after the commit, outside of the transaction. It is called at most once, and not after a
+        crash. An exception of the function is logged, and does not affect the commit.
 
         Args:
-            function: Function to call. An `async` one is cancelled after 30 seconds, and its worker waits for it; a
-                plain one runs in a thread if its stage does.
-            *args: Positional arguments of the call.
-            **kwargs: Keyword arguments of the call.
+            function: Function to call. The worker waits for it. An `async` function is cancelled after 30 seconds. A
+                plain function runs in a thread if the stage is a plain function, otherwise in the event loop.
+            *args: Positional arguments of `function`.
+            **kwargs: Keyword arguments of `function`.
         """
         self._output.after_commit.append(partial(function, *args, **kwargs))
 
     def stash(self) -> bytes:
-        """Return bytes from which `Initiation.unstash` continues from this stage later, any number of times.
-        `stash` itself sends nothing.
+        """Return bytes from which `Initiation.unstash` can continue the flow later, as from this stage, any number of
+        times. `stash` itself sends nothing.
 
-        Raises: FlowError
+        Raises: FlowError if JSON does not preserve the state or a property
         """
         now = msgspec.structs.replace(self._envelope, flow=self._flow_context, state=self._state())
         expires_ms = self._source.expires_ms

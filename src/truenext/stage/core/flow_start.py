@@ -1,4 +1,4 @@
-"""Start of a flow: its options, its context and its first message, in a stage or outside of one."""
+"""Start of a flow, by a stage or a program: its options, its context and its first message."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ class FlowOptions(TypedDict, total=False):
     """Options of a new flow."""
 
     interactive: bool
-    """True if a caller waits: all messages have priority 9, instead of 4, and each stage handles them with workers of
-    their own. Default: False; in a stage as its flow."""
+    """True if a caller waits. Then all messages of the flow have priority 9 instead of 4, and each stage handles them
+    with separate workers. By default False; a flow that a stage starts inherits the value of the stage's flow."""
     persistent: bool
-    """True if messages survive a crash of the broker. Default: True; in a stage as its flow."""
+    """True if the messages of the flow survive a crash of the broker. By default True; a flow that a stage starts
+    inherits the value of the stage's flow."""
     ttl: float
-    """Seconds, from 0.001 on, after which no further stage of the flow starts: its message expires. The time begins
-    when the broker has the first message, or with `initiate(session)` when the database has it. By default a flow never
-    expires."""
+    """Lifetime of the flow in seconds, 0.001 or more. After that time its message expires, so no further stage starts.
+    The time begins when the broker has the first message; with `initiate(session)`, when the database has it. By
+    default a flow never expires."""
     properties: Mapping[str, Any]
-    """Values that JSON can hold, for all stages of the flow. In a stage they are added to those of its flow."""
+    """Values that JSON can hold, for all stages of the flow. If a stage starts the flow, they are added to the
+    properties of the stage's flow."""
     attachments: Mapping[str, bytes]
-    """Bytes by name, which go along with the first message only."""
+    """Bytes by name, which only the first message carries."""
 
 
 def child_flow_context(
     output: Output, now_ms: int, trace: str, parent: FlowContext, options: FlowOptions
 ) -> FlowContext:
-    """Return the context of a flow that a stage starts, named `parent|child`, or by the text after a `!`.
+    """Return the context of a flow that a stage starts. Its name is `parent|child`; for a trace `!child` it is `child`.
 
-    Raises: FlowError
+    Raises: FlowError if the trace or an option is invalid
     """
     own = trace.removeprefix("!")
     if own == trace:
@@ -95,7 +97,10 @@ def encode_first_message(
     reply_to: Endpoint[Any, Any] | Topic[Any] | None = None,
     reply_state: object = None,
 ) -> FirstMessage:
-    """Check and encode the first message of a flow, with the states and the address of its reply. Raises: FlowError"""
+    """Check and encode the first message of a flow, its states, and the address of its reply.
+
+    Raises: FlowError if an argument is invalid, or `reply_to` takes another type than `to` replies
+    """
     waiting = []
     if reply_to is not None:
         if not isinstance(reply_to, Endpoint | Topic):
@@ -116,7 +121,7 @@ def encode_first_message(
 def start_flow(
     output: Output, context: FlowContext, first: FirstMessage, options: FlowOptions, parent: str = ""
 ) -> str:
-    """Add the first message of a flow to `output`, and return its id. Raises: FlowError"""
+    """Add the first message of a flow to `output`, and return its id. Raises: FlowError if an option is invalid"""
     to, id = first.to, output.new_id()
     envelope = Envelope(
         version=VERSION,
@@ -135,22 +140,23 @@ def start_flow(
 
 
 def check_endpoint(to: object) -> None:
-    """Check that `to` is an endpoint. Raises: FlowError"""
+    """Check that `to` is an endpoint. Raises: FlowError if it is not"""
     if not isinstance(to, Endpoint):
         advice = "publish to a topic" if isinstance(to, Topic) else "pass the Endpoint, not its name"
         raise FlowError(f"{to!r} is not an endpoint: {advice}")
 
 
 def check_topic(to: object) -> None:
-    """Check that `to` is a topic. Raises: FlowError"""
+    """Check that `to` is a topic. Raises: FlowError if it is not"""
     if not isinstance(to, Topic):
         raise FlowError(f"{to!r} is not a topic" + (": send to it" if isinstance(to, Endpoint) else ""))
 
 
 def state_for(to: Endpoint[Any, Any] | Topic[Any], state: object) -> msgspec.Raw:
-    """Encode the state that goes with a message. For an endpoint of another service its type is not checked.
+    """Encode the state for the first stage of `to`. The type of another service's state is not known here, and not
+    checked.
 
-    Raises: FlowError
+    Raises: FlowError if the state is not of the endpoint's type, or the endpoint has no state
     """
     if state is None:
         return EMPTY

@@ -1,7 +1,8 @@
-"""Health of a process that runs a service, as reported to its operators.
+"""Health of a process that runs a service, as its operators see it.
 
-The process is **live** unless a restart would help: it handles messages and finishes none of them, it has lost the
-broker and does not reconnect, or a stage no longer takes messages. It is **ready** while its stages can work.
+The process is **live** unless a restart would help. A restart would help if a stage has messages and finishes none, if
+the process has lost the broker and does not reconnect, or if a stage has stopped consuming. The process is **ready**
+while its stages can work.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Final, Literal
 import msgspec
 
 LOST_S: Final = 60.0
-"""Seconds without the broker after which a process that was connected counts as not live. That is one restart only:
-the new process waits for the broker without a limit."""
+"""Seconds after which a process that has lost the broker counts as not live. The process is then restarted only once,
+since the new process waits for the broker without a limit."""
 
 DATABASE_AVAILABLE: Final = "available"
 
@@ -21,7 +22,7 @@ ServiceState = Literal["waiting for the broker", "waiting for the database", "ru
 
 
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Status of one pool's connection to the broker."""
+    """Status of the broker connection of one pool."""
 
     pool: str
     state: str
@@ -42,11 +43,12 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Number of messages that the stage handles now."""
     waits_for_database: bool
     broker_wait_reason: str
-    """Reason why the broker delivers no messages yet; empty if it does, or if the stage waits for the database."""
+    """Reason why the broker does not deliver messages yet; empty if it delivers, or if the stage waits for the
+    database."""
     without_progress_s: float
-    """Seconds since the last progress; 0 while the stage handles no message."""
+    """Seconds since a message of the stage last ended; 0 while the stage handles no message."""
     end_reason: str
-    """Reason why the stage no longer takes messages; empty while it does."""
+    """Reason why the stage has stopped consuming; empty while it consumes."""
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +56,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: ServiceState
     broker: list[PoolStatus]
     database: str
-    """`available`, or the reason why the database is not; empty if no stage uses a database."""
+    """`available`, or the reason why the database is not available; empty if no stage uses a database."""
     stages: list[StageStatus]
 
 
@@ -67,7 +69,8 @@ class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def assess_health(status: ServiceStatus, stalled_after_s: float) -> ServiceHealth:
-    """Assess a process. `stalled_after_s` is the longest time that a stage may have messages and finish none."""
+    """Return whether a process is live and ready, and why not. `stalled_after_s` is the longest time for which a stage
+    may have messages and finish none."""
     not_live = list(_liveness_faults(status, stalled_after_s))
     not_ready = list(_readiness_faults(status))
     return ServiceHealth(

@@ -1,4 +1,4 @@
-"""Initiation: flows that a program starts outside of stages, in one transaction."""
+"""Initiation: starts flows that begin in a program, all in one transaction."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ R = TypeVar("R")
 
 
 class Initiation:
-    """Start of any number of flows in one transaction. No call waits: all messages are sent at the end."""
+    """Start of any number of flows in one transaction. The calls do not wait: all messages are sent at the end of the
+    block."""
 
     def __init__(self, output: Output, now_ms: int, stages: Mapping[str, Stage]) -> None:
-        """Called by `Service.initiate`; `stages` are those of the service, by queue."""
+        """Create an initiation for `Service.initiate`. `stages` are the stages of the service, by queue."""
         self._output = output
         self._now_ms = now_ms
         self._stages = stages
@@ -48,13 +49,13 @@ class Initiation:
         Args:
             to: Endpoint that handles the flow first.
             message: Message of the type that the endpoint takes.
-            trace: Name of the flow for people, such as the number of an order; not empty.
-            reply_to: Endpoint or topic that gets the reply; None drops the reply.
-            reply_state: State for the first stage of `reply_to`; None is the default of the state.
-            state: State for the first stage of `to`; None is the default of the state.
-            **options: Options of the flow: `FlowOptions`.
+            trace: Name of the flow for people, such as the number of an order. It must not be empty.
+            reply_to: Endpoint or topic that gets the flow's reply; None drops the reply.
+            reply_state: State for the first stage of `reply_to`; None is the default of the state's type.
+            state: State for the first stage of `to`; None is the default of the state's type.
+            **options: Options of the flow (`FlowOptions`).
 
-        Raises: FlowError
+        Raises: FlowError if an argument is invalid, or the block has ended
         """
         check_endpoint(to)
         context = new_flow_context(self._output, self._now_ms, trace, None, options)
@@ -62,28 +63,30 @@ class Initiation:
         return start_flow(self._output, context, first, options)
 
     def publish(self, to: Topic[M], message: M, *, trace: str, **options: Unpack[FlowOptions]) -> str:
-        """Start a flow with each connected subscriber of the topic, and return the id that they share.
+        """Start a flow with each connected subscriber of the topic, and return the id that these flows share.
 
         Args:
-            to: Topic.
+            to: Topic to which the message is published.
             message: Message of the type that the topic takes.
-            trace: Name of the flow for people; not empty.
-            **options: Options of the flow: `FlowOptions`.
+            trace: Name of the flow for people. It must not be empty.
+            **options: Options of the flow (`FlowOptions`).
 
-        Raises: FlowError
+        Raises: FlowError if an argument is invalid, or the block has ended
         """
         check_topic(to)
         context = new_flow_context(self._output, self._now_ms, trace, None, options)
         return start_flow(self._output, context, encode_first_message(to, message), options)
 
     def unstash(self, data: bytes) -> Flow:
-        """Continue from a call of `Flow.stash`, with the message and state of then. The flow continues as
-        by that stage, and is sent with this initiation. The same bytes may be unstashed several times.
+        """Return the flow of an earlier `Flow.stash`, with its message and state. Calls of this flow act as if the
+        stashing stage had made them. Their messages are sent with this initiation. The same bytes may be unstashed
+        several times.
 
         Args:
-            data: Bytes that `Flow.stash` returned, in the same service.
+            data: Bytes that `Flow.stash` returned in a stage of the same service.
 
-        Raises: FlowError if the bytes are not from `stash`, or the service does not have the stage; NotDecoded
+        Raises: FlowError if the bytes are not from `Flow.stash`, or the service no longer has the stage; NotDecoded if
+        the stashed message or state is not of the type that the stage takes
         """
         stashed = decode_stashed_flow(data)
         stage = self._stages.get(stashed.stage)

@@ -1,11 +1,11 @@
-"""Checks for values that JSON does not preserve: floats that are not finite and, below `Any`, values of types that
+"""Checks for values that JSON does not preserve: nan, the infinities and, where the type is `Any`, values of types that
 JSON lacks.
 
     float                 nan and the infinities are written as null
-    Any, dict, list       a tuple comes back as a list, a set too, a date and bytes as text, a key 1 as "1"
+    Any, dict, list       a tuple or a set becomes a list, a date or bytes become text, a key 1 becomes "1"
 
-The checks are built once for each type, and visit only the parts of a value in which something can be lost. A type
-without a float and without `Any` has no checks. Values are never compared with what was decoded.
+The checks are built once for each type, and visit only the parts of a value that JSON may not preserve. A type without
+a float and without `Any` has no checks. The checks do not decode the JSON.
 
 Source: docs/stages.md, "Endpoints and stages"
 """
@@ -21,30 +21,31 @@ import msgspec
 from msgspec import inspect
 
 JsonLossCheck: TypeAlias = "Callable[[Any], str | None]"
-"""Check that returns the path and the reason if JSON does not preserve a value, such as `.items[3].price is nan`;
-None if it does."""
+"""Check of a value. It returns the path and the reason if JSON does not preserve the value, such as `.items[3].price is
+nan`; otherwise None."""
 
 _PLAIN: Final = frozenset({str, int, bool, NoneType})
 _NamedType = (
     inspect.StructType | inspect.DataclassType | inspect.TypedDictType | inspect.NamedTupleType | inspect.CustomType
 )
-"""Types with a name, which may contain themselves."""
+"""Types of msgspec.inspect that stand for a class. A class may contain itself."""
 
 
 class JsonLossChecks:
-    """Checks whether JSON preserves the values of one type."""
+    """Checks of one type: whether JSON preserves its values."""
 
     __slots__ = ("any_check", "float_check")
 
     def __init__(self, info: inspect.Type) -> None:
         self.any_check: Final[JsonLossCheck | None] = _JsonLossCheckBuilder(inspect.AnyType).check(info)
-        """Check of values below `Any`; None if the type contains no `Any`."""
+        """Check of the parts whose type is `Any`; None if the type contains no `Any`."""
         self.float_check: Final[JsonLossCheck | None] = _JsonLossCheckBuilder(inspect.FloatType).check(info)
-        """Check of floats, needed only if the JSON of a value contains null, which replaces a float that is not
-        finite; None if the type contains no float."""
+        """Check of floats; None if the type contains no float. It is needed only if the JSON contains null, since nan
+        and the infinities are written as null."""
 
     def fault(self, value: object, data: bytes) -> str | None:
-        """Return the first fault, as a `JsonLossCheck` does; `data` is the JSON of the value."""
+        """Return the path and the reason of the first loss; None if JSON preserves the value. `data` is the JSON of the
+        value."""
         if self.any_check is not None:
             found = self.any_check(value)
             if found is not None:
@@ -55,7 +56,7 @@ class JsonLossChecks:
 
 
 def fault_below_any(value: Any) -> str | None:
-    """Check a value below `Any`, where the type gives no help: a `JsonLossCheck`."""
+    """Return the path and the reason if JSON does not preserve a value whose type is unknown; otherwise None."""
     kind = type(value)
     if kind in _PLAIN:
         return None
@@ -81,7 +82,8 @@ def fault_below_any(value: Any) -> str | None:
 
 
 def fault_of_floats(value: Any) -> str | None:
-    """Check only the floats of a value of unknown type: a `JsonLossCheck`."""
+    """Return the path and the value of a float that JSON does not preserve, in a value of unknown type; otherwise
+    None."""
     kind = type(value)
     if kind in _PLAIN:
         return None
@@ -100,7 +102,7 @@ def fault_of_floats(value: Any) -> str | None:
 
 
 def field_names(class_: type) -> Collection[str]:
-    """Return the field names of a Struct, a dataclass, a model or an attrs class; empty for another class."""
+    """Return the field names of a Struct, a dataclass, a pydantic model or an attrs class; empty for other classes."""
     for attribute in ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields__"):
         names: Collection[str] | None = getattr(class_, attribute, None)
         if names is not None:
@@ -124,15 +126,16 @@ def shortened(value: object, length: int = 40) -> str:
 
 
 class _JsonLossCheckBuilder:
-    """Builder of a check that visits only the parts of a value whose type contains `target`."""
+    """Builder of a check for one type. The check visits only the parts whose type contains `target`."""
 
     def __init__(self, target: type[inspect.Type]) -> None:
         self._target = target
         self._leaf: JsonLossCheck = fault_below_any if target is inspect.AnyType else _float
         self._fallback: JsonLossCheck | None = None if target is inspect.AnyType else fault_of_floats
-        """Check for a value that is not an instance of its type's class."""
+        """Check of a value that is not an instance of its declared class; None if no such check is needed."""
         self._checks: dict[Any, list[JsonLossCheck]] = {}
-        """Check of each class, in a list that is empty while the check is being built."""
+        """Check of each class, in a list. The list is empty while the check is being built, since a class may contain
+        itself."""
 
     def check(self, info: inspect.Type) -> JsonLossCheck | None:
         return self._check_for(info) if self._contains_target(info) else None
@@ -285,7 +288,7 @@ def _parts(info: Any) -> Iterable[inspect.Type]:
 
 
 def _typed_fields(class_: Any) -> list[tuple[str, inspect.Type]]:
-    """Return names and types of the fields of a model of pydantic, without types that msgspec does not know."""
+    """Return the names and types of a pydantic model's fields, without fields whose type msgspec does not know."""
     fields = []
     for name, annotation in fields_of_model(class_):
         try:
@@ -297,7 +300,7 @@ def _typed_fields(class_: Any) -> list[tuple[str, inspect.Type]]:
 
 
 def fields_of_model(class_: Any) -> list[tuple[str, Any]]:
-    """Return names and annotations of a pydantic model's fields, without those that the model serializes itself."""
+    """Return the names and annotations of a pydantic model's fields, without fields that have their own serializer."""
     decorators = getattr(class_, "__pydantic_decorators__", None)
     if decorators is None or decorators.model_serializers:
         return []
@@ -310,5 +313,5 @@ def fields_of_model(class_: Any) -> list[tuple[str, Any]]:
 
 
 def has_serializer(metadata: Iterable[object]) -> bool:
-    """Return whether a field has a serializer of pydantic, which need not be installed."""
+    """Return whether the metadata of a field has a serializer of pydantic. This works without pydantic."""
     return any(type(each).__name__ in ("PlainSerializer", "WrapSerializer") for each in metadata)

@@ -4,8 +4,8 @@
     order.place.stage.reserve      the queue of its stage `reserve`
     .price                         in the service `shop`: shop.price
 
-The queue of a later stage has its name, not its number: a new stage between others, or another order, leaves
-messages under way in the right queue.
+The queue of a later stage has the stage's name and not its number. So if stages are added or change their order,
+messages under way are still in the right queue.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from truenext.model.limits import DESTINATION_LENGTH_MAX
 from truenext.stage.core.errors import DefinitionError
 
 STAGE_MARK = "stage"
-"""Word between the name of an endpoint and that of a stage."""
+"""Word between the name of an endpoint and the name of a stage, in the name of the stage's queue."""
 _IS_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*").fullmatch
 _DEAD_LETTER_PREFIX = len("DLQ.")
 
 
 def expand_endpoint_name(text: str, service: str) -> str:
-    """Return the full name of an endpoint or service. Raises: DefinitionError if it is not valid"""
+    """Return the full name of an endpoint or a service. Raises: DefinitionError if the name is invalid"""
     if not isinstance(text, str):
         raise DefinitionError(
             f"{text!r} is not the name of an endpoint or service: names are text, such as order.place"
@@ -43,9 +43,9 @@ def expand_endpoint_name(text: str, service: str) -> str:
 
 
 def stage_queue(endpoint: str, stage: str) -> str:
-    """Return the queue of a stage that is not the first.
+    """Return the queue of a stage that is not the first of its endpoint.
 
-    Raises: DefinitionError
+    Raises: DefinitionError if the name of the stage is invalid
     """
     if not (isinstance(stage, str) and _IS_WORD(stage)):
         raise DefinitionError(f"{stage!r} is not the name of a stage of {endpoint}: use letters, digits, - and _")
@@ -55,7 +55,7 @@ def stage_queue(endpoint: str, stage: str) -> str:
 
 
 def endpoint_of(queue: str) -> str | None:
-    """Return the endpoint of a queue of a later stage; None for other queues."""
+    """Return the name of the endpoint to which the queue of a later stage belongs; None for other queues."""
     endpoint, mark, stage = queue.rpartition(f".{STAGE_MARK}.")
     return endpoint if mark and _IS_WORD(stage) else None
 
@@ -83,18 +83,19 @@ _starts_with_time = re.compile(rf"[0-9a-f]{{{TIME_LENGTH}}}").match
 
 
 def first_id(now_ms: int, random_bytes: bytes) -> str:
-    """Return an id that is derived from no other. `random_bytes` are RANDOM_BYTES random bytes."""
+    """Return a new id, made of the time and of `random_bytes`, which are RANDOM_BYTES random bytes."""
     return f"{now_ms:0{TIME_LENGTH}x}{random_bytes.hex()}"
 
 
 def child_id(parent: str, ordinal: int) -> str:
-    """Return the id of the message that a stage sends as number `ordinal`: the same however often the stage runs."""
+    """Return the id of a sent message, derived from `parent` and the message's number `ordinal`. So a repeated run
+    gives its messages the same ids."""
     return _derive_id(parent, f"{parent} {ordinal}")
 
 
 def inbox_id(service: str, queue: str, message_id: str) -> str:
-    """Return the id of a message in the inbox, which no other message has there: one message may come to several
-    queues, and several services may share a database."""
+    """Return the id of a message in the inbox. It depends on service and queue, too, since one message may come to
+    several queues, and several services may share a database."""
     return _derive_id(message_id, f"{service}\n{queue}\n{message_id}")
 
 

@@ -1,11 +1,11 @@
-"""Outbox unit: messages for one COMMIT of the broker, as stored in the outbox of a database until they are sent.
+"""Outbox unit: messages for one COMMIT of the broker, which the outbox in the database stores until they are sent.
 
     unit       [1, [message, ...]] in MessagePack
-    combined   [2, [[time of writing, unit], ...]]: units that were written separately, under one number
+    combined   [2, [[time of writing, unit], ...]]: units of several transactions, to be sent in one COMMIT
     message    destination, body, id, priority, persistent, expiry of its flow, its time to live
 
-The format does not depend on the code that wrote it: an older process may send units of a newer one, and the other
-way round. Source: docs/stages-database.md
+The format is the same in all versions of truenext, so that an older process can send the units of a newer one, and a
+newer process those of an older one. Source: docs/stages-database.md
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from truenext.errors import TruenextError
 T = TypeVar("T")
 
 VERSION: Final = 1
-"""Version of a unit; 2 is a combined one. This code cannot read others."""
+"""Version of a unit that is not combined; combined units have version 2. This code reads no other versions."""
 UNIT_PREFIX: Final = b"\x92\x01"
-"""First bytes of a unit: an array of two, and the version."""
+"""First bytes of a unit that is not combined: an array of two items, and the version."""
 COMBINED_PREFIX: Final = b"\x92\x02\xdd"
-"""First bytes of a combined unit: an array of two, version 2, and an array, whose length follows in 4 bytes."""
+"""First bytes of a combined unit: an array of two items, version 2, and an array. The length of the array follows in 4
+bytes."""
 PART_PREFIX: Final = b"\x92\xcf"
-"""First bytes of a part of a combined unit: an array of two, and a number, which follows in 8 bytes."""
+"""First bytes of each part of a combined unit: an array of two items, and a number, which follows in 8 bytes."""
 COMBINED_UNITS_MAX: Final = 1000
-"""Units that are combined into one, at most."""
+"""Largest number of units that are combined into one."""
 TTL_MIN_S: Final = 0.001
 EXPIRED_MS: Final = 1
-"""Expiry in the past: the broker delivers such a message to no consumer."""
+"""Expiry time in the past. The broker delivers a message with it to no consumer."""
 
 
 class EncodedMessage(msgspec.Struct, frozen=True, array_like=True):
-    """Message of a flow, encoded for a SEND to the broker and for the outbox."""
+    """Message of a flow, encoded for a SEND to the broker, and for the outbox."""
 
     destination: str
     body: bytes
@@ -44,11 +45,13 @@ class EncodedMessage(msgspec.Struct, frozen=True, array_like=True):
     priority: int
     persistent: bool
     expires_ms: int = 0
-    """Expiry of the message's flow, in milliseconds since the epoch by the broker's clock; 0 is never."""
+    """Expiry time of the message's flow, in milliseconds since the epoch by the broker's clock; 0 if the flow never
+    expires."""
     ttl_s: float | None = None
-    """Seconds to live of a flow that starts with this message, from when the broker or the outbox has the message."""
+    """Time to live in seconds, if the message starts a flow that expires. The time begins when the broker or the outbox
+    has the message."""
     refused: str = ""
-    """Reason why the broker refused the message that this one replaces; empty if it replaces none."""
+    """Reason why the broker refused another message, if this message replaces that one; otherwise empty."""
 
 
 class OutboxUnit(NamedTuple):
@@ -62,16 +65,16 @@ class OutboxUnit(NamedTuple):
 
 
 class InitiationKey(NamedTuple):
-    """Key under which a program starts flows once, however often it repeats the call."""
+    """Key of an initiation: all calls with one key start the flows only once."""
 
     id: str
-    """Hash of the service and the program's own key: 32 hexadecimal digits."""
+    """Hash of the service's name and the program's key, as 32 hexadecimal digits."""
     content: str
-    """Hash of the flows that are started: 32 hexadecimal digits."""
+    """Hash of the flows, as 32 hexadecimal digits."""
 
 
 class UnreadableUnit(TruenextError):
-    """Data in the outbox that is no unit, or one of a newer version."""
+    """Bytes in the outbox that are not a unit, or a unit of a newer version."""
 
 
 class _EncodedUnit(msgspec.Struct, frozen=True, array_like=True):
@@ -85,19 +88,21 @@ _PARTS_DECODER = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, msgspec.Raw]
 
 
 def combine_units(units: Iterable[tuple[int, bytes]]) -> bytes:
-    """Combine units that were written separately: milliseconds since the epoch of each, and its bytes, in order."""
+    """Combine units into one. `units` has the time of writing of each unit, in milliseconds since the epoch, and its
+    bytes."""
     parts = [b"".join((PART_PREFIX, written_ms.to_bytes(8), unit)) for written_ms, unit in units]
     return b"".join((COMBINED_PREFIX, len(parts).to_bytes(4), *parts))
 
 
 def count_parts(data: bytes) -> int:
-    """Return how many units were combined into this one; 1 if it is no combined unit."""
+    """Return the number of units in a combined unit; 1 for a unit that is not combined."""
     at = len(COMBINED_PREFIX)
     return int.from_bytes(data[at : at + 4]) if data.startswith(COMBINED_PREFIX) else 1
 
 
 def split_unit(data: bytes) -> list[tuple[int, bytes]]:
-    """Return the units that were combined into this one, each with its time; empty if it is no combined unit.
+    """Return the units in a combined unit, each with its time of writing in milliseconds since the epoch; empty for a
+    unit that is not combined.
 
     Raises: UnreadableUnit
     """
@@ -107,10 +112,11 @@ def split_unit(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def decode_unit(data: bytes, age_ms: int) -> list[EncodedMessage]:
-    """Return the messages of a unit that was written `age_ms` ago, or whose first part was if it combines several.
+    """Return the messages of a unit. `age_ms` is the time since the unit was written; for a combined unit, since its
+    first part was written.
 
-    Times to live are reduced by the age. A message with none left is returned as expired: the broker removes and
-    counts it.
+    The time to live of each message is reduced by its age. A message with no time left is returned as expired, so that
+    the broker removes and counts it.
 
     Raises: UnreadableUnit
     """
@@ -161,9 +167,9 @@ def _adjust_ttl(message: EncodedMessage, left_s: float) -> EncodedMessage:
 class OutboxProducer:
     name: str
     owner: str
-    """Run id of the process that may use the producer."""
+    """Run id of the process that owns the producer. Only this process may use it."""
     last_number: int
-    """Last number that was used for a COMMIT."""
+    """Number of the producer's last COMMIT."""
 
     @property
     def next_commit(self) -> CommitNumber:
@@ -171,7 +177,7 @@ class OutboxProducer:
 
 
 class CommitNumber(NamedTuple):
-    """Producer and number of the COMMIT of one unit."""
+    """Producer and number of a COMMIT, which sends one unit."""
 
     producer: OutboxProducer
     number: int

@@ -1,4 +1,4 @@
-"""Output of one transaction: messages to send, and functions to call after the commit."""
+"""Output of one transaction: the messages to send, and the functions to call after the commit."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ PRIORITY_INTERACTIVE: Final = 9
 
 
 class OutputMessage(msgspec.Struct, frozen=True):
-    """Message that a stage or an initiation sends, before it is encoded."""
+    """Message of a stage or an initiation, before it is encoded."""
 
     destination: str
     envelope: Envelope
     expires_ms: int = 0
-    """Expiry of the message's flow, in milliseconds since the epoch by the broker's clock; 0 is never."""
+    """Expiry time of the message's flow, in milliseconds since the epoch by the broker's clock; 0 if the flow never
+    expires."""
     ttl_s: float | None = None
-    """Seconds to live of a flow that starts with this message, from when the broker or the outbox has the message."""
+    """Time to live in seconds, if the message starts a flow that expires. The time begins when the broker or the outbox
+    has the message."""
 
     def encode(self, carrier: Mapping[str, str]) -> EncodedMessage:
-        """Return the message as it is sent. Raises: FlowError if it is too large"""
+        """Return the encoded message, with `carrier` in its envelope. Raises: FlowError if the message is too large"""
         envelope = msgspec.structs.replace(self.envelope, carrier=dict(carrier)) if carrier else self.envelope
         try:
             body = encode_envelope(envelope)
@@ -45,25 +47,25 @@ class OutputMessage(msgspec.Struct, frozen=True):
 
 
 class Output:
-    """Output of one transaction: of one message, handled by one stage or by several in direct succession, or of one
-    initiation."""
+    """Output of one transaction: of an initiation, or of the stages that handle one message (several stages with
+    `next_direct`)."""
 
     __slots__ = ("_ids", "_seed", "after_commit", "is_closed", "outgoing", "sender")
 
     def __init__(self, seed: str, sender: str) -> None:
-        """The ids of sent messages are derived from `seed`. In a stage it is made of the id of its message and its
-        queue, so that the ids are the same whenever the stage handles the message again."""
+        """Create an empty output. The ids of its messages are derived from `seed`. A stage's seed is made of the ids of
+        its message and queue, so each run of the stage with the same message makes the same ids."""
         self._seed = seed
         self._ids = 0
         self.sender = sender
-        """Service and, after a blank, queue of the stage."""
+        """Service that sends. For a stage, a blank and the stage's queue follow."""
         self.outgoing: list[OutputMessage] = []
         self.is_closed = False
         """True once the stage has returned, or the block of the initiation has ended."""
         self.after_commit: list[Callable[[], object]] = []
 
     def new_id(self) -> str:
-        """Return the id of the next message. Raises: FlowError if the output is closed"""
+        """Return the id for the next message. Raises: FlowError if the output is closed"""
         if self.is_closed:
             raise FlowError(
                 f"it is too late to send: the messages of {self.sender} have been sent already. Send before the stage "
@@ -74,7 +76,7 @@ class Output:
 
 
 def checked_attachments(attachments: Mapping[str, bytes] | None) -> dict[str, bytes]:
-    """Return a checked copy. Raises: FlowError if attachments are not bytes by names"""
+    """Return a copy of the attachments. Raises: FlowError if a name is not a text, or a value is not bytes"""
     if not isinstance(attachments, Mapping | None):
         raise FlowError(f"attachments is a mapping of names to bytes, not {type(attachments).__name__}")
     checked = dict(attachments or {})

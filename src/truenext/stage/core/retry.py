@@ -1,9 +1,9 @@
-"""Retry rules of a stage: whether and when a failed message is tried again.
+"""Retry rules of a stage: whether a failed message is tried again, and after which delay.
 
     retry={PricesDown: "2s, 10s, 1m", BadCard: "never"}
 
-The delay after the nth failure of a message is the nth of its list; the last one applies to all further failures.
-The broker counts the failures. An exception that no rule names is left to the policy of the queue.
+The first delay follows the first failure of a message, and so on; the last delay follows all further failures. The
+broker counts the failures. An exception without a rule follows the policy of the queue.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded, R
 from truenext.stage.core.failure import ungrouped_errors
 
 NEVER = "never"
-"""Rule for no retry: the message becomes a dead letter at once."""
+"""Text of a rule that allows no retry: the message becomes a dead letter at once."""
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _IS_DELAY = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)").fullmatch
 _EXAMPLE = 'use "2s, 10s, 1m", or "never"'
@@ -29,7 +29,8 @@ class RetryRules:
     __slots__ = ("_delays_s",)
 
     def __init__(self, rules: Mapping[type[BaseException], str], subject: str) -> None:
-        """`subject` names the stage or service. Raises: DefinitionError"""
+        """Parse the rules. `subject` names the stage or service in errors. Raises: DefinitionError if a rule is
+        invalid"""
         self._delays_s: dict[type[BaseException], tuple[float, ...]] = {}
         if not isinstance(rules, Mapping):
             raise DefinitionError(
@@ -41,16 +42,17 @@ class RetryRules:
             self._delays_s[kind] = _delays_s(delays, subject)
 
     def with_defaults(self, defaults: RetryRules) -> RetryRules:
-        """Return these rules, with those of `defaults` for classes that these do not name."""
+        """Return these rules, and in addition the rules of `defaults` for classes that have no rule here."""
         merged = RetryRules({}, "")
         merged._delays_s = defaults._delays_s | self._delays_s
         return merged
 
     def decide(self, error: BaseException, failures: int, attempts_max: int | None) -> RetryDecision:
-        """Decide about a failed message. `failures` includes this one; `attempts_max` is the stage's own limit.
+        """Decide about a failed message. `failures` includes the current failure; `attempts_max` is the stage's own
+        limit, None without one.
 
-        A group is judged by the errors in it, unless a rule names a class of groups: if one of them is never
-        retried, the message is rejected; else the longest delay counts.
+        A rule for an exception group's class decides about the group. Without such a rule, the errors in the group
+        decide: if one of them has the rule "never", the message is rejected, otherwise the longest delay counts.
         """
         if attempts_max is not None and failures >= attempts_max:
             return REJECTED
@@ -73,7 +75,8 @@ class RetryRules:
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """Retry after `delay_s` seconds; None leaves the delay to the policy of the queue."""
+    """Decision about a failed message: reject it, or retry it after `delay_s` seconds. If `delay_s` is None, the policy
+    of the queue decides."""
 
     delay_s: float | None
     is_rejected: bool = False
@@ -84,7 +87,7 @@ QUEUE_POLICY = RetryDecision(None)
 
 
 def _delays_s(text: str, subject: str) -> tuple[float, ...]:
-    """Parse the delays of a rule; an empty result means no retry."""
+    """Parse the delays of a rule, in seconds; the result is empty for "never"."""
     if not isinstance(text, str):
         raise DefinitionError(f"retry of {subject} is {text!r}: {_EXAMPLE}")
     if text.strip() == NEVER:

@@ -1,14 +1,15 @@
-"""JSON Schema of a type: of the JSON that is written for its values, and that can be decoded as a value.
+"""JSON Schema of a type. It describes the JSON that is written for values of the type, and that can be decoded as a
+value.
 
-`msgspec.json.schema` leaves out details that decide whether a message can be decoded: there a time is like any text,
-and keys that are numbers are like any keys. So this module visits the parts of a type itself. It leaves out
-descriptions. These keywords are not of JSON Schema:
+`msgspec.json.schema` leaves out details that decide whether a message can be decoded: times look like any text, and
+numbers as keys look like any keys. So this module visits the parts of a type itself. It leaves out descriptions. These
+keywords are not part of JSON Schema:
 
-    local-date-time, local-time   the formats of times without a zone
+    local-date-time, local-time   formats of times without a time zone
     keys                          schema of the keys of an object
-    names                         names of fields that are written as an array, without their names
+    names                         names of fields whose values are written as an array, without the names
     members                       values of an enum, by the names of its members
-    omitsDefaults                 a field that has its default is not written
+    omitsDefaults                 true if a field with its default value is not written
 
 Source: JSON Schema, 2020-12; msgspec, "Supported Types"
 """
@@ -27,10 +28,11 @@ ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "discriminator", "$defs"}
     | {"names", "members", "omitsDefaults"}
 )
-"""Keywords that do not decide whether a value can be read. The last three, and `default`, decide what it means."""
+"""Keywords that do not decide whether a value can be read. `default`, `names`, `members` and `omitsDefaults` decide
+what a value means."""
 
 _EMPTY: dict[Any, Any] = {list: [], set: [], frozenset: [], tuple: [], dict: {}, bytearray: ""}
-"""JSON of the value that a default factory makes."""
+"""JSON of the empty value that each of these default factories makes."""
 
 _BOUNDS = {
     "ge": "minimum",
@@ -48,13 +50,14 @@ _TEXTS: dict[type[inspect.Type], str] = {
 
 
 def schema_of(type_: Any) -> Schema:
-    """Return the JSON Schema of a type. Raises: TypeError if it cannot be JSON"""
+    """Return the JSON Schema of a type. Raises: TypeError if the type cannot be JSON"""
     return _JsonSchemaBuilder().schema(inspect.type_info(type_))
 
 
 @cache
 def _pydantic_generator() -> type[Any]:
-    """Return a generator of models' JSON Schema, with `keys`, `names` and `members`. Imports pydantic only here."""
+    """Return pydantic's generator of JSON Schema, extended by `keys`, `names` and `members`. Only this function imports
+    pydantic."""
     from pydantic.json_schema import GenerateJsonSchema
 
     class Generator(GenerateJsonSchema):
@@ -86,7 +89,7 @@ class _JsonSchemaBuilder:
     def __init__(self) -> None:
         self._definitions: dict[str, Schema] = {}
         self._names: dict[Any, str] = {}
-        """Names of classes that are described already, or are just being described."""
+        """Name of each class whose description is complete or has begun."""
 
     def schema(self, info: inspect.Type) -> Schema:
         schema = self._of(info)
@@ -189,7 +192,8 @@ class _JsonSchemaBuilder:
 
 
 def _in_array(properties: Schema, required: list[str], is_closed: bool) -> Schema:
-    """Return the schema of fields that are written as an array, without names: some at the end may be missing."""
+    """Return the schema of an object that is written as an array of its fields' values. Fields at the end may be
+    missing."""
     min_items = max((position for position, name in enumerate(properties, 1) if name in required), default=0)
     schema = {
         "type": "array",
@@ -201,7 +205,7 @@ def _in_array(properties: Schema, required: list[str], is_closed: bool) -> Schem
 
 
 def _default(field: inspect.Field) -> Schema:
-    """Return the default of a field as JSON, if it is known."""
+    """Return the default of a field as JSON, in a schema; an empty schema if the default is unknown."""
     if field.default is msgspec.NODEFAULT:
         factory = field.default_factory
         # The factory is never called, as it may do anything.

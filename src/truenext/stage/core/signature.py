@@ -3,7 +3,8 @@
     async def reserve(answer: Reserved, memo: Memo, flow: Flow, sql: AsyncSession) -> Placed: ...
                       message           state       dependencies                     reply
 
-The message is first; the state, if the endpoint has one, second. All others are dependencies, requested by type.
+The first parameter is the message. If the endpoint has a state, the second parameter is the state. All other parameters
+are dependencies, which are found by their types.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ class Signature:
     message: Any
     """Type of the message."""
     reply: Any
-    """Type of the result, without None; None if the function returns nothing."""
+    """Type of the reply, without None; None if the function returns nothing."""
     positional: tuple[str, ...]
-    """Names of the parameters for message and state."""
+    """Names of the parameters for the message and the state."""
     dependencies: dict[str, Any]
-    """Types of all other parameters, by their names."""
+    """Type of each other parameter, by its name."""
     is_async: bool
     must_reply: bool
-    """The function is annotated with a reply that cannot be None."""
+    """True if the annotation of the result is a reply that cannot be None."""
 
 
 def signature_of(function: Callable[..., object], state: Any, subject: str) -> Signature:
-    """Read the signature of a function. `state` is the endpoint's type of state, if any; `subject` names the stage.
+    """Read the signature of a function. `state` is the type of the endpoint's state, None without a state. `subject`
+    names the stage in errors.
 
-    Raises: DefinitionError
+    Raises: DefinitionError if an annotation or a parameter is missing or invalid
     """
     if not callable(function):
         raise DefinitionError(f"{subject} is {function!r}, and must be a function")
@@ -82,7 +84,7 @@ def signature_of(function: Callable[..., object], state: Any, subject: str) -> S
 
 
 def is_assignable(target: Any, source: Any) -> bool:
-    """Return whether a value of type `source` may be passed where `target` is expected."""
+    """Return whether a value of the type `source` is also of the type `target`."""
     if target in (Any, object) or target == source:
         return True
     if get_origin(target) in (Union, UnionType):
@@ -92,7 +94,7 @@ def is_assignable(target: Any, source: Any) -> bool:
 
 
 def without_none(annotation: Any) -> Any:
-    """Return `T` for `T | None`; None for None."""
+    """Return T for the annotation `T | None`, and None for None."""
     if annotation in (None, NoneType):
         return None
     if get_origin(annotation) in (Union, UnionType):

@@ -1,1 +1,1 @@
-"""Dependencies of a stage: connections, clients, and other values that factories make for it."""
+"""Dependencies of a stage: values such as clients, which factories make for each message."""

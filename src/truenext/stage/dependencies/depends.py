@@ -1,4 +1,4 @@
-"""Parameters of a stage: where the value of each comes from, and errors in that."""
+"""Parameters of a stage: `Depends`, and the search for the source of each parameter's value."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ Overrides: TypeAlias = Mapping[Factory, Factory]
 class Depends:
     """Mark a parameter, in `Annotated[T, Depends(factory)]`, as a value that `factory` makes.
 
-    A factory is a function, an `async` function, a generator of either kind that yields once, a function that
-    `contextlib` has made a context manager of, or a class. Code after the `yield` runs when the stage is done, before
-    anything is committed. A class whose instances are context managers is entered, and left then. A factory may take
-    the parameters that a stage may take, except its message and its state. It is called once for each message, however
-    many parameters depend on it. A plain stage, which runs in a thread, takes no `async` factory.
+    A factory is a function, a generator function that yields once, a function that `contextlib` has made a context
+    manager of, or a class. The functions may be `async`, but not for a plain stage, since it runs in a thread. Code
+    after the `yield` runs when the stage has returned, before anything is committed. If the instances of a class are
+    context managers, they are entered, and exited at the same time.
+
+    A factory may take the same parameters as a stage, except the message and the state. It is called once for each
+    message, even if several parameters depend on it.
 
     Raises: ConfigurationError if `factory` is not callable
     """
 
     factory: Factory
-    """Callable that makes the value."""
+    """Function or class that makes the value."""
 
     def __post_init__(self) -> None:
         if not callable(self.factory):
@@ -51,12 +53,13 @@ def build_plan(
     overrides: Overrides | None = None,
     forbidden: Mapping[Any, str] = MappingProxyType({}),
 ) -> DependencyPlan:
-    """Build the plan of a stage's dependencies. `provided` has the name of each value that the caller provides, by
-    type; a generic type stands for all types made of it. `positional` are parameters that the caller passes itself.
-    `overrides` replace factories wherever they are used. `forbidden` says why a type is a mistake here, even for a
-    parameter with a default.
+    """Build the plan of a stage's dependencies.
 
-    Raises: ConfigurationError, with parameter and function, for a parameter without a value
+    `provided` names the value for each type that the caller provides; a generic type includes its parameterized types.
+    `positional` are parameters that the caller passes itself. `overrides` maps a factory to the factory that replaces
+    it everywhere. `forbidden` maps a type that no parameter may have to the reason.
+
+    Raises: ConfigurationError if a parameter has no value, or a forbidden type; the text names parameter and function
     """
     is_async = inspect.iscoroutinefunction(function)
     search = _PlanBuilder(provided, overrides or {}, forbidden, is_async, function)
@@ -66,7 +69,7 @@ def build_plan(
 
 @dataclass(slots=True, eq=False)
 class _PlanBuilder:
-    """Walk through a function and the factories that it depends on."""
+    """Search for the sources of a function's parameters, and of those of its factories."""
 
     provided: Mapping[Any, str]
     overrides: Overrides
@@ -74,7 +77,7 @@ class _PlanBuilder:
     is_async: bool
     function: Callable[..., Any]
     steps: list[FactoryStep] = field(default_factory=list)
-    """Calls of factories, in their order."""
+    """Calls of factories, in the order in which they are made."""
     overridden: set[Factory] = field(default_factory=set)
     _step_numbers: dict[Factory, int] = field(default_factory=dict)
     _path: list[Callable[..., Any]] = field(default_factory=list)
@@ -82,7 +85,8 @@ class _PlanBuilder:
     def parameter_sources(
         self, function: Callable[..., Any], positional: Collection[str] = ()
     ) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]]:
-        """Return provided parameters with the names of their values, and made ones with the numbers of their steps."""
+        """Return two lists: parameters with a provided value, each with the name of the value, and parameters with a
+        factory, each with the number of the factory's step."""
         direct: list[tuple[str, str]] = []
         made: list[tuple[str, int]] = []
         self._path.append(function)
@@ -128,7 +132,8 @@ class _PlanBuilder:
         return self.provided.get(kind) or self.provided.get(get_origin(kind))
 
     def _add_step(self, factory: Factory, parameter: str) -> int:
-        """Return the number of the step that calls a factory. All parameters that depend on the factory share it."""
+        """Return the number of the step that calls the factory, and add the step if it is new. All parameters that
+        depend on the factory share the step."""
         if factory in self._path:
             cycle = [*self._path[self._path.index(factory) :], factory]
             raise self._fault(
@@ -166,7 +171,7 @@ class _PlanBuilder:
 
 
 def _parse_annotation(annotation: Any) -> tuple[Any, list[Depends]]:
-    """Return the type and its Depends. `T | None` is taken as T, since None is the default if no T is provided."""
+    """Return the type of an annotation, and its Depends. `T | None` counts as T."""
     kind = without_none(annotation)
     if get_origin(kind) is not Annotated:
         return kind, []

@@ -1,9 +1,9 @@
-"""Exit stack: closes the resources of one run of a stage, and decides which of several errors is raised.
+"""Exit stack: closes the context managers of one run of a stage, and decides which of several errors is raised.
 
-All resources are closed, the last one first, whatever is raised. Each context manager gets the error of the stage,
-or else the first error in closing, so that it does not take the run for a success. A context manager cannot turn a
-failure into a success, and does not hide the error of the stage: the first of several errors is raised, and the
-others are logged. Only an error that ends the program or its task (a cancellation, Ctrl-C) replaces an `Exception`.
+All context managers are closed, the last one first, even after errors. Each context manager gets the first error so
+far: the error of the stage, or an error in closing another context manager. The first error is raised, and the others
+are logged. A context manager cannot suppress an error. An error that ends the program or its task, such as a
+cancellation or Ctrl-C, replaces an earlier `Exception`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _OpenResource(NamedTuple):
 
 
 class StageExitStack:
-    """Stack of entered context managers, for `async with`, or for `with` if none is entered with `enter_async`."""
+    """Stack of entered context managers. Use it with `async with`, or with `with` if `enter_async` is not called."""
 
     __slots__ = ("_open",)
 
@@ -49,7 +49,7 @@ class StageExitStack:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close all resources. Raises: an error that replaces `error`, or an error in closing if `error` is None"""
+        """Close all context managers. Raises: an error in closing, if it is the first error or replaces `error`"""
         first = error
         while self._open:
             one = self._open.pop()
@@ -86,7 +86,8 @@ def _exc_info(
 
 
 def _more_severe(first: BaseException | None, other: BaseException, name: str) -> BaseException:
-    """Return the error to raise; log `other` if that is the first one."""
+    """Return the error to raise: `first`, unless only `other` would end the program or its task. If `first` is
+    returned, log `other`."""
     if first is None or other is first:
         return other
     if isinstance(first, Exception) and not isinstance(other, Exception):

@@ -1,4 +1,4 @@
-"""Factories of dependencies: their kinds, and their parameters."""
+"""Factories of dependencies: finds the kind, the parameters and the name of each factory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Factory: TypeAlias = Callable[..., Any]
 
 
 class FactoryKind(Enum):
-    """Kind of a factory: whether its result is the value, or is awaited or entered to get the value."""
+    """Kind of a factory: whether its result is the value itself, must be awaited, or must be entered."""
 
     CALL = "what is returned is the value"
     AWAIT = "what is returned is awaited"
@@ -26,8 +26,8 @@ def is_awaited(kind: FactoryKind) -> bool:
 
 
 def classify_factory(factory: Factory, *, is_async: bool) -> tuple[Factory, FactoryKind]:
-    """Return the function to call for a factory, and its kind. `is_async`: a class with both kinds of context
-    manager is entered with `async with`."""
+    """Return the function that makes the value or its context manager, and the kind of the factory. With `is_async`, a
+    class with both kinds of context manager is entered with `async with`."""
     if isinstance(factory, type):
         if hasattr(factory, "__aenter__") and (is_async or not hasattr(factory, "__enter__")):
             return factory, FactoryKind.ENTER_ASYNC
@@ -49,16 +49,16 @@ def classify_factory(factory: Factory, *, is_async: bool) -> tuple[Factory, Fact
 
 
 def _underlying_function(factory: Factory) -> Factory:
-    """Return the function that a callable object runs."""
+    """Return the function that runs when a callable object is called."""
     while isinstance(factory, functools.partial):
         factory = factory.func
     return factory if inspect.isroutine(factory) else factory.__call__  # type: ignore[operator]
 
 
 def evaluated_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of a function, and evaluate annotations that are text.
+    """Return the parameters of a function. Annotations that are text are evaluated.
 
-    Raises: NameError if an annotation has a name that its module does not have
+    Raises: NameError if an annotation contains a name that its module does not define
     """
     try:
         return list(inspect.signature(function, eval_str=True).parameters.values())
@@ -68,7 +68,7 @@ def evaluated_parameters(function: Callable[..., Any]) -> list[inspect.Parameter
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a function as a program writes it."""
+    """Return the qualified name of a function, such as `Shop.open`."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__qualname__", None) or repr(function)

@@ -1,4 +1,4 @@
-"""Plan of a stage's dependencies: makes their values for each message, and closes them."""
+"""Plan of a stage's dependencies: makes the arguments of the stage for each message."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ProvidedValues = Mapping[str, Any]
 
 @dataclass(slots=True, eq=False)
 class FactoryStep:
-    """Step of a DependencyPlan: the call of one factory, which makes one value."""
+    """Call of one factory in a DependencyPlan. It makes one value."""
 
     name: str
     maker: Factory
     kind: FactoryKind
     direct: Sequence[tuple[str, str]]
-    """Parameters that get provided values, with the names of these values."""
+    """Parameters of the factory that get provided values, each with the name of the value."""
     made: Sequence[tuple[str, int]]
 
     def call(self, provided: ProvidedValues, values: list[Any]) -> Any:
@@ -30,27 +30,27 @@ class FactoryStep:
 
 @dataclass(slots=True, eq=False)
 class DependencyPlan:
-    """Dependencies of one stage, in the order in which they are made.
+    """Dependencies of one stage, in the order in which their values are made.
 
-    `make_arguments` is for a plain stage, in the thread that runs it, `make_arguments_async` for an `async` one. Both
-    return the arguments by parameter, and enter resources into a stack, which the caller closes after the stage.
-    `provided` has the values by the names given to `build_plan`.
+    `make_arguments` is for a plain stage, and is called in the stage's thread. `make_arguments_async` is for an `async`
+    stage. Both return the arguments by parameter, and enter context managers into a stack. The caller closes the stack
+    after the stage. `provided` has the provided values, by the names that `build_plan` was given.
     """
 
     steps: Sequence[FactoryStep]
     direct: Sequence[tuple[str, str]]
     made: Sequence[tuple[str, int]]
     overridden: Set[Factory]
-    """Factories that were replaced by others from `overrides`."""
+    """Factories that `overrides` has replaced."""
     required_names: frozenset[str] = field(init=False)
-    """Names of the provided values that the stage and its factories take."""
+    """Names of the provided values that the stage or one of its factories takes."""
 
     def __post_init__(self) -> None:
         direct = chain(self.direct, *(step.direct for step in self.steps))
         self.required_names = frozenset(name for _, name in direct)
 
     def arguments(self, provided: ProvidedValues, values: Sequence[Any] = ()) -> dict[str, Any]:
-        """Return the arguments of the stage; `values` are the results of the steps."""
+        """Return the arguments of the stage. `values` are the values that the steps have made."""
         return _arguments(self.direct, self.made, provided, values)
 
     def make_arguments(self, stack: StageExitStack, provided: ProvidedValues) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class DependencyPlan:
         return self.arguments(provided, values)
 
     async def make_arguments_async(self, stack: StageExitStack, provided: ProvidedValues) -> dict[str, Any]:
-        """Make the values of an `async` stage. Plain factories run in the event loop."""
+        """Make the arguments of an `async` stage. Plain factories are called in the event loop."""
         values: list[Any] = []
         for step in self.steps:
             value = step.call(provided, values)

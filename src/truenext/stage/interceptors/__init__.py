@@ -1,1 +1,1 @@
-"""Interceptors around every run of a stage: log fields, metrics and spans."""
+"""Interceptors: hooks around the runs of stages, for log fields, metrics and traces."""

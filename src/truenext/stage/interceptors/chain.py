@@ -1,4 +1,4 @@
-"""Chain of the interceptors of a service, which handles their errors."""
+"""Chain of a service's interceptors. It calls their hooks, and logs the errors of `sending` and `ended`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _logger = logging.getLogger("truenext.stage")
 
 
 class InterceptorChain:
-    """Chain that calls only interceptors which override a hook. Where `has_around`, `has_sending` or `has_ended` is
-    False, the caller need not make the arguments of that hook."""
+    """Chain of interceptors. For each hook, it calls only the interceptors that override the hook. If `has_around`,
+    `has_sending` or `has_ended` is False, the caller need not make the arguments of that hook."""
 
     __slots__ = ("_around", "_ended", "_sending", "has_around", "has_ended", "has_sending")
 
@@ -26,7 +26,8 @@ class InterceptorChain:
         self.has_ended: bool = bool(self._ended)
 
     def enter_around(self, stack: StageExitStack, execution: Execution) -> None:
-        """Enter the hooks `around` in the thread that runs the stage, which then closes the stack."""
+        """Enter the context managers of `around` into the stack, which the caller closes after the stage. Call this in
+        the thread of the stage."""
         for each in self._around:
             stack.enter(_name(each), each.around(execution))
 

@@ -23,13 +23,13 @@ class HistogramSample(NamedTuple):
     labels: Mapping[str, str]
     bounds: Sequence[float]
     counts: Sequence[int]
-    """Number of values between one bound and the next; one more than there are bounds."""
+    """Number of values in each bucket: above the bound before it, up to its own bound. The last bucket has no bound."""
     total: float
     """Sum of all observed values."""
 
 
 def format_metric(name: str, kind: MetricKind, about: str, metrics: Iterable[Sample | HistogramSample]) -> str:
-    """Return the lines of one metric with all its labels. `about` is one line without a backslash."""
+    """Return the lines of one metric. `about` is its help text: one line without a backslash."""
     lines = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
     for metric in metrics:
         lines += _histogram(name, metric) if isinstance(metric, HistogramSample) else [_line(name, metric)]
@@ -37,7 +37,8 @@ def format_metric(name: str, kind: MetricKind, about: str, metrics: Iterable[Sam
 
 
 def _histogram(name: str, histogram: HistogramSample) -> Iterator[str]:
-    """Yield the lines of a histogram, in which each bucket also counts the values of all smaller buckets."""
+    """Yield the lines of a histogram. In this format the count of a bucket includes the counts of all smaller
+    buckets."""
     cumulated = list(accumulate(histogram.counts))
     bounds = [*map(repr, histogram.bounds), "+Inf"]
     for bound, count in zip(bounds, cumulated, strict=True):

@@ -12,16 +12,16 @@ ExecutionOutcome: TypeAlias = Literal["completed", "already processed", "failed"
 """Outcome of an execution.
 
     completed          the stage has run, and all its effects are committed
-    already processed  an exactly-once stage had processed the message before; it is acknowledged, and has no effect
-    failed             the message counts an attempt, and is redelivered, or a dead letter after too many attempts
-    rejected           the message is a dead letter at once
-    released           the message is redelivered without an attempt: service stopped, broker or database unavailable
+    already processed  an exactly-once stage had processed the message before; now it is only acknowledged
+    failed             the message counts an attempt: it is redelivered, or after too many attempts a dead letter
+    rejected           the message becomes a dead letter at once
+    released           the message is redelivered without an attempt: the service stops, or broker or database is away
     in doubt           the client could not find out in time whether the commit happened
 """
 
 
 class Execution(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """One run of one stage with one message."""
+    """One execution: one stage handles one message."""
 
     endpoint: str
     """Name of the endpoint."""
@@ -30,91 +30,95 @@ class Execution(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     queue: str
     """Queue of the stage."""
     message_id: str
-    """Id of the message, the same however often it is delivered."""
+    """Id of the message. It is the same in every delivery."""
     flow_id: str
-    """Id of the flow, the same in all its stages."""
+    """Id of the flow. It is the same in all its stages."""
     trace: str
     """Name of the flow for people."""
     attempt: int
-    """Number of the attempt; the first is 1."""
+    """Number of the attempt: 1 plus the failures that count against the message."""
     interactive: bool
     """True if a caller waits for the flow."""
     size: int
-    """Bytes of the message's body, with its envelope."""
+    """Size of the message's body in bytes, including its envelope."""
     carrier: Mapping[str, str] = {}
-    """Values that interceptors put into the message when it was sent."""
+    """Values that the sender's interceptors have put into the message."""
     interceptor_data: dict[Interceptor, Any] = {}
-    """Value that each interceptor keeps for its next hooks."""
+    """Data of each interceptor for its later hooks, by interceptor."""
 
 
 class MessageToSend(msgspec.Struct, eq=False, kw_only=True):
-    """Message that is about to be sent, as interceptors see it."""
+    """Message that is about to be sent."""
 
     destination: str
-    """Name of a queue or topic."""
+    """Name of the queue or topic, without /queue/ or /topic/."""
     message_id: str
     """Id of the message."""
     flow_id: str
-    """Id of its flow."""
+    """Id of the message's flow."""
     trace: str
     """Name of the flow for people."""
     size: int
-    """Bytes of the encoded message, without its envelope."""
+    """Size of the encoded message in bytes, without its envelope."""
     carrier: dict[str, str] = {}
-    """Values that the receiver finds in `Execution.carrier`. Every message carries them: keep them to a few short
-    texts."""
+    """Values for the receiver, which finds them in `Execution.carrier`. The message carries them, so put in only a few
+    short texts."""
 
 
 class ExecutionResult(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """Result of an execution. All durations are in seconds."""
+    """Result of an execution. Durations are in seconds."""
 
     outcome: ExecutionOutcome
-    """Outcome of the message."""
+    """Outcome of the execution."""
     error: BaseException | None = None
-    """Cause of the outcome, if that is an error."""
+    """Error that caused the outcome; None if there was no error."""
     run: float | None = None
-    """Duration until the stage returned, or `total` if it did not return."""
+    """Duration from the receipt of the message until the stage returned; equal to `total` if the stage did not
+    return."""
     commit: float | None = None
-    """Duration from the stage's return until the end of the commit; None without a commit."""
+    """Duration from the stage's return until the end of the commit; None if nothing was committed."""
     total: float
-    """Duration from the receipt of the message until its outcome is known."""
+    """Duration from the receipt of the message until its outcome was known."""
 
 
 class Interceptor:
-    """Base class of interceptors; a hook that is not overridden costs nothing. One interceptor serves all stages of
-    a service, in several tasks and threads at once.
+    """Base class of interceptors. A hook that a subclass does not override costs no time. One interceptor serves all
+    stages of a service, in several tasks and threads at once.
 
-    Interceptors are called in the order that `Service` was given. None may wait for long: the hooks of `async`
-    stages run in the event loop.
+    Hooks are called in the order of the interceptors in `Service`. A hook must not wait for long, since hooks of
+    `async` stages run in the event loop.
     """
 
     def around(self, execution: Execution) -> AbstractContextManager[object]:
-        """Return a context manager for one run of a stage, in the thread of the stage. It is entered before the
-        dependencies are made, left after they are closed, before anything is committed, and gets the exception of
-        the stage. One message may have several runs: again in place after a conflict in SQL, and, by `next_direct`,
-        a run of the next stage, which `execution.stage` then names.
+        """Return a context manager for one run of a stage. It is entered in the thread of the stage, before the
+        dependencies are made. It is exited after the dependencies are closed and before anything is committed, and gets
+        the exception of the stage.
 
-        Its exception fails the stage, and neither hides the stage's own exception nor makes a failure a success.
+        One message may have several runs. After a conflict in SQL, the stage runs again. After `next_direct`, the next
+        stage runs, and `execution.stage` names that stage.
+
+        If the context manager raises an exception, the stage fails. The exception of the stage itself is raised in any
+        case: the context manager cannot suppress or replace it.
 
         Args:
-            execution: The run.
+            execution: The execution to which the run belongs.
         """
         return nullcontext()
 
     def sending(self, execution: Execution | None, send: MessageToSend) -> None:
-        """Inspect a message before it is sent, or put values into `send.carrier`. The message is final once its
-        transaction is committed. An exception is logged, and the message is sent.
+        """Inspect a message before it is sent, or put values into `send.carrier`. The message may still be rolled back
+        with its transaction. If this hook raises an exception, the exception is logged, and the message is sent.
 
         Args:
-            execution: Run of the stage that sends the message; None if no stage sends it.
+            execution: Execution of the stage that sends the message; None if a program sends it.
             send: The message.
         """
 
     def ended(self, execution: Execution, result: ExecutionResult) -> None:
-        """Get the result of an execution, once, when the outcome of its message is known; also if `around` was never
-        entered, because the message was rejected before. An exception is logged.
+        """Handle the result of an execution. This is called once, when the outcome of the message is known. It is also
+        called if the message was rejected before the stage ran, and so without `around`. An exception is logged.
 
         Args:
-            execution: The execution, with the `interceptor_data` of the hooks before.
-            result: Its result.
+            execution: The execution, with the `interceptor_data` of earlier hooks.
+            result: Result of the execution.
         """

@@ -2,7 +2,7 @@
 
     handler.addFilter(StageFields())            every record that this handler writes gets the fields
     Service(..., interceptors=[LogFields()])    sets their values while a stage runs
-    "%(flow_id)s %(stage)s %(message)s"         a format with fields; formatters for JSON find them by themselves
+    "%(flow_id)s %(stage)s %(message)s"         a format with fields; formatters for JSON show all fields
 
 Add the filter to a handler: a filter of a logger does not get the records of its child loggers.
 """
@@ -22,8 +22,8 @@ _current: ContextVar[Execution | None] = ContextVar("truenext.stage", default=No
 
 
 class LogFields(Interceptor):
-    """Interceptor that tells StageFields which stage runs. A thread that a stage starts itself needs a copy of the
-    stage's context, which `asyncio.to_thread` makes."""
+    """Interceptor that tells StageFields which stage runs. If a stage starts a thread, the thread needs a copy of the
+    stage's context; `asyncio.to_thread` makes the copy."""
 
     @contextmanager
     def around(self, execution: Execution) -> Iterator[None]:
@@ -35,9 +35,9 @@ class LogFields(Interceptor):
 
 
 class StageFields(logging.Filter):
-    """Filter that adds `flow_id`, `trace`, `stage` (endpoint.stage), `message_id` and `attempt` to every record, and
-    lets it pass. Outside of stages they are empty, and the attempt is 0, unless the record has them already, as
-    those of `truenext.stage` do."""
+    """Filter that adds `flow_id`, `trace`, `stage` (endpoint.stage), `message_id` and `attempt` to every record. It
+    drops no record. Outside of stages, the fields are empty and `attempt` is 0, unless the record already has the
+    fields, as records of the logger `truenext.stage` do."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         execution = _current.get()

@@ -1,4 +1,4 @@
-"""Metrics of stages: number and outcomes of executions, and their durations."""
+"""Metrics of stages: executions by outcome, sent messages, and durations."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from truenext.stage.interceptors.interceptor import (
 )
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-"""Upper bounds of durations, in seconds, as recommended by OpenTelemetry's conventions for messages."""
+"""Upper bounds of the buckets for durations, in seconds, as OpenTelemetry's conventions for messages recommend."""
 
 
 class DurationHistogram(msgspec.Struct, frozen=True):
-    """Sum of durations in seconds, and their number in each of BUCKETS."""
+    """Histogram of durations: their sum, and the number of durations in each bucket of BUCKETS."""
 
     seconds: float
-    """Sum of the durations."""
+    """Sum of the durations in seconds."""
     buckets: tuple[int, ...]
-    """Number of durations up to each of BUCKETS and above the one before; the last number is of those above all of
-    them."""
+    """Number of durations in each bucket: above the bound before it, up to its own bound. The last bucket has no
+    bound."""
 
     @property
     def count(self) -> int:
@@ -40,22 +40,23 @@ class DurationHistogram(msgspec.Struct, frozen=True):
 
 
 class StageMetrics(msgspec.Struct, frozen=True):
-    """Metrics of one stage, since the interceptor was made."""
+    """Metrics of one stage, counted since the interceptor was made."""
 
     running: int
-    """Number of current runs."""
+    """Number of runs that are under way."""
     outcomes: dict[ExecutionOutcome, int]
     """Number of executions by outcome."""
     sent: int
-    """Number of messages that the stage sent, including those of transactions that were rolled back."""
+    """Number of messages that the stage sent, including messages whose transaction was rolled back."""
     run: DurationHistogram
-    """Durations `ExecutionResult.run` of all executions, failed ones too."""
+    """Durations `ExecutionResult.run` of all executions, including failed executions."""
     total: DurationHistogram
     """Durations `ExecutionResult.total` of all executions."""
 
 
 class Metrics(Interceptor):
-    """Interceptor that counts in memory, for this process. Any thread may call its methods."""
+    """Interceptor that counts executions and durations in the memory of this process. Any thread may call its
+    methods."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -91,17 +92,17 @@ class Metrics(Interceptor):
         return self._stages[execution.endpoint, execution.stage]
 
     def snapshot(self) -> dict[tuple[str, str], StageMetrics]:
-        """Return the metrics of one moment, by endpoint and stage."""
+        """Return the metrics of each stage at one moment, by endpoint and stage."""
         with self._lock:
             return {key: counts.metrics() for key, counts in self._stages.items()}
 
     @property
     def sent_outside_stages(self) -> int:
-        """Number of messages that no stage sent: those that start flows."""
+        """Number of messages that programs sent to start flows, outside of stages."""
         return self._sent_outside_stages
 
     def exposition(self) -> str:
-        """Return the metrics as text for Prometheus, of the content type `exposition.CONTENT_TYPE`."""
+        """Return the metrics as text for Prometheus. Its content type is `exposition.CONTENT_TYPE`."""
         stages = [({"endpoint": endpoint, "stage": stage}, each) for (endpoint, stage), each in self.snapshot().items()]
         running = [Sample(labels, each.running) for labels, each in stages]
         ended = [

@@ -1,16 +1,16 @@
-"""Traces of OpenTelemetry: one trace for a flow through many processes.
+"""Traces of OpenTelemetry: one trace for each flow, through all processes that handle it.
 
     send order.place            PRODUCER   start of the flow
     └── process order.place     CONSUMER   execution of its first stage, until the outcome of the message is known
         └── send price          PRODUCER   message of that stage
             └── process price   CONSUMER   ...
 
-Each message carries the context of the span that sent it, as the program's propagators write it (by default
-`traceparent`), and its receiver continues from there. Needs `truenext[opentelemetry]`. The SDK of the program
-exports the spans; without an SDK, nothing is recorded.
+Each message carries the context of its sender's span, and the receiver's span continues that trace. The program's
+propagators write the context, by default as `traceparent`. The SDK of the program exports the spans; without an SDK,
+nothing is recorded. This module needs `truenext[opentelemetry]`.
 
-Source: OpenTelemetry's semantic conventions for messaging spans, 1.44. They require a link to the sender's span;
-that may also be the parent, since each of these spans is of a single message.
+Source: OpenTelemetry's semantic conventions for messaging spans, 1.44. These conventions require a link to the sender's
+span. The sender's span may also be the parent, since each span here handles a single message.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from truenext.version import VERSION
 
 
 class Tracing(Interceptor):
-    """Interceptor that makes a trace of OpenTelemetry of each flow, through all its processes."""
+    """Interceptor that makes one trace of OpenTelemetry for each flow, through all processes that handle it."""
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
-        """Make an interceptor. It needs the package truenext[opentelemetry].
+        """Create the interceptor. It needs the package truenext[opentelemetry].
 
         Args:
-            provider: Provider of the tracer; None is the program's global one.
+            provider: Provider of the tracer; None is the program's global provider.
         """
         self._tracer = trace.get_tracer("truenext.stage", VERSION, provider)
 

@@ -1,9 +1,8 @@
-"""Compatibility of a service with its former interface: changes that break messages under way, or other services.
+"""Compatibility of a service with its former interface: finds changes that break messages under way, or other services.
 
-The interface is what a service takes, keeps as state, and replies. A message under way was written by the old code,
-and is read by the new code: its message and its state must be readable. A reply is written by the new code, and read
-by its caller, perhaps another service, which knows the old interface: so replies are compared the other way round. A
-queue that no stage consumes any more keeps its messages, and those that still come.
+The interface has the schemas of messages, states and replies. The new code must be able to read the messages and states
+that the old code has written. A caller of the old code must be able to read the replies that the new code writes, so
+replies are compared the other way round. If a stage is removed, messages in its queue have no consumer any more.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from truenext.stage.core.schema import Schema, schema_of
 from truenext.stage.introspection.mismatch import UNCERTAIN, Mismatch, find_mismatches
 
 FORMAT: Final = 3
-"""Format of a stored interface. 1 lacks names, members, defaults and sets, and 2 lacks keys, names and members
-within models of pydantic, so a change of these could not be seen."""
+"""Format of a stored interface. Format 1 lacks names, members, defaults and sets. Format 2 lacks keys, and the names
+and members in pydantic models. A comparison with such an interface would not find changes of these parts."""
 
 _DEAD_LETTERED = "such a message becomes a dead letter"
 _MISREAD = "messages that were sent before are read wrongly, without an error"
@@ -31,21 +30,21 @@ class EndpointInterface(msgspec.Struct, frozen=True, omit_defaults=True):
     replies: Schema | None = None
     state: Schema | None = None
     topic: str = ""
-    """Topic to which the endpoint subscribes, instead of having queues; empty if none."""
+    """Topic from which the endpoint consumes; empty if the endpoint consumes from queues."""
     stages: dict[str, Schema] = {}
-    """Schema of the message that each stage but the first takes, by the stage's queue."""
+    """Schema of each stage's message, by the stage's queue, without the first stage."""
 
 
 class ServiceInterface(msgspec.Struct, frozen=True):
     format: int
     service: str
     endpoints: dict[str, EndpointInterface]
-    """Endpoints by name."""
 
 
 class Incompatibility(msgspec.Struct, frozen=True):
     is_breaking: bool
-    """True if messages under way, or all callers, break; False if only some callers do, or perhaps nothing."""
+    """True if messages under way or all callers break; False if only some callers may break, or it is uncertain whether
+    anything breaks."""
     location: str
     """Endpoint or queue that the change affects."""
     change: str
@@ -68,7 +67,8 @@ def _endpoint(endpoint: LocalEndpoint[Any, Any]) -> EndpointInterface:
 
 
 def compare_interfaces(before: ServiceInterface, now: ServiceInterface) -> list[Incompatibility]:
-    """Return the changes that break something, in the order of names; before them, a note if it is another service."""
+    """Return the changes that break messages or callers, sorted by endpoint. If the two interfaces have different
+    service names, a note comes first."""
     other = []
     if before.service != now.service:
         other.append(
@@ -126,13 +126,13 @@ def _stage_removed(queue: str) -> Incompatibility:
 
 
 def _compare_read(location: str, part: str, old: Schema, new: Schema) -> Iterator[Incompatibility]:
-    """Compare messages of the old code with the schema of the new code, which reads them."""
+    """Yield what breaks when the new code reads messages that the old code has written."""
     for each in find_mismatches(old, new):
         yield Incompatibility(each.kind not in UNCERTAIN, location, *_change_of_read(f"{part}: {_field(each)}", each))
 
 
 def _change_of_read(subject: str, each: Mismatch) -> tuple[str, str, str]:
-    """Return change, consequence and advice for a mismatch that the new code reads."""
+    """Return change, consequence and advice for a mismatch in messages that the new code reads."""
     why = f"messages that were sent before may differ: {_DEAD_LETTERED}"
     match each.kind:
         case "field":
@@ -187,7 +187,7 @@ def _change_of_read(subject: str, each: Mismatch) -> tuple[str, str, str]:
 
 
 def _compare_reply(location: str, old: Schema, new: Schema | None) -> Iterator[Incompatibility]:
-    """Compare replies of the new code with the old schema, by which callers read them."""
+    """Yield what breaks when callers of the old code read replies that the new code has written."""
     if new is None:
         yield Incompatibility(
             True,
@@ -203,7 +203,7 @@ def _compare_reply(location: str, old: Schema, new: Schema | None) -> Iterator[I
 
 
 def _change_of_reply(subject: str, each: Mismatch) -> tuple[str, str, str]:
-    """Return change, consequence and advice for a mismatch that callers read."""
+    """Return change, consequence and advice for a mismatch in replies that callers read."""
     if each.kind in ("meaning", "default"):
         change = (
             f"was {each.expected}, and is {each.written} now"

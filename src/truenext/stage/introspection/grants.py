@@ -1,7 +1,7 @@
 """Grants that a service needs at a broker with users. Source: docs/security.md, "Grants of a service or a query"
 
-They are found by the definitions of the service and the code of its stages. So grants may be missing for calls outside
-of the stages' own code, such as `ask`, and for replies, which go where the callers say.
+The grants are derived from the definitions of the service and the code of its stages. Grants for other calls, such as
+`ask` in a program, may be missing. So may grants for replies, since the callers name the queues of their replies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from truenext.stage.introspection.references import references_of
 def needed_grants(
     endpoints: Iterable[LocalEndpoint[Any, Any]], remotes: Iterable[Endpoint[Any, Any]], topics: Iterable[Topic[Any]]
 ) -> dict[Right, list[Pattern]]:
-    """Return the queues and topics that the service takes from and sends to, sorted; no pattern has * or >."""
+    """Return the patterns that the service needs for each right: the queues and topics that it takes from, and those
+    that it sends to, sorted. Each pattern is a single name."""
     own = list(endpoints)
     stages = [stage for each in own for stage in each.stages_in_order]
     taken = {stage.destination for stage in stages}
@@ -34,6 +35,6 @@ def needed_grants(
 
 
 def missing_grants(needed: Mapping[Right, Iterable[Pattern]], user: User) -> dict[Right, list[Pattern]]:
-    """Return the needed grants that a user lacks, by right; a right of which none is missing is left out."""
+    """Return the needed grants that a user lacks, by right. The result has only rights of which a grant is missing."""
     missing = {right: [each for each in patterns if not user.may(right, each)] for right, patterns in needed.items()}
     return {right: patterns for right, patterns in missing.items() if patterns}

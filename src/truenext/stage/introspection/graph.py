@@ -1,4 +1,4 @@
-"""Graph of a service, to be shown to people: endpoints, their stages, and the endpoints and topics that these name."""
+"""Graph of a service, for people: its endpoints, their stages, and the endpoints and topics that the stages name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EndpointNode(msgspec.Struct, frozen=True):
     replies: str | None
     state: str | None
     topic: str
-    """Topic to which the endpoint subscribes; empty if none."""
+    """Topic to which the endpoint subscribes; empty if it does not subscribe."""
     stages: list[StageNode]
 
 
@@ -61,7 +61,8 @@ def graph_of(
     remotes: Iterable[Endpoint[Any, Any]],
     topics: Iterable[Topic[Any]],
 ) -> ServiceGraph:
-    """Return the endpoints in the order of their definition; remote ones and topics also if only stages name them."""
+    """Return the graph of a service. Its endpoints are in the order of their definition. Remote endpoints and topics
+    are included if they are declared, or if a stage names them."""
     own = list(endpoints)
     referenced = [to for each in own for stage in each.stages_in_order for to, _ in references_of(stage.function)]
     others = {each.name: each for each in referenced if isinstance(each, Endpoint)}

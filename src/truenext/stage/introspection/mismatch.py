@@ -1,7 +1,8 @@
-"""Mismatches of two JSON Schemas: values that are written by one, and cannot be read, or not as the same, by another.
+"""Mismatches of two JSON Schemas: values that a writer writes with one schema, and that a reader with the other schema
+cannot read, or reads as other values.
 
-If in doubt, this reports a mismatch: rather one too many than one too few. A writer writes the fields that its
-schema names, and no others; a reader ignores fields that its schema does not name, unless it refuses them.
+If in doubt, a mismatch is reported. A writer writes only fields that its schema names. A reader ignores fields that its
+schema does not name, unless the schema forbids them.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ import msgspec
 from truenext.stage.core.schema import ANNOTATIONS, Schema
 
 MismatchKind = Literal["field", "type", "value", "bound", "meaning", "default", "renamed", "replaced"]
-"""Reason why a value cannot be read, or is read as something else.
+"""Reason why a written value cannot be read, or is read as another value.
 
     field      a required field may be missing
     type       a value is of another type
-    value      a value is not one of those that are allowed
-    bound      a value is beyond a bound
-    meaning    a value can be read, and is read as something else
-    default    a field is left out because it has its default, and is read as another default
-    renamed    fields are gone, and others are new and have a default: perhaps one was renamed
-    replaced   a field that is identified by its position has another name: perhaps it was renamed
+    value      a value is not in the list of allowed values
+    bound      a value exceeds a minimum, a maximum or another limit
+    meaning    a value can be read, but as another value
+    default    the writer leaves out a field with its default, but the reader has another default
+    renamed    fields were removed, and new fields have a default: perhaps a field was renamed
+    replaced   the field at a position of an array has another name: perhaps it was renamed
 
-The last two may be intended.
+"renamed" and "replaced" may be intended.
 """
 UNCERTAIN: frozenset[MismatchKind] = frozenset({"renamed", "replaced"})
 
@@ -36,31 +37,32 @@ _COMPARED = ANNOTATIONS | {
     *("properties", "required", "additionalProperties", "items", "prefixItems", "keys", *_LOWER_BOUNDS, *_UPPER_BOUNDS),
 }
 _ANYTHING: Schema = {}
-"""Always the same object, so that a comparison of types that contain themselves recognizes a pair, and ends."""
+"""Schema of any value. It is always this object: pairs of schemas are recognized by their `id`, so a comparison of
+types that contain themselves ends."""
 _INFINITE = float("inf")
 _UNKNOWN = object()
 _ENCODINGS = ("base64", "base64url")
-"""Values of `format` by which pydantic marks bytes encoded as text."""
+"""Values of `format` by which pydantic marks bytes that are encoded as text."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
     path: str
-    """Field, such as `lines[].price`; empty for the whole value."""
+    """Path of the field, such as `lines[].price`; empty for the whole value."""
     kind: MismatchKind
     written: str
     expected: str
 
 
 def find_mismatches(written: Schema, expected: Schema) -> list[Mismatch]:
-    """Return the mismatches, each of them once.
+    """Return the mismatches between the writer's schema and the schema that the reader expects, without duplicates.
 
-    Raises: ValueError, TypeError, AttributeError if one is no schema, such as of a damaged file
+    Raises: ValueError, TypeError or AttributeError if one of them is not a schema, for example from a damaged file
     """
     return list(dict.fromkeys(_SchemaComparison().compare(_ScopedSchema(written, ()), _ScopedSchema(expected, ()), "")))
 
 
 class _ScopedSchema:
-    """Schema, with the definitions to which its references lead."""
+    """Schema, together with the definitions to which its references refer."""
 
     __slots__ = ("schema", "scopes")
 
@@ -109,20 +111,20 @@ class _ScopedSchema:
 
     @property
     def array_items(self) -> tuple[list[Any], Any]:
-        """Schemas of an array: those of items at fixed positions, and that of all further items; None if the schema
-        names no further items."""
+        """Schemas of an array's items: a list of schemas for the first items, and one schema for all further items;
+        None if further items have no schema."""
         prefix: list[Any] = self.get("prefixItems", [])
         further = self.get("items", None if prefix else {})
         return prefix, None if further is False else further
 
     @property
     def name(self) -> str:
-        """Name of a class; empty if the schema is of none."""
+        """Name of the class that the schema describes; empty if it describes no class."""
         return str(self.get("title", ""))
 
     @property
     def encoding(self) -> str:
-        """Encoding of bytes as text; empty if the text is no bytes."""
+        """Encoding of bytes as text, such as base64; empty if the schema describes no encoded bytes."""
         format_ = self.get("format")
         return str(self.get("contentEncoding") or (format_ if format_ in _ENCODINGS else ""))
 
@@ -142,7 +144,8 @@ class _ScopedSchema:
 class _SchemaComparison:
     def __init__(self) -> None:
         self._open: set[tuple[int, int]] = set()
-        """Pairs of schemas (by `id`) being compared, and not compared again within: types may contain themselves."""
+        """Pairs of schemas, by `id`, whose comparison is under way. Such a pair is not compared again, since types may
+        contain themselves."""
 
     def compare(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> list[Mismatch]:
         if written.schema is False:
@@ -181,7 +184,7 @@ class _SchemaComparison:
         return self._of_type(written, expected, path)
 
     def _any_of(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> list[Mismatch]:
-        """Return the mismatches with the closest option."""
+        """Return the mismatches of a value with the option that it matches best."""
         nearest = [Mismatch(path, "type", str(written), str(expected))]
         is_near = False
         options = expected.alternatives or ()
@@ -205,7 +208,8 @@ class _SchemaComparison:
         return found
 
     def _swapped_members(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> Iterator[Mismatch]:
-        """Yield values of an enum that belong to another member now, while their member has another value."""
+        """Yield a mismatch for each enum value that now belongs to another member, while its former member still
+        exists."""
         members: dict[str, Any] = written.get("members", {})
         members_expected: dict[str, Any] = expected.get("members", {})
         names = {_json(value): name for name, value in members_expected.items()}
@@ -329,7 +333,8 @@ class _SchemaComparison:
 
 
 def _of_default(default: Any, expected: Any, path: str) -> Iterator[Mismatch]:
-    """Compare the default of a field that the writer left out with the reader's default in the schema `expected`."""
+    """Yield a mismatch if writer and reader have different defaults for a field. The writer leaves out the field if it
+    has the default."""
     other = expected.get("default", _UNKNOWN) if isinstance(expected, dict) else _UNKNOWN
     if other is _UNKNOWN:
         yield Mismatch(path, "default", _json(default), "an unknown value")
@@ -348,7 +353,8 @@ def _names(names: list[str]) -> str:
 
 
 def _merge_types(found: list[Mismatch], path: str) -> list[Mismatch]:
-    """Merge mismatches of a value that is written as one of several types, none of them expected, into one."""
+    """Merge several type mismatches of one value into one mismatch. They arise if the writer may write several types,
+    and the reader accepts none of them."""
     here = [each for each in found if (each.path, each.kind) == (path, "type")]
     if len(here) < 2:
         return found
@@ -357,7 +363,7 @@ def _merge_types(found: list[Mismatch], path: str) -> list[Mismatch]:
 
 
 def _is_value(value: Any, expected: _ScopedSchema) -> bool:
-    """Return whether a value can be read; False if the schema is too complex to know."""
+    """Return whether the schema accepts a value; False if the schema is too complex for this function."""
     if expected.is_anything:
         return True
     if expected.alternatives is not None:

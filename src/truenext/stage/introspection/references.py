@@ -1,7 +1,7 @@
-"""References of a stage's function: the endpoints and topics that it names, and the calls in which it names them.
+"""References of a stage's function: the endpoints and topics that its code names, and the calls in which it names them.
 
-Only the function's own code is read, with lambdas and functions within it: not what it calls, and not names that are
-made at run time. So each found reference exists, but some may not be found.
+Only the code of the function itself is read, including lambdas and functions in it. References in functions that it
+calls are not found, nor are names that are made at run time.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Final, TypeAlias
 from truenext.stage.core.definitions import Endpoint, Topic
 
 ACTIONS: Final = {"request": "requests", "goto": "goes to", "send": "sends to", "publish": "publishes to"}
-"""Relation to an endpoint or topic, by the method that gets it as its first argument."""
+"""Relation of a stage to an endpoint or topic, by the name of the `Flow` method that gets it as first argument."""
 MENTIONS: Final = "names"
-"""Relation to an endpoint or topic that is named elsewhere."""
+"""Relation of a stage to an endpoint or topic that it names outside of such a call."""
 _NOTHING: Final = object()
 _IGNORED_OPS = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL"})
 _ATTRIBUTE_OPS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
@@ -28,7 +28,8 @@ Referenced: TypeAlias = Endpoint[Any, Any] | Topic[Any]
 
 
 def references_of(function: Callable[..., Any]) -> list[tuple[Referenced, str]]:
-    """Return the endpoints and topics, each with its relations, ordered by name; MENTIONS only if it has no other."""
+    """Return each endpoint and topic that the function names, once for each relation, sorted by destination. The
+    relation MENTIONS is left out if there is another one."""
     while isinstance(function, MethodType) or hasattr(function, "__wrapped__"):
         function = function.__func__ if isinstance(function, MethodType) else function.__wrapped__
     if not isinstance(function, FunctionType):

@@ -1,17 +1,18 @@
-"""Exactly-once processing: sends the units of the outbox, and deletes rows that are not needed any more.
+"""Exactly-once processing: sends the units of the outbox, and deletes rows that are no longer needed.
 
     exactly_once     for workers: check the inbox, borrow a producer, note that a unit was sent
-    ├── relay            sends units that their worker did not send, those of dead processes, too
-    ├── housekeeping     deletes rows of sent units, many at a time, and rows whose retention has ended
+    ├── relay            sends units that their worker did not send, including units of dead processes
+    ├── housekeeping     deletes rows of sent units, and rows whose retention has ended
     └── publishing       sends one unit, under its number
 
-A producer has one unit under way: SQL's COMMIT stores the unit and uses the producer's next number. After an answer of
-the broker the unit is deleted. Without one the producer is in doubt: it is claimed again under a lock, and its units
-are sent again under their numbers. A producer in use by this process is not claimed.
+A producer sends one unit at a time. SQL's COMMIT stores the unit, with the producer's next number. After the broker has
+answered its COMMIT, the unit is deleted. If an answer of the broker or the database is missing, the producer is in
+doubt. Then the relay claims it again under a lock, and sends its units again under their numbers. The relay does not
+claim a producer that this process is using.
 
-If the broker lacks numbers before that of a unit, they are resolved as rolled back; if it lacks too many, the unit gets
-a new number. A unit that is too large for the broker is split: its number is resolved first, then its parts become
-units without a number.
+If the broker does not know numbers before the number of a unit, these numbers are resolved as rolled back. If there are
+too many of them, the unit gets a new number. If a combined unit is too large for the broker, its number is resolved,
+and then its parts become units without a number.
 
 Source: docs/stages-database.md; decision 67; every rule has a planted fault in tests/stages/outbox/protocol/rules.py
 """

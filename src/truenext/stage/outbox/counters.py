@@ -1,4 +1,4 @@
-"""Counters of exactly-once processing in one process, since its start, and their metrics."""
+"""Counters of exactly-once processing in one process, since its start, and their metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ if TYPE_CHECKING:
 class ExactlyOnceCounters:
     def __init__(self) -> None:
         self.already_processed = 0
-        """Number of messages that were already processed when they came: inbox hits."""
+        """Number of messages that were found in the inbox, since they were already processed."""
         self.in_doubt = 0
-        """Number of producers of this process that were claimed again, because an answer was missing."""
+        """Number of times that this process has claimed one of its own producers again, because an answer was
+        missing."""
         self.claimed = 0
-        """Number of producers that were claimed from dead processes."""
+        """Number of producers of dead processes that this process has claimed."""
         self.renumbered = 0
-        """Number of units that got new numbers, because the broker did not know theirs."""
+        """Number of units that got new numbers, because the broker did not know the old numbers."""
         self.refused = 0
-        """Number of messages that the broker refused: they are in the queue `SERVICE.refused`."""
+        """Number of messages that the broker refused. They were sent to the queue `SERVICE.refused` instead."""
 
 
 def format_metrics(counters: ExactlyOnceCounters, unsent: UnsentCounts | None) -> str:
-    """Return the metrics for Prometheus; without the figures of the database if it did not answer in time."""
+    """Return the metrics as text for Prometheus. If `unsent` is None, the metrics of unsent messages are left out."""
     totals = {
         "truenext_inbox_already_processed_total": (
             "Messages that were already processed.",

@@ -1,4 +1,5 @@
-"""Exactly-once processing of one process: calls of workers outside of their two transactions, and background tasks."""
+"""Exactly-once processing of one process: what its workers do outside of their two transactions, and the background
+tasks."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("truenext.stage")
 
 STOP_TIMEOUT_S = 5.0
-"""Time for the last writes to the database when the service stops."""
+"""Seconds for the last writes to the database when the service stops."""
 QUERY_TIMEOUT_S = 2.0
-"""Time for which the database is waited for; then metrics are returned without its figures."""
+"""Seconds for which metrics wait for the database. Then the metrics that need the database are left out."""
 
 
 class ExactlyOnceProcessing:
@@ -41,7 +42,8 @@ class ExactlyOnceProcessing:
         self._cleaner = OutboxCleaner(outbox)
 
     async def metrics_text(self) -> str:
-        """Return the metrics for Prometheus; without the figures of the database if it does not answer in time."""
+        """Return the metrics as text for Prometheus. If the database does not answer in time, the number of unsent
+        messages is left out."""
         unsent = None
         with suppress(DatabaseUnavailable, TimeoutError):
             async with asyncio.timeout(QUERY_TIMEOUT_S):
@@ -49,11 +51,13 @@ class ExactlyOnceProcessing:
         return format_metrics(self.counters, unsent)
 
     async def count_unsent(self) -> UnsentCounts:
-        """Count messages of all processes that are not known to be sent. Raises: DatabaseUnavailable"""
+        """Count the messages of all processes that are still in the outbox, and perhaps not sent yet. Raises:
+        DatabaseUnavailable"""
         return await self._outbox.count_unsent()
 
     async def start(self) -> None:
-        """Start, after the tables of the outbox were checked. Raises: DatabaseUnavailable"""
+        """Register this process in the database, and start the background tasks. The tables must have been checked
+        before. Raises: DatabaseUnavailable"""
         if not await self._outbox.is_durable():
             _logger.warning(
                 "synchronous_commit is off: a crash of the database loses confirmed commits, but not the messages that "
@@ -66,7 +70,8 @@ class ExactlyOnceProcessing:
         self._cleaner.start()
 
     async def stop(self) -> None:
-        """Stop, and leave the producers to other processes: at once, or a while later if the database is away."""
+        """Stop the background tasks, and free this process's producers for other processes. If the database is
+        unavailable, other processes can claim them some seconds later."""
         await self._relay.stop()
         await self._cleaner.stop()
         with suppress(DatabaseUnavailable, TimeoutError):
@@ -75,19 +80,21 @@ class ExactlyOnceProcessing:
                 await self._outbox.deregister_owner(self._relay.free_producer_names)
 
     def wake_relay(self) -> None:
-        """Wake the relay after a program's transaction has started flows. Called in the thread of the event loop."""
+        """Wake the relay after a database transaction of the program has started flows. Call this in the event loop's
+        thread."""
         self._relay.wake()
 
     # ---- One message ----
 
     async def is_processed(self, id: str) -> bool:
-        """Return whether the inbox has this id. Raises: DatabaseUnavailable"""
+        """Return whether the inbox contains this id. Raises: DatabaseUnavailable"""
         return await self._outbox.is_processed(id)
 
     async def ensure_sent(self, id: str, pool: PriorityPool) -> None:
-        """Send the unit of a message that was already processed, if it is still in the outbox.
+        """Send the unit of an already processed message, if the unit is still in the outbox.
 
-        Raises: BrokerUnavailable, InDoubt, RolledBack: the message must not be acknowledged yet; DatabaseUnavailable
+        Raises: BrokerUnavailable, InDoubt or RolledBack if the unit was perhaps not sent, and then the message must not
+        be acknowledged; DatabaseUnavailable
         """
         self.counters.already_processed += 1
         unit = await self._outbox.find_unit(id)
@@ -105,18 +112,19 @@ class ExactlyOnceProcessing:
         self._confirmer.add(id, was_sent=True, is_acknowledged=False)
 
     def borrow_producer(self) -> BorrowedProducer:
-        """Borrow a producer for one message: `async with once.borrow_producer() as producer:`. To be done before the
-        message's transaction begins, as SQLite has only one writer at a time."""
+        """Borrow a producer for one message: `async with once.borrow_producer() as producer:`. Borrow it before the
+        message's SQL transaction begins: borrowing may write to the database, and SQLite has only one writer at a
+        time."""
         return BorrowedProducer(self._relay)
 
     def on_committed(self, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
-        """Note that the COMMIT of a message was answered."""
+        """Record that the broker has answered the COMMIT of a message. `id` is the message's id in the inbox."""
         self._confirmer.add(id, was_sent=was_sent, is_acknowledged=is_acknowledged)
 
 
 class BorrowedProducer:
-    """Producer of this process, borrowed for one unit. If the block raises after the number was used, the unit may
-    have been sent or not: the producer is in doubt, and not used before that is known."""
+    """Producer of this process, borrowed for one unit. If the block raises after `use_next_number`, the unit may have
+    been sent or not. Then the producer is in doubt, and is not used until the relay has resolved the doubt."""
 
     __slots__ = ("_producer", "_relay", "_was_used")
 
@@ -131,7 +139,7 @@ class BorrowedProducer:
         return self
 
     def use_next_number(self) -> CommitNumber:
-        """Return the next number, which counts as used from now on."""
+        """Return the producer's next number. From now on the number counts as used."""
         assert self._producer is not None, "the block has begun"
         self._was_used = True
         return self._producer.next_commit

@@ -1,4 +1,5 @@
-"""Housekeeping of the outbox: deletes rows of sent units, and rows whose retention has ended."""
+"""Housekeeping of the outbox: deletes rows of sent units, marks acknowledgements in the inbox, and deletes rows whose
+retention has ended."""
 
 from __future__ import annotations
 
@@ -21,28 +22,29 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("truenext.stage")
 
 RETRY_S = 5.0
-"""Time until the next step after an unexpected error."""
+"""Seconds until the next step after an unexpected error."""
 STOP_TIMEOUT_S = 5.0
-"""Time for the current step when the service stops."""
+"""Seconds for which a stopping service waits for pending work, and again for the current step."""
 
 
 class PeriodicTask:
     def __init__(self, name: str, step: Callable[[], Awaitable[float]]) -> None:
-        """`step` does the pending work, and returns the seconds until its next call."""
+        """Create a task that calls `step` again and again. `step` does the pending work, and returns the seconds until
+        its next call."""
         self._name = name
         self._step = step
         self._woken = asyncio.Event()
         self._idle = asyncio.Event()
-        """Set after a step, if the task was not woken meanwhile."""
+        """Set when a step has ended, unless the task was woken during the step."""
         self.is_stopping = False
-        """No further step begins; a long step may check it."""
+        """True when no further step begins. A long step may check this, and end early."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name=self._name)
 
     def wake(self) -> None:
-        """Run the next step now."""
+        """Run the next step now, or right after the current step."""
         self._woken.set()
         self._idle.clear()
 
@@ -63,7 +65,7 @@ class PeriodicTask:
                     await self._woken.wait()
 
     async def stop(self) -> None:
-        """Finish the work for which the task was woken, if that does not take long, and stop."""
+        """Stop the task. If the task was woken, this waits up to STOP_TIMEOUT_S for the end of that work."""
         if self._task is None or self._task.done():
             return
         # Another thread may just have scheduled a call of `wake`.
@@ -85,9 +87,10 @@ class PeriodicTask:
 # background.
 
 CHECK_INTERVAL_S = 60.0
-"""Time until the next check, when no row is left to delete."""
+"""Seconds until the next check after all expired rows were deleted."""
 TIME_SHARE = 0.1
-"""Share of time for deletions, at most: enough for as many rows as are added, while messages hardly wait."""
+"""Largest share of time that is spent on deletions. It suffices to delete as many rows as are added, and hardly delays
+messages."""
 
 
 class OutboxCleaner(PeriodicTask):
@@ -113,12 +116,13 @@ class OutboxCleaner(PeriodicTask):
 # has no effect, and the rows of the inbox are kept.
 
 GATHER_S = 0.2
-"""Time for which rows are gathered before they are written together."""
+"""Seconds for which rows are gathered, before they are written together."""
 ROWS_MAX = 1000
-"""Rows of each kind that are written at a time."""
+"""Largest number of rows of each kind in one write."""
 PAUSE_S, PAUSE_MAX_S = 0.5, 30.0
 PENDING_ROWS_MAX = 100_000
-"""Rows of each kind that are remembered while the database is away; further ones are left to later processes."""
+"""Largest number of rows of each kind that wait in memory while the database is unavailable. Further rows are dropped;
+the relay of a later process finds their units."""
 
 
 class OutboxConfirmer(PeriodicTask):
@@ -130,7 +134,8 @@ class OutboxConfirmer(PeriodicTask):
         self._retry_pause_s = PAUSE_S
 
     def add(self, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
-        """Note that the unit with this id was sent, or that its message's acknowledgement is final."""
+        """Record that the unit with this id was sent, or that the acknowledgement of its message is final. The row is
+        written later."""
         if was_sent and len(self._sent) < PENDING_ROWS_MAX:
             self._sent.append(id)
         if is_acknowledged and len(self._acknowledged) < PENDING_ROWS_MAX:
@@ -152,14 +157,14 @@ class OutboxConfirmer(PeriodicTask):
         return 0.0 if max(len(self._sent), len(self._acknowledged)) >= ROWS_MAX else GATHER_S
 
     async def _write(self) -> None:
-        """Write ROWS_MAX rows of each kind at most, the oldest first. Raises: DatabaseUnavailable"""
+        """Write at most ROWS_MAX rows of each kind, the oldest first. Raises: DatabaseUnavailable"""
         sent, acknowledged = self._sent[:ROWS_MAX], self._acknowledged[:ROWS_MAX]
         if sent or acknowledged:
             await self._outbox.confirm_rows(sent, acknowledged)
             del self._sent[: len(sent)], self._acknowledged[: len(acknowledged)]
 
     async def stop(self) -> None:
-        """Stop, and write the remaining rows, if the database is available."""
+        """Stop the task, and write the remaining rows if the database is available."""
         await super().stop()
         with suppress(DatabaseUnavailable):
             while self._sent or self._acknowledged:

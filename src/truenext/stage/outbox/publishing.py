@@ -1,4 +1,4 @@
-"""Publishing: sends one unit of the outbox under its number, in any process, and returns what is known afterwards."""
+"""Publishing: sends one unit of the outbox under its number. Any process may send it."""
 
 from __future__ import annotations
 
@@ -28,17 +28,20 @@ if TYPE_CHECKING:
     from truenext.stage.sql.outbox_table import StoredUnit
 
 TIMEOUT_S = 30.0
-"""Time in which one unit must be sent."""
+"""Seconds in which one unit must be sent."""
 
 
 async def send_unit(pool: PriorityPool, unit: StoredUnit, service: str, counters: ExactlyOnceCounters) -> bool:
-    """Send all messages of one unit of the outbox. Returns True if its number is used: the unit was sent now, or
-    before; False if the broker does not know the number before this one: it is another broker, or has lost data.
+    """Send all messages of one unit of the outbox, in one COMMIT under the unit's number. Return True if the unit was
+    sent now or before. Return False if the broker does not know the number before this one: then it is another broker,
+    or has lost data.
 
-    A message that the broker refuses for itself (too large, not allowed) goes to the queue `SERVICE.refused`, with
-    the reason, in the same transaction: so the number is used, and the next one can follow.
+    If the broker refuses a message, for example because it is too large, that message goes to the queue
+    `SERVICE.refused` with the reason. It is sent in the same COMMIT, so that the number is used and the next number can
+    follow.
 
-    Raises: BrokerUnavailable if nothing was sent; InDoubt if that is not known; UnreadableUnit
+    Raises: BrokerUnavailable or RolledBack if nothing was sent; InDoubt if the client cannot know whether the unit was
+    sent; UnreadableUnit
     """
     messages = decode_unit(unit.unit, unit.age_ms)
     # Wait for permits first: if the connection's limit refused the unit, the unit would be taken for too large.
@@ -78,9 +81,9 @@ async def _send(session: Session, messages: Sequence[EncodedMessage], unit: Stor
 
 
 async def _send_and_flush(session: Session, messages: Sequence[EncodedMessage], deadline: float) -> None:
-    """Send messages, and wait until the broker has taken all.
+    """Send messages, and wait until the broker has accepted all of them into the transaction.
 
-    Raises: RolledBack with the refusal of the broker; BrokerUnavailable
+    Raises: RolledBack if the broker refuses a message; BrokerUnavailable
     """
     with MapToBrokerUnavailable():
         await send_messages(session, messages, deadline)
@@ -88,7 +91,8 @@ async def _send_and_flush(session: Session, messages: Sequence[EncodedMessage], 
 
 
 async def _accepted_or_replaced(session: Session, message: EncodedMessage, service: str) -> EncodedMessage:
-    """Return the message, or the one to send in its place if the broker refuses it."""
+    """Return the message if the broker accepts it, otherwise a message to the queue `SERVICE.refused`. The trial is
+    rolled back."""
     try:
         await _send_and_flush(session, [message], asyncio.get_running_loop().time() + TIMEOUT_S)
     except RolledBack as error:

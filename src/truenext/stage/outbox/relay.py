@@ -1,8 +1,9 @@
-"""Relay: sends outbox units that their worker did not send, and those of programs' own transactions.
+"""Relay: sends outbox units that their worker did not send, and units that programs wrote in their own transactions.
 
-Each process has a relay. It checks the outbox once a second, and after an error in its process. It claims producers of
-this process for which an answer of the database or the broker is missing, and those of dead processes. It sends their
-units, each under its own number: if another process has sent one, or sends it now, this has no effect.
+Each process has a relay. It checks the outbox once a second, and after an error in its process. It claims this
+process's producers in doubt, for which an answer of the database or the broker is missing. It also claims producers of
+dead processes. It sends the units of claimed producers, each under the unit's number. So if another process sends the
+same unit, the second COMMIT has no effect.
 
 Source: docs/stages-database.md, "Producers"; decision 67
 """
@@ -37,30 +38,32 @@ _logger = logging.getLogger("truenext.stage")
 CHECK_INTERVAL_S = 1.0
 PAUSE_MAX_S = 5.0
 HEARTBEAT_S = 5.0
-"""Time between two heartbeats, at most, also while the relay waits for the broker."""
+"""Largest number of seconds between two heartbeats, even while the relay waits for the broker."""
 REQUEST_TIMEOUT_S = 30.0
 CLAIMED_MAX = 100
-"""Producers of dead processes that are claimed at a time."""
+"""Largest number of producers of dead processes that one check claims."""
 CONCURRENT_SENDS_MAX = 3
-"""Newly numbered units that are sent at once."""
+"""Largest number of newly numbered units that are sent at once."""
 BACKOFFS_MAX = 100
-"""Units in backoff, which others overtake. At this number no further unit gets a number."""
+"""Largest number of producers in backoff. Other units are sent while these wait. At this number no further unit gets a
+number."""
 BACKOFF_S, BACKOFF_MAX_S = 1.0, 30.0
-"""Time until a unit in backoff is tried again; each pause is twice as long as the one before."""
+"""Seconds until a producer in backoff is tried again. Each further pause is twice as long, up to the second value."""
 RESOLVED_MAX = 100
-"""Numbers before that of a unit that are resolved if the broker does not know them; it remembers as many (C19.4)."""
+"""Largest number of unknown numbers before a unit that the relay resolves at the broker. The broker remembers that many
+(C19.4)."""
 DEEP_CHECK_INTERVAL_S = 60.0
-"""Time between two deep checks, which find rare faults."""
+"""Seconds between two deep checks, which look for rare faults."""
 
 UNAVAILABLE_ERRORS = (BrokerUnavailable, ConnectionLost, ClosedError, InDoubt, Refused, RolledBack, TimeoutError)
-"""Errors after which the relay tries again later: the broker is away, or refuses the unit for now."""
+"""Errors after which the relay tries again later: the broker is unavailable, or refuses a unit for now."""
 
 
 class BackoffState(NamedTuple):
-    """Backoff of a producer whose unit the broker does not accept."""
+    """Backoff of a producer, after the broker has not accepted one of its units."""
 
     until: float
-    """Time of the event loop at which the next attempt may begin."""
+    """Earliest time of the next attempt, by the clock of the event loop."""
     pause_s: float
 
 
@@ -72,11 +75,12 @@ class OutboxRelay(PeriodicTask):
         self._pool = pool
         self._service = service
         self._producers_in_doubt: dict[str, bool] = {}
-        """Producers in doubt, by name; True if the owner of the producer was dead."""
+        """Producers in doubt, by name. The value is True if the producer was claimed from a dead process."""
         self._backoffs: dict[str, BackoffState] = {}
-        """Backoffs of producers in doubt, by name."""
+        """Backoffs of producers, by the producer's name."""
         self._parts_max = COMBINED_UNITS_MAX
-        """Units without a number that are combined into one; fewer after the broker refused as many."""
+        """Largest number of units that are combined into one. It is reduced after the broker has refused a combined
+        unit as too large."""
         self._free_producers: list[OutboxProducer] = []
         self._borrowed_producers: set[str] = set()
         self._heartbeat = PeriodicTask("truenext alive", self._record_heartbeat)
@@ -90,7 +94,8 @@ class OutboxRelay(PeriodicTask):
         self._heartbeat.start()
 
     def mark_in_doubt(self, producer: OutboxProducer) -> None:
-        """Mark a producer in doubt, as an answer is missing: it is not used before it was claimed again."""
+        """Mark a producer in doubt, because an answer is missing. The producer is not used until it is claimed
+        again."""
         self._mark_in_doubt(producer)
         self.wake()
 
@@ -99,14 +104,14 @@ class OutboxRelay(PeriodicTask):
         self._producers_in_doubt[producer.name] = False
 
     def mark_free_in_doubt(self) -> None:
-        """Mark all free producers in doubt: they may belong to another process by now."""
+        """Mark all free producers in doubt, because another process may have claimed them."""
         producers, self._free_producers = self._free_producers, []
         for producer in producers:
             self._mark_in_doubt(producer)
         self.wake()
 
     async def borrow_producer(self) -> OutboxProducer:
-        """Return a producer of this process, for one caller until it is returned or in doubt.
+        """Return a producer of this process for exclusive use. The loan ends with `return_producer` or `mark_in_doubt`.
 
         Raises: DatabaseUnavailable
         """
@@ -126,7 +131,7 @@ class OutboxRelay(PeriodicTask):
         return producer
 
     def return_producer(self, producer: OutboxProducer) -> None:
-        """Free a producer that has no unit under way."""
+        """Free a borrowed producer. It must have no unit that still has to be sent."""
         self._borrowed_producers.discard(producer.name)
         self._free_producers.append(producer)
 
@@ -154,7 +159,8 @@ class OutboxRelay(PeriodicTask):
         return 0.0 if is_more else CHECK_INTERVAL_S
 
     async def _record_heartbeat(self) -> float:
-        """Record a heartbeat if none is recent: the relay may wait for the broker for longer than ALIVE_MS."""
+        """Record a heartbeat if the last one is HEARTBEAT_S old. It has a task of its own, since the relay may wait for
+        the broker for longer than ALIVE_MS."""
         now = asyncio.get_running_loop().time()
         if now - self._checked_at >= HEARTBEAT_S:
             with suppress(DatabaseUnavailable):
@@ -163,7 +169,7 @@ class OutboxRelay(PeriodicTask):
         return HEARTBEAT_S
 
     async def _check_outbox(self) -> bool:
-        """Do the pending work of the outbox; return whether there is more to do at once.
+        """Do the pending work of the outbox. Return True if there is more work to do at once.
 
         Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS
         """
@@ -185,7 +191,10 @@ class OutboxRelay(PeriodicTask):
         return is_more
 
     async def _claim_or_back_off(self, name: str, *, owner_is_dead: bool) -> None:
-        """Claim a producer, or back off if only its unit is at fault. Raises: as `_claim` otherwise"""
+        """Claim a producer, and send its units. If only a unit of this producer cannot be sent, back off.
+
+        Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS if no unit can be sent now
+        """
         try:
             await self._claim(name, owner_is_dead=owner_is_dead)
             self._backoffs.pop(name, None)
@@ -193,7 +202,8 @@ class OutboxRelay(PeriodicTask):
             self._back_off_producer(name, error)
 
     def _back_off_producer(self, name: str, error: BrokerUnavailable | RolledBack) -> None:
-        """Back off, as a unit of the producer could not be sent. Raises: the error, if nothing can be sent now"""
+        """Back off if the broker refuses a unit of the producer, or the unit is unreadable. Raises: `error`, if it has
+        another cause"""
         if not isinstance(error.__cause__, Refused | UnreadableUnit):
             raise error
         before = self._backoffs.get(name)
@@ -206,11 +216,12 @@ class OutboxRelay(PeriodicTask):
 
     @property
     def _known_producers(self) -> set[str]:
-        """Own producers that this process knows of; some may belong to another process by now."""
+        """Names of the producers that this process knows as its own. Another process may have claimed some of them."""
         return {*self.free_producer_names, *self._borrowed_producers, *self._producers_in_doubt}
 
     async def _find_unknown(self) -> None:
-        """Mark own producers in doubt that this process does not know of, as an answer was lost: else their units stay.
+        """Mark producers in doubt that the database has for this process, but that the process does not know, since an
+        answer was lost. Otherwise their units would never be sent.
 
         Raises: DatabaseUnavailable
         """
@@ -221,7 +232,8 @@ class OutboxRelay(PeriodicTask):
                 self._producers_in_doubt[name] = False
 
     async def _deep_check(self) -> None:
-        """Look once a minute for unknown and unused producers, and for units that only newer processes can read.
+        """Once a minute, find unknown producers, drop unused producers, and log units that only a newer truenext can
+        read.
 
         Raises: DatabaseUnavailable
         """
@@ -239,7 +251,8 @@ class OutboxRelay(PeriodicTask):
         self._deep_check_at = now + DEEP_CHECK_INTERVAL_S
 
     async def _drop_unused(self) -> None:
-        """Drop free producers that were long unused, as the broker forgets them. Raises: DatabaseUnavailable"""
+        """Drop free producers that have been unused for so long that the broker may soon forget them. Raises:
+        DatabaseUnavailable"""
         unused = set(await self._outbox.unused_producers())
         dropped = [each.name for each in self._free_producers if each.name in unused]
         self._free_producers = [each for each in self._free_producers if each.name not in unused]
@@ -248,8 +261,8 @@ class OutboxRelay(PeriodicTask):
     # ---- Units of programs' own transactions ----
 
     async def _send_unnumbered(self) -> bool:
-        """Number units that have no number, and send them. Starts none after CHECK_INTERVAL_S, as the heartbeat is due
-        then. Returns True if there may be more.
+        """Give numbers to units that have none, and send them. After CHECK_INTERVAL_S no further unit is begun, since
+        the next check is due. Return True if there may be more units.
 
         Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS
         """
@@ -283,10 +296,11 @@ class OutboxRelay(PeriodicTask):
         return is_more
 
     async def _number_and_send(self, until: float, add_task: Callable[[], None]) -> bool:
-        """Number and send one unit after the other, each with its own producer. Returns False if there is no more.
-        With many, `add_task` starts another such task: the database makes a unit while the broker has another.
+        """Number and send one unit after the other, each with a producer of its own. Return False if no unit is left.
+        If many units wait, this calls `add_task`, which starts another such task: the database numbers one unit while
+        the broker takes another.
 
-        Raises: as `_send_unnumbered`
+        Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS
         """
         loop = asyncio.get_running_loop()
         while not self.is_stopping and loop.time() < until and len(self._backoffs) < BACKOFFS_MAX:
@@ -300,7 +314,8 @@ class OutboxRelay(PeriodicTask):
         return True
 
     async def _number_next(self) -> tuple[OutboxProducer, StoredUnit] | None:
-        """Number the next units as one; return producer (now in doubt) and unit or None. Raises: DatabaseUnavailable"""
+        """Combine the next units without a number into one, and number it. Return its producer, which is then in doubt,
+        and the unit; None if no unit is left. Raises: DatabaseUnavailable"""
         while True:
             producer = await self.borrow_producer()
             # If an answer is missing from now on, the producer is not used before the outcome is known.
@@ -316,7 +331,10 @@ class OutboxRelay(PeriodicTask):
             return None
 
     async def _send_numbered(self, producer: OutboxProducer, unit: StoredUnit) -> None:
-        """Send a newly numbered unit; if it was sent, free its producer. Raises: as `_send_unnumbered`"""
+        """Send a newly numbered unit, and free its producer. If the broker refuses the unit, back off.
+
+        Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS
+        """
         try:
             is_sent = await self._send_unit(unit)
         except (BrokerUnavailable, RolledBack) as error:
@@ -328,7 +346,7 @@ class OutboxRelay(PeriodicTask):
             self._clear_doubt(producer)
 
     def _clear_doubt(self, producer: OutboxProducer) -> None:
-        """Free a producer in doubt, as all its calls were answered."""
+        """Free a producer in doubt, since all its calls were answered."""
         self._producers_in_doubt.pop(producer.name, None)
         self.return_producer(producer)
 
@@ -363,7 +381,8 @@ class OutboxRelay(PeriodicTask):
             self._counters.in_doubt += 1
 
     async def _send_all(self, producer: OutboxProducer) -> bool:
-        """Send a producer's units; return if it may be used again. Raises: DatabaseUnavailable; UNAVAILABLE_ERRORS"""
+        """Send all units of a producer. Return True if the producer may be used again. Raises: DatabaseUnavailable; one
+        of UNAVAILABLE_ERRORS"""
         outbox = self._outbox
         units = await outbox.units_of(producer)
         highest = await self._highest_number(producer.name)
@@ -387,7 +406,8 @@ class OutboxRelay(PeriodicTask):
         return False
 
     async def _send_unit(self, unit: StoredUnit) -> bool:
-        """Send a unit. Returns False if the broker lacks the number before; True if nothing is left under this one.
+        """Send a unit, or split it if it is too large for the broker. Return False if the broker does not know the
+        number before the unit's number.
 
         Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS
         """
@@ -409,8 +429,8 @@ class OutboxRelay(PeriodicTask):
         return is_sent
 
     async def _split_unit(self, unit: StoredUnit) -> bool:
-        """Resolve the number of a unit, so that no process can send it any more; if it is rolled back, the parts of
-        the unit get other numbers. Returns whether the outcome is known.
+        """Resolve the number of a unit, so that no process can send the unit under this number any more. If the outcome
+        is "rolled back", the parts of the unit become units without a number. Return True if the outcome is known.
 
         Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS
         """
@@ -424,19 +444,22 @@ class OutboxRelay(PeriodicTask):
         return outcome in ("rolled back", "committed")
 
     async def _resolve(self, unit: StoredUnit) -> str | None:
-        """Resolve a unit's COMMIT; return its outcome, None if not possible now. Raises: one of UNAVAILABLE_ERRORS"""
+        """Resolve the COMMIT of a unit. Return its outcome; None if the broker cannot resolve it now. Raises: one of
+        UNAVAILABLE_ERRORS"""
         request = {"producer": unit.producer, "commit": unit.number, "resolve": True}
         answer = await self._pool.connection.control_request("producer", request, timeout=REQUEST_TIMEOUT_S)
         return msgspec.json.decode(answer, type=ProducerStatus).outcome
 
     async def _send_after_gap(self, unit: StoredUnit) -> bool:
-        """Send a unit although the broker lacks numbers before it. Returns False if it lacks too many.
+        """Send a unit although the broker does not know numbers before the unit's number. Return False if more than
+        RESOLVED_MAX numbers are unknown.
 
-        The broker was restored from a copy: the units of those numbers were sent, and deleted. This resolves the
-        numbers, so that the broker takes this unit under its own number. A new number could send it twice: a stalled
-        process may still send the missing units, and then this unit under its old number.
+        The broker was restored from an older copy. The units of the unknown numbers were sent and deleted before. This
+        resolves the unknown numbers as rolled back, so that the broker accepts this unit under its own number. A new
+        number could send the unit twice: a stalled process may still send the missing units, and then this unit under
+        its old number.
 
-        Raises: as `_send_all`
+        Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS
         """
         name, number = unit.producer, unit.number
         highest = await self._highest_number(name)
@@ -452,7 +475,8 @@ class OutboxRelay(PeriodicTask):
         return await self._send_unit(unit)
 
     async def _renumber(self, producer: OutboxProducer, units: Sequence[StoredUnit]) -> bool:
-        """Move units to a new producer, as the broker lacks numbers of the old one. Raises: as `_send_all`"""
+        """Move units to a new producer, since the broker does not know numbers of the old producer. Return False: the
+        old producer cannot be used again. Raises: DatabaseUnavailable"""
         _logger.error(
             "the broker does not know the numbers of a producer: it is another broker, has lost data, or has forgotten "
             "the producer after a week. Messages not known to be sent get new numbers, and may come twice",
@@ -466,7 +490,8 @@ class OutboxRelay(PeriodicTask):
         return False
 
     async def _highest_number(self, name: str) -> int:
-        """Return the highest COMMIT of the producer that the broker knows. Raises: one of UNAVAILABLE_ERRORS"""
+        """Return the highest number of the producer's COMMITs that the broker knows. Raises: one of
+        UNAVAILABLE_ERRORS"""
         answer = await self._pool.connection.control_request("producer", {"producer": name}, timeout=REQUEST_TIMEOUT_S)
         return msgspec.json.decode(answer, type=ProducerStatus).commits
 

@@ -1,8 +1,8 @@
 """SQL of stages: the database of a service, and one transaction for each message (docs/stages-database.md).
 
-`Database` is one database with its pools; its `new_async_work()` and `new_thread_work()` return the work of one
-message. All modules but `truenext.stage.sql.errors` need SQLAlchemy, so they are imported when one of their names is
-first used.
+`Database` is one database with its connection pools. Its methods `new_async_work()` and `new_thread_work()` return the
+SQL transaction for one message, which is called its work. All modules but `truenext.stage.sql.errors` need SQLAlchemy,
+so they are imported when one of their names is first used.
 """
 
 import importlib

@@ -1,8 +1,7 @@
-"""Database of a program that runs stages: its connection pools, and a probe for whether it is available.
+"""Database of a service: its connection pools, and a probe that checks whether the database is available.
 
-database = Database("postgresql+psycopg:///shop", interactive=2, others=8)
-await database.open()
-work = database.new_async_work()
+database = Database("postgresql+psycopg:///shop", interactive=2, others=8) await database.open() work =
+database.new_async_work()
 """
 
 import asyncio
@@ -27,21 +26,24 @@ T = TypeVar("T")
 
 OUTBOX_CONNECTIONS = 3
 PROBE_TIMEOUT_S = 10.0
-"""Time for a probe; a database that has not answered by then is away."""
+"""Seconds for a probe. A database that has not answered within this time counts as unavailable."""
 
 
 OUTBOX_LIMITS = "SET lock_timeout = '5s'; SET idle_in_transaction_session_timeout = '15s'"
-"""Limits of the outbox's transactions: a process that stands still must not make all others wait for its locks."""
+"""Timeouts for the outbox's transactions. Without them, a process that has stopped in a transaction would keep its
+locks, and other processes would wait for ever."""
 
 
 class Database:
-    """Connection pools of a service's database, over which each message has its transaction; used in one event loop."""
+    """Database of a service: its connection pools, from which each message gets a connection for its transaction. A
+    Database belongs to one event loop."""
 
     def __init__(self, url: str, *, interactive: int, others: int) -> None:
-        """`interactive` and `others` are numbers of workers. Each group may open as many connections for `async`
-        functions, and as many for plain ones. Nothing is connected yet.
+        """Create the pools, without connecting. `interactive` and `others` are the numbers of workers for interactive
+        and for other messages. Each of the two groups may open one connection per worker for `async` functions, and as
+        many for plain functions.
 
-        Raises: ConfigurationError
+        Raises: ConfigurationError if the URL is invalid, or its driver is not installed
         """
         self._address = address_of(url)
         with self._address.loading_driver():
@@ -55,7 +57,7 @@ class Database:
                 connect_args={} if self._address.file is None else {**sqlite.CONNECT_ARGS, "timeout": 0},
             )
         self._outbox_engines: _SqlEngines | None = None
-        """Connections of the outbox, which belong to no message."""
+        """Connections of the outbox; None before `outbox` is called. Messages' transactions do not use them."""
         self._was_writable = False
         self._is_closed = False
 
@@ -64,7 +66,7 @@ class Database:
         return str(self._address)
 
     async def open(self) -> None:
-        """Check that the database is available, and find out whether it can be written to.
+        """Check that the database is available, and record whether it can be written to.
 
         Raises: DatabaseUnavailable
         """
@@ -73,11 +75,10 @@ class Database:
             await self._run_probe(sqlite.enable_wal)
 
     async def probe(self) -> None:
-        """Check that the database is available, and writable if it was so when it was opened.
+        """Check that the database is available. If it could be written to when it was opened, check that it still can
+        be. The probe has a connection of its own, so that it does not wait for workers.
 
-        Uses a connection of its own, so that it waits for no worker.
-
-        Raises: DatabaseUnavailable, also if it can no longer be written to
+        Raises: DatabaseUnavailable if the database does not answer, or can no longer be written to
         """
         if not await self._run_probe(_can_write) and self._was_writable:
             raise DatabaseUnavailable(
@@ -85,7 +86,7 @@ class Database:
             )
 
     async def close(self) -> None:
-        """Close all connections; those of works that still run are closed when these end."""
+        """Close all connections. A connection whose work still runs is closed when the work ends."""
         self._is_closed = True
         for pools in (*self._sql_engines.values(), self._outbox_engines):
             if pools is not None:
@@ -95,18 +96,20 @@ class Database:
     def new_async_work(
         self, *, is_interactive: bool = False, inbox_id: str | None = None, stage: str = ""
     ) -> AsyncSqlWork:
-        """Return the work of one message with an `async` function. `inbox_id` is the message's id in the inbox, if
-        it is processed exactly once; `stage` is named in errors."""
+        """Return the SQL transaction for one message, for an `async` function. `inbox_id` is the message's id in the
+        inbox; None without exactly-once processing. `stage` is the stage's name in errors."""
         return AsyncSqlWork(self._sql_engines[is_interactive].for_tasks, lambda: self._is_closed, inbox_id, stage)
 
     def new_thread_work(
         self, *, is_interactive: bool = False, inbox_id: str | None = None, stage: str = ""
     ) -> ThreadSqlWork:
-        """Return the work of one message with a plain function; arguments as in `new_async_work`."""
+        """Return the SQL transaction for one message, for a plain function. `inbox_id` is the message's id in the
+        inbox; None without exactly-once processing. `stage` is the stage's name in errors."""
         return ThreadSqlWork(self._sql_engines[is_interactive].for_threads, lambda: self._is_closed, inbox_id, stage)
 
     def outbox(self, service: str, owner: str, instance: str) -> Outbox:
-        """Return the outbox, for calls outside of all works; arguments as in `Outbox`."""
+        """Return the outbox of a service, which has connections of its own. `owner` is the id of this run, and
+        `instance` is its name for people."""
         if self._outbox_engines is None:
             # Transactions are few and short, and callers wait for some of them: with SQLite they go first, too.
             options: dict[str, Any] = {"limits": OUTBOX_LIMITS}
@@ -132,7 +135,8 @@ class Database:
 
 
 class _SqlEngines:
-    """Connections of the interactive workers, of the others, or of the outbox."""
+    """Connection pools, one for tasks and one for threads: of the interactive workers, of the other workers, or of the
+    outbox."""
 
     def __init__(
         self, address: DatabaseAddress, is_interactive: bool, workers: int, *, limits: str = "", **others: Any

@@ -1,4 +1,4 @@
-"""Kind of a database error: what the error means for the message.
+"""Kind of a database error: whether the message or the database is at fault, and whether a retry may help.
 
 Source: docs/stages-database.md, "Kinds of database errors"; PostgreSQL 18, appendix A; https://sqlite.org/rescode.html
 """
@@ -32,7 +32,8 @@ _BY_SQLSTATE = {
     # cannot_connect_now, database_dropped, data_corrupted, index_corrupted
     **dict.fromkeys(("57P03", "57P04", "XX001", "XX002"), DatabaseErrorKind.UNAVAILABLE),
 }
-"""Kinds of PostgreSQL's errors; all others are APPLICATION, also 25P03 and 25P04: the function took too long."""
+"""Kinds of PostgreSQL's errors by SQLSTATE or its first two characters. All other errors are APPLICATION, including the
+timeouts 25P03 and 25P04: there the function took too long."""
 _BY_SQLITE_CODE = {
     **dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM), DatabaseErrorKind.FULL),
     sqlite3.SQLITE_CANTOPEN: DatabaseErrorKind.UNAVAILABLE,
@@ -44,12 +45,12 @@ _BY_SQLITE_CODE = {
     sqlite3.SQLITE_LOCKED: DatabaseErrorKind.RETRYABLE,
     sqlite3.SQLITE_PROTOCOL: DatabaseErrorKind.RETRYABLE,
 }
-"""Kinds of SQLite's errors; all others are APPLICATION."""
+"""Kinds of SQLite's errors by result code. All other errors are APPLICATION."""
 
 
 def classify_error(error: BaseException) -> DatabaseErrorKind:
-    """Return the kind of an error. If it is APPLICATION, the errors in its group and those that caused it are
-    classified, too: the nearest one of another kind decides."""
+    """Return the kind of an error. If the error itself is APPLICATION, the errors in its group, and the errors that
+    caused it, are classified, too: the nearest one of another kind decides."""
     seen: set[int] = set()
     rest: list[BaseException | None] = [error]
     while rest:
@@ -69,7 +70,7 @@ def classify_error(error: BaseException) -> DatabaseErrorKind:
 def is_definite_failure(error: BaseException) -> bool:
     """Return whether an error of a COMMIT proves that nothing was committed.
 
-    SQLite's own I/O error does not: the next process that opens the file may find what was written.
+    An I/O error of SQLite proves nothing: the next process that opens the file may find the transaction committed.
     """
     if not isinstance(error, DBAPIError) or error.connection_invalidated or error.orig is None:
         return False
@@ -82,13 +83,13 @@ def is_definite_failure(error: BaseException) -> bool:
 
 
 def _sqlstate_of(error: BaseException) -> str | None:
-    """Return the SQLSTATE, by which PostgreSQL names an error; None if the server has sent none."""
+    """Return the SQLSTATE, PostgreSQL's code of an error; None if the server has sent no code."""
     found = getattr(error, "sqlstate", None)
     return found if isinstance(found, str) else None
 
 
 def _sqlite_code_of(error: BaseException) -> int | None:
-    """Return SQLite's primary result code; None if the error is not SQLite's."""
+    """Return SQLite's primary result code; None if the error does not come from SQLite."""
     code = getattr(error, "sqlite_errorcode", None)
     # The bytes above the lowest one say more precisely what happened.
     return code & 0xFF if isinstance(code, int) else None
@@ -118,7 +119,7 @@ def _classify_statement_error(error: DBAPIError) -> DatabaseErrorKind:
 
 
 def _classify_server_error(error: BaseException) -> DatabaseErrorKind | None:
-    """Return the kind of an error that the database has reported; None if it has reported none."""
+    """Return the kind of an error that the database has reported; None if the error has another source."""
     state = _sqlstate_of(error)
     if state is not None:
         return _BY_SQLSTATE.get(state) or _BY_SQLSTATE.get(state[:2], DatabaseErrorKind.APPLICATION)

@@ -1,17 +1,17 @@
-"""Errors of a database, and what they mean for the message.
+"""Errors of a database, and what each means for the message.
 
-This module needs no SQLAlchemy, so that programs can catch its errors without it.
+This module does not import SQLAlchemy, so that a program without SQLAlchemy can catch these errors.
 
 TruenextError
-├── DatabaseUnavailable    the database is away, or cannot work; not the fault of the message
-│   ├── OutboxUnusable     the tables of exactly-once processing cannot be used; the database may be there
+├── DatabaseUnavailable    the database is unavailable, or cannot work; not the fault of the message
+│   ├── OutboxUnusable     the tables of exactly-once processing cannot be used; the database may be available
 │   └── OutboxBusy         other transactions have kept these tables locked for too long
-├── Swallowed              the transaction is no longer what the function believes; nothing was committed
+├── Swallowed              the function returned although its transaction had failed; nothing was committed
 ├── NotCommitted           the database has refused the COMMIT; nothing was committed
-├── CommitInDoubt          the COMMIT was sent, and its outcome is not known here
-├── AlreadyProcessed       the message was handled already; nothing of this time is committed
+├── CommitInDoubt          the COMMIT was sent, and its outcome is not known
+├── AlreadyProcessed       the message was processed before; this transaction is rolled back
 ├── InProgress             another transaction is handling the same message; nothing was committed
-└── ProducerLost           another process owns the producer of the number; nothing was committed
+└── ProducerLost           another process has claimed the producer; nothing was committed
 """
 
 from enum import Enum
@@ -20,69 +20,71 @@ from truenext.errors import TruenextError
 
 
 class DatabaseErrorKind(Enum):
-    """Kind of a database error: whose fault it is, and so what to do."""
+    """Kind of a database error: whether the message or the database is at fault, and what the stage does."""
 
     FULL = "full"
-    """No disk space, no memory, or a failing disk: not the fault of the message; stages wait."""
+    """No disk space, no memory, or a failing disk. The message is not at fault; stages wait."""
     UNAVAILABLE = "away"
-    """The database is away, or read-only: not the fault of the message; stages wait. If the database is available
-    all the same, the work itself may use another database, or lack the right to write."""
+    """The database is unavailable or read-only. The message is not at fault; stages wait. If a probe then finds the
+    database available, the function may have used another database, or may lack the right to write."""
     RETRYABLE = "again"
-    """A conflict with another transaction: the same work may succeed if it is run again at once."""
+    """Conflict with another transaction. The function may succeed if it runs again at once."""
     TABLES = "tables"
-    """The tables of exactly-once processing cannot be used: not the fault of the message; stages wait."""
+    """The tables of exactly-once processing cannot be used. The message is not at fault; stages wait."""
     LOST = "lost"
-    """The connection was lost during the work. If the database is available, the work itself may be the cause."""
+    """The connection was lost during the transaction. If a probe then finds the database available, the function may
+    have caused the loss."""
     APPLICATION = "own"
-    """Any other error: the fault of the work itself."""
+    """Any other error. The function is at fault."""
 
 
 class DatabaseUnavailable(TruenextError):
-    """The database is away, or cannot do what it could when it was opened; `__cause__` says more. Stages that use it
-    release their messages, without an attempt, and continue when it is back."""
+    """The database is unavailable, or can no longer do what it could when it was opened. `__cause__` has the reason.
+    Stages that use the database release their messages without an attempt, and continue when it is available again."""
 
     kind = DatabaseErrorKind.UNAVAILABLE
 
 
 class OutboxUnusable(DatabaseUnavailable):
-    """The tables of exactly-once processing cannot be read or written now; `__cause__` says more."""
+    """The tables of exactly-once processing cannot be read or written now. `__cause__` has the reason."""
 
     kind = DatabaseErrorKind.TABLES
 
 
 class OutboxBusy(DatabaseUnavailable):
-    """The outbox was locked by other transactions for longer than the lock timeout."""
+    """The outbox stayed locked by other transactions for longer than the lock timeout."""
 
     kind = DatabaseErrorKind.RETRYABLE
 
 
 class Swallowed(TruenextError):
-    """The transaction has failed or ended, and the function went on as if it had not. Nothing was committed.
+    """The function has returned, but its transaction cannot be committed. The function has ignored an error or a
+    refused call, or has left a statement running. Nothing was committed.
 
-    `__cause__` is the error that was swallowed, if it is known. This error decides about the message.
+    `__cause__` is the ignored error, if it is known. Its kind decides about the message.
     """
 
 
 class NotCommitted(TruenextError):
-    """The database has answered the COMMIT with an error, the `__cause__`: nothing of the transaction happened."""
+    """The database has answered the COMMIT with an error, the `__cause__`. Nothing was committed."""
 
 
 class CommitInDoubt(TruenextError):
-    """The COMMIT was sent and its answer has not come: the transaction happened or not. `__cause__` says why."""
+    """The COMMIT was sent and not answered, so the transaction may be committed or not. `__cause__` has the reason."""
 
 
 class AlreadyProcessed(TruenextError):
-    """The message was handled already, so its effects are there; those of this time are rolled back."""
+    """The message was processed before, and its effects are committed. This transaction is rolled back."""
 
 
 class InProgress(TruenextError):
-    """Conflict with another transaction that handles the same message, and has not ended in time."""
+    """Conflict with another transaction that is handling the same message, and has not ended in time."""
 
 
 class ProducerLost(TruenextError):
-    """The producer of the number was claimed by another process; nothing was committed."""
+    """The producer was claimed by another process. Nothing was committed."""
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, as drivers add many more."""
+    """Return the first line of an error's text. Drivers add further lines."""
     return str(error).partition("\n")[0]

@@ -1,8 +1,8 @@
 """Writer of the inbox and outbox rows of a stage, in the same SQL transaction as its function.
 
-The first statement inserts the id of the message into the inbox: if it is there already, the message was already
-processed. The last one inserts what the stage sends into the outbox, under the next number of a producer of this
-process.
+The first statement inserts the id of the message into the inbox. If the id exists already, the message was processed
+before. The last statement inserts the messages that the stage sends into the outbox, under the next number of a
+producer of this process.
 
 Source: docs/stages-database.md; docs/decisions/0067-once.md
 """
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from truenext.stage.core.outbox_unit import CommitNumber, OutboxUnit
 
 WAIT_S: Final = 5
-"""Seconds for which another transaction that handles the same message is waited for."""
+"""Seconds for which this transaction waits if another transaction is handling the same message."""
 IDLE_S: Final = 300
-"""Seconds after which PostgreSQL ends an idle transaction: its process may be gone, or stand still."""
+"""Seconds after which PostgreSQL ends this transaction if it is idle. Its process may be dead, or may have stopped."""
 
 CLOCK: Final = {
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)",
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
 }
-"""Expression for milliseconds since the epoch, by the clock of the database."""
+"""SQL expression for the time in milliseconds since the epoch, by the clock of the database."""
 
 _LOCK_NOT_AVAILABLE = "55P03"
 
@@ -77,20 +77,22 @@ _WRITE = {
 
 
 class ExactlyOnceWriter:
-    """Writer of the inbox and outbox rows of one message, in the stage's SQL transaction."""
+    """Writer of one message's rows in inbox and outbox, in the SQL transaction of the stage."""
 
     __slots__ = ("_id", "skip_reason")
 
     def __init__(self, id: str) -> None:
-        """`id` is the message's id in the inbox."""
+        """Create the writer for one message. `id` is the message's id in the inbox."""
         self._id = id
         self.skip_reason: AlreadyProcessed | InProgress | None = None
-        """Reason to commit nothing, even if the function has caught the error."""
+        """Error of the first statement. If it is set, nothing is committed, even if the function has caught the
+        error."""
 
     def insert_inbox_id(self, connection: Connection) -> None:
-        """Execute the first statement of the transaction.
+        """Insert the message's id into the inbox. This is the first statement of the transaction.
 
-        Raises: AlreadyProcessed, InProgress, OutboxUnusable; what SQLAlchemy raises
+        Raises: AlreadyProcessed if the id exists; InProgress if another transaction has inserted the id and has not
+        ended in time; OutboxUnusable; errors of SQLAlchemy
         """
         try:
             result = connection.exec_driver_sql(_BEGIN[connection.dialect.name], {"id": self._id})
@@ -106,9 +108,9 @@ class ExactlyOnceWriter:
             raise self.skip_reason
 
     def insert_unit(self, connection: Connection, service: str, number: CommitNumber, unit: OutboxUnit) -> None:
-        """Execute the last statement before COMMIT.
+        """Insert the unit into the outbox, and advance the producer's number. This is the last statement before COMMIT.
 
-        Raises: ProducerLost, OutboxUnusable; what SQLAlchemy raises
+        Raises: ProducerLost if another process has claimed the producer; OutboxUnusable; errors of SQLAlchemy
         """
         kind = connection.dialect.name
         parameters: dict[str, Any] = {
@@ -131,6 +133,6 @@ class ExactlyOnceWriter:
 
 
 def _translated(error: DBAPIError) -> Exception:
-    """Return OutboxUnusable for an error that is not the message's fault; else the error itself."""
+    """Return OutboxUnusable if the tables cause the error; otherwise return the error itself."""
     text = unusable_table_text(error)
     return OutboxUnusable(text) if text else error

@@ -1,4 +1,4 @@
-"""Report of the outbox of a service, for its operators."""
+"""Report on the outbox of a service, for operators: unsent units, processes, and the size of the inbox."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from truenext.stage.sql.url import address_of
 
 
 class UnsentUnits(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of the units of one producer, or without one, that are not known to be sent."""
+    """Units that are still in the outbox, and perhaps not sent yet: those of one producer, or those without a
+    producer."""
 
     producer: str | None
-    """Producer of the units' numbers; None if the units have no numbers yet."""
+    """Producer of the units; None if the units have no numbers yet."""
     owner: str | None
-    """Instance of the process that owns the producer; None if that process is dead, or if there is no producer."""
+    """Process that owns the producer, as its name for people; None if that process is dead, or if there is no
+    producer."""
     units: int
     messages: int
     oldest_s: float
@@ -42,22 +44,23 @@ class OutboxProcess(msgspec.Struct, frozen=True, kw_only=True):
 class InboxCounts(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     unacknowledged: int
-    """Number of messages whose acknowledgement is not known to be final: those under way, or left by crashes."""
+    """Number of messages whose acknowledgement is not recorded as final: messages under way, and messages of dead
+    processes."""
 
 
 class OutboxReport(msgspec.Struct, frozen=True, kw_only=True):
     service: str
     waiting: list[UnsentUnits]
-    """Unsent units of each producer, the oldest first."""
+    """Unsent units of each producer. The producer with the oldest unit is first."""
     processes: list[OutboxProcess]
     ownerless: int
     """Number of producers of dead processes that no other process has claimed yet."""
     inbox: InboxCounts | None
-    """Counts of all services in this database, if requested."""
+    """Counts of the inbox, for all services in this database; None if they were not requested."""
 
 
 def outbox_report(url: str, service: str, *, with_inbox: bool) -> OutboxReport:
-    """Read the report. `with_inbox` counts the rows of the inbox, which may be millions.
+    """Read the report from the database. `with_inbox` counts the rows of the inbox, which may be millions.
 
     Raises: ConfigurationError if the tables are missing; DatabaseUnavailable
     """

@@ -1,7 +1,7 @@
-"""Outbox outside of stages' transactions: owners of producers, units still to be sent, units that were sent.
+"""Outbox: the calls that read and change the outbox's tables outside of the transactions of stages.
 
-Each call is a transaction of its own, over connections that no stage uses. A call that was not answered may have
-been executed: all of them may be repeated.
+Each call is one transaction, over connections that no stage uses. A call that raises DatabaseUnavailable may have been
+executed. Every call may be repeated.
 
 Source: docs/stages-database.md
 """
@@ -37,54 +37,55 @@ from truenext.stage.sql.syntax import SqlSyntax, plain_id
 from truenext.stage.sql.tables import check_version, create_tables, metadata, unusable_table_text
 
 ALIVE_MS = 15_000
-"""Milliseconds for which a process counts as alive after its heartbeat. If that is wrong, nothing happens twice."""
+"""Milliseconds for which a process counts as alive after its heartbeat. Even if a living process is wrongly taken for
+dead, no message is sent twice."""
 DEAD_OWNER_KEPT_MS = 24 * 3600 * 1000
 """Milliseconds after which the row of a dead process is deleted."""
 PRODUCER_UNUSED_MS = 6 * 24 * 3600 * 1000
-"""Milliseconds after which an unused producer is not used again: the broker soon forgets it. Source:
+"""Milliseconds after which an unused producer is dropped, since the broker will soon forget it. Source:
 docs/reference/limits.md, PRODUCER_RETENTION_MS"""
 RETENTION_MS = 7 * 24 * 3600 * 1000
-"""Milliseconds for which the inbox keeps a message after its acknowledgement."""
+"""Milliseconds for which the inbox keeps a message's id after its acknowledgement."""
 DELETED_ROWS_MAX = 1000
-"""Rows of the inbox, and of keys, that are deleted at a time."""
+"""Largest number of rows of the inbox, and of keys, that are deleted in one transaction."""
 
 
 class StoredUnit(NamedTuple):
-    """Unit in the outbox, with the producer's number under which it is sent."""
+    """Unit in the outbox, with the producer and the number under which it is sent."""
 
     id: str
     producer: str
     number: int
     unit: bytes
     age_ms: int
-    """Milliseconds since the unit, or the first part of a combined one, was written."""
+    """Milliseconds since the unit was written; for a combined unit, since its oldest part was written."""
 
 
 class PendingWork(NamedTuple):
-    """Facts about the outbox that a heartbeat has read, and from which the relay knows its work."""
+    """Facts about the outbox, read with a heartbeat. They tell the relay what to do."""
 
     is_owner_registered: bool
-    """This process is among the owners."""
+    """True if this process has a row among the owners."""
     has_ownerless_producers: bool
-    """Producers exist whose process is dead."""
+    """True if a producer exists whose process is dead."""
     has_unnumbered_units: bool
-    """Units exist that have no number yet, and that this process can read."""
+    """True if a unit exists that has no number yet and that this process can read."""
     owned_producer_count: int
 
 
 class UnsentCounts(NamedTuple):
-    """Messages in the outbox of a service that are not known to be sent."""
+    """Counts of the messages that are still in a service's outbox, and perhaps not sent yet."""
 
     numbered: int
     """Number of messages in units with a number."""
     unnumbered: int
-    """Number of messages of programs' own transactions, in units without a number yet."""
+    """Number of messages in units without a number, which programs' own transactions have written."""
     oldest_s: float
 
 
 class Outbox:
     def __init__(self, engine: AsyncEngine, service: str, owner: str, instance: str) -> None:
-        """`owner` identifies this run of the process, `instance` names it for people."""
+        """Create the outbox of a service. `owner` is the id of this run, and `instance` is its name for people."""
         self.owner = owner
         self._service = service
         self._instance = instance[:255]
@@ -97,9 +98,10 @@ class Outbox:
     # ---- Start, heartbeat, counts ----
 
     async def check_tables(self) -> None:
-        """Check that all tables exist, with all columns.
+        """Check that all tables exist with all their columns.
 
-        Raises: ConfigurationError if the tables are missing, or of another version; DatabaseUnavailable
+        Raises: ConfigurationError if a table is missing or cannot be used, or the tables are of another version;
+        DatabaseUnavailable
         """
         try:
             async with self._transaction(is_read_only=True) as connection:
@@ -118,7 +120,8 @@ class Outbox:
         check_version(found)
 
     async def is_durable(self) -> bool:
-        """Return whether commits survive a crash of the database. Raises: DatabaseUnavailable"""
+        """Return whether commits survive a crash of the database: False if PostgreSQL's synchronous_commit is off.
+        Raises: DatabaseUnavailable"""
         if self._syntax.is_sqlite:
             # SQLite's connections are set up for that.
             return True
@@ -142,7 +145,8 @@ class Outbox:
             )
 
     async def deregister_owner(self, free: Collection[str]) -> None:
-        """Remove this process: others may claim its producers now. Those in `free` are dropped, unless they have units.
+        """Remove this process from the owners, so that other processes may claim its producers now. Drop the producers
+        in `free` that have no units.
 
         Raises: DatabaseUnavailable
         """
@@ -171,7 +175,8 @@ class Outbox:
         return PendingWork(True, bool(ownerless), bool(unnumbered), owned)
 
     async def count_unsent(self) -> UnsentCounts:
-        """Count messages of all processes that are not known to be sent. Raises: DatabaseUnavailable"""
+        """Count the messages of all processes that are still in the outbox, and perhaps not sent yet. Raises:
+        DatabaseUnavailable"""
         rows = await self._read(
             f"""SELECT
                 coalesce(sum(CASE WHEN producer IS NULL THEN 0 ELSE messages END), 0),
@@ -185,22 +190,22 @@ class Outbox:
     # ---- Producers ----
 
     def new_producer(self) -> OutboxProducer:
-        """Return a new producer, which is not in the database before `add_producer`."""
+        """Return a new producer. `add_producer` inserts it into the database."""
         return OutboxProducer(f"truenext-{secrets.token_hex(16)}", self.owner, 0)
 
     async def add_producer(self, producer: OutboxProducer) -> None:
-        """Insert a producer. Raises: DatabaseUnavailable, although it may have been inserted"""
+        """Insert a producer into the database. Raises: DatabaseUnavailable; then it may have been inserted"""
         async with self._transaction() as connection:
             await self._insert_producer(connection, producer)
 
     async def owned_producers(self) -> list[str]:
-        """Return the producers of this process in the database. Raises: DatabaseUnavailable"""
+        """Return the names of the producers that this process owns in the database. Raises: DatabaseUnavailable"""
         rows = await self._read("SELECT name FROM truenext_producers WHERE service = :service AND owner = :owner")
         return [name for (name,) in rows]
 
     async def ownerless_producers(self, count: int) -> list[str]:
-        """Return some producers of dead processes of this service, chosen at random, as some may not be claimable yet.
-        Raises: DatabaseUnavailable"""
+        """Return at most `count` names of producers whose process is dead. They are chosen at random, so that producers
+        that cannot be claimed yet do not hide others. Raises: DatabaseUnavailable"""
         rows = await self._read(
             f"SELECT p.name FROM truenext_producers AS p WHERE {self._ownerless} ORDER BY random() LIMIT :count",
             {"count": count},
@@ -208,9 +213,9 @@ class Outbox:
         return [name for (name,) in rows]
 
     async def claim(self, name: str, *, owner_is_dead: bool) -> OutboxProducer | Literal["busy", "another's"]:
-        """Claim a producer of this process, or of a dead one (`owner_is_dead`). Returns "busy" if an open transaction
-        uses it, "another's" if the producer is neither. Read its units in a later transaction, which sees all earlier
-        commits.
+        """Claim a producer of this process, or with `owner_is_dead` a producer whose process is dead. Return "busy" if
+        an open transaction uses the producer. Return "another's" if the producer does not exist, or now has another
+        owner. Read the units of a claimed producer in a later transaction, which sees all earlier commits.
 
         Raises: DatabaseUnavailable
         """
@@ -242,12 +247,14 @@ class Outbox:
         return await self._units("producer = :name ORDER BY number", {"name": producer.name})
 
     async def find_unit(self, id: str) -> StoredUnit | None:
-        """Return the unit of the message with this inbox id, if it is still there. Raises: DatabaseUnavailable"""
+        """Return the unit of the message with this inbox id; None if the outbox no longer has it. Raises:
+        DatabaseUnavailable"""
         units = await self._units(f"id = {self._syntax.id_parameter} AND producer IS NOT NULL", {"id": id})
         return units[0] if units else None
 
     async def unused_producers(self) -> list[str]:
-        """Return the producers of this process that were unused for so long that the broker may soon forget them.
+        """Return the names of this process's producers that have been unused for so long that the broker may soon
+        forget them.
 
         Raises: DatabaseUnavailable
         """
@@ -259,13 +266,14 @@ class Outbox:
         return [name for (name,) in rows]
 
     async def drop_producers(self, free: Collection[str]) -> None:
-        """Drop producers that are not used again; one that has units stays. Raises: DatabaseUnavailable"""
+        """Drop producers of this process. A producer that still has units is not dropped. Raises:
+        DatabaseUnavailable"""
         async with self._transaction() as connection:
             await self._drop(connection, free)
 
     async def renumber(self, units: Sequence[StoredUnit], old: OutboxProducer) -> OutboxProducer | None:
-        """Move units whose numbers the broker does not know to a new producer, from number 1 on, and delete the old
-        one. Returns None if the old one belongs to another process by now.
+        """Move units whose numbers the broker does not know to a new producer, with numbers from 1 on. Delete the old
+        producer. Return the new producer; None if another process has claimed the old one.
 
         Raises: DatabaseUnavailable
         """
@@ -290,10 +298,12 @@ class Outbox:
         return new
 
     async def number_units(self, producer: OutboxProducer, rows_max: int = COMBINED_UNITS_MAX) -> StoredUnit | None:
-        """Combine at most `rows_max` units that have no number into one, and give it the next number; interactive
-        ones first, and apart. Returns None if there is none that this process can read.
+        """Combine at most `rows_max` units without a number into one unit, and give it the producer's next number.
+        Interactive units come first, and are not combined with others. Return None if there is no unit that this
+        process can read.
 
-        Raises: ProducerLost if the producer is another's by now; DatabaseUnavailable, and then it may have happened
+        Raises: ProducerLost if another process has claimed the producer; DatabaseUnavailable, and then the unit may
+        have been numbered
         """
         id, number = secrets.token_hex(16), producer.last_number + 1
         names = {"producer": producer.name, "number": number, "id": id, "most": rows_max}
@@ -317,10 +327,10 @@ class Outbox:
             return StoredUnit(id, producer.name, number, unit, now_ms - written_ms)
 
     async def split_into_unnumbered(self, unit: StoredUnit) -> bool:
-        """Replace a unit by its parts, which have no number again: nothing can be sent under the unit's own any
-        more. Returns False if the unit is gone, as another process has done this.
+        """Replace a unit by its parts, which have no number. Afterwards nothing can be sent under the unit's number.
+        Return False if the unit no longer exists, since another process has split it.
 
-        Raises: UnreadableUnit; DatabaseUnavailable, and then it may have happened
+        Raises: UnreadableUnit; DatabaseUnavailable, and then the unit may have been split
         """
         parts = [(secrets.token_hex(16), *part) for part in split_unit(unit.unit)]
         async with self._transaction() as connection:
@@ -360,7 +370,7 @@ class Outbox:
     # ---- Sent units, processed messages ----
 
     async def delete_sent(self, producer: str, number: int) -> None:
-        """Delete a unit that was sent for good; may be repeated. Raises: DatabaseUnavailable"""
+        """Delete a unit that was sent. Raises: DatabaseUnavailable"""
         async with self._transaction() as connection:
             await self._execute(
                 connection,
@@ -369,8 +379,8 @@ class Outbox:
             )
 
     async def confirm_rows(self, sent: Collection[str], acknowledged: Collection[str]) -> None:
-        """Delete units that were sent for good, and mark messages in the inbox whose acknowledgement is final, by
-        their ids. May be repeated.
+        """Delete the units in `sent`. Mark in the inbox that the acknowledgements of the messages in `acknowledged` are
+        final. Both have inbox ids.
 
         Raises: DatabaseUnavailable
         """
@@ -390,13 +400,14 @@ class Outbox:
                 )
 
     async def is_processed(self, id: str) -> bool:
-        """Return whether the inbox has this id. Raises: DatabaseUnavailable"""
+        """Return whether the inbox contains this id. Raises: DatabaseUnavailable"""
         return bool(
             await self._read(f"SELECT 1 FROM truenext_inbox WHERE id = {self._syntax.id_parameter}", {"id": id})
         )
 
     async def delete_expired(self) -> bool:
-        """Delete some rows whose retention has ended; return whether there may be more. Raises: DatabaseUnavailable"""
+        """Delete some rows whose retention has ended. Return True if there may be more such rows. Raises:
+        DatabaseUnavailable"""
         async with self._transaction() as connection:
             inbox, keys = [
                 await self._execute(
@@ -418,8 +429,8 @@ class Outbox:
     # ---- Statements ----
 
     async def _combine_rows(self, connection: AsyncConnection, names: Mapping[str, object]) -> tuple[int, bytes] | None:
-        """Combine the oldest rows without a number into one unit. Returns when its first part was written, and its
-        bytes; None if there are none."""
+        """Combine the oldest units without a number into one unit. Return its bytes, and the time at which its oldest
+        part was written; None if there are no such units."""
         if self._syntax.is_sqlite:
             return await self._combine_in_steps(connection, names)
         combined = (await self._execute(connection, _COMBINE, names)).first()
@@ -487,15 +498,17 @@ class Outbox:
     async def _execute(
         self, connection: AsyncConnection, statement: str, parameters: Mapping[str, object] | None = None
     ) -> CursorResult[Any]:
-        """Execute a statement, in which `:service` and `:owner` are those of this process."""
+        """Execute a statement. `:service` and `:owner` in it are the service and the owner id of this process."""
         names = {"service": self._service, "owner": self.owner, **(parameters or {})}
         return await self._syntax.execute(connection, statement, names)
 
     @asynccontextmanager
     async def _transaction(self, *, is_read_only: bool = False) -> AsyncIterator[AsyncConnection]:
-        """Open a transaction, which may write unless `is_read_only`.
+        """Open a transaction, which may write unless `is_read_only`. Each error of the database is raised as one of the
+        following errors.
 
-        Raises: DatabaseUnavailable, OutboxBusy or OutboxUnusable, for every error of the database
+        Raises: OutboxBusy if a lock was not free in time; DatabaseUnavailable if the database does not answer;
+        OutboxUnusable for all other errors
         """
         try:
             async with (self._read_only_engine if is_read_only else self._engine).begin() as connection:
@@ -521,15 +534,16 @@ class Outbox:
 # Source: docs/stages-database.md; decision 67
 
 MESSAGES_MAX = 10_000
-"""Messages of a combined unit, at most, unless its first part has more: a fifth of the limit of a transaction."""
+"""Largest number of messages in a combined unit: a fifth of a transaction's limit. A first part with more messages is
+sent alone."""
 BYTES_MAX = 2 * 1024 * 1024
-"""Bytes of a combined unit, at most, unless its first part has more."""
+"""Largest number of bytes in a combined unit. A larger first part is sent alone."""
 
 IS_READABLE = {
     "postgresql": f"substr(unit, 1, 2) = '\\x{UNIT_PREFIX.hex()}'",
     "sqlite": f"substr(unit, 1, 2) = x'{UNIT_PREFIX.hex()}'",
 }
-"""Condition for units that this process can read: those of other formats are left to newer processes."""
+"""SQL condition for units that this process can read. It leaves units of other formats to newer processes."""
 
 _COMBINE = f"""
     WITH first_rows AS (

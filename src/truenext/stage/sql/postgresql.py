@@ -1,11 +1,13 @@
-"""Connections of PostgreSQL: pings idle ones before use, and prepares no statements behind a pooler.
+"""Connections to PostgreSQL: tests a connection before use if it was idle, and turns off prepared statements if there
+is a pooler.
 
-A connection that has been idle in its pool may have died there, so it is pinged: then no work has lost it. One that
-was used a moment ago is not pinged, as that would cost each message a round trip.
+A connection may have been lost while it was idle in its pool. So it is tested with a ping when it is taken from the
+pool, and replaced if it was lost. A connection that was used a moment ago is not tested, since that would cost each
+message a round trip.
 
-psycopg prepares a statement at the server when it was used several times. A pooler such as PgBouncer in transaction
-mode gives each transaction another process of the server, which has not prepared it, or has another one under that
-name.
+psycopg prepares a statement at the server when the statement was used several times. A pooler such as PgBouncer in
+transaction mode may give each transaction another server process. That process has not prepared the statement, or has
+another statement under its name. So behind a pooler, psycopg must not prepare statements.
 
 Source: decision 60; https://www.pgbouncer.org/features.html
 """
@@ -20,14 +22,16 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from truenext.clock import monotonic
 
 IDLE_S = 2.0
-"""Idle time after which a connection is pinged: more than the second between two checks of the relay."""
+"""Seconds after which an idle connection is tested before use. This is more than the second between two checks of the
+relay, so that the relay's connection is not tested."""
 
 _IDLE_SINCE = "truenext: idle since"
 
 
 def set_up(engine: Engine, *, limits: str = "") -> None:
-    """Set up all connections of `engine`, which may be the inner one of an AsyncEngine. `limits` is executed once on
-    each that has its own process of the server: behind a pooler, settings of a session would be for others, too."""
+    """Set up all connections of `engine`; for an AsyncEngine pass its `sync_engine`. `limits` is SQL that sets the
+    session's timeouts, executed once for each new connection. Behind a pooler it is not executed, since other clients
+    would then get these timeouts, too."""
     dialect = engine.dialect
 
     @event.listens_for(engine, "connect")

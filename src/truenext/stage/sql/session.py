@@ -1,6 +1,7 @@
-"""Sessions of a stage: SQLAlchemy's sessions, without the calls that begin or end the stage's transaction.
+"""Sessions of a stage: sessions of SQLAlchemy that refuse the calls that begin or end the stage's transaction.
 
-Only calls of the sessions are refused here. `transaction` refuses those of a connection, and SQL text.
+This module refuses calls of the sessions. The module `transaction` refuses calls of the connection, and SQL statements
+such as COMMIT.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,12 @@ from truenext.stage.sql.transaction import SqlTransaction
 
 
 def session_type(*, is_async: bool) -> type[Session | AsyncSession]:
-    """Return the class with which a function annotates its session."""
+    """Return the class by which the parameter of a stage's function asks for a session."""
     return AsyncSession if is_async else Session
 
 
 class StageSession(Session):
-    """SQLAlchemy's Session for the function of a stage, which may not begin or end the stage's transaction."""
+    """Session for the function of a plain stage. The function may not begin or end the stage's transaction."""
 
     def __init__(self, *, stage_transaction: SqlTransaction, **options: Any) -> None:
         super().__init__(**options)
@@ -66,7 +67,7 @@ class StageSession(Session):
             raise
 
     def forbid(self, what: str) -> NoReturn:
-        """Refuse a call of the function. Raises: LocalProtocolError"""
+        """Refuse a call, and mark the transaction so that it is not committed. Raises: LocalProtocolError always"""
         raise self.stage_transaction.forbid_statement(what)
 
 
@@ -76,7 +77,7 @@ def _attach(session: StageSession, _: SessionTransaction, connection: Connection
 
 
 class StageAsyncSession(AsyncSession):
-    """Session for `async` functions; all other calls go to the StageSession inside."""
+    """Session for the function of an `async` stage. It passes all other calls to a StageSession."""
 
     sync_session_class = StageSession
 

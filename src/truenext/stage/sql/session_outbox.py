@@ -1,5 +1,5 @@
-"""Outbox of a program's own session: units of the flows that it starts are written in its transaction, and sent
-after the commit. Nothing is sent to the broker here.
+"""Outbox of a program's own session: writes the units of the flows that the program starts, in the session's
+transaction. The relay sends them to the broker after the commit.
 
 Source: docs/stages-database.md, "In a transaction of your own"
 """
@@ -25,7 +25,7 @@ from truenext.stage.sql.tables import keys, missing_table_text, outbox
 T = TypeVar("T")
 
 _CALLS, _BLOCKS = "truenext: when committed", "truenext: open blocks"
-"""Keys of a session's `info`."""
+"""Keys in `Session.info`: calls for the next commit, and open blocks of `initiate`."""
 
 _INSERTS: dict[str, Callable[..., Any]] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 
@@ -34,18 +34,19 @@ class SessionOutbox:
     """Writer of outbox rows in the transaction of a program's own session."""
 
     def __init__(self, session: object) -> None:
-        """Wrap a session of the program. Raises: ConfigurationError if `session` is no session"""
+        """Wrap a session of the program. Raises: ConfigurationError if `session` is not a Session or an AsyncSession"""
         if not isinstance(session, Session | AsyncSession):
             raise ConfigurationError(f"initiate takes a Session or an AsyncSession, not {session!r}")
         self.is_async = isinstance(session, AsyncSession)
         self._session = session
         self._transactions: list[SessionTransaction] = []
-        """Transactions of the session when the block began, the innermost first."""
+        """Transactions that the session had at the beginning of the block: the innermost savepoint first, the outermost
+        transaction last."""
         self._has_lost_transaction = False
-        """True once one of `_transactions` was rolled back, or the outermost has ended, inside the block."""
+        """True if, inside the block, one of `_transactions` was rolled back or the outermost transaction has ended."""
 
     def open_block(self) -> None:
-        """Begin a block: until it ends, the transaction of the session must not end."""
+        """Begin a block. Until the block ends, a commit of the session is refused."""
         session = self._sync_session
         blocks = session.info.get(_BLOCKS)
         if blocks is None:
@@ -65,9 +66,9 @@ class SessionOutbox:
         self._transactions = []
 
     def check_transaction_not_lost(self) -> None:
-        """Check that the transaction is still that of the block's beginning.
+        """Check that the session still has the transaction of the block's beginning.
 
-        Raises: FlowError if it was rolled back or has ended inside the block
+        Raises: FlowError if the transaction was rolled back or has ended inside the block
         """
         if self._has_lost_transaction:
             raise FlowError(
@@ -80,26 +81,40 @@ class SessionOutbox:
         return self._session if isinstance(self._session, Session) else self._session.sync_session
 
     def seed_of_key(self, key: str, new: str) -> str:
-        """Return the seed for the ids of the flows under this key: 32 hexadecimal digits; `new` if none were
-        started. While another transaction uses the key for the first time, this waits for its end.
+        """Return the seed from which the ids of the key's flows are derived: 32 hexadecimal digits. The first call with
+        the key stores `new` as the seed. If another transaction is using the key for the first time, this waits for its
+        end.
 
-        Raises: ConfigurationError; what SQLAlchemy raises
+        Raises: ConfigurationError if the tables are missing or the session commits each statement by itself; errors of
+        SQLAlchemy
         """
         return _execute(self._sync_session, _seed, key, new)
 
     async def seed_of_key_async(self, key: str, new: str) -> str:
-        """Return the seed as `seed_of_key` does, in an AsyncSession."""
+        """Return the seed from which the ids of the key's flows are derived, in an AsyncSession. The first call with
+        the key stores `new` as the seed.
+
+        Raises: ConfigurationError if the tables are missing or the session commits each statement by itself; errors of
+        SQLAlchemy
+        """
         return await self._execute_async(_seed, key, new)
 
     def write_unit(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
-        """Write a unit, which is sent after the commit. A repeat under the same key does nothing.
+        """Write a unit into the outbox. It is sent after the commit. If the flows were already started under the key,
+        this writes nothing.
 
-        Raises: FlowError if other flows were started under the key; ConfigurationError; what SQLAlchemy raises
+        Raises: FlowError if other flows were started under the key; ConfigurationError if the tables are missing or the
+        session commits each statement by itself; errors of SQLAlchemy
         """
         _execute(self._sync_session, _write, service, id, key, unit)
 
     async def write_unit_async(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
-        """Write a unit as `write_unit` does, in an AsyncSession."""
+        """Write a unit into the outbox, in an AsyncSession. It is sent after the commit. If the flows were already
+        started under the key, this writes nothing.
+
+        Raises: FlowError if other flows were started under the key; ConfigurationError if the tables are missing or the
+        session commits each statement by itself; errors of SQLAlchemy
+        """
         await self._execute_async(_write, service, id, key, unit)
 
     async def _execute_async(self, call: Callable[..., T], *arguments: object) -> T:
@@ -114,7 +129,8 @@ class SessionOutbox:
         return await run_to_completion(execution)
 
     def call_on_commit(self, call: Callable[[], object]) -> None:
-        """Call a function after the commit, in the thread of the commit; after a rollback, after the next one."""
+        """Call a function after the next commit of the session, in the thread that commits. A rollback before that
+        commit does not remove the call."""
         session = self._sync_session
         calls = session.info.get(_CALLS)
         if calls is None:
@@ -126,7 +142,7 @@ class SessionOutbox:
 
 
 def _forbid_commit(session: Session) -> None:
-    """Refuse a commit while a block is open. Raises: FlowError"""
+    """Refuse a commit of the session while a block is open. Raises: FlowError if a block is open"""
     if session.info[_BLOCKS] and not session.in_nested_transaction():
         raise FlowError(
             "the session commits inside a block of initiate, so flows of the block would not be in that "
@@ -197,7 +213,8 @@ def _seed(connection: Connection, key: str, new: str) -> str:
 
 
 def _record_key_content(connection: Connection, key: InitiationKey) -> bool:
-    """Record the content of a key; return False if it was recorded before. Raises: FlowError if it differs"""
+    """Record the hash of the flows under the key. Return False if the same hash was recorded before. Raises: FlowError
+    if another hash was recorded, or the key was rolled back"""
     first = update(keys).where(keys.c.id == key.id, keys.c.content.is_(None))
     if connection.execute(first.values(content=key.content, started_ms=_clock(connection))).rowcount == 1:
         return True

@@ -1,4 +1,4 @@
-"""Shield of calls that a cancellation must not interrupt."""
+"""Calls that a cancellation does not interrupt."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 CANCEL_TIMEOUT_S = 5.0
-"""Time for which a call may go on after a cancellation; then it is cancelled, too."""
+"""Seconds for which a call may go on after a cancellation. Then the call is cancelled, too."""
 
 
 async def run_to_completion(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await a coroutine to its end, even if the caller is cancelled meanwhile; then raise the cancellation."""
+    """Await a coroutine. If the caller is cancelled meanwhile, the coroutine may still finish within CANCEL_TIMEOUT_S;
+    then the cancellation is raised."""
     task = asyncio.ensure_future(coroutine)
     cancellation: asyncio.CancelledError | None = None
     deadline: float | None = None

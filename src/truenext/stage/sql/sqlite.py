@@ -1,8 +1,9 @@
-"""Connections of SQLite: durable commits, a queue of writers, and transactions that begin at once.
+"""Connections to SQLite: makes commits durable, lets writers wait in a queue, and begins transactions with a write
+lock.
 
-Durable: the write-ahead log (WAL) is synced with each commit. Fair: one queue of writers in this process; those of
-other processes are waited for. Transactions are begun here, since Python's driver would begin them late, and
-deferred: then two that have read may not both write, and one of them fails.
+Each commit syncs the write-ahead log (WAL). The writers of this process wait in one queue, in a fair order. For writers
+of other processes, SQLite itself waits. Python's driver would begin a transaction without a write lock. Then, if two
+transactions have read and both want to write, one of them fails. So this module begins transactions with the lock.
 
 Source: https://sqlite.org/wal.html, https://sqlite.org/lang_transaction.html, https://sqlite.org/c3ref/close.html
 """
@@ -41,7 +42,7 @@ def _locked(method: Callable[..., Any]) -> Any:
 class SerializedConnection(sqlite3.Connection):
     def __init__(self, *args: Any, **options: Any) -> None:
         self.lock = RLock()
-        """Held by the thread whose call SQLite executes; only `interrupt` does not wait for it."""
+        """Lock of the thread whose call SQLite is executing. All calls but `interrupt` wait for it."""
         super().__init__(*args, **options)
 
     def cursor(self, factory: Any = None) -> Any:
@@ -74,7 +75,7 @@ class _SerializedCursor(sqlite3.Cursor):
 # threads wait in one queue, since they write to one file.
 
 WriteGrant = Future[None]
-"""Future that is done when the writer's turn has come."""
+"""Future that is done when it is the writer's turn."""
 
 
 class WriteQueue:
@@ -85,7 +86,8 @@ class WriteQueue:
         self._others_waiting: deque[WriteGrant] = deque()
 
     async def wait_in_task(self, *, is_interactive: bool) -> None:
-        """Wait for the caller's turn, which then ends with `end_write`. If cancelled, the caller has no turn."""
+        """Wait in a task until it is the caller's turn to write. The turn lasts until `end_write`. A cancelled call
+        gets no turn."""
         grant = self._enqueue(is_interactive)
         try:
             await asyncio.wrap_future(grant)
@@ -94,7 +96,7 @@ class WriteQueue:
             raise
 
     def wait_in_thread(self, *, is_interactive: bool) -> None:
-        """Wait for the caller's turn, which then ends with `end_write`."""
+        """Wait in a thread until it is the caller's turn to write. The turn lasts until `end_write`."""
         grant = self._enqueue(is_interactive)
         try:
             grant.result()
@@ -103,7 +105,7 @@ class WriteQueue:
             raise
 
     def end_write(self) -> None:
-        """End the turn, and begin the next one; in any task or thread."""
+        """End the caller's turn, and begin the next writer's turn. Any task or thread may call this."""
         with self._lock:
             self._is_busy = False
             for waiting in (self._interactive_waiting, self._others_waiting):
@@ -138,7 +140,7 @@ _QUEUES_LOCK = threading.Lock()
 
 
 def write_queue_of(file: Path) -> WriteQueue:
-    """Return the one queue of this process for the file, also if another path leads to it."""
+    """Return this process's queue of writers for the file. Different paths to one file have the same queue."""
     with _QUEUES_LOCK:
         return _QUEUES.setdefault(file.resolve(), WriteQueue())
 
@@ -146,31 +148,33 @@ def write_queue_of(file: Path) -> WriteQueue:
 # ---- Connections of SQLAlchemy ----
 
 BUSY_S = 5.0
-"""Time for which the transaction of another process is waited for."""
+"""Seconds for which a transaction waits for the write lock of another process."""
 
 CONNECT_ARGS: dict[str, Any] = {"isolation_level": None, "timeout": BUSY_S}
-"""With `isolation_level` None the driver begins and ends no transaction by itself."""
+"""Options for connections. With `isolation_level` None, the driver itself begins and ends no transactions."""
 THREAD_ARGS = CONNECT_ARGS | {"factory": SerializedConnection}
-"""Options for plain functions: a thread that a function has left behind may use the connection while it is closed."""
+"""Options for connections of plain functions. Their calls are serialized by a lock, since a thread that the function
+has left running may use the connection while it is closed."""
 
 _READ_ONLY = "truenext_reads"
 READ_ONLY: dict[str, Any] = {_READ_ONLY: True}
-"""Options of an engine whose transactions only read."""
+"""Execution options for an engine whose transactions only read."""
 
 _TURN = "truenext: its turn to write"
 
 
 async def enable_wal(connection: AsyncConnection) -> None:
-    """Switch the file to a write-ahead log (WAL), which it then keeps for good. The switch needs exclusive access to
-    the file, so it must come before all works.
+    """Switch the file to a write-ahead log (WAL). The file keeps this setting. The switch needs exclusive access to the
+    file, so it comes before the transactions of messages.
 
-    Raises: DBAPIError, if another connection uses the file now
+    Raises: DBAPIError if another connection uses the file now
     """
     await connection.exec_driver_sql("PRAGMA journal_mode=WAL")
 
 
 def set_up(engine: Engine, write_queue: WriteQueue, *, is_interactive: bool) -> None:
-    """Set up all connections of `engine`, which may be the inner one of an AsyncEngine."""
+    """Set up all connections of `engine`; for an AsyncEngine pass its `sync_engine`. With `is_interactive`, their
+    writers are served first."""
     is_async = engine.dialect.is_async
 
     @event.listens_for(engine, "connect")

@@ -1,4 +1,4 @@
-"""SQL syntax of the outbox for PostgreSQL and SQLite, which differ in a few words."""
+"""SQL of the outbox that differs between PostgreSQL and SQLite."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _NAME = re.compile(r"(?<!:):([a-z_]+)")
 
 class SqlSyntax:
     def __init__(self, kind: str) -> None:
-        """`kind` is "postgresql" or "sqlite"."""
+        """Create the syntax for a kind of database: "postgresql" or "sqlite"."""
         self.is_sqlite = kind == "sqlite"
         self.now_ms = CLOCK[kind]
-        """Expression for milliseconds since the epoch, by the clock of the database."""
+        """SQL expression for the time in milliseconds since the epoch, by the clock of the database."""
         self.id_parameter = ":id" if self.is_sqlite else "CAST(:id AS uuid)"
         self.skip_locked = "" if self.is_sqlite else " FOR UPDATE SKIP LOCKED"
 
     def one_of_ids_in_order(self, table: str) -> str:
-        """Return a condition for rows with one of `ids`, locked in the order of the key, which avoids deadlocks."""
+        """Return an SQL condition for the rows whose id is in `:ids`. PostgreSQL locks them in the order of their ids,
+        which avoids deadlocks."""
         if self.is_sqlite:
             return "id IN (SELECT value FROM json_each(:ids))"
         return f"id IN (SELECT id FROM {table} WHERE id = ANY(CAST(:ids AS uuid[])) ORDER BY id FOR UPDATE)"
@@ -36,12 +37,12 @@ class SqlSyntax:
     async def execute(
         self, connection: AsyncConnection, statement: str, parameters: Mapping[str, object]
     ) -> CursorResult[Any]:
-        """Execute a statement whose parameters are named with a colon."""
+        """Execute a statement. Its parameters are written as a colon and a name."""
         if not self.is_sqlite:
             statement = _NAME.sub(r"%(\1)s", statement)
         return await connection.exec_driver_sql(statement, dict(parameters))
 
 
 def plain_id(id: object) -> str:
-    """Return an id as 32 hexadecimal digits: a driver may have a type of its own for it."""
+    """Return an id as 32 hexadecimal digits. Some drivers return another type, such as UUID."""
     return str(id).replace("-", "")

@@ -1,7 +1,7 @@
-"""Tables of exactly-once processing: messages that were handled, units to send, and numbers of producers.
+"""Tables of exactly-once processing: processed messages, units to send, and numbers of producers.
 
-    truenext_inbox       a row for each message that was handled, until 7 days after its acknowledgement
-    truenext_outbox      a row for all that one message, or one initiation, has to send; until it was sent
+    truenext_inbox       a row for each processed message, until 7 days after its acknowledgement
+    truenext_outbox      a row for each unit: the messages that one run or one initiation sends, until they are sent
     truenext_producers   the producers of the outbox, their last numbers, and the processes that own them
     truenext_owners      the processes that run, and until when they count as alive
     truenext_keys        the keys under which flows were started, for 7 days
@@ -22,13 +22,14 @@ from truenext.stage.sql.errors import DatabaseUnavailable, first_line
 from truenext.stage.sql.url import address_of
 
 VERSION = 2
-"""Version of these tables. This code works with no other."""
+"""Version of these tables. This code works with no other version."""
 
 APPLY_MAX = 5
-"""Attempts to create the tables, while other processes do so, too."""
+"""Number of attempts to create the tables. Other processes may create them at the same time."""
 
 metadata = sa.MetaData()
-"""Metadata of these tables; for Alembic: `target_metadata = [yours, truenext.stage.sql.tables.metadata]`."""
+"""SQLAlchemy's metadata of these tables. For Alembic: `target_metadata = [yours,
+truenext.stage.sql.tables.metadata]`."""
 
 schema = sa.Table("truenext_schema", metadata, sa.Column("version", sa.Integer, primary_key=True, autoincrement=False))
 
@@ -123,7 +124,7 @@ _NAME = re.compile(r"truenext_\w+")
 
 
 def missing_table_text(error: DBAPIError) -> str | None:
-    """Return what to do if a table is missing; otherwise None. 42P01: undefined_table."""
+    """Return a text that says what to do if the error is a missing table; otherwise None. 42P01: undefined_table."""
     if getattr(error.orig, "sqlstate", None) != "42P01" and "no such table" not in str(error.orig):
         return None
     found = _NAME.search(str(error.orig))
@@ -134,8 +135,8 @@ def missing_table_text(error: DBAPIError) -> str | None:
 
 
 def unusable_table_text(error: DBAPIError) -> str | None:
-    """Return what to do if a table is missing, has other columns, or cannot be used for lack of a right; otherwise
-    None. 42501: insufficient_privilege, 42703: undefined_column."""
+    """Return a text that says what to do if a table is missing, has other columns, or may not be used by this user;
+    otherwise None. 42501: insufficient_privilege, 42703: undefined_column."""
     missing = missing_table_text(error)
     if missing is not None:
         return missing
@@ -159,9 +160,9 @@ _REPLACE_TABLES = (
 
 
 def check_version(found: int | None) -> None:
-    """Check the version of the tables; `found` is None if they do not say it.
+    """Check the version of the tables. `found` is None if the tables have no version.
 
-    Raises: ConfigurationError for any other version than VERSION
+    Raises: ConfigurationError if `found` is not VERSION
     """
     if found is None:
         raise ConfigurationError(
@@ -179,9 +180,9 @@ def schema_sql(url: str) -> str:
     """Return the statements that create the tables of exactly-once processing.
 
     Args:
-        url: URL of SQLAlchemy, whose kind of database decides the dialect; nothing is connected.
+        url: URL of SQLAlchemy. Its kind of database decides the dialect of the statements. No connection is made.
 
-    Raises: ConfigurationError
+    Raises: ConfigurationError if the URL is invalid
     """
     statements: list[str] = []
 
@@ -198,7 +199,7 @@ def schema_sql(url: str) -> str:
 
 
 def create_tables(connection: sa.Connection) -> list[str]:
-    """Create missing tables in the transaction of the connection, and return their names.
+    """Create the missing tables in the connection's transaction, and return the names of these tables.
 
     Raises: ConfigurationError if existing tables are of another version
     """
@@ -214,13 +215,13 @@ def create_tables(connection: sa.Connection) -> list[str]:
 
 
 def apply_schema(url: str) -> tuple[str, list[str]]:
-    """Create missing tables of exactly-once processing. Return the URL of the database without the password, and the
-    names of the tables that were missing.
+    """Create the missing tables of exactly-once processing. Return the URL of the database without the password, and
+    the names of the created tables.
 
     Args:
         url: URL of SQLAlchemy.
 
-    Raises: ConfigurationError; DatabaseUnavailable
+    Raises: ConfigurationError if the URL is invalid, or existing tables are of another version; DatabaseUnavailable
     """
     address = address_of(url)
     with address.loading_driver():

@@ -1,7 +1,8 @@
-"""Transaction of one message: checks whether it is still what the stage's function believes.
+"""SQL transaction of one message: refuses calls that would end it, and checks whether it can still be committed.
 
-The stage begins and ends it. Events of SQLAlchemy's engine report all calls over its connection: a call that would
-end it or begin another is refused, and an error that breaks it is remembered until the stage checks.
+Only the stage's worker begins and ends the transaction. Events of SQLAlchemy's engine report all calls of the function
+on the connection. A call that would end the transaction, or begin another one, is refused. An error after which the
+transaction cannot be committed is remembered until the worker checks the transaction.
 """
 
 import asyncio
@@ -26,50 +27,54 @@ from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
 from truenext.stage.sql.exactly_once_writer import ExactlyOnceWriter
 
 INTERRUPT_S = 5.0
-"""Time for which interrupted statements are waited for."""
+"""Seconds for which interrupted statements may take to end."""
 PAUSE_MAX_S = 0.02
-"""Longest pause until the next statement is interrupted."""
+"""Longest pause in seconds between two attempts to interrupt the statements of a connection."""
 
 _stage_transaction: ContextVar["SqlTransaction | None"] = ContextVar("truenext transaction", default=None)
-"""Transaction whose stage executes statements in this context; tasks and threads left behind have other contexts."""
+"""Transaction whose worker is executing statements in this context. Tasks and threads that a function has left running
+have other contexts."""
 
 _OPTION = "truenext_transaction"
-"""Execution option of a connection: its SqlTransaction."""
+"""Name of the execution option by which a connection knows its SqlTransaction."""
 
 
 class SqlTransaction:
     def __init__(self, exactly_once: ExactlyOnceWriter | None = None, stage: str = "") -> None:
-        """`exactly_once` executes the first statement; `stage` is named in errors."""
+        """Create the transaction of one message. `exactly_once` executes its first statement; None without exactly-once
+        processing. `stage` is the stage's name in errors."""
         self.exactly_once = exactly_once
         self._stage = stage
         self.session: Session | None = None
         self.is_ending = False
-        """True while the stage itself commits or rolls back."""
+        """True while the worker commits or rolls back. Then a COMMIT or ROLLBACK is allowed."""
         self.is_commit_sent = False
         self._is_closed = False
         self._attach_lock = Lock()
-        """Held by `attach` and `stop_attaching`: a late connection is either attached, or returned to its pool."""
+        """Lock of `attach` and `stop_attaching`. A connection that arrives after `stop_attaching` is returned to its
+        pool."""
         self._is_connection_unusable = False
-        """True if the connection must not be used again: its server may no longer be the one for writing."""
+        """True if the connection must be closed after an UNAVAILABLE error: its server may have become read-only."""
         self._connection: Connection | None = None
         self._has_begun = False
-        """True once the database has begun the transaction: psycopg begins with the first statement."""
+        """True if the database has begun the transaction. psycopg begins it with the first statement."""
         self._running_cursors: set[DBAPICursor] = set()
         """Cursors of statements that the database has not answered yet."""
         self._unread_cursors: set[DBAPICursor] | WeakSet[DBAPICursor] = set()
-        """Cursors from which rows may still be read; also some that were read to their end."""
+        """Cursors from which rows may still be read. Some of them may have been read to their end."""
         self._keeps_cursors = False
-        """True if the driver reads rows only when they are requested."""
+        """True if the driver reads rows from the database only when the function requests them."""
         self.has_returned = False
-        """True once the function has returned: then only the stage itself may execute statements."""
+        """True if the function has returned. Then only the worker may execute statements."""
         self._forbidden: LocalProtocolError | None = None
         self._broken_by: BaseException | None = None
 
     def attach(self, connection: Connection) -> None:
-        """Attach the connection that the session has got. The session calls this for each savepoint, too.
+        """Attach the connection that the session has got. The session calls this again for each savepoint. The first
+        call inserts the message's id into the inbox, with exactly-once processing.
 
-        Raises: LocalProtocolError if the transaction is over: the connection is rolled back and returned to its
-        pool, or closed; as `ExactlyOnceWriter.insert_inbox_id`
+        Raises: LocalProtocolError if the transaction is over, and then the connection is returned to its pool or
+        closed; errors of `ExactlyOnceWriter.insert_inbox_id`
         """
         with self._attach_lock:
             is_first = self._connection is None
@@ -89,13 +94,13 @@ class SqlTransaction:
                 self.exactly_once.insert_inbox_id(connection)
 
     def stop_attaching(self) -> None:
-        """Attach no connection from now on: a statement may still be waiting for one."""
+        """Attach no connection from now on. A statement may still be waiting for a connection."""
         with self._attach_lock:
             self._is_closed = True
 
     @contextlib.contextmanager
     def issued_by_stage(self) -> Iterator[None]:
-        """Mark the statements of the block as those of the stage itself."""
+        """Mark the statements of the block as statements of the worker, not of the function."""
         token = _stage_transaction.set(self)
         try:
             yield
@@ -115,22 +120,22 @@ class SqlTransaction:
             raise self._late_error()
 
     def check_committable(self) -> None:
-        """Check that the transaction can be committed; ask the database, too, if it is another process.
+        """Check that the transaction can be committed. With PostgreSQL, this sends a query to the server, too.
 
-        Raises: Swallowed; what SQLAlchemy raises if the connection is lost
+        Raises: Swallowed if the transaction cannot be committed; errors of SQLAlchemy if the connection is lost
         """
         self.check_unbroken()
         if self._connection is not None and self._has_begun and self._connection.dialect.name != "sqlite":
             self._connection.exec_driver_sql("SELECT 1")
 
     def check_unbroken(self) -> None:
-        """Check that the transaction can still be committed, as far as is known here. Raises: Swallowed"""
+        """Check, without asking the database, that the transaction can be committed. Raises: Swallowed if it cannot"""
         fault = self.commit_fault()
         if fault is not None:
             raise fault
 
     def commit_fault(self) -> Swallowed | None:
-        """Return why the transaction can no longer be committed; None if it can, as far as is known here."""
+        """Return, without asking the database, why the transaction can no longer be committed; None if it can."""
         if self._forbidden is not None:
             return _swallowed_error("the function continued after a statement was refused", self._forbidden)
         if self.session is not None and not self.session.is_active:
@@ -156,7 +161,8 @@ class SqlTransaction:
         return _swallowed_error(f"the transaction {state.value}, and the function continued", self._broken_by)
 
     def forbid_statement(self, what: str) -> LocalProtocolError:
-        """Return the error for a call that the function must not make. Its work so far is not committed any more."""
+        """Return the error for a call that the function must not make. From now on the transaction cannot be
+        committed."""
         self._forbidden = LocalProtocolError(
             f"{what} is refused: the stage begins the transaction, commits it when the function returns and all its "
             "messages are sent, and rolls back if it raises. Use session.begin_nested() for statements that may fail"
@@ -170,19 +176,21 @@ class SqlTransaction:
         )
 
     def mark_broken(self, error: BaseException) -> None:
-        """Remember the first error after which the transaction cannot be committed."""
+        """Remember an error after which the transaction cannot be committed. Only the first such error is kept."""
         if self._broken_by is None:
             self._broken_by = error
 
     def has_ended(self) -> bool:
-        """Return whether the driver reports an ended transaction: after a COMMIT, the database has answered."""
+        """Return whether the driver reports that the transaction has ended. After a COMMIT was sent, this means that
+        the database has answered."""
         return self._connection is not None and transaction_state_of(self._connection) is DbapiTransactionState.ENDED
 
     def roll_back(self) -> None:
-        """Roll back at the driver. After a COMMIT that failed or was refused, SQLAlchemy takes the transaction for
-        ended, and would return the connection to its pool as it is. A connection that is not fit for that is closed.
+        """Roll back through the driver, without SQLAlchemy. After a COMMIT that failed or was refused, SQLAlchemy
+        considers the transaction ended, and would not roll back. A connection that must not return to its pool is
+        closed instead.
 
-        Raises: what the driver raises
+        Raises: errors of the driver
         """
         if self._connection is None or self._connection.closed or self._connection.invalidated:
             return
@@ -199,9 +207,9 @@ class SqlTransaction:
                 root.close()
 
     def discard(self) -> None:
-        """Close the connection instead of returning it to its pool, whatever runs on it.
+        """Close the connection instead of returning it to its pool, even if statements are running on it.
 
-        Raises: what SQLAlchemy raises
+        Raises: errors of SQLAlchemy
         """
         if self._connection is not None and not self._connection.closed:
             try:
@@ -216,8 +224,8 @@ class SqlTransaction:
                     self._connection.close()
 
     def _interrupt(self, connection: Connection) -> None:
-        """Interrupt running statements, and wait until they have failed. If a connection is closed while a thread
-        reads from it, the thread may read from the next connection."""
+        """Interrupt running statements, and wait until they have ended, so that the connection can be closed. If it
+        were closed while a thread reads from it, the thread might read from the next connection."""
         pause_s, until = 0.001, time.monotonic() + INTERRUPT_S
         while self._is_running() and time.monotonic() < until:
             with contextlib.suppress(Exception):
@@ -227,14 +235,15 @@ class SqlTransaction:
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     def close_cursors(self) -> None:
-        """Close the cursors, so that no more rows are read: the connection may be another work's by then."""
+        """Close the cursors, so that no further rows are read. The connection is about to go to another message's
+        transaction."""
         for cursor in list(self._unread_cursors):
             with contextlib.suppress(Exception):
                 cursor.close()
         self._unread_cursors.clear()
 
     def _is_running(self) -> bool:
-        """Return whether a statement runs, or rows are being read from the server."""
+        """Return whether a statement is running, or rows are being read from the server."""
         return bool(self._running_cursors) or (self._connection is not None and is_statement_active(self._connection))
 
     def _before_statement(self, statement: str, cursor: DBAPICursor) -> None:
@@ -281,7 +290,8 @@ class SqlTransaction:
 
 
 def watch_transactions(engine: Engine) -> None:
-    """Watch the transactions of all connections of `engine`, which may be the inner one of an AsyncEngine."""
+    """Report calls on all connections of `engine` to their SqlTransactions; for an AsyncEngine pass its
+    `sync_engine`."""
 
     @event.listens_for(engine, "set_connection_execution_options")
     def options(connection: Connection, options: Mapping[str, Any]) -> None:
@@ -354,7 +364,8 @@ def _transaction_of(connection: Connection) -> SqlTransaction | None:
 
 
 def _return_to_pool(connection: Connection) -> None:
-    """Roll back a connection that no transaction has, and return it to its pool; close it if that fails."""
+    """Roll back a connection that was not attached, and return it to its pool. Close the connection if the rollback
+    fails."""
     try:
         connection.connection.rollback()
     except BaseException:
@@ -382,9 +393,9 @@ def _swallowed_error(event_text: str, error: BaseException | None) -> Swallowed:
 class DbapiTransactionState(Enum):
     ALIVE = "is alive"
     FAILED = "has failed"
-    """PostgreSQL: a COMMIT would roll back, without an error."""
+    """In PostgreSQL: a statement has failed. A COMMIT would roll back, without an error."""
     ENDED = "has ended"
-    """The transaction is over; further statements are outside of it."""
+    """The transaction is over. Further statements would not belong to it."""
     LOST = "was lost with its connection"
 
 
@@ -401,11 +412,12 @@ _LIBPQ_STATES = {
 _ACTIVE = 1
 
 CANCEL_S = 5.0
-"""Time for which the answer to a cancellation is waited for."""
+"""Seconds for which a cancellation of a statement waits for the server's answer."""
 
 
 def is_statement_active(connection: Connection) -> bool:
-    """Return whether PostgreSQL is executing a statement. False with SQLite, whose drivers do not know that."""
+    """Return whether PostgreSQL is executing a statement. With SQLite always False, since its drivers do not report
+    it."""
     if connection.dialect.name == "sqlite" or connection.closed or connection.invalidated:
         return False
     driver: Any = connection.connection.driver_connection
@@ -413,9 +425,10 @@ def is_statement_active(connection: Connection) -> bool:
 
 
 def interrupt_statement(connection: Connection) -> None:
-    """Interrupt the running statement, so that it fails, in whatever task or thread it runs.
+    """Interrupt the statement that runs on the connection, so that it fails. The statement may run in another task or
+    thread.
 
-    Raises: what the driver raises
+    Raises: errors of the driver
     """
     pooled: Any = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite":
@@ -430,7 +443,7 @@ def interrupt_statement(connection: Connection) -> None:
 
 
 def sleep_on_driver(connection: Connection, seconds: float) -> None:
-    """Sleep, while other tasks or threads go on."""
+    """Sleep without blocking other tasks or threads."""
     if connection.dialect.is_async:
         adapted: Any = connection.connection.dbapi_connection
         adapted.run_async(lambda _: asyncio.sleep(seconds))
@@ -439,13 +452,14 @@ def sleep_on_driver(connection: Connection, seconds: float) -> None:
 
 
 def is_autocommit(connection: Connection) -> bool:
-    """Return whether the driver commits each statement, which SQLAlchemy does not know, and would not undo."""
+    """Return whether the driver commits each statement at once. SQLAlchemy does not know that, and would not turn it
+    off."""
     driver: Any = connection.connection.driver_connection
     return connection.dialect.name != "sqlite" and bool(driver.autocommit)
 
 
 def transaction_state_of(connection: Connection) -> DbapiTransactionState:
-    """Return the state of a connection that has begun its transaction at the database."""
+    """Return the state of a transaction that has begun at the database, as the connection's driver knows it."""
     if connection.closed or connection.invalidated:
         return DbapiTransactionState.LOST
     # A psycopg.Connection, psycopg.AsyncConnection, sqlite3.Connection or aiosqlite.Connection.
@@ -484,7 +498,8 @@ _FORBIDDEN = re.compile(
 def find_transaction_statement(statement: str) -> str | None:
     """Return the part of `statement` that would begin or end a transaction; None if there is none.
 
-    Only SQL's keywords are known here: the effect of a procedure, or of the driver itself, is noticed afterwards.
+    This looks only at keywords of SQL. If a procedure or the driver ends the transaction, that is noticed after the
+    statement.
     """
     if ";" not in statement:
         return statement.strip() if _FORBIDDEN.match(statement) else None

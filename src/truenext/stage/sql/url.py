@@ -1,4 +1,4 @@
-"""Address of a database: parses its URL, and selects the drivers."""
+"""Address of a database: the parsed URL, with the drivers for `async` and for plain functions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +16,12 @@ _SQLITE = ("sqlite", "sqlite+pysqlite", "sqlite+aiosqlite")
 
 @dataclass(frozen=True)
 class DatabaseAddress:
-    """Address of one database, for `async` and for plain functions."""
+    """Address of one database, with one driver for `async` functions and one for plain functions."""
 
     for_tasks: URL
     for_threads: URL
     file: Path | None
-    """File of SQLite; None for PostgreSQL."""
+    """File of an SQLite database; None for PostgreSQL."""
 
     def __str__(self) -> str:
         """Return the URL without the password."""
@@ -29,9 +29,10 @@ class DatabaseAddress:
 
     @contextmanager
     def loading_driver(self) -> Iterator[None]:
-        """Create engines of this database in the block, as each imports its driver.
+        """Context manager for the creation of the database's engines. Each engine imports its driver, which may be
+        missing.
 
-        Raises: ConfigurationError if the driver is not installed
+        Raises: ConfigurationError if a driver is not installed
         """
         try:
             yield
@@ -45,7 +46,7 @@ class DatabaseAddress:
 def address_of(url: str) -> DatabaseAddress:
     """Parse a URL such as `postgresql+psycopg://...` or `sqlite:///...`.
 
-    Raises: ConfigurationError, with what to write instead
+    Raises: ConfigurationError if the URL is invalid; the text says what to write instead
     """
     try:
         parsed = make_url(url)

@@ -1,7 +1,7 @@
-"""Work of one message in a database: one transaction, which the stage checks and ends.
+"""Work of one message in a database: one SQL transaction with its session. The stage's worker checks and ends it.
 
-`AsyncSqlWork` is for `async` functions, `ThreadSqlWork` for plain ones; both have the same names. Nothing is sent to
-the database before the function first uses the session.
+`AsyncSqlWork` is for `async` functions, and `ThreadSqlWork` for plain functions. Both classes have the same methods.
+Nothing is sent to the database before the function first uses the session.
 """
 
 import contextlib
@@ -28,21 +28,23 @@ S = TypeVar("S", bound=Session | AsyncSession)
 _logger = logging.getLogger("truenext.stage")
 
 _OPTIONS: dict[str, Any] = {"expire_on_commit": False, "close_resets_only": False}
-"""Objects that the function has read stay readable after the commit; the session itself cannot be used any more."""
+"""Options of the session. Objects that the function has read stay readable after the commit. The session itself cannot
+be used any more."""
 
 
 class _SqlWork(Generic[S]):
-    """Common part of both works: it does not `await`, and runs in the thread or in SQLAlchemy's greenlet."""
+    """Base class of `AsyncSqlWork` and `ThreadSqlWork`. Its methods never await. So they can run in a thread, and
+    `AsyncSqlWork` can run them in a greenlet of SQLAlchemy."""
 
     _session_type: type[S]
 
     def __init__(
         self, engine: Engine | AsyncEngine, is_closed: Callable[[], bool], inbox_id: str | None, stage: str
     ) -> None:
-        """`is_closed` returns whether the database was closed meanwhile; `inbox_id` is the message's id in the inbox,
-        if it is processed exactly once; `stage` is named in errors."""
+        """Create the work of one message. `is_closed` returns whether the database was closed meanwhile. `inbox_id` is
+        the message's id in the inbox; None without exactly-once processing. `stage` is the stage's name in errors."""
         self.is_committed: bool | None = False
-        """None if a COMMIT was sent and its outcome is not known here."""
+        """True after the commit; None if a COMMIT was sent and its outcome is not known."""
         self._transaction = SqlTransaction(None if inbox_id is None else ExactlyOnceWriter(inbox_id), stage)
         self._engine = engine
         self._session: S | None = None
@@ -52,7 +54,7 @@ class _SqlWork(Generic[S]):
 
     @property
     def session(self) -> S:
-        """Session of the function, made at the first use. Raises: LocalProtocolError after the end"""
+        """Session for the function. The first access creates it. Raises: LocalProtocolError if the work has ended"""
         if self._session is None:
             if self._has_ended:
                 raise LocalProtocolError(
@@ -64,31 +66,34 @@ class _SqlWork(Generic[S]):
 
     @property
     def is_used(self) -> bool:
-        """True if the function has done something with its session."""
+        """True if the function has used the session, so that a transaction has begun."""
         inner = self._transaction.session
         return self._was_used or (inner is not None and inner.in_transaction())
 
     def function_returned(self) -> None:
-        """Refuse from now on statements of tasks and threads that the function has left behind."""
+        """Note that the function has returned. From now on, statements of tasks and threads that the function has left
+        running are refused."""
         self._transaction.has_returned = True
 
     def end_unused(self) -> bool:
-        """End the work if the function has done nothing with its session; return whether that is so. Does not wait."""
+        """End the work if the function has not used the session, without waiting. Return True if the work was ended."""
         if self.is_used:
             return False
         self._end()
         return True
 
     def classify_error(self, error: BaseException) -> DatabaseErrorKind:
-        """Return the kind of an error that ended the function. Called before the rollback: an error that the
-        function has swallowed counts, if it has broken the transaction."""
+        """Return the kind of an error that has ended the function. If the function had ignored an earlier error that
+        broke the transaction, the kind of that error may count. Call this before the rollback, which forgets the
+        earlier error."""
         kind = classify_error(error)
         fault = self._transaction.commit_fault()
         return kind if kind is not DatabaseErrorKind.APPLICATION or fault is None else classify_error(fault)
 
     @property
     def skip_reason(self) -> AlreadyProcessed | InProgress | None:
-        """Reason to commit nothing: the message was already processed, or another transaction is handling it."""
+        """Error of the inbox that forbids a commit: the message was already processed, or another transaction is
+        handling it; None if there is no such error."""
         exactly_once = self._transaction.exactly_once
         return None if exactly_once is None else exactly_once.skip_reason
 
@@ -146,7 +151,7 @@ class _SqlWork(Generic[S]):
             self._end()
 
     def _end(self) -> None:
-        """Roll back what is not committed, and return the connection to its pool, or close it."""
+        """Roll back if nothing was committed. Return the connection to its pool, or close it."""
         session = self._transaction.session
         has_ended, self._has_ended = self._has_ended, True
         if session is None or has_ended:
@@ -169,61 +174,78 @@ class _SqlWork(Generic[S]):
 
 
 class ThreadSqlWork(_SqlWork[StageSession]):
-    """Work of a plain function. All methods are called in one thread at a time."""
+    """Work of a plain function. Only one thread at a time may call its methods."""
 
     _session_type = StageSession
 
     def check(self) -> None:
-        """Flush the session, and check whether the transaction can be committed.
+        """Flush the session, and check whether the transaction can be committed. After an error, call `rollback`.
 
-        Raises: Swallowed; what SQLAlchemy raises. In all cases nothing is committed, and `rollback` must be called
+        Raises: Swallowed if the function has ignored an error that broke the transaction; errors of SQLAlchemy
         """
         self._check()
 
     def complete(self, service: str, number: CommitNumber | None, unit: OutboxUnit) -> None:
-        """Check as `check` does, and write the unit of a message that is processed exactly once into the outbox,
-        under `number`, which is None if the message sends nothing.
+        """Flush the session, check the transaction, and write the unit of an exactly-once message into the outbox.
+        `number` is the number of the unit; None if the message sends nothing, and then no unit is written.
 
-        Raises: AlreadyProcessed, InProgress, ProducerLost; as `check`
+        Raises: AlreadyProcessed, InProgress or ProducerLost if nothing may be committed; Swallowed if the function has
+        ignored an error that broke the transaction; errors of SQLAlchemy
         """
         self._complete(self.session, service, number, unit)
 
     def commit(self) -> None:
-        """Commit, and end the work. `check` must be called before; does nothing if the session was not used.
+        """Commit, and end the work. Call `check` or `complete` before. If the session was not used, nothing is
+        committed.
 
-        Raises: NotCommitted; CommitInDoubt; Swallowed and what SQLAlchemy raises before the COMMIT is sent
+        Raises: NotCommitted if the database refuses the COMMIT; CommitInDoubt if the COMMIT is not answered; Swallowed
+        or an error of SQLAlchemy before the COMMIT is sent
         """
         self._commit()
 
     def rollback(self) -> None:
-        """End the work, in any state and any number of times; does nothing after a commit. Raises nothing."""
+        """Roll back, and end the work. This can be called in any state, and repeatedly. After a commit it does nothing.
+        It raises no errors."""
         self._end()
 
 
 class AsyncSqlWork(_SqlWork[StageAsyncSession]):
-    """Work of an `async` function, in the event loop in which its database was opened."""
+    """Work of an `async` function. Its methods are called in the event loop in which the database was opened."""
 
     _session_type = StageAsyncSession
 
     async def check(self) -> None:
-        """Check as `ThreadSqlWork.check` does."""
+        """Flush the session, and check whether the transaction can be committed. After an error, call `rollback`.
+
+        Raises: Swallowed if the function has ignored an error that broke the transaction; errors of SQLAlchemy
+        """
         if self._session is not None:
             await self._session.run_sync(lambda _: self._check())
 
     async def complete(self, service: str, number: CommitNumber | None, unit: OutboxUnit) -> None:
-        """Complete as `ThreadSqlWork.complete` does."""
+        """Flush the session, check the transaction, and write the unit of an exactly-once message into the outbox,
+        under `number` if given.
+
+        Raises: AlreadyProcessed, InProgress or ProducerLost if nothing may be committed; Swallowed if the function has
+        ignored an error that broke the transaction; errors of SQLAlchemy
+        """
         await self.session.run_sync(lambda session: self._complete(session, service, number, unit))
 
     async def commit(self) -> None:
-        """Commit as `ThreadSqlWork.commit` does. If cancelled, this still ends, and then raises the cancellation;
-        `is_committed` has the outcome."""
+        """Commit, and end the work. A cancelled call still finishes the commit, and then raises the cancellation;
+        `is_committed` has the outcome.
+
+        Raises: NotCommitted if the database refuses the COMMIT; CommitInDoubt if the COMMIT is not answered; Swallowed
+        or an error of SQLAlchemy before the COMMIT is sent
+        """
         if self._session is None:
             self._commit()
         else:
             await run_to_completion(self._session.run_sync(lambda _: self._commit()))
 
     async def rollback(self) -> None:
-        """Roll back as `ThreadSqlWork.rollback` does; a cancellation is raised after the end."""
+        """Roll back, and end the work. A cancelled call still finishes the rollback, and then raises the
+        cancellation."""
         if self._session is None:
             self._end()
         else:

@@ -1,7 +1,7 @@
-"""Salvage of a checkpoint: what can be read of it, whatever is damaged.
+"""Salvage of a checkpoint: reads what is readable, wherever the damage is.
 
-The checkpoint is read page by page (lmdb_file.py). If the free pages are known, entries on pages that only a damaged
-page led to are found as well; their checksums tell what they are.
+The checkpoint is read page by page (lmdb_file.py). If a page is damaged, the pages to which it led are *unreached*. If
+the free pages are known, the entries on unreached pages are found as well; their checksums tell what they are.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from truenext.store.salvage.damage import DamageReport, SalvageProgress, describ
 from truenext.store.store_errors import empty_folder_error, format_error
 
 UNMATCHED_MARKS_MAX = 100_000
-"""Marks kept for messages that may still be found."""
+"""Largest number of marks that are kept while their messages may still be found."""
 
 UNREACHED_TIMERS_MAX = 1_000_000
-"""Timers kept from pages that a damaged page led to."""
+"""Largest number of timers that are kept from unreached pages."""
 
 CHECKPOINT = f"lmdb/{DATA_FILE}"
 
@@ -53,7 +53,7 @@ TABLE_NAMES = (PERSISTENT_TABLES, TRANSIENT_TABLES)
 
 
 class CheckpointEntry(NamedTuple):
-    """Message as stored in the checkpoint."""
+    """Message as the checkpoint stores it."""
 
     key: bytes
     record: bytes
@@ -62,11 +62,14 @@ class CheckpointEntry(NamedTuple):
 
 
 class SalvagedCheckpoint:
-    """Readable part of a checkpoint. Read `timers`, `messages` of each kind, then `unreached`, once and to the end."""
+    """Readable part of a checkpoint. Read `timers`, then `messages` of each kind, then `unreached`, each once and to
+    its end."""
 
     def __init__(self, data: Path, damage_report: DamageReport, progress: SalvageProgress, *, may_be_new: bool) -> None:
-        """Read the small values.
-        Raises: StoreError if it is empty and may be new, or of another truenext; OSError
+        """Read all values except messages and timers.
+
+        Raises: StoreError if the checkpoint is empty and may be new, or another version of truenext wrote it; OSError
+        if it cannot be read
         """
         self._data = data
         self._damage_report = damage_report
@@ -74,9 +77,9 @@ class SalvagedCheckpoint:
         self._trees: dict[bytes, LmdbTree] = {}
         self._unmatched_marks: dict[bytes, bytes] = {}
         self.unreached_timers: set[bytes] = set()
-        """Timers on pages that a damaged page led to; `unreached` adds them."""
+        """Timers found on unreached pages. `unreached` fills the set."""
         self.undeleted_transients = 0
-        """Number of transients that unclean stops dropped and that are not deleted yet."""
+        """Number of transient messages that were dropped after unclean stops, and that are not deleted yet."""
         self._file = self._open(may_be_new=may_be_new)
         try:
             self._read_values()
@@ -127,11 +130,12 @@ class SalvagedCheckpoint:
         self.recovered = decode_recovered(
             _META_DEFAULTS | meta, values[b"queues"].items(), values[b"producers"].items()
         )
-        """State without counts. Damaged values are as in a new store that did not stop cleanly."""
+        """State without the counts of messages. A damaged value is replaced by the value that a new store has; a
+        damaged `clean_stop` is replaced by False."""
         self.position: CheckpointPosition | None = (
             decode_position(meta) if all(name in meta for name in POSITION_KEYS) else None
         )
-        """Position in the journal that the checkpoint reaches; None if it is lost."""
+        """Position in the journal up to which the checkpoint has everything; None if damage has destroyed it."""
         self.salt: int | None = SALT.unpack(meta[b"salt"])[0] if b"salt" in meta else None
         self.segment_bytes: int = NUMBER.unpack(meta.get(b"segment bytes", NUMBER.pack(0)))[0]
         self._generation = meta.get(b"generation")
@@ -161,7 +165,7 @@ class SalvagedCheckpoint:
                 self._report(f"page {leaf.page}: {error}")
 
     def _unreached_values(self, file: RawLmdbReader) -> dict[bytes, dict[bytes, bytes]]:
-        """Return small values on pages that a damaged page led to, by database. Walks through the whole checkpoint."""
+        """Return the small values found on unreached pages, by database. This walks through the whole checkpoint."""
         values: dict[bytes, dict[bytes, bytes]] = {name: {} for name in _VALUE_DATABASES}
         reader = RawLmdbReader(self._data / CHECKPOINT, file.meta, _ignore)
         try:
@@ -180,7 +184,7 @@ class SalvagedCheckpoint:
     # ---- Timers and messages ----
 
     def timers(self) -> Iterator[bytes]:
-        """Yield the stored timers. Only a damaged checkpoint has one twice, or out of order."""
+        """Yield the stored timers. They are in order, and each comes once, unless the checkpoint is damaged."""
         for timer, _ in self._checksummed_values(b"timers"):
             if len(timer) == TIMER_SIZE:
                 yield timer
@@ -188,7 +192,8 @@ class SalvagedCheckpoint:
                 self._report(f"{timer.hex()} is not a timer")
 
     def messages(self, kind: MessageTableNames, queues: Mapping[int, str]) -> Iterator[CheckpointEntry]:
-        """Yield the messages of one kind; report contradictions with marks and counts. `queues`: names by number."""
+        """Yield the messages of one kind, persistent or transient. Report marks and counts that do not agree with them.
+        `queues` has the queues' names by number."""
         found: Counter[bytes] = Counter()
         marks = self._checksummed_values(kind.marks)
         mark = next(marks, None)
@@ -219,7 +224,8 @@ class SalvagedCheckpoint:
                 self._report(f"{describe_lane(lane, queues)}: {problem}")
 
     def unreached(self, is_known_timer: Callable[[bytes], bool]) -> Iterator[CheckpointEntry]:
-        """Yield messages on pages that a damaged page led to. Add timers there, if not known, to `unreached_timers`."""
+        """Yield the messages found on unreached pages. Add the timers found there to `unreached_timers`, unless
+        `is_known_timer` returns True for the timer."""
         file = self._file
         if file is None:
             return
@@ -248,11 +254,13 @@ class SalvagedCheckpoint:
                 yield CheckpointEntry(key, leaf.value, self._unmatched_marks.pop(leaf.key, None), kind.is_transient)
 
     def unmatched_marks(self) -> Iterator[bytes]:
-        """Yield the keys of messages that have a mark and were not found, once all others were read."""
+        """Yield the keys of messages whose mark was found, but not the message itself. To be called after all messages
+        were read."""
         return (key[-MESSAGE_KEY_SIZE:] for key in self._unmatched_marks)
 
     def _is_current(self, key: bytes, kind: MessageTableNames) -> bool:
-        """Return whether an entry is persistent or of the current generation. If that is lost, all are kept."""
+        """Return whether an entry is persistent or of the current generation. If the number of the current generation
+        is lost, all entries count."""
         return not kind.is_transient or self._generation is None or key[: GENERATION.size] == self._generation
 
     def _add_unmatched_mark(self, key: bytes, mark: bytes, kind: MessageTableNames) -> None:

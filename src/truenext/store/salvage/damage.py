@@ -20,10 +20,10 @@ from truenext.model.record import (
 
 
 class Damage(NamedTuple):
-    """Part of a file that is not as written."""
+    """Damaged part of a file."""
 
     file: str
-    """Path of the file in the data folder."""
+    """Path of the file within the data folder."""
     problem: str
 
     def __str__(self) -> str:
@@ -31,14 +31,15 @@ class Damage(NamedTuple):
 
 
 class DamageReport:
-    """Findings of a salvage so far: number of damaged parts, each of which is passed on at once, and notes."""
+    """Damage and notes that a salvage has found so far. Damage is handed on at once, and only counted here."""
 
     def __init__(self, on_damage: Callable[[Damage], None]) -> None:
-        """`on_damage` gets each damage at once: there may be very many."""
+        """Start with nothing found. `on_damage` gets each damage at once, because there may be very many."""
         self._on_damage = on_damage
         self.damage_count = 0
         self.notes_besides_damage: list[str] = []
-        """Notes on what an operator may wonder about, such as dropped transients that still take space."""
+        """Notes for an operator on facts other than damage, such as dropped transient messages that still take
+        space."""
 
     def add_damage(self, file: str, problem: str) -> None:
         self.damage_count += 1
@@ -46,15 +47,15 @@ class DamageReport:
 
 
 class SalvageProgress:
-    """Number of bytes of journal and checkpoint that a salvage has read, reported at each change."""
+    """Number of bytes of journal and checkpoint that a salvage has read. Each change is reported."""
 
     def __init__(self, on_progress: Callable[[int, int], None]) -> None:
-        """`on_progress` gets the bytes read and their total."""
+        """Start with nothing read. `on_progress` gets the bytes read and their total."""
         self._on_progress = on_progress
         self._parts: dict[str, tuple[int, int]] = {}
 
     def update(self, part: str, seen: int, size: int) -> None:
-        """Set the progress of a part to `seen` of `size` bytes."""
+        """Set the progress of a part, journal or checkpoint: `seen` of its `size` bytes are read."""
         self._parts[part] = seen, size
         self._on_progress(sum(seen for seen, _ in self._parts.values()), sum(size for _, size in self._parts.values()))
 
@@ -63,7 +64,7 @@ class SalvageProgress:
 
 
 class SalvagedMessage(msgspec.Struct, gc=False):
-    """Message found by a salvage, whole or damaged."""
+    """Message that a salvage has found, undamaged or damaged."""
 
     key: bytes
     record: bytes
@@ -72,11 +73,11 @@ class SalvagedMessage(msgspec.Struct, gc=False):
     file: str
     causes: Causes = NO_CAUSES
     damage: str = ""
-    """Description of the damage; empty if every bit is as written."""
+    """Description of the damage; empty if the message is undamaged."""
 
 
 def find_record_damage(key: bytes, record: bytes) -> str:
-    """Return what is wrong with a record; empty if every bit is as written."""
+    """Return what is wrong with a record; empty if it is undamaged."""
     try:
         verify_record(key, record)
     except DamagedRecord as error:
@@ -85,7 +86,7 @@ def find_record_damage(key: bytes, record: bytes) -> str:
 
 
 def describe_message(key: bytes, queues: Mapping[int, str]) -> str:
-    """Describe a message for people; `queues` has names by number."""
+    """Describe a message for an operator. `queues` has the queues' names by number."""
     if key.startswith(CONTENTS_LANE_KEY):
         return f"content {sequence_of(key)}"
     return f"message {sequence_of(key)} of {describe_lane(key[:LANE_KEY_SIZE], queues)}"

@@ -1,13 +1,13 @@
-"""Salvage of a data folder: reads what can be read despite damage, reports damage as it is found, changes nothing.
+"""Salvage of a data folder: reads what is readable despite damage, reports damage as it is found, and changes nothing.
 
-    journal        Every good frame is laid over the checkpoint, also after a damaged one: messages acknowledged there
-                   stay acknowledged. The batch of a damaged frame is missing: the messages that it brought are lost,
-                   and those that it acknowledged are there again. (journal.py)
-    checkpoint     Read page by page, with damaged pages and the pages that these led to, as far as checksums tell what
-                   they hold. (checkpoint.py)
+    journal        Every undamaged frame is laid over the checkpoint, also one after a damaged frame: messages that it
+                   acknowledges stay acknowledged. The batch of a damaged frame is missing: its new messages are lost,
+                   and messages that it acknowledged are there again. (journal.py)
+    checkpoint     Read page by page. Damaged pages are read, too, and the pages to which they led, as far as checksums
+                   tell what is there. (checkpoint.py)
 
-Memory: that of the journal's overlay (overlay.py), one byte for each page of the checkpoint, 16 for each content
-that several messages share, and the names; and messages whose content is missing.
+A salvage takes the memory of the journal's overlay (overlay.py), one byte for each page of the checkpoint, and 16 bytes
+for each content that several messages share. It also keeps all names, and messages whose content is missing.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def open_salvage(
     on_progress: Callable[[int, int], None],
     last_history_chunk: tuple[int, int] | None = None,
 ) -> Iterator[Salvage]:
-    """Lock the folder and read it; only the lock file is written to. `last_history_chunk` is run and first event of
-    the last chunk of a batch in the history's own files.
+    """Lock the folder and read it. Only the lock file is written. `last_history_chunk` is the run and the first event
+    of the last chunk of a batch in the history's own files.
 
-    Raises: StoreInUseError if a broker has it, StoreError if it is no data folder, is empty, or cannot be read
+    Raises: StoreInUseError if a broker uses the folder; StoreError if it is no data folder, is empty, or cannot be read
     """
     if not ((data / "lmdb").is_dir() or (data / "journal").is_dir()):
         raise StoreError(f"{data} is not a data folder of a broker: it has neither lmdb nor journal in it")
@@ -71,7 +71,7 @@ def open_salvage(
 
 
 class Salvage:
-    """Readable part of a data folder. Read `timers`, then `messages`, once and to their ends."""
+    """Readable part of a data folder. Read `timers`, then `messages`, each once and to its end."""
 
     def __init__(
         self,
@@ -80,19 +80,19 @@ class Salvage:
         on_progress: Callable[[int, int], None],
         last_history_chunk: tuple[int, int] | None,
     ) -> None:
-        """Read all but messages and timers. `on_damage` gets damage at once, `on_progress` bytes read and their
-        total.
+        """Read everything except messages and timers. `on_damage` gets each damage at once, `on_progress` the bytes
+        read and their total.
 
-        Raises: StoreError if the folder is empty, or another truenext wrote it; OSError
+        Raises: StoreError if the folder is empty, or another version of truenext wrote it; OSError if the disk fails
         """
         self.damage_report = DamageReport(on_damage)
         self._progress = SalvageProgress(on_progress)
         self._references = ReferenceCounts()
-        """References to contents from the messages read so far."""
+        """Contents and references found among the messages read so far."""
         self.highest_sequence = 0
-        """Highest sequence of a message read so far."""
+        """Highest sequence among the messages read so far."""
         self.unnamed_queues: set[int] = set()
-        """Numbers of queues that have messages and no name."""
+        """Numbers of queues that have messages, and whose names are lost."""
         with ExitStack() as files:
             self._journal = SalvagedJournal(data, self.damage_report, self._progress)
             files.callback(self._journal.close)
@@ -104,7 +104,8 @@ class Salvage:
             self._files = files.pop_all()
         indexes = self._overlay.indexes
         self.recovered = apply_journal(self.checkpoint.recovered, indexes)
-        """State without counts. Damaged values are as in a new store that did not stop cleanly."""
+        """State without the counts of messages. A damaged value is replaced by the value that a new store has; a
+        damaged `clean_stop` is replaced by False."""
         self._removed = {key for index in indexes for key in index.removed}
         self._journal_marks = [index.marks for index in reversed(indexes) if index.marks]
         self._journal_causes = [index.causes for index in reversed(indexes) if index.causes]
@@ -125,14 +126,17 @@ class Salvage:
         return overlay
 
     def timers(self) -> Iterator[bytes]:
-        """Yield the journal's timers laid over the checkpoint's. Only a damaged checkpoint has one twice or
-        unsorted."""
+        """Yield the timers of journal and checkpoint. They are in order, and each comes once, unless the checkpoint is
+        damaged."""
         return self._overlay.timer_view().iter_after(b"", self.checkpoint.timers())
 
     def messages(self) -> Iterator[SalvagedMessage]:
-        """Yield the checkpoint's messages in key order, persistent ones first, then those on pages that damaged
-        pages led to, then the journal's. Contents are included, and transients, whether or not a start would drop
-        them. A copy follows its content. Only a damaged checkpoint has one twice."""
+        """Yield all messages. First come the checkpoint's in key order, persistent ones before transient ones; then
+        those on unreached pages; then the journal's.
+
+        Contents are yielded, too, each before the messages that refer to it. Transient messages are yielded even if the
+        next start drops them. Only a damaged checkpoint yields a message twice.
+        """
         references = self._references
         deferred: list[SalvagedMessage] = []
         for message in self._all_messages():
@@ -178,7 +182,7 @@ class Salvage:
             self.damage_report.add_damage(CHECKPOINT, f"message {self.highest_sequence} is not below the limit {limit}")
 
     def _checkpointed(self, entries: Iterable[CheckpointEntry]) -> Iterator[SalvagedMessage]:
-        """Yield messages of the checkpoint, except those that the journal has or has removed."""
+        """Yield messages of the checkpoint. Messages that the journal has or has removed are skipped."""
         for entry in entries:
             key = entry.key
             if key in self._removed or self._overlay.is_transient(key) is not None:

@@ -1,6 +1,7 @@
-"""Salvage of a journal: the batches that can be read, whatever is damaged.
+"""Salvage of a journal: reads the batches that are readable, wherever the damage is.
 
-Every good frame counts, also after a damaged one. A lost salt of the checksums is computed from the frames.
+Every undamaged frame counts, also one after a damaged frame. If the salt of the checksums is lost, it is computed from
+the frames.
 """
 
 from __future__ import annotations
@@ -30,40 +31,39 @@ from truenext.store.salvage.damage import DamageReport, SalvageProgress
 from truenext.store.spans import Span
 
 SEARCH_BYTES_MAX = 1 << 34
-"""Bytes of one segment, repetitions included, whose checksum is computed to find good frames after a damaged one. A
-sender can put frame-like bytes into a body; this limits the search to about ten seconds."""
+"""Number of bytes whose checksums are computed to find an undamaged frame after a damaged one. Bytes may be counted
+several times. A sender can put bytes that look like frames into a body; this number limits the search to about ten
+seconds."""
 
 UNKNOWN_BYTES = 1 << 62
-"""Unknown number of bytes, which may hold any number of frames."""
+"""Number that stands for an unknown number of bytes. It is large enough for any number of frames."""
 
 READ_BYTES = 64 * 1024
-"""Bytes of the journal that are lost with one that the disk cannot read."""
+"""Size of one read. If the disk cannot read a byte, this many bytes of the journal are lost."""
 
 
 class SalvagedJournal:
-    """Readable part of a journal. Read `batches` once, to its end; then `record` reads the records that they put."""
+    """Readable part of a journal. Read `batches` once, to its end. After that `record` reads single records."""
 
     def __init__(self, data: Path, damage_report: DamageReport, progress: SalvageProgress) -> None:
-        """Find the segments.
-        Raises: OSError
-        """
+        """Find the segments. Raises: OSError if the folder cannot be read"""
         self._damage_report = damage_report
         self._progress = progress
         self._paths = self._find_segments(data)
         self._files: dict[int, int] = {}
-        """Open file descriptor of each segment that was read."""
+        """Open file descriptor of each segment read so far."""
         self._last: int | None = None
-        """Number of the last frame; None if none is known."""
+        """Number of the last frame read; None if none is known."""
         self._unread = 0
-        """Bytes after the last frame, in the segments before the current one."""
+        """Number of bytes after the last readable frame, in segments before the current one."""
         self._history = b""
-        """Last history chunk of a batch."""
+        """History chunk of the last batch that had one."""
         self._torn = ""
-        """Note that the journal ends with part of a batch, which a crash may have left; empty if it does not."""
+        """Note that the journal ends with a part of a batch, which a crash may have left; empty if it does not."""
         self._is_last_flipped = False
-        """True if one bit of the last frame of the newest segment is wrong."""
+        """True if exactly one bit of the journal's last frame is wrong."""
         self._seen = 0
-        """Bytes that were read, or are not needed."""
+        """Number of bytes that were read, or that need not be read."""
         self._size = sum(path.stat().st_size for path in self._paths.values())
         progress.update("journal", 0, self._size)
 
@@ -72,9 +72,7 @@ class SalvagedJournal:
             os.close(self._files.popitem()[1])
 
     def record(self, span: Span) -> bytes:
-        """Read a record.
-        Raises: OSError
-        """
+        """Read a record. Raises: OSError if the disk cannot read it"""
         return os.pread(self._files[span.segment], span.length, span.offset)
 
     def batches(
@@ -84,12 +82,13 @@ class SalvagedJournal:
         segment_bytes: int,
         last_history_chunk: tuple[int, int] | None,
     ) -> Iterator[tuple[Changes, int, int]]:
-        """Yield every batch that can be read, with its segment and its offset there.
+        """Yield every readable batch, with its segment and its offset in the segment.
 
-        `position` and `salt` are the checkpoint's, None if lost; `segment_bytes` is the minimum size of a segment;
-        `last_history_chunk` is run and first event of the last chunk of a batch in the history's own files.
+        `position` and `salt` come from the checkpoint; None if they are lost there. `segment_bytes` is the minimum size
+        of a segment. `last_history_chunk` is the run and the first event of the last chunk of a batch in the history's
+        own files.
 
-        Raises: OSError
+        Raises: OSError if the disk fails
         """
         paths = self._paths
         if position is not None:
@@ -143,7 +142,8 @@ class SalvagedJournal:
         return _SegmentContent(number, file, buffer, salt)
 
     def _check_end(self, durable_frame: int, last_history_chunk: tuple[int, int] | None) -> None:
-        """Check that frame `durable_frame` and the history's last chunk are not missing at the end."""
+        """Report damage if the journal ends too early: before frame `durable_frame`, or before the batch of the
+        history's last chunk."""
         if self._is_last_flipped:
             # The last frame is known to be damaged.
             return
@@ -184,7 +184,7 @@ class SalvagedJournal:
         self._unread += segment.size - offset
 
     def _check_tail(self, segment: _SegmentContent, offset: int, segment_bytes: int, *, is_newest: bool) -> None:
-        """Check the bytes from `offset` on, where no good frame starts."""
+        """Check the bytes from `offset` on. No undamaged frame starts there."""
         last = self._last
         needed = 0 if last is None else size_for_first_frame(segment.content, segment.number, last + 1)
         if last is not None and has_flipped_bit(segment.content, offset, segment.number, last + 1, segment.salt):
@@ -208,7 +208,7 @@ class SalvagedJournal:
         return batch
 
     def _next_frame(self, segment: _SegmentContent, offset: int) -> int | None:
-        """Return the offset of the first good frame after `offset`, or None."""
+        """Return the offset of the first undamaged frame after `offset`; None if there is none."""
         budget = SEARCH_BYTES_MAX
         for start, size, number in iter_starts(segment.buffer, segment.number, offset):
             if self._last is None or may_follow(number, self._last, self._unread + start - offset):
@@ -223,19 +223,20 @@ class SalvagedJournal:
 
 
 class _SegmentContent:
-    """Content of one segment, as far as the disk can read it."""
+    """Content of one segment, with zeros where the disk cannot read it."""
 
     def __init__(self, number: int, file: str, buffer: bytearray, salt: int) -> None:
         self.number = number
         self.file = file
-        """Path of the segment in the data folder."""
+        """Path of the segment within the data folder."""
         self.buffer = buffer
         self.content = memoryview(buffer)
         self.size = len(buffer)
         self.salt = salt
 
     def frame(self, offset: int, last: int | None) -> tuple[int, memoryview | None]:
-        """Return number and payload of the frame at `offset`; payload is None unless it is good and after `last`."""
+        """Return number and payload of the frame at `offset`. The payload is None unless the frame is undamaged and its
+        number is greater than `last`."""
         if offset + FRAME.size > self.size:
             return 0, None
         number: int = FRAME.unpack_from(self.content, offset)[3]
@@ -244,7 +245,7 @@ class _SegmentContent:
         return number, payload_at(self.content, offset, self.number, number, self.salt)
 
     def may_be_torn(self, offset: int) -> bool:
-        """Return whether the bytes at `offset` may be the start of a frame of this segment."""
+        """Return whether the start of a frame of this segment may be at `offset`."""
         if self.size <= offset + FRAME.size:
             return False
         in_segment: int = FRAME.unpack_from(self.content, offset)[2]
@@ -252,7 +253,8 @@ class _SegmentContent:
 
 
 def _recover_salt(paths: dict[int, Path]) -> int | None:
-    """Return the start value of all checksums, on which most of the segments' first frames agree; None without two."""
+    """Compute the salt of the checksums from the first frames of the segments. It is the value on which most frames
+    agree; None if no two frames agree."""
     found: Counter[int] = Counter()
     for segment, path in paths.items():
         with path.open("rb", buffering=0) as file:
@@ -275,7 +277,7 @@ def _recover_salt(paths: dict[int, Path]) -> int | None:
 
 
 def _read(file: int) -> tuple[bytearray, list[int]]:
-    """Return a file's bytes, zeros where the disk cannot read them, and the offsets of these blocks."""
+    """Return a file's bytes, and the offsets of blocks that the disk cannot read. These blocks are zeros."""
     content = bytearray(os.fstat(file).st_size)
     unread = []
     for offset in range(0, len(content), READ_BYTES):

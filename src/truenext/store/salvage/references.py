@@ -1,4 +1,4 @@
-"""Contents found by a salvage, and whether each has as many references as are counted."""
+"""Counts of references to contents. They show whether a salvage has found all messages that refer to a content."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 
 
 class ReferenceCounts:
-    """Existing contents, and the number of references to each; 16 bytes for each content."""
+    """Contents found, and the number of references found to each. It takes 16 bytes for each content."""
 
     def __init__(self) -> None:
         self._contents = array("Q")
-        """Numbers of the contents, sorted."""
+        """Numbers of the contents, in ascending order."""
         self._expected = array("I")
         self._found = array("I")
 
     def add(self, content: int, expected: int) -> None:
-        """Add a content that should have `expected` references."""
+        """Add a content. `expected` is the number of references that it should have."""
         at = bisect_left(self._contents, content)
         if at == len(self._contents) or self._contents[at] != content:
             # Nearly always at the end.
@@ -26,7 +26,7 @@ class ReferenceCounts:
             self._found.insert(at, 0)
 
     def count_reference(self, content: int) -> bool:
-        """Count one more reference to a content. Return False if the content does not exist."""
+        """Count a reference to a content. Return False if this content was not added."""
         at = bisect_left(self._contents, content)
         if at == len(self._contents) or self._contents[at] != content:
             return False
@@ -34,7 +34,8 @@ class ReferenceCounts:
         return True
 
     def mismatches(self) -> Iterator[tuple[int, int, int]]:
-        """Yield number of a content, expected references, and references found, where these differ."""
+        """Yield the contents with a wrong number of references: number of the content, expected references, references
+        found."""
         for content, expected, found in zip(self._contents, self._expected, self._found, strict=True):
             if expected != found:
                 yield content, expected, found

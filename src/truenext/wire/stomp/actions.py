@@ -1,4 +1,4 @@
-"""Actions: SENDs to /control/ that change something for their own connection. Only a RECEIPT answers them.
+"""Actions: control requests that change only their own connection. They have no answer but a RECEIPT.
 
     started, credit, wake   headers
     release                 JSON, as it may name more messages than a header can hold
@@ -18,7 +18,8 @@ from truenext.wire.stomp.frame import Frame
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, require_header
 
 _EXTRA_QUOTES_MAX = 100
-"""Quotation marks of the fields and of the other values, and some in names."""
+"""Quotation marks that a release may have beside those around names and ids: around keys and other values, and inside
+names."""
 
 ConnectionAction = Started | Credit | Release | Wake
 
@@ -29,18 +30,19 @@ class ReleaseBody(msgspec.Struct, forbid_unknown_fields=True):
     subscriptions: list[str]
     """Subscriptions whose messages are released; may be empty."""
     keep: list[str] = []
-    """Messages that are not released, by their `ack` headers. Names of messages that these subscriptions do not hold
+    """Messages that are not released, by their `ack` headers. Headers of messages that these subscriptions do not hold
     have no effect."""
     suspend: bool = False
-    """True: the subscriptions are suspended afterwards."""
+    """If true, the subscriptions are suspended from then on."""
     abort: str | None = None
-    """Transaction that is aborted in the same step; None is none."""
+    """Transaction that is aborted in the same step; null aborts none."""
     count_attempts: Literal["all", "nacked"] = "all"
-    """Messages of the aborted transaction for which an attempt counts, as `truenext-count-attempts` of an ABORT."""
+    """Messages of the aborted transaction for which an attempt counts: `all` that it has acknowledged or nacked, or
+    only those that it has `nacked`."""
 
 
 def _started(frame: Frame) -> Started:
-    """Report that the program has a message, if no ACK reports it. It costs no sync.
+    """Report that the program was handed a message, if no ACK reports it. Nothing is written to disk for it.
 
     - `id`: the `ack` of the MESSAGE.
     """
@@ -71,7 +73,8 @@ def _credit(frame: Frame) -> Credit:
 
 
 def _wake(frame: Frame) -> Wake:
-    """Wake a suspended subscription. It has no effect on others, and is refused for one in `auto` mode.
+    """Wake a suspended subscription. For a subscription that is not suspended it has no effect; in `auto` mode it is
+    refused.
 
     - `id`: the subscription.
     """
@@ -79,7 +82,7 @@ def _wake(frame: Frame) -> Wake:
 
 
 def _release(frame: Frame) -> Release:
-    """Release the messages that subscriptions hold. Its body is JSON."""
+    """Release the messages that subscriptions hold. The body is JSON."""
     # Each name has two quotation marks. A list of millions would take long to parse, only to be refused.
     quotes = frame.body.count(b'"') - frame.body.count(b'\\"')
     if quotes > 2 * (KEPT_MAX + SUBSCRIPTIONS_MAX) + _EXTRA_QUOTES_MAX:
@@ -106,4 +109,4 @@ ACTION_PARSERS: dict[str, Callable[[Frame], ConnectionAction]] = {
     "release": _release,
     "wake": _wake,
 }
-"""Parser of each action's frame, by verb."""
+"""Functions that parse the frame of an action, by verb."""

@@ -1,16 +1,16 @@
-"""Decoder: makes frames of the bytes of a STOMP connection.
+"""Decoder: makes frames from the bytes of a STOMP connection.
 
-Bytes go in as they arrive, cut anywhere; whole frames come out. The decoder raises RemoteProtocolError at bytes that
-are not a frame by the specification, and is then of no further use. It allocates nothing for a frame whose own
-header says that it is too large.
+Bytes go in as they arrive, in pieces of any size; whole frames come out. At bytes that are no frame by the
+specification the decoder raises RemoteProtocolError; it must not be used after that. It allocates nothing for a frame
+whose own header says that it is too large.
 
     frame = command EOL *(header EOL) EOL body NUL *(EOL)
     EOL   = LF, in STOMP 1.2 and before the version is known also CR LF
 
-Frames with the header names of earlier ones are decoded by their shape (shapes.py); this file is the general way.
+A frame whose header names have come before is read by its shape (shapes.py). This file decodes all other frames.
 
-Deviations of real clients are accepted: NULs where line ends may come between frames, and line ends where a frame
-has no body.
+Two deviations of real clients are accepted: NULs between frames, where line ends may come, and line ends in place of an
+empty body.
 """
 
 from collections.abc import Callable
@@ -31,25 +31,26 @@ COMMANDS_WITHOUT_BODY = frozenset(
     }
 )
 _BETWEEN_FRAMES = b"\n\r\0"
-"""Heart-beats, line ends after a frame, and NULs that programs in C leave after it."""
+"""Bytes that may come between frames: heart-beats, line ends after a frame, and NULs that programs in C leave there."""
 _NUMBER_LENGTH_MAX = 10
-"""Digits of a content-length: a longer one is above any limit."""
+"""Most digits of a content-length. A longer number is above any limit."""
 
 _SHAPES_MAX = 4
-"""Shapes that one connection keeps using."""
+"""Most shapes that one connection tries for each frame."""
 _SHAPE_CHECKS_AT = frozenset({1, 2, 4, 8, 16, 32})
-"""Numbers of frames decoded the general way after which a shape is searched; later at an interval. Searches are
-rare, as they must cost nothing for a client whose frames do not repeat."""
+"""A shape is searched when so many frames in a row had no shape; after 32, at each _SHAPE_CHECK_INTERVAL. Searches are
+rare, so that they cost nothing for a client whose frames do not repeat."""
 _SHAPE_CHECK_INTERVAL = 64
 _UNUSUAL_BYTES_PER_CALL = 8 * 1024
-"""Bytes of headers with escapes or repeated names after which a call leaves the rest to the next one: they take 0.4 us
-a byte, 0.1 s for one read of a socket."""
+"""Bytes of headers with escapes or repeated names that one call decodes. The next call decodes the rest: such headers
+take 0.4 us for each byte, which would be 0.1 s for one read of a socket."""
 _MISSES_MAX = 16
-"""Frames without a shape after which a connection has changed its pattern: its shapes are dropped."""
+"""Frames in a row without a shape after which the shapes of the connection are dropped: its frames have changed."""
 
 
 class Decoder(Generic[Read]):
-    """Decoder of either side of a connection; frames of a known shape become what the shape reads."""
+    """Decoder for a client or a broker. A frame of a known shape becomes what the shape makes of it, such as a
+    command."""
 
     __slots__ = (
         *(
@@ -75,40 +76,43 @@ class Decoder(Generic[Read]):
         *,
         on_names: Callable[[str, dict[str, str]], None] | None = None,
     ) -> None:
-        """`on_names` is called with command and headers of the first plain frame, and of others of which a shape is
-        searched: names that no shape has are among them."""
+        """`on_names` is called with command and headers of the first plain frame, and of later ones for which a shape
+        is searched. So it sees each header name that no shape of the connection has, sooner or later."""
         self._on_names = on_names
         self._body_bytes_max = body_bytes_max
         self._header_bytes_max = header_bytes_max
         self._headers_max = headers_max
         self.version: Version | None = None
-        """Agreed version, set by the caller; None before. Until then a frame may be no larger than a login."""
+        """Agreed version, which the caller sets; None before. Until then a frame must not be larger than a login."""
         self.pending = bytearray()
-        """Beginning of an incomplete frame; always the same object. A caller that stops reading may clear it."""
+        """Beginning of an incomplete frame. This is always the same object; a caller that stops reading may clear
+        it."""
         self.has_more = False
-        """True if `receive(b"")` must follow: there may be more frames, or an error after the returned ones."""
+        """True if the caller must call `receive(b"")` now: there may be more frames, or an error after the returned
+        frames."""
         self._missing_bytes = 0
-        """Bytes that must come before `pending` is decoded again; 0 if unknown."""
+        """Number of bytes that must still come for the frame in `pending`; 0 if it is not known."""
         self._awaited_bytes = b""
-        """Bytes one of which must come before `pending` is decoded again, if `_missing_bytes` is unknown."""
+        """Values of bytes. If `_missing_bytes` is 0, one of them must come before `pending` is decoded again."""
         self._fault: RemoteProtocolError | None = None
-        """Error in the bytes after the frames that were returned last."""
+        """Error in the bytes after the frames that were returned last; the next call raises it."""
         self._skipped_bytes = 0
-        """Bytes between frames that came before a version was agreed."""
+        """Number of bytes that came between frames before a version was agreed."""
         self._has_rest = False
-        """The last call has left complete frames in `pending`."""
+        """The last call has left complete frames in `pending`, for the next call."""
 
         self._known_shapes = shapes
         self._shapes: tuple[Shape[Read], ...] = ()
-        """Shapes of this connection's frames, the one learned last first."""
+        """Shapes that are tried for each frame of this connection, the one found last first."""
         self._misses = 0
-        """Number of plain frames (`_decode`) since the last frame that was read by its shape."""
+        """Number of plain frames that `_decode` has decoded since the last frame that was read by a shape."""
 
     def receive(self, data: bytes) -> list[Frame | Read]:
-        """Return the frames that `data` completes; before a version is agreed only one, the next by `receive(b"")`.
+        """Return the frames that `data` completes. Before a version is agreed this is at most one frame; `receive(b"")`
+        returns the next.
 
-        Raises: RemoteProtocolError if the bytes are not STOMP, or exceed a limit; after complete frames only the
-        next call does, so that it does not matter how the bytes were cut.
+        Raises: RemoteProtocolError if the bytes are not STOMP, or exceed a limit. If complete frames come before the
+            fault, they are returned, and the next call raises. So it does not matter in which pieces the bytes come.
         """
         if self._fault is not None:
             raise self._fault
@@ -123,7 +127,8 @@ class Decoder(Generic[Read]):
         return frames
 
     def _decode(self, data: bytes, frames: list[Frame | Read]) -> None:
-        """Decode the frames that `data` completes. What most frames need is inlined: a call costs some percent."""
+        """Decode the frames that `data` completes, and add them to `frames`. The code that most frames need is inlined,
+        as a call for each frame would cost some percent."""
         if self.pending:
             self.pending += data
             if not self._may_be_complete(data):
@@ -232,8 +237,9 @@ class Decoder(Generic[Read]):
         self._check_pending()
 
     def _find_unusual_head(self, data: bytes, start: int, head_end: int, has_carriage_returns: bool) -> tuple[int, int]:
-        """Return the end of a frame's header, and the start of its body, if the first blank line without a carriage
-        return is at `head_end`, or not there (-1). The returned end is -1 if the header has not ended yet."""
+        """Return the end of a frame's header, and the start of its body. `head_end` is the end of the header if blank
+        lines had no carriage return, or -1 if there is no such line. The returned end is -1 if the header is
+        incomplete."""
         limit = start + self._header_bytes_max
         if has_carriage_returns:
             crlf = data.find(b"\n\r\n", start, head_end + 1 if head_end >= 0 else limit)
@@ -246,7 +252,7 @@ class Decoder(Generic[Read]):
         return head_end, head_end + 2
 
     def _find_body_end(self, data: bytes, start: int, body_start: int, command: str, length: str) -> int:
-        """Return the end of a frame's body, given its content-length; -1 if it has not come yet."""
+        """Return the end of the body of a frame with this content-length; -1 if the body has not come whole yet."""
         # Like `are_digits`, without a call.
         if not (length.isdigit() and length.isascii()):
             raise _malformed(f"content-length{self._quoted(length)} is not a number of bytes")
@@ -268,7 +274,8 @@ class Decoder(Generic[Read]):
         return body_end
 
     def _read_by_shapes(self, data: bytes, start: int, frames: list[Frame | Read]) -> int:
-        """Read frames by their shapes, from `start` on; return the position of the first byte that was not read."""
+        """Read frames by the connection's shapes, from `start` on. Return the position of the first byte that no shape
+        has read."""
         size = len(data)
         last = -1
         while last < start < size:
@@ -282,7 +289,8 @@ class Decoder(Generic[Read]):
         return start
 
     def _find_shape(self, version: Version, command: str, headers: dict[str, str], data: bytes, start: int) -> None:
-        """Find the shape of a plain frame that begins at `start`, for later frames."""
+        """Find a shape that reads the plain frame at `start`, and keep the shape for later frames. If there is none
+        after many misses, drop all shapes of the connection."""
         if self._on_names is not None:
             self._on_names(command, headers)
         shape = self._known_shapes.get(version, command, tuple(headers))
@@ -293,7 +301,7 @@ class Decoder(Generic[Read]):
             self._shapes = ()
 
     def _may_be_complete(self, data: bytes) -> bool:
-        """Whether `data`, the last bytes of `pending`, may complete the frame there."""
+        """Return whether `data`, the last bytes of `pending`, may complete the frame in `pending`."""
         if self._missing_bytes:
             self._missing_bytes -= len(data)
             return self._missing_bytes <= 0
@@ -303,7 +311,10 @@ class Decoder(Generic[Read]):
         return True
 
     def _parse_unusual_headers(self, command: str, head: str, has_carriage_returns: bool) -> dict[str, str]:
-        """Return the headers of a frame that is unusual: repeated, escaped, padded, or invalid."""
+        """Return the headers of a frame in which headers may be repeated, escaped, padded or invalid.
+
+        Raises: RemoteProtocolError if a header is invalid
+        """
         if "\0" in head:
             raise _malformed("NUL inside a frame's header")
         if has_carriage_returns:
@@ -330,9 +341,10 @@ class Decoder(Generic[Read]):
             raise _malformed(f"undefined escape {error.args[0]!r} in a header") from error
 
     def _refuse_body(self, command: str) -> None:
-        """Refuse the body of a command without one. STOMP 1.0 says of SUBSCRIBE alone that its body is ignored.
+        """Refuse a frame that has a body and should have none. A SUBSCRIBE of STOMP 1.0 passes, and its body is
+        ignored, as the specification says.
 
-        Raises: RemoteProtocolError
+        Raises: RemoteProtocolError for any other command
         """
         if command not in COMMANDS_WITHOUT_BODY:
             raise _malformed(unknown_command(command, self.version))
@@ -340,11 +352,15 @@ class Decoder(Generic[Read]):
             raise _malformed(f"{command} must have no body, and no content-length above 0")
 
     def _quoted(self, text: str) -> str:
-        """Quote text of the peer for an error. Nothing of a login is quoted: it may be a passcode."""
+        """Return text of the peer in quotes, for an error. Before the login it is "", as the text may be a passcode."""
         return "" if self.version is None else f" {text[:100]!r}"
 
     def _check_login(self, size: int) -> None:
-        """Check that a peer without an agreed version has not sent too much; `size` is that of its frame so far."""
+        """Check that a peer has not sent more than a login may have before a version is agreed. `size` is the number of
+        bytes of its frame so far.
+
+        Raises: RemoteProtocolError if it has sent more
+        """
         if self.version is None and self._skipped_bytes + size > LOGIN_BYTES_MAX:
             raise _malformed(f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete")
 
@@ -367,7 +383,7 @@ def _malformed(reason: str) -> RemoteProtocolError:
 
 
 def unknown_command(command: str, version: Version | None) -> str:
-    """Return why a frame is refused; `version` is the agreed one, None before the login."""
+    """Return the error for a frame with an unknown command. `version` is the agreed version, None before the login."""
     if version is None:
         return "unknown command before CONNECT is complete"
     capitals = command.upper()
@@ -376,9 +392,11 @@ def unknown_command(command: str, version: Version | None) -> str:
 
 
 def _without_carriage_returns(head: str) -> str:
-    """Replace the line ends of STOMP 1.2 by line feeds; a carriage return anywhere else must be escaped.
+    """Replace the line ends of STOMP 1.2 (CR LF) by line feeds.
 
-    The blank line's own CR is not in `head`, but the one before its line feed may be.
+    `head` may end with the CR of its last line.
+
+    Raises: RemoteProtocolError if there is any other carriage return, which should be escaped
     """
     lines = [line.removesuffix("\r") for line in head.split("\n")]
     if any("\r" in line for line in lines):

@@ -1,4 +1,4 @@
-"""STOMP frames: structure, versions, and encoding."""
+"""STOMP frames: their structure, versions and encoding."""
 
 from enum import Enum
 
@@ -16,26 +16,27 @@ class Version(Enum):
 
 
 BROKER_FRAME_END = b"\0\n"
-"""End of a broker's frame. STOMP 1.2 lets line ends follow the NUL ("Augmented BNF"), ActiveMQ sends one, and PHP's
-stomp extension accepts no frame before that has come."""
+"""Last bytes of a frame of the broker. STOMP 1.2 allows line ends after the NUL ("Augmented BNF"). ActiveMQ sends one,
+and PHP's stomp extension takes a frame only once the line end has come."""
 
 UNESCAPED_COMMANDS = frozenset({"CONNECT", "STOMP", "CONNECTED"})
-"""Frames whose headers are not escaped: they come before the version is known (STOMP 1.2, "Value Encoding")."""
+"""Commands of frames whose headers are not escaped, as the version is not known yet (STOMP 1.2, "Value Encoding")."""
 
 
 class Frame(msgspec.Struct, gc=False):
     command: str
     headers: dict[str, str]
-    """Unescaped headers; of a repeated one the first (STOMP 1.2, "Repeated Header Entries")."""
+    """Headers, unescaped. Of a repeated header this is the first (STOMP 1.2, "Repeated Header Entries")."""
     body: bytes = b""
     lines: bytes = b""
-    """Header lines as received, if they equal those that header_lines.py would encode; empty otherwise."""
+    """Header lines as received, if header_lines.py would encode the headers to the same bytes; else empty."""
 
 
 def header_line(name: str, value: str, version: Version) -> str:
-    """Return one header line, ended by a line feed.
+    """Return one header line, with the line feed at its end.
 
-    STOMP 1.0 has no escapes: a character that would break the line is sent as the two characters of its 1.2 escape.
+    STOMP 1.0 has no escapes. There a character that would break the line is sent as the two characters by which STOMP
+    1.2 escapes it.
     """
     if version is Version.V1_2:
         return f"{escape(name)}:{escape(value)}\n"
@@ -46,12 +47,12 @@ def header_line(name: str, value: str, version: Version) -> str:
 
 
 def _escape_1_1(text: str) -> str:
-    """Escape for STOMP 1.1, which has no escape for a carriage return: only a line feed ends its lines."""
+    """Escape a text for STOMP 1.1. It has no escape for a carriage return, which does not end a line there."""
     return "\r".join(map(escape, text.split("\r")))
 
 
 def encode(frame: Frame, version: Version, end: bytes = b"\0") -> bytes:
-    """Encode a frame, with `end` after it; `content-length` is added if it has a body."""
+    """Encode a frame, and add `end`. A frame with a body gets a `content-length`."""
     if frame.command in UNESCAPED_COMMANDS:
         version = Version.V1_0
     lines = [header_line(name, value, version) for name, value in frame.headers.items()]

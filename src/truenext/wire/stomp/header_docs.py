@@ -1,8 +1,7 @@
 """Destinations and headers that the broker understands, frame by frame, with their values and meanings.
 
-docs/reference/headers.md is made of these tables. The broker does not import them. Headers of other brokers that are
-only accepted or refused are in headers.py, with the reasons (`SUBSCRIBE_RULES`).
-"""
+docs/reference/headers.md is made of these tables. The broker does not import this file. SUBSCRIBE_RULES (headers.py)
+has the headers of other brokers that are only accepted or refused, with the reasons."""
 
 from typing import NamedTuple
 
@@ -27,17 +26,17 @@ class DestinationDoc(NamedTuple):
     addresses: tuple[str, ...]
     """Examples of the address."""
     frames: str
-    """Frames that may name it."""
+    """Commands of the frames that may name the destination."""
     meaning: str
     kinds: tuple[DestinationKind, ...]
-    """Kinds of the examples."""
+    """Kind of each example."""
 
 
 class HeaderDoc(NamedTuple):
     names: tuple[str, ...]
-    """Header, or several: of one meaning, or of one purpose."""
+    """The header, or several headers with one meaning or purpose."""
     values: str
-    """Values and, for a header of a client, its default."""
+    """Valid values; for a header of a client also the default."""
     meaning: str
 
 
@@ -373,8 +372,9 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         ),
     ),
 }
-"""Headers of each frame of a client. Other headers of a SEND are the user's, and the log warns of the first that begins
-with `truenext-`; on other frames they have no effect, or are refused if they begin with `truenext-`."""
+"""Headers of a client's frames, by command. All other headers of a SEND are the user's; if one begins with `truenext-`,
+the log warns of the first. On any other frame a header that is not listed has no effect, and is refused if it begins
+with `truenext-`."""
 
 BROKER_FRAME_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
     "CONNECTED": (
@@ -472,4 +472,4 @@ BROKER_FRAME_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(("content-type",), "`text/plain`", "Type of the body."),
     ),
 }
-"""Headers of each frame of the broker. A MESSAGE also has all others of its SEND."""
+"""Headers of the broker's frames, by command. A MESSAGE also has the other headers of its SEND."""

@@ -1,17 +1,18 @@
-"""Header rules of SUBSCRIBE, UNSUBSCRIBE and NACK: names of truenext, of ActiveMQ, its successor and RabbitMQ, and
-the options that ActiveMQ's clients write after a destination.
+"""Header rules of SUBSCRIBE, UNSUBSCRIBE and NACK, for headers of truenext, ActiveMQ, ActiveMQ's successor and
+RabbitMQ; and for the options that ActiveMQ's clients write after a destination.
 
-A name that one of these brokers knows is understood, or accepted as its request is fulfilled anyway, or refused:
+A header that one of these brokers knows is treated in one of three ways:
 
-    understood      by the functions below
-    SUBSCRIBE_RULES accepted values of the other names on SUBSCRIBE, by target; all other values are refused
+    understood    the functions below read it
+    accepted      it asks for what truenext does in any case (SUBSCRIBE_RULES)
+    refused       any other value (SUBSCRIBE_RULES); also if two headers for the same option disagree
 
-Two names of one option that conflict are refused, too. Names are exact, never prefixes. Any other name is the
-user's: gateways pass on headers that browsers add. On SEND all of these are the user's. Of some that are the user's
-the broker warns that they have no effect (INEFFECTIVE_HEADERS).
+Names of headers must be exact; no prefix of a name is known. Any other header is the user's, as gateways pass on
+headers that browsers add. On SEND all headers of other brokers are the user's. If such a header would have an effect in
+another broker and has none here, the log warns (INEFFECTIVE_HEADERS).
 
-Names with OWN_PREFIX are truenext's own: one unknown to the frame is a mistake, and refused (`check_own_headers`). On
-SEND it may be the user's own, and causes a warning (`report_unknown_header`).
+Headers with OWN_PREFIX are truenext's own. One that the frame may not have is a mistake, and is refused
+(`check_own_headers`). On SEND it may be the user's, and causes a warning (`report_unknown_header`).
 
 Source: docs/decisions/0038-other-brokers-headers.md
 """
@@ -36,28 +37,29 @@ WINDOW = ("activemq.prefetchSize", "prefetch-count", "consumer.prefetchSize")
 PRIORITY = ("activemq.priority", "consumer.priority")
 EXCLUSIVE = ("activemq.exclusive", "consumer.exclusive")
 EXCLUSIVE_ON_QUEUE = (*EXCLUSIVE, "exclusive")
-"""Names of an exclusive consumer of a queue that is not temporary, with RabbitMQ's."""
+"""Headers that ask for an exclusive consumer of a queue that is not temporary: ActiveMQ's and RabbitMQ's."""
 SELECTOR = ("selector", "consumer.selector")
 DURABLE = ("durable", "persistent")
 DURABLE_NAME = (
     *("activemq.subscriptionName", "activemq.subcriptionName"),
     *("durable-subscription-name", "durable-subscriber-name"),
 )
-"""Names of a durable subscription: ActiveMQ's, its old misspelling, its successor's present and former one."""
+"""Headers with the name of a durable subscription: ActiveMQ's, and its old misspelling; the present and the former one
+of ActiveMQ's successor."""
 REJECT = ("truenext-reject", "requeue")
 
 OPTIONS = (
     *("consumer.prefetchSize", "consumer.priority", "consumer.exclusive", "consumer.selector"),
     *("consumer.dispatchAsync", "consumer.maximumPendingMessageLimit", "consumer.noLocal", "consumer.retroactive"),
 )
-"""Options of ActiveMQ after the ? of a destination."""
+"""Options that ActiveMQ's clients write after the ? of a destination."""
 
 
 OWN_PREFIX = "truenext-"
-"""Prefix of headers that no other broker has."""
+"""Prefix of truenext's own headers."""
 
 SEQUENCE = "truenext-sequence"
-"""Header of each MESSAGE with its sequence."""
+"""Header of a MESSAGE with the sequence of the message."""
 
 CAUSE, FIRST_CAUSE, LAST_CAUSE = "truenext-cause", "truenext-first-cause", "truenext-last-cause"
 
@@ -75,14 +77,15 @@ OWN_HEADERS: Mapping[str, tuple[str, ...]] = {
     "ABORT": ("truenext-count-attempts",),
     "DISCONNECT": ("truenext-forget",),
 }
-"""Headers with OWN_PREFIX that each frame may have. On SEND others are the user's."""
+"""Headers with OWN_PREFIX that a frame may have, by command. Other such headers of a SEND are the user's."""
 
 IGNORED_HEADERS: Mapping[str, frozenset[str]] = {
     "UNSUBSCRIBE": frozenset(OWN_HEADERS["SUBSCRIBE"]),
     "ACK": BROKER_HEADERS,
     "NACK": BROKER_HEADERS,
 }
-"""Headers repeated by clients that copy those of a SUBSCRIBE, or of a MESSAGE, into these frames."""
+"""Headers with OWN_PREFIX that are ignored, by command. Some clients copy the headers of a SUBSCRIBE into the
+UNSUBSCRIBE, and those of a MESSAGE into the ACK or NACK."""
 
 
 class SubscribeTarget(Enum):
@@ -91,16 +94,16 @@ class SubscribeTarget(Enum):
     QUEUE = "a queue"
     TEMPORARY = "a temporary queue"
     TOPIC = "a topic"
-    """Topic, with a subscription that ends with its connection."""
+    """Topic; the subscription ends with its connection."""
     DURABLE = "a topic, durable"
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderValueRule:
     accepted: frozenset[str] | None
-    """Accepted values, in lower case, which request nothing but the normal behaviour; None is any."""
+    """Accepted values, in lower case: they ask for what truenext does in any case. None accepts all values."""
     why: str
-    """Reason for refusing other values, and what to do instead."""
+    """Reason why other values are refused, and what the client can do instead."""
 
 
 def _refuse(why: str) -> dict[SubscribeTarget, HeaderValueRule]:
@@ -210,8 +213,8 @@ SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, HeaderValueRule]] = {
     "x-stream-filter-size-bytes": _STREAMS,
     "x-stream-max-segment-size-bytes": _STREAMS,
 }
-"""Headers of a SUBSCRIBE that are ignored or refused. To a topic `durable` and `persistent` are understood, and to a
-queue `exclusive`."""
+"""Rules for headers of a SUBSCRIBE that no function reads, by header and target. `durable` and `persistent` are read
+for topics, and `exclusive` for queues; for these targets the rule refuses no valid value."""
 
 _PERSISTENT = "use persistent:true; without it the message is transient, and lost if the broker crashes"
 _PRIORITY = "use priority, from 0 to 9"
@@ -240,8 +243,8 @@ INEFFECTIVE_HEADERS: Mapping[str, Mapping[str, str]] = {
         "activemq.collisionAvoidancePercent": _JITTER,
     },
 }
-"""Headers, by frame, that have an effect in other brokers and none here, and what has it here. The frame is accepted,
-as the header may be the user's own; the broker logs a warning."""
+"""Headers that have an effect in other brokers and none here, by command; each with the header or setting that has this
+effect here. The frame is accepted, as the header may be the user's own, and the broker logs a warning."""
 
 
 def parse_subscribe_options(
@@ -249,10 +252,10 @@ def parse_subscribe_options(
 ) -> tuple[Subscribe, str, str | None]:
     """Parse the headers of a SUBSCRIBE, and the options after its destination.
 
-    Returns the command in mode `auto`, without what only FrameInterpreter can add: the selector and the durable
-    subscription. Their text and name follow; "" is no selector, None is no durable subscription.
+    Returns the command, the text of the selector ("" is none), and the name of the durable subscription (None is none).
+    The command is in mode `auto`, and without selector and durable subscription, which FrameInterpreter adds.
 
-    Raises: RemoteProtocolError if one of them is not supported, or two conflict.
+    Raises: RemoteProtocolError if a header or option is not supported, or two disagree
     """
     for option in options:
         if option not in OPTIONS:
@@ -298,9 +301,9 @@ def parse_subscribe_options(
 
 
 def check_own_headers(command: str, headers: Mapping[str, str]) -> None:
-    """Check that a frame other than SEND and the login has only those headers of truenext that it may have.
+    """Check the headers with OWN_PREFIX of a frame that is neither a SEND nor a login.
 
-    Raises: RemoteProtocolError at the first that it may not have.
+    Raises: RemoteProtocolError at the first such header that the frame may not have
     """
     for name in headers:
         if (
@@ -317,10 +320,11 @@ def check_own_headers(command: str, headers: Mapping[str, str]) -> None:
 def report_unknown_header(
     report: Callable[[str, str, str], None], reported: set[str], command: str, headers: Mapping[str, str]
 ) -> None:
-    """Report the first header of a SEND with OWN_PREFIX that is none of truenext's, probably a misspelt one.
+    """Report the first header of a SEND that has OWN_PREFIX and is none of truenext's: it is probably misspelt.
 
-    The arguments of `report` are the frame, the header, and what to use instead. Nothing is reported once `reported`
-    has a name, nor for a frame that repeats a whole MESSAGE, whose producer may have set any header.
+    `report` is called with the command, the header, and what to use instead; the header is added to `reported`. Nothing
+    is reported if `reported` has a header already, or if the SEND repeats a whole MESSAGE, whose producer may have set
+    any header.
     """
     if command != "SEND" or reported or SEQUENCE in headers:
         return
@@ -336,10 +340,10 @@ def report_unknown_header(
 
 
 def parse_counts_all(headers: Mapping[str, str]) -> bool:
-    """Whether a transaction's end counts attempts for all messages that it acknowledged or nacked; False only for
-    nacked ones.
+    """Return True if the end of a transaction counts an attempt for all messages that it has acknowledged or nacked;
+    False if only for those that it has nacked.
 
-    Raises: RemoteProtocolError if the header has another value.
+    Raises: RemoteProtocolError if `truenext-count-attempts` is neither `all` nor `nacked`
     """
     text = headers.get("truenext-count-attempts", "all")
     if text not in ("all", "nacked"):
@@ -360,11 +364,12 @@ def _suggestion(command: str, name: str) -> str:
 
 
 def durable_name(values: Mapping[str, str], by_id: str | None) -> str | None:
-    """Return the name of the durable subscription in a SUBSCRIBE or UNSUBSCRIBE; None if it is not durable.
+    """Return the name of the durable subscription in a SUBSCRIBE or UNSUBSCRIBE; None if the subscription is not
+    durable.
 
-    The name is `by_id` if the frame states `durable` and no name.
+    If the frame says `durable:true` and no name, the name is `by_id`.
 
-    Raises: RemoteProtocolError if its headers conflict.
+    Raises: RemoteProtocolError if two headers disagree
     """
     name = _read_any(values, DURABLE_NAME, _durable_name)
     is_durable = _read_any(values, DURABLE, read_boolean)
@@ -379,9 +384,9 @@ def durable_name(values: Mapping[str, str], by_id: str | None) -> str | None:
 
 
 def parse_cause(headers: Mapping[str, str]) -> str:
-    """Return the cause that a NACK states; "" is none.
+    """Return the cause that a NACK states; "" if it states none.
 
-    Raises: RemoteProtocolError if it is too long.
+    Raises: RemoteProtocolError if the cause is too long
     """
     cause = headers.get(CAUSE, "")
     # A character has at most four bytes.
@@ -391,9 +396,9 @@ def parse_cause(headers: Mapping[str, str]) -> str:
 
 
 def parse_nack_options(headers: Mapping[str, str]) -> tuple[int | None, bool]:
-    """Return the delay of a NACK in milliseconds, None as the policy says, and whether it rejects the message.
+    """Return the delay of a NACK in milliseconds (None: the policy decides), and whether the NACK rejects the message.
 
-    Raises: RemoteProtocolError if the delay is invalid, or two headers conflict.
+    Raises: RemoteProtocolError if the delay is invalid, or two headers disagree
     """
     delay_ms = None
     text = headers.get("truenext-delay")
@@ -411,7 +416,10 @@ def parse_nack_options(headers: Mapping[str, str]) -> tuple[int | None, bool]:
 def _read_any(
     values: Mapping[str, str], names: tuple[str, ...], read: Callable[[str, str], _Value | None]
 ) -> _Value | None:
-    """Read an option that has several names; None if the headers have none of them."""
+    """Read an option that several headers can set, by `read`; None if no header sets it.
+
+    Raises: RemoteProtocolError if two headers set different values
+    """
     agreed: _Value | None = None
     first = ""
     for name in names:

@@ -1,4 +1,4 @@
-"""Headers of a CONNECT that only truenext has. Source: docs/protocol.md, "Login" """
+"""Login: reads the headers of a CONNECT that only truenext has. Source: docs/protocol.md, "Login" """
 
 from collections.abc import Mapping
 
@@ -16,9 +16,9 @@ _HEXADECIMAL = frozenset("0123456789abcdef")
 
 
 def read_login(headers: Mapping[str, str], version: Version) -> Login:
-    """Read a login.
+    """Read a login from the headers of a CONNECT.
 
-    Raises: RemoteProtocolError, without text of the login, if a header of truenext is invalid.
+    Raises: RemoteProtocolError if a header of truenext is invalid; the error repeats no text of the login
     """
     login = Login()
     if any(name.startswith(OWN_PREFIX) for name in headers):

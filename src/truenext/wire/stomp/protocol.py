@@ -1,7 +1,7 @@
-"""Session rules of STOMP: which frame may come when, on either side of a connection.
+"""Session rules of STOMP: decide which frame may come when, on both sides of a connection.
 
-One class plays both sides: the broker's connections are made with `Side.SERVER`, a client's with `Side.CLIENT`.
-TRANSITIONS alone decides whether a frame may come; what a frame *means* is decided elsewhere (server.py).
+One class does this for both sides: a broker makes it with `Side.SERVER`, a client with `Side.CLIENT`. TRANSITIONS alone
+decides whether a frame may come. server.py decides what a frame means.
 
     server:  CONNECTING --CONNECT, STOMP--> CONNECTED --DISCONNECT--> CLOSED
     client:  CONNECTING --CONNECTED-------> CONNECTED --ERROR-------> CLOSED
@@ -56,12 +56,12 @@ TRANSITIONS: dict[Side, Transitions] = {
     },
 }
 _HEART_BEAT_DIGITS = 9
-"""Digits of a heart-beat interval: a longer one is a mistake."""
+"""Most digits of a heart-beat interval. A longer interval is taken for a mistake."""
 _KNOWN_COMMANDS = {side: {command for commands in TRANSITIONS[side].values() for command in commands} for side in Side}
 
 
 class StompProtocol(Generic[Read]):
-    """Session rules of one connection, applied on one side."""
+    """Session rules of one connection, for one of its sides."""
 
     __slots__ = ("_decoder", "_end", "_known", "_peer_transitions", "side", "state", "stateless")
 
@@ -71,8 +71,9 @@ class StompProtocol(Generic[Read]):
         shapes: ShapeCache[Read],
         on_names: Callable[[str, dict[str, str]], None] | None = None,
     ) -> None:
-        """`shapes` reads frames of known shapes; FRAME_SHAPES reads them as frames. `on_names` is that of a server's
-        Decoder."""
+        """Frames with known header names are read by `shapes`: with FRAME_SHAPES they become frames, with
+        REQUEST_SHAPES commands. A server's decoder calls `on_names` with command and headers of frames whose names may
+        be new."""
         self.side = side
         peer = Side.CLIENT if side is Side.SERVER else Side.SERVER
         if side is Side.SERVER:
@@ -91,39 +92,41 @@ class StompProtocol(Generic[Read]):
             for command, next_state in self._peer_transitions[state].items()
             if next_state is state is ProtocolState.CONNECTED
         )
-        """Commands that the peer may send now without a change of state: their frames need no `check`."""
+        """Commands that the peer may send in this state, and that do not change it: their frames need no `check`."""
 
     @property
     def version(self) -> Version:
-        """Agreed version; 1.0 before one is agreed."""
+        """Agreed version of STOMP; 1.0 before a version is agreed."""
         return self._decoder.version or Version.V1_0
 
     def set_version(self, version: Version) -> None:
-        """Use `version` on both sides from here on."""
+        """Use the agreed version from now on."""
         self._decoder.version = version
         self._enter(ProtocolState.CONNECTED)
 
     def receive(self, data: bytes) -> list[Frame | Read]:
-        """Return the frames that `data` completes; before a version is agreed only one, the next by `receive(b"")`.
+        """Return the frames that `data` completes. Before a version is agreed this is at most one frame; `receive(b"")`
+        returns the next.
 
-        Raises: RemoteProtocolError if the bytes are not STOMP.
+        Raises: RemoteProtocolError if the bytes are not STOMP
         """
         return self._decoder.receive(data)
 
     @property
     def pending(self) -> bytearray:
-        """Beginning of an incomplete frame; always the same object."""
+        """Beginning of an incomplete frame. This is always the same object."""
         return self._decoder.pending
 
     @property
     def has_more(self) -> bool:
-        """True if `receive(b"")` must follow."""
+        """True if the caller must call `receive(b"")` now, as there may be more frames, or an error."""
         return self._decoder.has_more
 
     def check(self, frame: Frame) -> None:
-        """Check and record a frame of the peer. May be left out for a command in `stateless`.
+        """Check that a frame of the peer may come now, and change the state. The caller may leave this out for a
+        command in `stateless`.
 
-        Raises: RemoteProtocolError if the frame may not come now.
+        Raises: RemoteProtocolError if the frame may not come now
         """
         state = self._peer_transitions[self.state].get(frame.command)
         if state is None:
@@ -133,9 +136,9 @@ class StompProtocol(Generic[Read]):
         self._enter(state)
 
     def send(self, frame: Frame) -> bytes:
-        """Encode a frame to the peer.
+        """Encode a frame for the peer.
 
-        Raises: LocalProtocolError if it may not be sent now.
+        Raises: LocalProtocolError if the frame may not be sent now
         """
         if self.side is Side.CLIENT or frame.command not in ("CONNECTED", "ERROR"):
             own_transitions = TRANSITIONS[self.side][self.state]
@@ -147,7 +150,8 @@ class StompProtocol(Generic[Read]):
 
 
 def choose_version(accepted: str | None) -> Version:
-    """Return the highest version that both sides know (STOMP 1.2, "Protocol Negotiation").
+    """Return the highest version that is in an `accept-version` and that truenext knows (STOMP 1.2, "Protocol
+    Negotiation").
 
     >>> choose_version("1.0,1.1,2.0"), choose_version(None)
     (<Version.V1_1: '1.1'>, <Version.V1_0: '1.0'>)
@@ -166,7 +170,8 @@ def choose_version(accepted: str | None) -> Version:
 
 
 def parse_heart_beat(text: str) -> tuple[int, int]:
-    """Return the intervals that the sender of a heart-beat header offers and requests, in milliseconds; 0 is none.
+    """Return the two intervals in a `heart-beat` header, in milliseconds: the one that its sender offers, and the one
+    that it requests; 0 is none.
 
     >>> parse_heart_beat("1000,0")
     (1000, 0)

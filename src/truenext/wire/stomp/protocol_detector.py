@@ -1,10 +1,10 @@
-"""Detector of other protocols, by the first bytes of a peer, client or server.
+"""Detector of other protocols: recognizes them by the first bytes that a client or server sends.
 
-    bytes --> STOMP, or unknown: they go on to the decoder
-          --> TLS, HTTP, AMQP, ...: a client gets an answer that it can read, if there is one
-          --> too few to decide: wait for more
+    bytes --> STOMP, or unknown: the bytes go on to the decoder
+          --> TLS, HTTP, AMQP, ...: a client gets an answer that it can read, if its protocol has one
+          --> too few to decide: wait for more bytes
 
-Only the beginning of each protocol is compared, so a few bytes decide, however they are cut.
+Only the first bytes of each protocol are compared, so a few bytes decide, in however many pieces they come.
 """
 
 from collections.abc import Callable
@@ -47,11 +47,11 @@ _SERVER_PREFIXES: _Prefixes = (
 )
 
 _TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
-"""Answer to a client of TLS: the fatal alert protocol_version."""
+"""Answer to a client that speaks TLS: the fatal alert protocol_version."""
 
 
 class ProtocolDetector:
-    """Buffer for the first bytes of a peer, until they tell its protocol."""
+    """Detector for one connection. It keeps the first bytes until they tell the protocol."""
 
     def __init__(self, prefixes: _Prefixes, make_error: Callable[[str], OtherProtocolError]) -> None:
         self._data = b""
@@ -59,9 +59,9 @@ class ProtocolDetector:
         self._make_error = make_error
 
     def receive(self, data: bytes) -> bytes | None:
-        """Return all bytes of the peer so far once they cannot be another protocol; None while that is undecided.
+        """Add bytes. Return all bytes so far if they cannot be another protocol; None if more bytes must decide.
 
-        Raises: OtherProtocolError if they are another protocol
+        Raises: OtherProtocolError if the bytes are of another protocol
         """
         self._data = data = self._data + data
         may_be_other = False

@@ -1,4 +1,4 @@
-"""Replies: encodes deliveries and answers of the broker as STOMP frames."""
+"""Replies: encodes messages and answers of the broker as STOMP frames."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ from truenext.wire.stomp.protocol import ProtocolState, StompProtocol
 from truenext.wire.stomp.request_shapes import ShapedCommand
 
 PARTS_PER_MESSAGE = 5
-"""Byte strings that one MESSAGE frame is written in."""
+"""Number of byte strings of which one MESSAGE frame consists."""
 
 _SET_BY_BROKER = ("content-length", "priority")
 """Headers of a stored message that the broker has set or corrected."""
@@ -28,25 +28,28 @@ class ReplyEncoder:
     heart_beat = b"\n"
 
     def __init__(self, protocol: StompProtocol[ShapedCommand], message_id_prefix: str) -> None:
-        """`message_id_prefix` is the beginning of all message ids; the sequence follows."""
+        """A message id is `message_id_prefix` and the sequence of the message."""
         self._protocol = protocol
         self._message_id_prefix = message_id_prefix
         self._version = Version.V1_0
         self._heads: dict[str, tuple[str, str]] = {}
-        """Beginning of the MESSAGE frames of each subscription: up to the sequence, and, where an ACK needs an id
-        that holds the sequence too, from there to the sequence of the message id."""
+        """Two pieces of the MESSAGE frames of each subscription: the bytes up to the first sequence, and those between
+        it and the second. Without an `ack` header, a frame has one sequence, in its message id, and the second piece is
+        empty."""
         self._is_truenext_client = False
-        """True if MESSAGEs state the release count and a lost attempt, and their ids the dispatch."""
+        """True for a truenext client: its MESSAGEs state the release count and a lost attempt, and their `ack` headers
+        the dispatch."""
         self._pattern_subscriptions: set[str] = set()
-        """Subscriptions to patterns of queues: their MESSAGEs name the queue."""
+        """Subscriptions to patterns of queues. Their MESSAGEs have the name of the queue as destination."""
 
     def on_connected(self, version: Version, login: Login) -> None:
-        """Apply the version and the kind of client of a login."""
+        """Note the agreed version, and whether the client is a truenext client."""
         self._version = version
         self._is_truenext_client = login.is_truenext_client
 
     def add_subscription(self, subscription: str, mode: AckMode, *, has_id: bool, has_pattern: bool) -> None:
-        """Add a subscription. Without an id (`has_id`) STOMP 1.0 names it by its destination."""
+        """Add a subscription. `has_id` is False if a client of STOMP 1.0 has given it no id; `subscription` is then its
+        destination."""
         version = self._version
         start = "MESSAGE\n"
         if has_id:
@@ -66,20 +69,21 @@ class ReplyEncoder:
         self._pattern_subscriptions.discard(subscription)
 
     def encode_end_of_browse(self, subscription: str, destination: Destination) -> bytes:
-        """Encode the frame that ends a browse, in ActiveMQ's form."""
+        """Encode the frame that tells a browser that this was all, as ActiveMQ does."""
         return self._encode_end(subscription, destination, "browser:end\n")
 
     def encode_end_of_pull_request(
         self, subscription: str, destination: Destination, unused: int, correlation: str | None
     ) -> bytes:
-        """Encode the frame that ends a pull request, with the number of its messages that have not come."""
+        """Encode the frame that ends a pull request. `unused` is the number of messages that were requested and do not
+        come."""
         lines = f"truenext-unused:{unused}\n"
         if correlation is not None:
             lines += header_line("correlation-id", correlation, self._version)
         return self._encode_end(subscription, destination, lines)
 
     def _encode_end(self, subscription: str, destination: Destination, lines: str) -> bytes:
-        """Encode a MESSAGE that carries no message: it has no ack, and no sequence."""
+        """Encode a MESSAGE frame that has no message: it has no `ack` header, and the sequence 0 in its message id."""
         head, middle = self._heads[subscription]
         if middle:
             head = f"{head.removesuffix('ack:')}message-id:{self._message_id_prefix}"
@@ -95,9 +99,11 @@ class ReplyEncoder:
         *,
         is_browse: bool = False,
     ) -> None:
-        """Add the MESSAGE frames of a subscription's dispatches to `parts`, PARTS_PER_MESSAGE parts each.
+        """Encode a subscription's dispatches as MESSAGE frames, and add each frame to `parts` in PARTS_PER_MESSAGE
+        pieces.
 
-        `round_number` is the release count. A browsed message (`is_browse`) does not count as a delivery.
+        `round_number` is the release count. If `is_browse`, the messages are only shown to a browser, and count no
+        delivery.
         """
         head, middle = self._heads[subscription]
         first_count = 0 if is_browse else 1
@@ -182,7 +188,7 @@ class ReplyEncoder:
 
 
 def _with_destination(header: bytes, address: str) -> bytes:
-    """Return header lines that name this queue, not a composite destination, a topic or another queue."""
+    """Return header lines whose `destination` is this queue, whatever the SEND has named."""
     line = f"\n{header_line('destination', address, Version.V1_2)}".encode()
     if line in b"\n" + header:
         return header
@@ -190,7 +196,8 @@ def _with_destination(header: bytes, address: str) -> bytes:
 
 
 def _headers_for_v1_0(headers: dict[str, str]) -> dict[str, str]:
-    """Return headers for a reader of STOMP 1.0, which may trim names and then take one for the broker's own."""
+    """Return headers for a client of STOMP 1.0, which may strip blanks from names. Headers that would then look like
+    those that only the broker sets are left out."""
     trimmed = {name: headers[name] for name in _SET_BY_BROKER if name in headers}
     for untrimmed, value in headers.items():
         name = untrimmed.strip()

@@ -1,16 +1,16 @@
-"""Request shapes: read SEND, ACK and SEND to /control/started, which come once per message, straight into commands.
+"""Request shapes: make commands directly from the bytes of SEND, ACK and SEND to /control/started, which come for each
+message.
 
-The command is the one that requests.py makes of the same frame. Frames that need more checks there (an address that
-only its connection may use, a reply-to, a schedule, a priority of 12) have no shape here, or their shape does not
-read them.
-"""
+The command equals the one that requests.py makes from the same frame. Frames that need more checks (an address that
+only its connection may use, a reply-to, a schedule, a priority of 12) have no shape here, or their shape does not read
+them."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 from truenext.errors import RemoteProtocolError
-from truenext.model.commands import Ack, Send, Started
+from truenext.model.commands import Ack, AckRun, Send, SendRun, Started
 from truenext.model.destination import Destination, DestinationKind, parse_address
 from truenext.model.header_lines import DEAD_LETTER_HEADERS, HOP_BY_HOP_HEADERS, SCHEDULE_PREFIX
 from truenext.model.limits import HEADER_BYTES_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
@@ -28,13 +28,13 @@ from truenext.wire.stomp.shapes import (
     line_pattern,
 )
 
-ShapedCommand = Send | Ack | Started | tuple[Send | Ack, str]
-"""Command, with the receipt that its frame requests, if any."""
+ShapedCommand = Send | SendRun | Ack | AckRun | Started | tuple[Send | Ack, str]
+"""Command; or command and receipt, if the frame requests a receipt. A run stands for several frames."""
 
 DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
 
 _DESTINATION_CACHE_SIZE = 16_384
-"""Addresses that are not parsed anew for each SEND."""
+"""Number of addresses whose destinations are kept, so that they are not parsed for each SEND."""
 _PRIORITIES = {str(priority).encode(): priority for priority in range(10)}
 _HOP_BY_HOP = {
     "receipt": rb"%%b{0,%d}+" % NAME_LENGTH_MAX,
@@ -43,7 +43,8 @@ _HOP_BY_HOP = {
     "truenext-number": rb"\d{1,19}+",
     "truenext-gapless": rb"true|false",
 }
-"""Headers of a SEND that are not forwarded, with the values that are read here. %b is a character of a text."""
+"""Headers of a SEND that are not forwarded, with the pattern of the values that a shape reads. %b is one character of a
+text."""
 _FORWARDED = {
     "destination": rb"%v",
     "content-length": rb"\d{1,9}+",
@@ -52,9 +53,10 @@ _FORWARDED = {
     "expires": rb"\d{1,18}+",
     "JMSXGroupID": _HOP_BY_HOP["receipt"],
 }
-"""Headers of a SEND that are forwarded and also read, with the values that are read here. %v is any value."""
+"""Headers of a SEND that are forwarded and also read, with the pattern of the values that a shape reads. %v is any
+value."""
 _ACK_ID = rb"\d{1,19}+)(\.\d{1,10}+|)@(%%b{0,%d}+" % NAME_LENGTH_MAX
-"""Pattern of sequence, dispatch and subscription, for use within one pair of parentheses."""
+"""Pattern of sequence, dispatch and subscription. A pair of parentheses around it makes three groups."""
 _STARTED = "truenext-started"
 _ACK_HEADERS = {
     "id": _ACK_ID,
@@ -63,14 +65,14 @@ _ACK_HEADERS = {
     _STARTED: _ACK_ID,
 }
 _OTHER_ACK_VALUE = rb"%b{0,1000}+"
-"""Pattern of other values of an ACK: short ones, so that the frame is within the limits."""
+"""Pattern of the values of other headers of an ACK. They are short, so that the frame is within the limits."""
 _SLOW_PATH = (HOP_BY_HOP_HEADERS - _HOP_BY_HOP.keys()) | DEAD_LETTER_HEADERS | {"reply-to"}
 _SHARED_KINDS = frozenset({DestinationKind.QUEUE, DestinationKind.TOPIC, DestinationKind.TEMPORARY})
-"""Kinds of destinations that can be sent to and are the same for all connections."""
+"""Kinds of destinations whose address means the same on all connections, and to which clients can send."""
 
 
 class SendShape:
-    """Shape that reads SENDs with a content-length as commands."""
+    """Shape that makes a Send of each SEND with a content-length."""
 
     def __init__(self, version: Version, names: tuple[str, ...]) -> None:
         value = character_pattern(version) + b"*+"
@@ -104,7 +106,7 @@ class SendShape:
         self._persistent = groups.pop("persistent", None)
         self._receipt = groups.pop("receipt", None)
         self._optional = groups
-        """Groups of headers that most SENDs do not have, by name."""
+        """Number of the group with the value of each header that most SENDs lack, by header."""
 
     def read(self, data: bytes, start: int, into: list[Frame | ShapedCommand], body_bytes_max: int) -> int:
         match = self.match
@@ -112,7 +114,11 @@ class SendShape:
         at_priority, at_persistent, at_receipt = self._priority, self._persistent, self._receipt
         first, *others = self._forwarded
         optional = self._optional
+        is_plain = not optional and at_receipt is None
         size = len(data)
+        # Of the run that is being read; None before its second message.
+        run: list[SentMessage] | None = None
+        run_destination, is_run_persistent = None, False
         while start < size and (found := match(data, start)) is not None:
             groups = found.groups()
             body_start = found.end()
@@ -139,15 +145,26 @@ class SendShape:
                 priority = _PRIORITIES[groups[at_priority]]
             persistent = at_persistent is not None and groups[at_persistent] == b"true"
             message = SentMessage(priority, persistent, 0, header, data[body_start:body_end])
+            start = body_end + 1
+            if is_plain:
+                if destination is not run_destination or persistent is not is_run_persistent:
+                    run, run_destination, is_run_persistent = None, destination, persistent
+                    into.append(first_send := Send(destination, message))
+                elif run is None:
+                    run = [first_send.message, message]
+                    into[-1] = SendRun(destination, run)
+                else:
+                    run.append(message)
+                continue
             send = Send(destination, message)
             if optional and not self._set_optional_headers(send, groups):
-                break
+                return found.start()
             into.append(send if at_receipt is None else (send, groups[at_receipt].decode()))
-            start = body_end + 1
         return start
 
     def _set_optional_headers(self, send: Send, groups: tuple[bytes, ...]) -> bool:
-        """Set the fields of the optional headers. Return False if one of them must be read by requests.py."""
+        """Set the fields of a SEND from its optional headers. Returns False if a value is invalid, so that requests.py
+        must read the frame and report the error."""
         for name, at in self._optional.items():
             value = groups[at]
             match name:
@@ -169,7 +186,7 @@ class SendShape:
 
 
 class AckShape:
-    """Shape that reads ACKs of STOMP 1.2 as commands."""
+    """Shape that makes an Ack of each ACK of STOMP 1.2."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         character = character_pattern(Version.V1_2, is_ascii=True)
@@ -194,6 +211,10 @@ class AckShape:
         match = self.match
         at_sequence, at_dispatch, at_subscription = self._id, self._id + 1, self._id + 2
         at_receipt, at_transaction, at_started = self._receipt, self._transaction, self._started
+        is_plain = not (at_receipt or at_transaction)
+        # Of the run that is being read; None before its second ACK.
+        run: list[Ack] | None = None
+        run_name = None
         while (found := match(data, start)) is not None:
             start = found.end()
             name = found[at_subscription].decode()
@@ -206,12 +227,22 @@ class AckShape:
                 ack.started = Started(other, int(sequence), int(which[1:]) if which else 0)
             elif at_transaction:
                 ack.transaction = found[at_transaction].decode()
+            if is_plain:
+                if name != run_name:
+                    run, run_name = None, name
+                    into.append(first := ack)
+                elif run is None:
+                    run = [first, ack]
+                    into[-1] = AckRun(name, run)
+                else:
+                    run.append(ack)
+                continue
             into.append((ack, found[at_receipt].decode()) if at_receipt else ack)
         return start
 
 
 class StartedShape:
-    """Shape that reads SENDs to /control/started without other headers as commands."""
+    """Shape that makes a Started of each SEND to /control/started that has no other headers."""
 
     def __init__(self, version: Version, names: tuple[str, ...]) -> None:
         patterns = {"destination": b"/control/started", "id": b"(%b)" % _ACK_ID}
@@ -256,7 +287,7 @@ def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[Shap
 
 
 def _is_fast_path(names: set[str]) -> bool:
-    """Whether a SendShape can read a SEND with these headers."""
+    """Return whether a SendShape can read SENDs with these headers."""
     return (
         {"destination", "content-length"} <= names
         and names.isdisjoint(_SLOW_PATH)
@@ -267,4 +298,4 @@ def _is_fast_path(names: set[str]) -> bool:
 
 
 REQUEST_SHAPES: ShapeCache[ShapedCommand] = ShapeCache(_shape)
-"""Cache of shapes for a broker's decoders, which read such frames as commands."""
+"""Cache of shapes for the decoders of a broker, which make commands of such frames."""

@@ -1,8 +1,7 @@
-"""Requests: commands made of a client's frames.
+"""Requests: makes commands from a client's frames.
 
-Headers of ActiveMQ are understood (`persistent`, `priority`, `expires`, `reply-to`, `activemq.prefetchSize`); those
-that are not supported yet are refused by name, never ignored (headers.py).
-"""
+Headers of ActiveMQ are understood (`persistent`, `priority`, `expires`, `reply-to`, `activemq.prefetchSize`). Those
+that truenext does not support are refused by name, and not silently ignored (headers.py)."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -59,11 +58,11 @@ from truenext.wire.stomp.request_shapes import DEFAULT_PRIORITY_LINE
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, require_header
 
 _NOT_FORWARDED = HOP_BY_HOP_HEADERS | header_lines.DEAD_LETTER_HEADERS
-"""Headers of a SEND that are not stored. Those of a dead letter are stored only where the broker has added them."""
+"""Headers of a SEND that are not stored. Headers of a dead letter are among them, as only the broker may add these."""
 _SCHEDULED_OR_INEFFECTIVE = SCHEDULE_HEADERS | INEFFECTIVE_HEADERS["SEND"].keys()
 _UNUSUAL_SEND = _NOT_FORWARDED | _SCHEDULED_OR_INEFFECTIVE | {"reply-to", "JMSXGroupID"}
 _MESSAGE_ONLY = SCHEDULE_HEADERS | {"reply-to"}
-"""Headers without a meaning on a SEND that is not a message."""
+"""Headers that mean nothing on a SEND to /control/ without an answer, and are refused there."""
 # A name is cheaper to look up than a member of an enumeration; every message needs this one.
 _QUEUE = DestinationKind.QUEUE
 _SCHEDULE_PREFIX = SCHEDULE_PREFIX.encode()
@@ -72,7 +71,7 @@ _SEQUENCE_DIGITS = 19
 
 
 class FrameInterpreter:
-    """Interpreter that makes commands of the frames of one connected client."""
+    """Interpreter that makes commands from the frames of one client, after its login."""
 
     def __init__(
         self,
@@ -81,25 +80,26 @@ class FrameInterpreter:
         replies: ReplyEncoder,
         on_ineffective_header: Callable[[str, str, str], None] = lambda *_: None,
     ) -> None:
-        """`replies` is notified of each subscription. `on_ineffective_header` is called once for each header in
-        INEFFECTIVE_HEADERS, with the frame, its name, and what to use instead."""
+        """`replies` is told of each subscription. `on_ineffective_header` is called once for each header in
+        INEFFECTIVE_HEADERS, with the command, the header, and what to use instead."""
         self._session_id = session_id
         self._message_id_prefix = message_id_prefix
         self._replies = replies
         self._on_ineffective_header = on_ineffective_header
         self._reported: frozenset[str] = frozenset()
         self._unusual_send = _UNUSUAL_SEND
-        """Headers of a SEND that need more than a copy, without the reported ones."""
+        """Headers for which a SEND needs more than a copy of its header lines, without those that were reported."""
         self._version = Version.V1_0
         self._queue_by_subscription: dict[str, str] = {}
-        """Queue name of each subscription to a queue, for which the header `durable` has no effect."""
+        """Name of the queue of each subscription to a queue. On the UNSUBSCRIBE of such a subscription the header
+        `durable` has no effect."""
         self._reply_queues: Counter[str] = Counter()
         """Number of subscriptions that consume from each temporary queue."""
         self.client_id = ""
-        """Name of the client, the same on all its connections."""
+        """Value of `client-id` on CONNECT; "" if the client has sent none."""
 
     def on_connected(self, version: Version, client_id: str) -> None:
-        """Apply the version and client-id of a login."""
+        """Note the agreed version and the client id."""
         self._version = version
         self.client_id = client_id
 
@@ -177,7 +177,8 @@ class FrameInterpreter:
                 self._on_ineffective_header(frame.command, name, known[name])
 
     def _forwarded(self, frame: Frame, priority: int) -> bytes:
-        """Return the header lines for the consumer, with the priority that is in effect."""
+        """Return the header lines that are stored and sent to the consumer. Their priority is from 0 to 9, and a
+        reply-to is an address for all connections."""
         headers = frame.headers
         priority_text = headers.get("priority")
         is_canonical = priority_text is None or priority_text in _PRIORITIES
@@ -276,7 +277,8 @@ class FrameInterpreter:
         return Unsubscribe(subscription, self._durable_key(durable_name(frame.headers, by_id)))
 
     def on_accepted(self, frame: Frame, command: Command) -> None:
-        """Record a SUBSCRIBE or UNSUBSCRIBE that was not refused. Call it before anything is sent to the client."""
+        """Note a SUBSCRIBE or UNSUBSCRIBE that was accepted. Must be called before a message is encoded for the
+        client."""
         if isinstance(command, Subscribe | Browse):
             destination = command.destination
             kind = destination.kind
@@ -300,7 +302,7 @@ class FrameInterpreter:
                     del self._reply_queues[queue]
 
     def _durable_key(self, name: str | None) -> str:
-        """Return the key of the client's durable subscription with this name; "" for None."""
+        """Return the key of the client's durable subscription with this name; "" if the name is None."""
         if name is None:
             return ""
         if not self.client_id:
@@ -308,7 +310,7 @@ class FrameInterpreter:
         return durable_key(self.client_id, name)
 
     def _subscription_id(self, frame: Frame) -> str:
-        """Return the id of a subscription. STOMP 1.0 allows its destination instead."""
+        """Return the id of the subscription that a frame names. In STOMP 1.0 the destination may be used as id."""
         subscription = frame.headers.get("id")
         if subscription is None and self._version is Version.V1_0:
             subscription = frame.headers.get("destination")
@@ -346,7 +348,8 @@ class FrameInterpreter:
         )
 
     def _parse_ack_id(self, frame: Frame) -> tuple[str | None, int, int]:
-        """Return subscription, sequence and dispatch that an ACK or NACK names; dispatch 0 is not stated."""
+        """Return subscription, sequence and dispatch that an ACK or NACK names. The dispatch is 0 if the frame does not
+        state it."""
         headers = frame.headers
         if self._version is Version.V1_2:
             return read_ack_id(frame.command, require_header(frame.command, frame.headers, "id"))
@@ -388,12 +391,13 @@ FRAME_INTERPRETERS: dict[str, Callable[[FrameInterpreter, Frame], Command]] = {
     "ABORT": FrameInterpreter._parse_abort,
     "DISCONNECT": FrameInterpreter._parse_disconnect,
 }
-"""Parser of each frame of a connected client. These are functions of the class: bound methods stored in their own
-object would be a reference cycle that keeps its last frame alive."""
+"""Functions that parse a client's frame after the login, by command. They are functions of the class: bound methods in
+an attribute of their own object would be a reference cycle, which keeps the last frame alive."""
 
 
 def _numbered(headers: dict[str, str]) -> tuple[str | None, int, bool]:
-    """Return producer and number of a SEND or COMMIT, and whether the producer's numbers have no gaps."""
+    """Return producer and number of a SEND or COMMIT, and whether the producer's numbers have no gaps. Without a
+    producer this is None, 0, False."""
     producer = headers.get("truenext-producer")
     text = headers.get("truenext-number")
     gapless = headers.get("truenext-gapless")
@@ -421,7 +425,7 @@ def _producers_to_forget(headers: dict[str, str]) -> list[str]:
 
 
 def _ttl(headers: dict[str, str]) -> int:
-    """Return the milliseconds from acceptance until a SEND's message expires; 0 is not stated."""
+    """Return the time to live that a SEND states, in milliseconds; 0 if it states none."""
     text = headers.get("truenext-ttl")
     if text is None:
         return 0
@@ -434,9 +438,10 @@ def _ttl(headers: dict[str, str]) -> int:
 
 
 def _check_schedule_names(headers: dict[str, str]) -> None:
-    """Refuse unknown headers with the prefix of a schedule: ignoring them would dispatch the message at once.
+    """Check that headers with the prefix of a schedule are known. If an unknown one were ignored, the message would be
+    sent at once.
 
-    Raises: RemoteProtocolError
+    Raises: RemoteProtocolError at an unknown one
     """
     for name in headers:
         if name.startswith(SCHEDULE_PREFIX) and name not in SCHEDULE_HEADERS:
@@ -446,9 +451,9 @@ def _check_schedule_names(headers: dict[str, str]) -> None:
 
 
 def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) -> Schedule:
-    """Return the schedule of a SEND, from ActiveMQ's headers.
+    """Return the schedule that the headers of a SEND state.
 
-    Raises: RemoteProtocolError if it is invalid.
+    Raises: RemoteProtocolError if a header is invalid, or a part of the destination is temporary
     """
     for part in destination.parts or (destination,):
         if part.session:
@@ -477,12 +482,13 @@ def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) ->
 
 
 def _read_expires_ms(text: str) -> int:
-    """Return milliseconds since the epoch; 0 is never, and so is -1, which some clients send."""
+    """Return the time in the header `expires`, in milliseconds since the epoch; 0 is never. Some clients send -1 for
+    never."""
     return 0 if text == "-1" else read_number("expires", text)
 
 
 def _priority(text: str) -> int:
-    """Return the priority in effect: a number out of range, however long, becomes the nearest end."""
+    """Return the priority that a text states. A number outside 0 to 9 becomes the nearer of the two."""
     digits = text.removeprefix("-")
     if not are_digits(digits):
         raise RemoteProtocolError(f"priority {text[:100]!r} is not a number")
@@ -493,7 +499,7 @@ def _priority(text: str) -> int:
 def _check_subscribe_destination(address: str, destination: Destination, *, is_browse: bool) -> None:
     """Check that a SUBSCRIBE may name the destination.
 
-    Raises: RemoteProtocolError
+    Raises: RemoteProtocolError if it may not
     """
     if destination.kind is DestinationKind.CONTROL:
         raise destination_error(f"{address} is for control requests; subscribe to the queue in your reply-to")

@@ -1,7 +1,7 @@
-"""Session: the server side of STOMP, between the broker and one client.
+"""STOMP session: the broker's side of STOMP on one connection.
 
-The session answers a login itself. After that it makes commands of frames (requests.py), and bytes of deliveries and
-answers (replies.py).
+It makes commands from a client's frames (requests.py), and bytes from messages and answers (replies.py). The bytes are
+decoded lazily: `receive` is a generator, and decodes only as `Execution` takes the commands.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +9,18 @@ from functools import partial
 from operator import length_hint
 
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.commands import Ack, Command, Commit, InvalidFrame, Login, ReceiptRequest, Send, Started
+from truenext.model.commands import (
+    Ack,
+    AckRun,
+    Command,
+    Commit,
+    InvalidFrame,
+    Login,
+    ReceiptRequest,
+    Send,
+    SendRun,
+    Started,
+)
 from truenext.model.limits import HEART_BEAT_MS_MIN
 from truenext.wire.stomp.frame import Frame
 from truenext.wire.stomp.headers import check_own_headers, report_unknown_header
@@ -22,11 +33,11 @@ from truenext.wire.stomp.requests import FRAME_INTERPRETERS, FrameInterpreter
 from truenext.wire.stomp.values import read_name
 
 _NUMBERED = (Send, Commit)
-"""Commands that may have a producer's number, and so be repeats."""
+"""Commands that may have a number of a producer. Only these can be repeats."""
 
 
 class StompSession:
-    """Broker's side of STOMP on one connection: commands from a client's bytes, and bytes for the client."""
+    """Broker's side of STOMP on one connection."""
 
     def __init__(
         self,
@@ -36,8 +47,11 @@ class StompSession:
         server_name: str,
         on_ineffective_header: Callable[[str, str, str], None] = lambda *_: None,
     ) -> None:
-        """`identity` makes message ids of this broker unlike those of any other. `on_ineffective_header` is that of
-        FrameInterpreter, and is also called for an unknown header of truenext on a SEND."""
+        """`identity` is a part of each message id, so that no other broker has the same ids.
+
+        `on_ineffective_header` is called once for each header that has an effect in other brokers and none here, and
+        for the first header of a SEND that only looks like truenext's. Its arguments are the command, the header, and
+        what to use instead."""
         self._session_id = session_id
         self._identity = identity
         self._server_name = server_name
@@ -48,11 +62,13 @@ class StompSession:
         """Encoder of messages and answers to the client."""
         self._interpreter = FrameInterpreter(session_id, message_id_prefix, self.replies, on_ineffective_header)
         self.pending = self._protocol.pending
-        """Beginning of an incomplete frame. The connection clears it when it stops reading."""
+        """Beginning of an incomplete frame. This is always the same object; the connection clears it when input
+        ends."""
         self._detector: ProtocolDetector | None = detector_for_client()
         """Detector of other protocols; None once the client's protocol is known."""
         self.last_receipt: str | None = None
-        """Receipt that the last frame requested; a refusal names it."""
+        """Receipt that the last frame has requested, for the ERROR if the frame is refused; None if it requested
+        none."""
         self.send_interval_ms = 0
         """Agreed heart-beat interval from broker to client, in milliseconds; 0 is none."""
         self.receive_interval_ms = 0
@@ -60,15 +76,16 @@ class StompSession:
         self._is_truenext_client = False
         self._frame_count = 0
         self._remaining: Iterator[Frame | ShapedCommand] = iter(())
-        """Decoded frames that were not executed yet."""
+        """Decoded frames whose commands were not taken yet."""
         self._refused_frame = 0
-        """Number of the frame that was refused last; 0 is none."""
+        """Number of the frame that was refused last; 0 if none was."""
         self._last: tuple[Frame, Command] | None = None
-        """Frame and command that `receive` has yielded last, if its acceptance has to be noted."""
+        """Command that `receive` has yielded last, with its frame; None once the interpreter knows that it was
+        accepted."""
 
     @property
     def client_id(self) -> str:
-        """Name of the client, the same on all its connections."""
+        """Value of `client-id` on CONNECT; "" if the client has sent none."""
         return self._interpreter.client_id
 
     @property
@@ -77,13 +94,14 @@ class StompSession:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the client has sent DISCONNECT."""
+        """True once the client has sent DISCONNECT."""
         return self._protocol.state is ProtocolState.CLOSED
 
     def receive(self, data: bytes) -> Iterator[Command]:
-        """Yield the commands in `data`; execute each before requesting the next.
+        """Yield the commands in `data`, decoded one after the other. The caller must execute each command before it
+        takes the next one.
 
-        Raises: RemoteProtocolError at an invalid frame, or one that may not come now; commands before it stay valid.
+        Raises: RemoteProtocolError at a frame that is invalid, or may not come now; earlier commands stay valid.
             OtherProtocolError if the client speaks another protocol.
         """
         if self._detector is not None:
@@ -107,6 +125,9 @@ class StompSession:
                     if not stateless:
                         self._check(frame)
                     yield frame
+                    continue
+                if type(frame) is SendRun or type(frame) is AckRun:
+                    yield from self._receive_run(frame)
                     continue
                 if isinstance(frame, tuple):
                     command, receipt = frame
@@ -155,9 +176,24 @@ class StompSession:
                 return
             data = b""
 
+    def _receive_run(self, run: SendRun | AckRun) -> Iterator[Command]:
+        """Yield a run, and then each of its commands that was not executed with it."""
+        self.last_receipt = None
+        stateless = self._protocol.stateless
+        before = self._frame_count - 1
+        self._frame_count = before + len(run)
+        if ("SEND" if type(run) is SendRun else "ACK") in stateless:
+            yield run
+        for number in range(run.executed, len(run)):
+            self._frame_count = before + number + 1
+            command = run[number]
+            if not self._protocol.stateless:
+                self._check(command)
+            yield command
+
     def accept_last(self) -> None:
-        """Note that the command yielded last was executed. Needed only if the next is not requested at once: before it,
-        MESSAGEs of a new subscription may be encoded."""
+        """Note that the command that was yielded last is executed. To take the next command notes that as well. A
+        caller that takes none for now must call this, as MESSAGEs of a new subscription may come first."""
         if self._last is not None:
             frame, command = self._last
             self._last = None
@@ -166,11 +202,11 @@ class StompSession:
 
     @property
     def frame_number(self) -> int:
-        """Number of the frame that was read last, 1 for the connection's first."""
+        """Number of the last frame whose commands were taken, 1 for the first frame of the connection."""
         return self._frame_count - length_hint(self._remaining)
 
     def mark_refused(self) -> int:
-        """Drop the rest of the last frame's commands: it was refused, and the connection stays open.
+        """Note that the last frame was refused while the connection goes on, and drop the frame's remaining commands.
 
         Returns the number of the frame.
         """
@@ -180,7 +216,7 @@ class StompSession:
     def _check(self, command: Send | Ack | Started) -> None:
         """Check that the frame of this command may come now.
 
-        Raises: RemoteProtocolError
+        Raises: RemoteProtocolError if it may not
         """
         self._protocol.check(Frame("ACK" if isinstance(command, Ack) else "SEND", {}))
 
@@ -199,8 +235,8 @@ class StompSession:
         return login
 
     def encode_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> bytes:
-        """Encode the answer to an accepted login. `secret` is "" if the login has no number; `is_checked` tells whether
-        there are users."""
+        """Encode the answer to an accepted login. `secret` is "" for a plain client. `is_checked` is False if the
+        broker has no users, so that login and passcode were ignored."""
         self._is_truenext_client = login.is_truenext_client
         answer = {
             "version": self._protocol.version.value,

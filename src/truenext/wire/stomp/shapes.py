@@ -1,11 +1,11 @@
-"""Shapes: frames whose header names came before, in the same order. One regular expression matches all their values.
+"""Shapes: read frames whose header names have come before, in the same order, with one regular expression.
 
-The frames of a producer differ only in their values. A shape is a command with a sequence of header names. Once it
-has come twice it gets a compiled expression, which all connections with such frames share.
+A shape is a command with a sequence of header names. The frames of a producer usually have one shape, and differ only
+in their values. A shape that has come twice gets a compiled expression, which all connections with such frames share.
 
-A shape reads only plain frames: each name once; no colon, backslash, carriage return or NUL in a value, in STOMP 1.0
-no space; all of it UTF-8; within all limits, and complete. The general way (codec.py) decodes all other frames, and
-alone reports errors. So each frame means the same as it would without shapes.
+A shape reads only plain frames. In these each name comes once; no value has a colon, backslash, carriage return or NUL,
+nor in STOMP 1.0 a space; all bytes are UTF-8; and the frame is complete and within all limits. `Decoder` (codec.py)
+decodes all other frames, and only `Decoder` reports errors. So each frame means the same as without shapes.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from truenext.model.limits import HEADER_BYTES_MAX
 from truenext.wire.stomp.frame import Frame, Version
 
 SHAPES_MAX = 64
-"""Shapes that are known at once; each is some kilobytes of compiled expression, and took 0.3 ms to compile."""
+"""Most compiled shapes. Each takes some kilobytes, and 0.3 ms to compile."""
 NAMES_MAX = 24
-"""Headers of a shape."""
+"""Most headers of a shape."""
 NAMES_BYTES_MAX = 512
-"""Bytes of a shape's header names together."""
+"""Most bytes of the header names of a shape together."""
 CANDIDATES_MAX = 256
-"""Shapes that are counted and not compiled yet."""
+"""Most shapes that are counted and not compiled yet."""
 COMPILE_AFTER = 2
-"""Number of checks of a shape after which it is compiled."""
+"""Number of times that a decoder must ask for a shape before it is compiled."""
 COMPILE_AFTER_WHEN_FULL = 100
-"""Number of checks in place of COMPILE_AFTER when there are SHAPES_MAX shapes: a client that causes compilations then
-spends more time on them than the broker.
-"""
+"""Number in place of COMPILE_AFTER while there are SHAPES_MAX shapes. A client that makes the broker compile then
+spends more time than the broker. """
 
 _COMMANDS = frozenset({"SEND", "ACK", "MESSAGE"})
-"""Commands that come once for each message."""
+"""Commands that come for each message. Only these have shapes."""
 _IS_NAME = re.compile(r"[A-Za-z0-9_.-]+").fullmatch
 
 Read = TypeVar("Read")
@@ -41,29 +40,31 @@ ShapeKey = tuple[Version, str, tuple[str, ...]]
 
 
 class Shape(Protocol[Read]):
-    """Reader of frames that have one command and one sequence of header names."""
+    """Reader of frames with one command and one sequence of header names."""
 
     match: Callable[[bytes, int], re.Match[bytes] | None]
     uses: int
-    """Number of calls that read frames, halved whenever a shape is dropped."""
+    """Number of calls that have read a frame. It is halved whenever a shape is dropped."""
 
     def read(self, data: bytes, start: int, into: list[Frame | Read], body_bytes_max: int) -> int:
-        """Read all complete, consecutive frames of this shape from `start` on, and bytes that may precede each;
-        return the position of the first byte that was not read."""
+        """Read frames of this shape from `start` on, as long as one follows the other, and add them to `into`. Return
+        the position of the first byte that was not read."""
 
 
 def header_pattern(command: str, lines: bytes, after: bytes = b"") -> Callable[[bytes, int], re.Match[bytes] | None]:
-    """Return a matcher of bytes between frames, a header of these lines with its blank line, and `after`."""
+    """Return a function that matches bytes between frames, then a header with the pattern `lines` and its blank line,
+    then the pattern `after`."""
     return re.compile(rb"[\n\r\0]*+" + command.encode() + rb"\n" + lines + rb"\n" + after).match
 
 
 def line_pattern(name: str, value: bytes) -> bytes:
-    """Return the pattern of one header line."""
+    """Return the pattern of a header line whose value has the pattern `value`."""
     return b"%b:%b\n" % (re.escape(name.encode()), value)
 
 
 def character_pattern(version: Version, *, is_ascii: bool = False) -> bytes:
-    """Return the pattern of a plain character of a value; of ASCII alone, if the value is decoded by itself."""
+    """Return the pattern of one byte of a plain value. If `is_ascii`, only bytes of ASCII match: for a value that is
+    decoded without a check of UTF-8."""
     others = rb"\x80-\xff" if is_ascii else b""
     space = b" " if version is Version.V1_0 else b""
     return rb"[^:\\\r\n\0%b%b]" % (others, space)
@@ -80,7 +81,7 @@ def is_utf8(data: bytes) -> bool:
 
 
 class FrameShape(Generic[Read]):
-    """Shape that reads frames as frames, not as commands."""
+    """Shape that makes a Frame of each frame."""
 
     def __init__(self, version: Version, command: str, names: tuple[str, ...]) -> None:
         self._command = command
@@ -120,16 +121,17 @@ class FrameShape(Generic[Read]):
 
 
 class ShapeCache(Generic[Read]):
-    """Cache of all known shapes, shared by connections."""
+    """Cache of compiled shapes, which all connections share."""
 
     def __init__(self, make: Callable[[Version, str, tuple[str, ...]], Shape[Read]]) -> None:
         self._make = make
         self._known: dict[ShapeKey, Shape[Read]] = {}
         self._candidates: dict[ShapeKey, int] = {}
-        """Number of checks of each shape that is not compiled yet."""
+        """Number of times that each shape which is not compiled yet was asked for."""
 
     def get(self, version: Version, command: str, names: tuple[str, ...]) -> Shape[Read] | None:
-        """Return the shape of a plain frame; None if it has not come often enough."""
+        """Return the shape for a plain frame with these names; None if the shape was not asked for often enough, or
+        such frames have none."""
         if command not in _COMMANDS or len(names) > NAMES_MAX:
             return None
         key = (version, command, names)
@@ -152,7 +154,7 @@ class ShapeCache(Generic[Read]):
         return shape
 
     def _drop_one(self) -> None:
-        """Drop the shape with the least recent use."""
+        """Drop the shape with the fewest `uses`."""
         least = min(self._known, key=lambda key: self._known[key].uses)
         # Connections may still have the shape; the compiled expression must not stay alive with it.
         self._known.pop(least).match = _never
@@ -165,4 +167,4 @@ def _never(data: bytes, start: int) -> None:
 
 
 FRAME_SHAPES: ShapeCache[Frame] = ShapeCache(FrameShape)
-"""Cache of shapes for decoders that read frames as frames."""
+"""Cache of shapes for decoders that return only frames."""

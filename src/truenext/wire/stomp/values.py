@@ -1,4 +1,7 @@
-"""Parsers of single header values: a number, true or false, a name."""
+"""Parsers of single header values: a number, true or false, a name, an id of a message.
+
+Each raises RemoteProtocolError if the value is invalid; the error begins with the header.
+"""
 
 from collections.abc import Mapping
 
@@ -9,11 +12,11 @@ from truenext.model.numerals import are_digits
 _DIGITS_MAX = 19
 _DISPATCH_DIGITS = 10
 _NUMBER_MAX = 10**_DIGITS_MAX - 1
-"""Default maximum: the store has eight bytes for a number."""
+"""Highest number unless a caller sets another limit. It has 19 digits."""
 
 
 def require_header(what: str, headers: Mapping[str, str], name: str) -> str:
-    """Return the value of a header that must exist; `what` names the frame in the error."""
+    """Return the value of a header that the frame must have. `what` names the frame in the error."""
     value = headers.get(name)
     if value is None:
         raise RemoteProtocolError(f"{what} without the header {name!r}")
@@ -40,14 +43,15 @@ def read_boolean(header: str, text: str) -> bool:
 
 
 def read_name(header: str, text: str) -> str:
-    """Check the length of a name that the broker keeps for the client, and return it."""
+    """Check that a name which the broker will keep is not too long, and return the name."""
     if len(text) > NAME_LENGTH_MAX:
         raise RemoteProtocolError(f"{header} of {len(text)} characters; at most {NAME_LENGTH_MAX}")
     return text
 
 
 def read_ack_id(what: str, text: str) -> tuple[str, int, int]:
-    """Return subscription, sequence and dispatch in the `ack` header of a MESSAGE; dispatch 0 is not stated."""
+    """Return subscription, sequence and dispatch in the `ack` header of a MESSAGE. The dispatch is 0 if the header does
+    not state it. `what` names the frame in the error."""
     digits, at, subscription = text.partition("@")
     sequence, dot, dispatch = digits.partition(".")
     if not at or not are_digits(sequence, _DIGITS_MAX) or (dot and not are_digits(dispatch, _DISPATCH_DIGITS)):
