@@ -561,8 +561,9 @@ class _Machine:
     # ---- Dead letters ----
 
     async def _redrive(self, step: Redrive) -> None:
-        # Who sends the same again after that, has it handled again.
-        if step.after_retention and not self._oracle.sent_often:
+        # What is sent again after the retention is handled again: by a foreign program, or a unit that is still in the
+        # outbox, which the relay sends once more to an empty broker.
+        if step.after_retention and not self._oracle.sent_often and not self._rows("SELECT 1 FROM truenext_outbox"):
             self._virtual.database_ahead_s += RETENTION_S
             # By now the keys are forgotten: something else is begun under them.
             self._keys.clear()

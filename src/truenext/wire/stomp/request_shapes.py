@@ -33,7 +33,7 @@ from truenext.wire.stomp.shapes import (
 from truenext.wire.stomp.speedups import SPEEDUPS
 
 ShapedCommand = Send | SendRun | Ack | AckRun | Started | tuple[Send | Ack, str]
-"""Command; or command and receipt, if the frame requests a receipt. A run stands for several frames."""
+"""Command; or a command and the receipt that its frame requests. A run (SendRun, AckRun) stands for several frames."""
 
 DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
 
@@ -70,7 +70,7 @@ _ACK_HEADERS = {
 }
 _OTHER_ACK_LENGTH_MAX = 1000
 _OTHER_ACK_VALUE = rb"%%b{0,%d}+" % _OTHER_ACK_LENGTH_MAX
-"""Pattern of the values of other headers of an ACK. They are short, so that the frame is within the limits."""
+"""Pattern of the values of other headers of an ACK. Only short values match, so that the frame is within the limits."""
 _SLOW_PATH = (HOP_BY_HOP_HEADERS - _HOP_BY_HOP.keys()) | DEAD_LETTER_HEADERS | {"reply-to"}
 _NOT_IN_C = frozenset({*_HOP_BY_HOP, "expires", "JMSXGroupID"})
 """Headers of SENDs and ACKs that only Python reads: most frames have none of them."""
