@@ -47,7 +47,7 @@ QUEUE = "destination:/queue/a"
 AnyCommand = TypeVar("AnyCommand")
 
 
-@dataclass
+@dataclass(slots=True)
 class Delivered:
     """The part of a dispatched entry that encode_deliveries uses."""
 

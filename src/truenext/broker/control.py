@@ -42,6 +42,7 @@ from truenext.model.commands import ControlRequest, Send, decode_client_json
 from truenext.model.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
 from truenext.model.message import SentMessage
 from truenext.model.order import PRIORITY_MAX
+from truenext.wire.stomp.speedups import CODEC_LANGUAGE
 
 REPLY_LIFETIME_MS = 60_000
 """Milliseconds until an answer that is not consumed expires."""
@@ -219,6 +220,7 @@ def _status(context: QueryContext) -> AnswerGenerator:
             waiting=waiting,
             in_memory=in_memory,
             temporary=temporary.report(context),
+            codec=CODEC_LANGUAGE,
         )
     )
 

@@ -95,6 +95,7 @@ def status(broker: BrokerOptions) -> None:
     limit = "" if memory["limit"] is None else f" of {memory['limit']:,}"
     terminal.echo(f"memory     {memory['used']:,}{limit} bytes used; {usage}")
     terminal.echo(f"disk       {_disk_level(facts)}; {count_noun(facts['page_reads'], 'page read')} under way")
+    terminal.echo(f"codec      in {facts['codec']}")
     for stuck in facts["stuck"]:
         terminal.echo(f"stuck      {stuck['queue']}, for {stuck['waiting_ms'] / 1000:.1f} seconds")
     if facts["stuck"]:

@@ -43,6 +43,7 @@ class BaseDriver(ABC):
             random=random.random,
             flush=self.flush,
             flush_soon=self._flush_soon,
+            flush_later=self._flush_later,
             report=report,
             has_owner_ended=has_owner_ended,
         )
@@ -126,6 +127,9 @@ class BaseDriver(ABC):
 
     @abstractmethod
     def _flush_soon(self) -> None: ...
+
+    def _flush_later(self) -> None:
+        self._flush_soon()
 
     def disconnect_nowait(self) -> None:
         """Send DISCONNECT, and return without waiting for the answer."""

@@ -49,6 +49,7 @@ timers, by time and number:
 """
 
 import struct
+from collections.abc import Callable
 
 from truenext.model.checksum import crc32
 from truenext.model.header_lines import escape, group_of, unescape
@@ -62,6 +63,7 @@ _VERSIONS = (RECORD_VERSION, _WITH_REDRIVE_QUEUE)
 _KEY = struct.Struct(">IBQ")
 _LANE = struct.Struct(">IB")
 _SEQUENCE = struct.Struct(">Q")
+_LANE_AND_SEQUENCE = struct.Struct(f">{_LANE.size}sQ")
 _TIMER = struct.Struct(">Q5sQ")
 _SCHEDULED_TIMER = struct.Struct(">QQ5s")
 _SCHEDULED_BIT = 1 << 63
@@ -122,6 +124,10 @@ def message_key(lane: bytes, sequence: int) -> bytes:
 def sequence_of(key: bytes) -> int:
     sequence: int = _SEQUENCE.unpack_from(key, LANE_KEY_SIZE)[0]
     return sequence
+
+
+split_message_key: Callable[[bytes], tuple[bytes, int]] = _LANE_AND_SEQUENCE.unpack
+"""Return the key of the lane and the sequence in a message key."""
 
 
 def content_key(number: int) -> bytes:

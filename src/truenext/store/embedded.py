@@ -230,9 +230,8 @@ class EmbeddedStore:
         if changes.transient_removes:
             self._check_removes(batch, changes.transient_removes, are_transient=True)
         for puts in (batch.puts, batch.transient_puts):
-            for key in puts:
-                if overlay.is_transient(key) is not None:
-                    raise disagreement_error(batch.number, "puts a message that exists already")
+            if puts and any(overlay.find(puts)):
+                raise disagreement_error(batch.number, "puts a message that exists already")
         if batch.queues and not all(
             may_rename(self._queues.get(number), name) for number, name in batch.queues.items()
         ):
@@ -248,14 +247,12 @@ class EmbeddedStore:
     def _check_removes(self, batch: Batch, keys: list[bytes], *, are_transient: bool) -> None:
         if len(keys) > 1 and len(set(keys)) != len(keys):
             raise disagreement_error(batch.number, "removes a message twice")
-        kind = self._overlay.is_transient
         old = []
-        for key in keys:
-            found = kind(key)
+        for at, found in enumerate(self._overlay.find(keys)):
             if found is None:
-                old.append(key)
-            elif found is not are_transient:
-                raise disagreement_error(batch.number, f"removes message {key.hex()}, which does not exist")
+                old.append(keys[at])
+            elif found[0].is_transient(found[1]) is not are_transient:
+                raise disagreement_error(batch.number, f"removes message {keys[at].hex()}, which does not exist")
         if old:
             self._require_in_checkpoint(batch, old, are_transient=are_transient)
 

@@ -17,7 +17,7 @@ from itertools import islice
 from sys import getsizeof
 
 from truenext.model.batch import NO_CAUSES, Causes, Mark, ProducerState
-from truenext.model.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, message_key, sequence_of
+from truenext.model.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, message_key, sequence_of, split_message_key
 from truenext.store.changes import (
     PUT_HEADER_BYTES,
     PUTS_OFFSET,
@@ -89,12 +89,15 @@ class Overlay:
     def _put(self, puts: list[tuple[bytes, int]], index: SegmentIndex, at: int, *, is_transient: bool) -> int:
         chunks = index.chunks
         index.memory += _PUT_BYTES * len(puts)
+        chunk_key: bytes | None = None
         for key, length in puts:
             at += PUT_HEADER_BYTES
-            chunk = chunks.get(key[:LANE_KEY_SIZE]) or self._new_chunk(key[:LANE_KEY_SIZE], index)
-            sequence = sequence_of(key)
+            lane_key, sequence = split_message_key(key)
+            if lane_key != chunk_key:
+                chunk_key = lane_key
+                chunk = chunks.get(lane_key) or self._new_chunk(lane_key, index)
+                sequences, lane = chunk.sequences, chunk.lane
             packed = at << 32 | length << 1 | is_transient
-            sequences, lane = chunk.sequences, chunk.lane
             if sequence > lane.last:
                 lane.last = sequence
             if not sequences or sequence > sequences[-1]:
@@ -115,26 +118,32 @@ class Overlay:
         lane.chunks.append(chunk)
         return chunk
 
-    def _remove(self, keys: Iterable[bytes], index: SegmentIndex, *, is_transient: bool) -> None:
-        for key in keys:
-            if self._delete(key) <= self.last_checkpoint_segment:
-                index.removed[key] = is_transient
+    def _remove(self, keys: list[bytes], index: SegmentIndex, *, is_transient: bool) -> None:
+        for at, segment in enumerate(self._delete(keys)):
+            if segment <= self.last_checkpoint_segment:
+                index.removed[keys[at]] = is_transient
                 index.memory += _KEY_BYTES
 
-    def _delete(self, key: bytes) -> int:
-        """Remove a message, and return the number of its segment; 0 if the journal does not have the message."""
-        lane_key = key[:LANE_KEY_SIZE]
-        lane = self._lanes.get(lane_key)
-        found = lane.find(sequence_of(key)) if lane is not None else None
-        if found is None:
-            return 0
-        chunk, at = found
-        chunk.remove(at)
-        # The newest index keeps an empty chunk, which may be used again at once.
-        if not chunk.live_count and chunk.segment != self.indexes[-1].segment:
-            index = next(index for index in self.indexes if index.segment == chunk.segment)
-            self._drop_chunk(lane_key, index)
-        return chunk.segment
+    def _delete(self, keys: Iterable[bytes]) -> list[int]:
+        """Remove messages, and return the number of each one's segment; 0 if the journal does not have the message."""
+        segments: list[int] = []
+        known_key, lane, found = b"", None, None
+        for key in keys:
+            lane_key, sequence = split_message_key(key)
+            if lane_key != known_key:
+                known_key, lane, found = lane_key, self._lanes.get(lane_key), None
+            found = None if lane is None else lane.find(sequence, found)
+            if found is None:
+                segments.append(0)
+                continue
+            chunk, at = found
+            chunk.remove(at)
+            segments.append(chunk.segment)
+            # The newest index keeps an empty chunk, which may be used again at once.
+            if not chunk.live_count and chunk.segment != self.indexes[-1].segment:
+                index = next(index for index in self.indexes if index.segment == chunk.segment)
+                self._drop_chunk(lane_key, index)
+        return segments
 
     def _drop_chunk(self, lane_key: bytes, index: SegmentIndex) -> None:
         lane, dropped = self._lanes[lane_key], index.chunks.pop(lane_key)
@@ -178,12 +187,12 @@ class Overlay:
         index.memory += _KEY_BYTES * len(rare.causes) + sum(map(getsizeof, rare.texts))
 
     def _drop_transients(self) -> None:
-        for key, span in list(self.messages()):
-            if span.is_transient:
-                self._delete(key)
-                for index in self.indexes:
-                    index.marks.pop(key, None)
-                    index.causes.pop(key, None)
+        keys = [key for key, span in self.messages() if span.is_transient]
+        self._delete(keys)
+        for key in keys:
+            for index in self.indexes:
+                index.marks.pop(key, None)
+                index.causes.pop(key, None)
 
     def _new_index(self, segment: int) -> SegmentIndex:
         if self.indexes:
@@ -196,11 +205,23 @@ class Overlay:
 
     # ---- Reading ----
 
+    def find(self, keys: Iterable[bytes]) -> list[tuple[LaneSpans, int] | None]:
+        """Return the chunk of each message, and the index in the chunk; None if the journal does not have the
+        message."""
+        all_found: list[tuple[LaneSpans, int] | None] = []
+        known_key, lane, found = b"", None, None
+        for key in keys:
+            lane_key, sequence = split_message_key(key)
+            if lane_key != known_key:
+                known_key, lane, found = lane_key, self._lanes.get(lane_key), None
+            found = None if lane is None else lane.find(sequence, found)
+            all_found.append(found)
+        return all_found
+
     def is_transient(self, key: bytes) -> bool | None:
         """Return whether the message with this key is transient; None if the journal does not have it."""
-        lane = self._lanes.get(key[:LANE_KEY_SIZE])
-        found = lane.find(sequence_of(key)) if lane is not None else None
-        return None if found is None else bool(found[0].packed[found[1]] & 1)
+        (found,) = self.find((key,))
+        return None if found is None else found[0].is_transient(found[1])
 
     def view(self, lane: bytes, after_sequence: int, limit: int) -> OverlayView:
         """Return a view of a lane as it is now: up to `limit` messages in the journal after `after_sequence`, and the
@@ -213,13 +234,11 @@ class Overlay:
         """Return a view of the messages with these keys, as they are now."""
         journal_keys: list[bytes] = []
         spans: list[tuple[int, int, int]] = []
-        for key in keys:
-            lane, sequence = self._lanes.get(key[:LANE_KEY_SIZE]), sequence_of(key)
-            found = lane.find(sequence) if lane is not None else None
+        for key, found in zip(keys, self.find(keys), strict=True):
             if found is not None:
                 chunk, at = found
                 journal_keys.append(key)
-                spans.append((sequence, chunk.segment, chunk.packed[at]))
+                spans.append((chunk.sequences[at], chunk.segment, chunk.packed[at]))
         lanes = tuple({key[:LANE_KEY_SIZE] for key in keys})
         return self._add_view(OverlayView(lanes, spans, self.indexes, self._contents(), keys=journal_keys))
 
@@ -265,8 +284,7 @@ class Overlay:
 
     def remove_checkpointed(self, keys: Iterable[bytes]) -> None:
         """Remove messages from the overlay, because the checkpoint has them."""
-        for key in keys:
-            self._delete(key)
+        self._delete(keys)
 
     def drop_indexes(self, up_to_segment: int) -> None:
         """Remove the indexes of all segments up to `up_to_segment`, because the checkpoint has the content of these

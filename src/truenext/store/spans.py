@@ -56,6 +56,9 @@ class LaneSpans:
             self.sequences.insert(at, sequence)
             self.packed.insert(at, packed)
 
+    def is_transient(self, at: int) -> bool:
+        return bool(self.packed[at] & 1)
+
     def remove(self, at: int) -> None:
         packed = self.packed
         packed[at] = 0
@@ -79,8 +82,13 @@ class JournalLane:
         self.last = 0
         """Highest sequence put so far."""
 
-    def find(self, sequence: int) -> tuple[LaneSpans, int] | None:
-        """Return a message's chunk, and the index in the chunk; None if the journal does not have the message."""
+    def find(self, sequence: int, last: tuple[LaneSpans, int] | None = None) -> tuple[LaneSpans, int] | None:
+        """Return a message's chunk, and the index in the chunk; None if the journal does not have the message. `last`
+        is the result for a message that is often the one before."""
+        if last is not None:
+            chunk, at = last[0], last[1] + 1
+            if at < len(chunk.sequences) and chunk.sequences[at] == sequence and chunk.packed[at]:
+                return chunk, at
         if sequence > self.last:
             return None
         for chunk in self.chunks:

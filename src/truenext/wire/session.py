@@ -3,7 +3,7 @@
 bytes ──▶ receive ──▶ commands        deliveries, answers ──▶ replies ──▶ bytes
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from truenext.model.answers import ErrorAnswer, Receipt
@@ -63,7 +63,7 @@ class WireReplies(Protocol):
     def encode_deliveries(
         self,
         subscription: str,
-        deliveries: Iterable[Delivery],
+        deliveries: Sequence[Delivery],
         parts: list[bytes],
         round_number: int = 0,
         *,

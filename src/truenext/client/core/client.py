@@ -128,7 +128,7 @@ class Client:
         self.name = name
         self.context = context
         self.clock, self.delayed_calls = context.clock, context.delayed_calls
-        self.flush, self.flush_soon = context.flush, context.flush_soon
+        self.flush, self.flush_soon, self.flush_later = context.flush, context.flush_soon, context.flush_later
         self.connect_backoff = ConnectBackoff(options.addresses, context.random)
         self.send_buffer = SendBuffer(
             name, context.delayed_calls, context.clock, pump_soon=self.pump_soon, on_no_space=self._on_no_space

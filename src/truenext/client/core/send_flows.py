@@ -135,6 +135,7 @@ def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) ->
 
     Raises: the first error of a send; TimeoutError at the deadline
     """
+    client.flush()
     if batch.unsettled_count:
         awaited = BatchWaiter()
         batch.waiters.append(awaited)

@@ -142,7 +142,7 @@ class SessionCore(msgspec.Struct, eq=False):
             yield from self._wait_until_ready()
             self._auto_ack(owner, None)
             while True:
-                if not messages:
+                if not messages and not self._can_ack_wait(subscription):
                     yield from self.client.wait_until_written()
                     # Another task may have ended the transaction meanwhile, or be about to.
                     yield from self._wait_until_ready()
@@ -403,7 +403,8 @@ class SessionCore(msgspec.Struct, eq=False):
     # ---- Settling ----
 
     def settle(self, received: ReceivedMessage, disposition: Disposition, owner: object = None) -> bool:
-        """Settle a message. Return whether the socket has accepted all frames. `owner` is the calling task or thread.
+        """Settle a message. Return whether the socket has accepted all frames, except for an ACK that waits for the
+        next receive. `owner` is the calling task or thread.
 
         Raises: LocalProtocolError if the message was settled already, or a transaction has acknowledged it; RolledBack
         if another task has ended its transaction
@@ -428,7 +429,19 @@ class SessionCore(msgspec.Struct, eq=False):
         self._cancel_auto_ack(received)
         client.subscriptions.settle(received, disposition)
         self.buffer.on_settled((received,))
+        if self._can_ack_wait(received.subscription):
+            client.flush_later()
+            return True
         return client.flush()
+
+    def _can_ack_wait(self, subscription: Subscription | None) -> bool:
+        """Return whether an ACK is the only unwritten frame, and can be written with the report that the next message
+        has started: one write for both."""
+        return (
+            self.transactions is None
+            and self.client.subscriptions.has_waiting_ack
+            and self.buffer.first(subscription) is not None
+        )
 
     def release(self, received: ReceivedMessage, owner: object = None) -> None:
         """Release a message without an attempt, and the buffered messages of its consumer. `owner` is the calling task

@@ -49,6 +49,9 @@ class Subscriptions:
         self._arrivals = count(1)
         self._settled_count = 0
         """Number of ACKs and NACKs sent."""
+        self._last_ack = b""
+        """ACK that was made last. While it is the end of the unwritten bytes, it can report the next message as
+        started."""
 
     # ---- Requests ----
 
@@ -336,7 +339,11 @@ class Subscriptions:
         link = self._context.link
         if link is not None and link.is_truenext and not received.is_started:
             received.is_started = True
-            link.write(frames.encode_started(received.ack_id))
+            out = link.out_chunks
+            if out and out[-1] is self._last_ack:
+                out[-1] = frames.add_started_header(self._last_ack, received.ack_id)
+            else:
+                link.write(frames.encode_started(received.ack_id))
 
     def hold(self, received: ReceivedMessage) -> None:
         """Record that the program holds a message, and report that to the broker."""
@@ -395,6 +402,8 @@ class Subscriptions:
                 data = frames.encode_ack_and_started(ack_id, next_started.ack_id)
             else:
                 data = frames.encode_ack(ack_id)
+            if next_started is None:
+                self._last_ack = data
         else:
             headers = _nack_headers(received, disposition, link)
             if self._settled_count % UNANSWERED_FRAMES_MAX == 0:
@@ -403,6 +412,14 @@ class Subscriptions:
         link.write_tracked(data, PendingSettlement(self, received, disposition))
         if not (disposition.is_acked or disposition.is_rejected):
             self.release_buffered([received.subscription])
+
+    @property
+    def has_waiting_ack(self) -> bool:
+        """One ACK, and nothing else, is unwritten, and can report the next message as started."""
+        link = self._context.link
+        return (
+            link is not None and link.is_truenext and len(link.out_chunks) == 1 and link.out_chunks[0] is self._last_ack
+        )
 
     def remember_disposition(self, received: ReceivedMessage, disposition: Disposition) -> None:
         """Keep a disposition, to be sent when the message is redelivered."""

@@ -29,6 +29,7 @@ from truenext.client.base_driver import BaseDriver
 from truenext.client.connecting import connect_steps
 from truenext.client.core.buffer import ReceivedMessage, Subscription
 from truenext.client.core.client import ConnectOptions
+from truenext.client.core.context import ACK_DELAY_S
 from truenext.client.core.flows import add_exit_failure_note
 from truenext.client.core.health import Health, make_health
 from truenext.client.core.isolation import HandlerIsolation
@@ -93,6 +94,8 @@ class Driver(BaseDriver):
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._is_woken = False
         self._is_stopped = False
+        self._is_flush_scheduled = False
+        """The thread calls `_flush_now` within `ACK_DELAY_S`."""
         with _drivers_lock:
             _drivers.add(self)
 
@@ -102,13 +105,14 @@ class Driver(BaseDriver):
         self._thread.start()
 
     def wait_until_confirmed(self, deadline: float) -> None:
-        """Wait until the broker has confirmed all sends. At the deadline, warn of sends that are not confirmed."""
+        """Write an ACK that waits, and wait until the broker has confirmed all sends. At the deadline, warn of sends
+        that are not confirmed."""
         client = self.client
-        if (
-            os.getpid() == self.process_id
-            and client.unconfirmed_count
-            and self.run_flow(client.wait_until_confirmed(deadline))
-        ):
+        if os.getpid() != self.process_id:
+            return
+        if self._is_flush_scheduled:
+            self.run_step(self.flush)
+        if client.unconfirmed_count and self.run_flow(client.wait_until_confirmed(deadline)):
             self._write_reports()
             log.warn_unconfirmed(client)
 
@@ -426,6 +430,16 @@ class Driver(BaseDriver):
 
     def _flush_soon(self) -> None:
         self._is_flush_due = True
+
+    def _flush_later(self) -> None:
+        # The end of the step would be too early: the next receive is another one.
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
+            self.client.delayed_calls.call_at(monotonic() + ACK_DELAY_S, self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._is_flush_scheduled = False
+        self.flush()
 
     # ---- The log ----
 

@@ -1,6 +1,7 @@
 """Replies: encodes messages and answers of the broker as STOMP frames."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
 
 from truenext.model import header_lines
 from truenext.model.answers import ErrorAnswer, Receipt
@@ -8,17 +9,21 @@ from truenext.model.commands import AckMode, Login
 from truenext.model.destination import Destination
 from truenext.model.header_lines import FIRST_OF_GROUP, HOP_BY_HOP_HEADERS
 from truenext.model.limits import NAME_LENGTH_MAX
+from truenext.model.message import SentMessage
 from truenext.wire.session import Delivery, DeliveryCauses
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, header_line
 from truenext.wire.stomp.headers import FIRST_CAUSE, LAST_CAUSE
 from truenext.wire.stomp.protocol import ProtocolState, StompProtocol
 from truenext.wire.stomp.request_shapes import ShapedCommand
+from truenext.wire.stomp.speedups import SPEEDUPS
 
 PARTS_PER_MESSAGE = 5
 """Number of byte strings of which one MESSAGE frame consists."""
 
 _SET_BY_BROKER = ("content-length", "priority")
 """Headers of a stored message that the broker has set or corrected."""
+_ENCODER: Any = None if SPEEDUPS is None else SPEEDUPS.MessageEncoder(SentMessage, b"\n", BROKER_FRAME_END)
+"""Encoder in C of usual dispatches; None if there is none."""
 
 
 class ReplyEncoder:
@@ -94,7 +99,7 @@ class ReplyEncoder:
     def encode_deliveries(
         self,
         subscription: str,
-        deliveries: Iterable[Delivery],
+        deliveries: Sequence[Delivery],
         parts: list[bytes],
         round_number: int = 0,
         *,
@@ -112,6 +117,9 @@ class ReplyEncoder:
         has_pattern = subscription in self._pattern_subscriptions
         is_truenext_client = self._is_truenext_client
         plain = f"truenext-round:{round_number}\n" if is_truenext_client else ""
+        if _ENCODER is not None and is_newest and not has_pattern:
+            done = _ENCODER.encode(deliveries, parts, head, middle, plain, first_count, is_truenext_client)
+            deliveries = deliveries[done:]
         marks_lost = is_truenext_client and not is_browse
         add = parts.extend
         for delivery in deliveries:

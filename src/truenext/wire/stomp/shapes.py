@@ -47,7 +47,7 @@ class Shape(Protocol[Read]):
     uses: int
     """Number of calls that have read a frame. It is halved whenever a shape is dropped."""
 
-    def read(self, data: bytes, start: int, into: list[Frame | Read], body_bytes_max: int) -> int:
+    def read(self, data: bytes, start: int, into: list[Frame | Read], body_bytes_max: int, /) -> int:
         """Read frames of this shape from `start` on, as long as such frames follow one another, and add them to `into`.
         Return the position of the first byte that was not read."""
 
