@@ -424,13 +424,19 @@ Exceeded: `truenext-cause of … bytes; at most {CAUSE_BYTES_MAX}`
 REPORT_ID_LENGTH_MAX = 64
 """Characters in the `truenext-report-id` of a SEND.
 
-Exceeded: `truenext-report-id of … characters; it has 1 to {REPORT_ID_LENGTH_MAX}`
+Exceeded: `… of … characters; it has 1 to {REPORT_ID_LENGTH_MAX}`
+"""
+
+TOPIC_REPORTS_BYTES_MAX = 16 * 1024 * 1024
+"""Bytes of reports to topics that wait to be sent. More of them are lost.
+
+Exceeded: the report is lost
 """
 
 HANDLERS_MAX = 8
 """Queues in the `truenext-on-failure` of a SEND. Each failure writes the message once more, for the next of them.
 
-Exceeded: `truenext-on-failure names … queues; at most {HANDLERS_MAX}`
+Exceeded: `… names … queues; at most {HANDLERS_MAX}`
 """
 
 ATTEMPTS_MAX = 1_000_000

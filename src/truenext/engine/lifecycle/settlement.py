@@ -24,6 +24,7 @@ from truenext.engine.lifecycle.redelivery import (
     make_report,
     retry_delay_ms,
 )
+from truenext.engine.lifecycle.topic_reports import TopicReports
 from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.queues.queues import Queues
@@ -48,6 +49,7 @@ class Settlement:
         resident: ResidentSet,
         queues: Queues,
         arrivals: Arrivals,
+        topic_reports: TopicReports,
         random: Callable[[], float],
     ) -> None:
         """`random` returns random numbers from 0 to 1, for the jitter of delays."""
@@ -57,6 +59,7 @@ class Settlement:
         self._resident = resident
         self._queues = queues
         self._arrivals = arrivals
+        self._topic_reports = topic_reports
         self._random = random
 
     # ---- Completion ----
@@ -213,14 +216,15 @@ class Settlement:
             self._send_report(entry, failed)
 
     def _send_report(self, entry: Entry, failed: FailedMessage) -> None:
-        """Send the report of a dead letter, in the batch of the dead letter. `entry` is the message that has failed."""
+        """Send the report of a dead letter: to a queue in the batch of the dead letter, to a topic soon. `entry` is the
+        message that has failed."""
         report = make_report(failed)
         if report is None:
             return
         destination, message = report
         if destination.is_multi_queue:
             self._events.reported(entry)
-            self._arrivals.accept_with_batch("", destination.address, message)
+            self._topic_reports.add(destination, message)
         else:
             self._events.reported(entry, self._queues.ensure(destination), self._commit_state.next_sequence)
             self._arrivals.accept_with_batch(destination.name, "", message)
