@@ -22,10 +22,12 @@ COLUMNS = {
     19: "count:I",
     20: "sequence:Q consumer:I",
     21: "window:I priority:b",
+    23: "sequence:Q target_queue:I target_sequence:Q",
+    24: "sequence:Q target_queue:I target_sequence:Q",
 }
 KINDS = ["name", "run-started", "recovered", "accepted", "committed", "subscribed", "unsubscribed", "dispatched"]
 KINDS += ["acknowledged", "returned", "expired", "dead-lettered", "moved", "removed", "paused", "resumed", "accepted"]
-KINDS += ["ended", "window", "requested", "started", "subscribed"]
+KINDS += ["ended", "window", "requested", "started", "subscribed", "cause", "handled", "reported"]
 REASONS = [None, "released", "clean", "unclean", "delayed", "blocking", "due"]
 REASONS += ["nacked", "aborted", "lost"]
 REASONS += [f"{failure} and {wait}" for failure in REASONS[-3:] for wait in ("delayed", "blocking")]
@@ -83,7 +85,7 @@ def read(content: bytes) -> Iterator[dict[str, Any]]:
                 blocks = blocks[struct.calcsize(layout) :]
             for n in range(count):
                 event = _event(number, run, time, kind, code, names.get(queue), other, names, own, n)
-                if event["kind"] in ("returned", "dead-lettered") and other:
+                if event["kind"] in ("returned", "dead-lettered", "handled") and other:
                     event["cause"] = causes[other]
                 yield event
                 number += 1
@@ -119,7 +121,9 @@ def _event(
                 del event["window"]
         case "unsubscribed" | "window" | "requested":
             event["consumer"] = other
-        case "dead-lettered" | "moved":
+        case "reported" if not event["target_queue"]:
+            del event["target_queue"], event["target_sequence"]
+        case "dead-lettered" | "handled" | "reported" | "moved":
             event["target_queue"] = names[event["target_queue"]]
         case "returned" | "run-started":
             event["reason"] = REASONS[code]

@@ -33,6 +33,7 @@ from truenext.model.events import (
     GAP_EVENTS,
     HISTORY_VERSION,
     MAGIC,
+    OLDEST_HISTORY_VERSION,
     SUBSCRIPTION_MODES,
     chunk_position,
 )
@@ -40,6 +41,7 @@ from truenext.model.message import SentMessage
 from truenext.model.policy import Policies, Policy, WhileWaiting
 
 ORDERS = Destination(DestinationKind.QUEUE, "orders")
+HANDLER = Destination(DestinationKind.QUEUE, "handler")
 PRIVATE = Destination(DestinationKind.TEMPORARY, "/temp-queue/x/answers", session="x")
 
 
@@ -66,7 +68,7 @@ class RecordedEngine:
 
     def send(self, session: ConnectionState, priority: int = 4, *, persistent: bool = True, **more: Any) -> None:
         group = more.get("group", "")
-        header = b"content-length:4\n" + (f"JMSXGroupID:{group}\n".encode() if group else b"")
+        header = b"content-length:4\n" + (f"JMSXGroupID:{group}\n".encode() if group else b"") + more.get("header", b"")
         message = SentMessage(
             priority, persistent, more.get("expires_ms", 0), header, more.get("body", b"body"), group=group
         )
@@ -169,6 +171,39 @@ def test_failures_and_the_dead_letter_are_recorded() -> None:
     ]
     assert {event["queue"] for event in recorded.events() if event.get("sequence") == 2} == {"DLQ.orders"}
     assert [event["target_queue"] for event in recorded.events() if event["kind"] == "dead-lettered"] == ["DLQ.orders"]
+
+
+@pytest.mark.parametrize("address", ["/queue/reports", "/topic/reports"])
+def test_handled_message_and_the_report_of_its_dead_letter_are_recorded(address: str) -> None:
+    # C11.7, C11.8
+    recorded = RecordedEngine(attempts_max=1)
+    session = recorded.session()
+    header = f"truenext-report-to:{address}\ntruenext-report-id:i\ntruenext-on-failure:/queue/handler\n".encode()
+    recorded.send(session, header=header)
+    recorded.subscribe(session)
+    recorded.commit()
+    recorded.engine.commands.nack(session, Nack("s", 1, cause="first"))
+    recorded.engine.commands.subscribe(session, Subscribe("h", HANDLER, AckMode.INDIVIDUAL, 10))
+    recorded.commit()
+    recorded.engine.commands.nack(session, Nack("h", 2, cause="second"))
+    is_queue = address.startswith("/queue/")
+    assert recorded.story() == [
+        ("accepted", 1),
+        ("dispatched", 1, 1),
+        ("handled", 1, 2),
+        ("accepted", 2),
+        ("dispatched", 2, 1),
+        ("dead-lettered", 2, 3),
+        ("accepted", 3),
+        *([("reported", 2, 4), ("accepted", 4)] if is_queue else [("reported", 2)]),
+    ]
+    named = ("handled", "dead-lettered", "reported")
+    told = {event["kind"]: event for event in recorded.events() if event["kind"] in named}
+    assert [(told[kind]["queue"], told[kind].get("cause"), told[kind].get("target_queue")) for kind in named] == [
+        ("orders", "first", "handler"),
+        ("handler", "second", "DLQ.handler"),
+        ("handler", None, "reports" if is_queue else None),
+    ]
 
 
 def test_pause_move_and_purge_are_recorded() -> None:
@@ -809,17 +844,34 @@ def of_version(path: Path, version: int) -> None:
         file.write(version.to_bytes(2, "little"))
 
 
-@pytest.mark.parametrize("version", [4, 7, HISTORY_VERSION - 1, HISTORY_VERSION + 1])
+@pytest.mark.parametrize("version", [4, 7, OLDEST_HISTORY_VERSION - 1, HISTORY_VERSION + 1])
 def test_a_history_of_another_version_is_refused_by_name(tmp_path: Path, version: int) -> None:
     write(tmp_path, busy(random.Random(1), steps=4)).close()
     (path,) = history_files(tmp_path)
     of_version(path, version)
-    why = rf"{path} has history version {version}; this truenext reads {HISTORY_VERSION}: use the truenext that wrote"
+    reads = f"{OLDEST_HISTORY_VERSION} to {HISTORY_VERSION}"
+    why = rf"{path} has history version {version}; this truenext reads {reads}: use the truenext that wrote"
     with pytest.raises(HistoryError, match=why):
         HistoryWriter(tmp_path)
     assert [(name, reason.startswith(why)) for name, reason in find_damage(tmp_path)] == [(path.name, True)]
     assert last_batch_chunk(tmp_path) is None
     assert path.exists()
+
+
+def test_history_of_the_version_before_is_read_and_goes_on_in_a_new_file(tmp_path: Path) -> None:
+    """Version 9 has fewer kinds of events, and is otherwise the same."""
+    write(tmp_path, busy(random.Random(1), steps=4)).close()
+    (path,) = history_files(tmp_path)
+    of_version(path, OLDEST_HISTORY_VERSION)
+    before = path.read_bytes()
+    history = HistoryWriter(tmp_path)
+    run, event = history.start_run(after_clean_stop=True)
+    for chunk in busy(random.Random(2), run=run, first_event=event, steps=4).chunks:
+        history.append(chunk)
+    history.close()
+    assert path.read_bytes() == before
+    assert len(history_files(tmp_path)) == 2
+    assert list(find_damage(tmp_path)) == []
 
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

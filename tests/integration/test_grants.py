@@ -331,6 +331,15 @@ def send_unconfirmed(client: UserClient, headers: Headers = NO_HEADERS) -> None:
     client.barrier()
 
 
+def told_of_failures(client: UserClient) -> dict[str, str]:
+    """Return headers of a SEND that names a report and two handlers."""
+    return {
+        "truenext-report-to": client.topic("r"),
+        "truenext-report-id": "i",
+        "truenext-on-failure": f"{client.queue('h')} {client.queue('i')}",
+    }
+
+
 def send_in_one_write(client: UserClient) -> None:
     client.write(encode(Frame("SEND", {"destination": client.queue("q")}, b"x"), Version.V1_2) * 40)
     client.barrier()
@@ -543,6 +552,29 @@ SENDING = [
         Send,
         "send /queue/{p}.a, send /topic/{p}.t",
         lambda c: c.send_to(two_of(c), headers=LATER),
+    ),
+    *(
+        row(
+            f"{name} with a report and handlers",
+            kinds,
+            "send /queue/{p}.q, send /topic/{p}.r, send /queue/{p}.h, send /queue/{p}.i",
+            perform,
+        )
+        for name, kinds, perform in (
+            ("SEND", Send, lambda c: c.send_to(c.queue("q"), headers=told_of_failures(c))),
+            ("scheduled SEND", Send, lambda c: c.send_to(c.queue("q"), headers=LATER | told_of_failures(c))),
+            (
+                "SEND in a transaction",
+                (Begin, Send, Commit),
+                lambda c: in_transaction(c, c.queue("q"), told_of_failures(c)),
+            ),
+        )
+    ),
+    row(
+        "SEND with a report to a queue",
+        Send,
+        "send /queue/{p}.q, send /queue/{p}.r",
+        lambda c: c.send_to(c.queue("q"), headers={"truenext-report-to": c.queue("r"), "truenext-report-id": "i"}),
     ),
     *(
         row(
@@ -1405,6 +1437,33 @@ def test_transaction_with_a_refused_send_can_only_be_aborted(connect: Callable[.
     client.request("ABORT", {"transaction": "t"})
     assert end not in root.browse(root.queue("open"))
     assert root.browse(root.queue("closed")) == []
+
+
+@pytest.mark.parametrize("count", [1, 30], ids=["first of its shape", "of a known shape"])
+@pytest.mark.parametrize("name", ["truenext-report-to", "truenext-on-failure"])
+def test_named_report_or_handler_needs_its_right_at_each_send(
+    connect: Callable[..., UserClient], name: str, count: int
+) -> None:
+    # C23.12
+    client = connect("half", "half", headers=TRUENEXT_CLIENT)
+    allowed, forbidden = ({name: client.queue(word)} for word in ("open", "closed"))
+    if name == "truenext-report-to":
+        allowed["truenext-report-id"] = forbidden["truenext-report-id"] = "i"
+    for _ in range(count):
+        client.send_to(client.queue("open"))
+        client.send_to(client.queue("open"), headers=allowed)
+        with pytest.raises(RequestRefused) as refused:
+            client.send_to(client.queue("open"), headers=forbidden)
+        assert refused.value.code == "forbidden"
+        expected = (
+            "user 'half' may not send to /queue/half.closed, which truenext-report-to or truenext-on-failure names"
+        )
+        assert refused.value.text == expected
+    # Several SENDs of one write, of which the last one is refused.
+    frames = [{"destination": client.queue("open")}] * 3 + [{"destination": client.queue("open")} | forbidden]
+    client.write(b"".join(encode(Frame("SEND", headers, b"x"), Version.V1_2) for headers in frames))
+    with pytest.raises(RequestRefused):
+        client.send_to(client.queue("open"))
 
 
 def test_refused_send_with_a_number_has_not_used_the_number(connect: Callable[..., UserClient]) -> None:

@@ -226,6 +226,13 @@ CHECKS: dict[Hole, Check] = {
     planted_holes.a_reply_to_is_not_checked_at_the_last_destination: of_replies(
         test_reply_rights.test_last_destination_of_a_connection_is_checked_again
     ),
+    planted_holes.a_report_or_handler_is_checked_at_the_first_send_alone: of_requests(
+        lambda connect: test_grants.test_named_report_or_handler_needs_its_right_at_each_send(
+            connect, "truenext-on-failure", 1
+        )
+    ),
+    planted_holes.a_handler_needs_no_right: of_matrix("SEND with a report and handlers", "missing (send /queue/{p}.i)"),
+    planted_holes.a_report_needs_no_right: of_matrix("SEND with a report to a queue", "missing (send /queue/{p}.r)"),
     planted_holes.a_browser_gives_the_right_to_reply: of_replies(
         test_reply_rights.test_request_that_only_a_browser_was_shown_gives_no_right_to_reply
     ),

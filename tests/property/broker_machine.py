@@ -31,6 +31,7 @@ from tests.property.oracle import (
     MESSAGE_BYTES,
     NO_CAUSES,
     REFERENCE_BYTES,
+    REPORT_LABEL,
     REQUESTED_MAX,
     SOCKETS_BYTES_MIN,
     Disagreement,
@@ -493,6 +494,8 @@ class BrokerMachine(RuleBasedStateMachine):
     """Groups of the messages, in turns; every fourth message closes its group."""
     ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {}
     """Draws of arguments that differ from those in ACTIONS."""
+    TELLS: ClassVar[bool] = False
+    """Most messages ask for reports or name handlers."""
     PRODUCERS_MAX: ClassVar[int] = PRODUCERS_MAX
     RESOLVED_MAX: ClassVar[int] = RESOLVED_MAX
 
@@ -710,9 +713,15 @@ class BrokerMachine(RuleBasedStateMachine):
             self.oracle.became_due(label, address)
 
     def _becomes_a_message(
-        self, send: Callable[..., int], name: str, to: str, message: SentMessage, ahead: RouteAhead | None
+        self,
+        send: Callable[..., int],
+        name: str,
+        to: str,
+        message: SentMessage,
+        ahead: RouteAhead | None = None,
     ) -> int:
-        self.due.append((_label(message), to or name))
+        if _failure_of(message) != "report":
+            self.due.append((_label(message), to or name))
         return send(name, to, message, ahead)
 
     def _audit(self) -> None:
@@ -846,7 +855,8 @@ class BrokerMachine(RuleBasedStateMachine):
             "selector": selector,
         }
         used = {reader.subscription for reader in self.oracle.readers if reader.peer is peer}
-        name = min({f"c{number}" for number in range(READERS_MAX)} - used)
+        names = {f"c{number}" for number in range(max(READERS_MAX, len(self.ALL_QUEUES)))}
+        name = min(names - used)
         address, _, durable = queue.partition("#")
         if durable and self._is_used(durable):
             return
@@ -1755,7 +1765,8 @@ class BrokerMachine(RuleBasedStateMachine):
                 (key, message) for key, message in puts if not (self.disk.has_ended(key) or self.disk.is_hidden(key))
             ]
             for key, message in puts:
-                self.oracle.arrived(_label(message), self.disk.queue_names[split_lane_key(key[:-8])[0]])
+                label = _label(message, sequence_of(key))
+                self.oracle.arrived(label, self.disk.queue_names[split_lane_key(key[:-8])[0]])
             self.oracle.saw_batch([self._stored_letter(key, message) for key, message in puts])
             self.disk.submit(batch)
         self.oracle.take_batch(is_there=batch is not None, is_empty=batch is None or batch.is_empty())
@@ -1854,6 +1865,9 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def read_for_redrive(self, queue: str, limit: int) -> None:
         """Read a page for a re-drive. Empty lanes and lanes that show nothing are skipped."""
+        if self.oracle.may_evict and queue.startswith("DLQ.h"):
+            # What is handled arrives in the same queue, once it was read: nobody can see when that was.
+            return
         if queue not in {each.name for each in self.engine.queues.by_name.values()}:
             return
         after: tuple[int, int] | None = (0, 0)
@@ -2386,7 +2400,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _stored_letter(self, key: bytes, message: SentMessage) -> tuple[Letter, int]:
         queue, rank = split_lane_key(key[:-8])
-        letter = self.oracle.letter(_label(message), self.disk.queue_names[queue])
+        letter = self.oracle.letter(_label(message, sequence_of(key)), self.disk.queue_names[queue])
         is_right = (rank, message.persistent, message.expires_ms) == (
             letter.key[0],
             letter.persistent,
@@ -2476,7 +2490,11 @@ class BrokerMachine(RuleBasedStateMachine):
         colour = ("", "red", "blue", "red", "")[self.serial % 5]
         size = BIG if is_big else 0
         group = self.GROUPS[self.serial % len(self.GROUPS)]
-        return Parcel(label, priority, persistent, expires_ms, size, colour, group, self.serial % 4 == 0, ttl_ms)
+        parcel = Parcel(label, priority, persistent, expires_ms, size, colour, group, self.serial % 4 == 0, ttl_ms)
+        if not self.TELLS:
+            return parcel
+        handlers = ((), ("h1",), (), ("h1", "h2"), ("h2", "h1"))[self.serial % 5]
+        return replace(parcel, report_to="reports" if self.serial % 3 else "", handlers=handlers)
 
     def _fresh(self, kind: str) -> str:
         self.serial += 1
@@ -2652,6 +2670,21 @@ class FailingMachine(BrokerMachine):
         }
     )
     ARE_NARROW: ClassVar[list[bool]] = [True, False]
+
+
+class ReportingMachine(FailingMachine):
+    """FailingMachine whose messages ask for reports and name handlers, which fail, too."""
+
+    TELLS = True
+    ALL_QUEUES = (*FailingMachine.ALL_QUEUES, "h1", "h2", "DLQ.h1", "DLQ.h2", "reports")
+    WEIGHTS: ClassVar[dict[str, int]] = FailingMachine.WEIGHTS | {"read_for_bulk": 2, "do_bulk": 2, "move_at_once": 2}
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {
+        "subscribe": {"queue": OneOf(["a"] * 3 + ["h1", "h1", "h2", "b", "DLQ.a"])},
+        "nack": {"is_rejected": OneOf([False, True])},
+        "read_for_redrive": {"queue": OneOf(["DLQ.a", "DLQ.h1", "DLQ.h2"])},
+        "redrive_at_once": {"queue": OneOf(["DLQ.a", "DLQ.h1", "DLQ.h2"])},
+        "change_policies": {"expired": OneOf([ExpiryAction.DROP, ExpiryAction.DEAD_LETTER])},
+    }
 
 
 class TopicsMachine(BrokerMachine):
@@ -3225,6 +3258,7 @@ MACHINES: list[type[BrokerMachine]] = [
     SpillingGroupsMachine,
     BrokerMachine,
     FailingMachine,
+    ReportingMachine,
     PagingMachine,
     StarvedMachine,
     WindowsMachine,
@@ -3335,6 +3369,10 @@ def _message(parcel: Parcel) -> SentMessage:
     header += f"colour:{parcel.colour}\n" if parcel.colour else ""
     header += f"JMSXGroupID:{parcel.group}\n" if parcel.group else ""
     header += "JMSXGroupSeq:-1\n" if parcel.group and parcel.closes_group else ""
+    if parcel.report_to:
+        header += f"truenext-report-to:/queue/{parcel.report_to}\ntruenext-report-id:{parcel.label}\n"
+    if parcel.handlers:
+        header += f"truenext-on-failure:{' '.join(f'/queue/{handler}' for handler in parcel.handlers)}\n"
     return SentMessage(
         priority=parcel.priority,
         persistent=parcel.persistent,
@@ -3349,8 +3387,10 @@ def _seen(entry: Entry, queue: str, *, is_browse: bool = False) -> Seen:
     message = entry.message
     if message is None:
         raise Disagreement(f"{queue}:{entry.sequence} is dispatched without its body")
+    failure = _failure_of(message)
+    headers = decode_header_lines(message.header) if b"truenext-" in message.header else {}
     return Seen(
-        _label(message),
+        _label(message, entry.sequence),
         queue,
         entry.sequence,
         message.priority,
@@ -3363,6 +3403,9 @@ def _seen(entry: Entry, queue: str, *, is_browse: bool = False) -> Seen:
         (entry.causes.first, entry.causes.last) if entry.causes is not None else NO_CAUSES,
         _original_causes(message),
         _is_redelivered(entry, is_browse=is_browse),
+        failure,
+        tuple(each.removeprefix("/queue/") for each in headers.get("truenext-on-failure", "").split(" ") if each),
+        headers.get("truenext-original-destination", "").removeprefix("/queue/") if failure else "",
     )
 
 
@@ -3385,8 +3428,18 @@ def _original_causes(message: SentMessage) -> tuple[str, str]:
     return headers.get("truenext-original-first-cause", ""), headers.get("truenext-original-last-cause", "")
 
 
-def _label(message: SentMessage) -> str:
-    return message.body[:12].rstrip(b".").decode()
+def _failure_of(message: SentMessage) -> str:
+    """Return what the broker says of a report or a handled message; empty for all others."""
+    if b"truenext-failure:" not in message.header:
+        return ""
+    return decode_header_lines(message.header)["truenext-failure"]
+
+
+def _label(message: SentMessage, sequence: int = 0) -> str:
+    body = message.body[:12].rstrip(b".").decode()
+    if _failure_of(message) == "report":
+        return f"{REPORT_LABEL}{sequence}:{decode_header_lines(message.header)['correlation-id']}{body}"
+    return body
 
 
 def _body_of(found: PageMessage) -> SentMessage:

@@ -27,6 +27,8 @@ REFERENCE_BYTES = 34
 """C6.13, C24.6, C24.7: bytes of a reference to a content, which copies share from CONTENT_BYTES_MIN on."""
 MESSAGE_BYTES = 26
 """C24.5: what a message takes more than its headers and body."""
+REPORT_LABEL = "r"
+"""A report has no body: its label is this, its sequence, a colon and the id."""
 TOPIC = "/topic/"
 AT_ONCE = 0
 
@@ -129,6 +131,10 @@ class Parcel:
     closes_group: bool = False
     ttl_ms: int = 0
     """C15.4: time to live from the acceptance on, in ms; 0 if the message has an `expires` of its own."""
+    report_to: str = ""
+    """C11.7: queue that gets the reports; empty if the message asks for none."""
+    handlers: tuple[str, ...] = ()
+    """C11.8: queues that handle the message if it fails."""
 
     @property
     def unsent(self) -> int:
@@ -268,8 +274,15 @@ class Letter:
     copies: range = range(0)
     """`order` of all copies of the send; which copy has which is not known."""
     is_dead_letter: bool = False
+    """It arrived here by a failure: a dead letter, a handled message or a report."""
     origin: "Letter | None" = None
-    """Message that became this dead letter."""
+    """Message that became this dead letter, or that it reports."""
+    handlers: tuple[str, ...] = ()
+    """C11.8: handlers that are left."""
+    failure: str = ""
+    """C11.7, C11.8: `handled` or `report`."""
+    failed_in: str = ""
+    """C11.10: queue of the first failure, of a handled message or a report."""
     least_deliveries: int | None = None
     """An unclean stop has come over it, and it was not dispatched since: its next dispatch is counted as this one at
     least, and as `deliveries` at most."""
@@ -364,6 +377,8 @@ class Move:
     event: int
     since: int
     """The batch that gathered when it failed."""
+    report_order: int = 0
+    """Order of its report, if it sends one."""
 
 
 @dataclass(eq=False)
@@ -409,6 +424,20 @@ class Seen:
     causes: tuple[str, str] = NO_CAUSES
     original_causes: tuple[str, str] = NO_CAUSES
     is_redelivered: bool = False
+    failure: str = ""
+    handlers: tuple[str, ...] = ()
+    failed_in: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report that the gathering batch must have (C11.7)."""
+
+    origin: Letter
+    order: int
+    event: int
+    original_causes: tuple[str, str]
+    failed_in: str
 
 
 class Oracle:
@@ -463,6 +492,8 @@ class Oracle:
         self.pauses: list[tuple[int, str, bool]] = []
         """With the batch that writes each."""
         self.moves: list[Move] = []
+        self.reports: list[Report] = []
+        """Reports of dead letters of the gathering batch that were not seen in it yet."""
         self.browses: list[OpenBrowse] = []
         """Browses that were not told yet that this was all."""
         self.gathering = 1
@@ -988,6 +1019,8 @@ class Oracle:
         """The gathering batch is handed over, or is not there; `is_empty` if nothing of it is to be written."""
         if self.moves and not self.may_evict:
             raise Disagreement(f"{self.moves} should have been dead-lettered")
+        if self.reports:
+            raise Disagreement(f"not reported in the batch of the dead letter are {self.reports}")
         if is_empty and (reasons := self._must_be_written()):
             raise Disagreement(f"nothing is written though something persistent happened: {reasons}")
         if is_there:
@@ -1139,6 +1172,10 @@ class Oracle:
                     0,
                     self.gathering,
                     stored_in=self.gathering if parcel.persistent else None,
+                    # C11.10: what was handled keeps the facts of its first failure.
+                    failure=letter.failure,
+                    failed_in=letter.failed_in,
+                    original_causes=letter.original_causes if letter.failure else NO_CAUSES,
                 )
             )
 
@@ -1289,6 +1326,10 @@ class Oracle:
                     self.gathering,
                     stored_in=stored_in,
                     original_causes=letter.original_causes,
+                    # C11.11
+                    handlers=letter.handlers,
+                    failure=letter.failure,
+                    failed_in=letter.failed_in,
                 )
             )
 
@@ -1636,9 +1677,15 @@ class Oracle:
             if durable.dead_letters == queue and self._has_been(label, durable.queue):
                 at_home = durable.queue
         known = [each for each in self.letters if each.parcel.label == label and each.queue == queue]
-        if at_home == queue or any(not each.is_removed for each in known):
+        if any(not each.is_removed for each in known):
             return self.letter(label, queue)
-        origin = self.letter(label, at_home)
+        handled = self._given_up_for(label, queue)
+        if handled is None and at_home == queue:
+            return self._reported(label, queue) if label.startswith(REPORT_LABEL) else self.letter(label, queue)
+        origin = handled or self.letter(label, at_home)
+        if handled is None and origin.handlers:
+            # C11.8
+            raise Disagreement(f"{origin} is dead-lettered, and not handled by {origin.handlers[0]}")
         move = next((move for move in self.moves if move.origin is origin), None)
         if move is not None:
             self.moves.remove(move)
@@ -1646,6 +1693,9 @@ class Oracle:
             raise Disagreement(f"{origin} is dead-lettered after {origin.attempts} attempts")
         self._remove(origin)
         parcel = origin.parcel if DEAD_LETTERS_EXPIRE else replace(origin.parcel, expires_ms=0)
+        if handled is not None:
+            # C11.9, C11.10: where it fails next it was persistent and without expiry.
+            parcel = replace(parcel, persistent=True, ttl_ms=0)
         self._order += 1
         order, event = self._order, self._event
         if not self.may_evict:
@@ -1653,6 +1703,15 @@ class Oracle:
                 order, event = move.order, move.event
             elif origin.may_move_as is not None:
                 order, event = origin.may_move_as
+        # C11.10: the facts of the first failure stay.
+        causes, failed_in = origin.causes, origin.queue
+        if origin.failure:
+            causes, failed_in = origin.original_causes, origin.failed_in
+        failure = origin.failure if handled is None else "handled"
+        if handled is None and parcel.report_to and origin.failure != "report":
+            self._order += 1
+            report_order = self._order if move is None or self.may_evict else move.report_order
+            self.reports.append(Report(origin, report_order, event, causes, failed_in))
         letter = Letter(
             parcel,
             queue,
@@ -1664,7 +1723,43 @@ class Oracle:
             stored_in=self.gathering,
             is_dead_letter=True,
             origin=origin,
-            original_causes=origin.causes,
+            original_causes=causes,
+            handlers=() if handled is None else origin.handlers[1:],
+            failure=failure,
+            failed_in=failed_in if failure else "",
+        )
+        self.letters.append(letter)
+        return letter
+
+    def _given_up_for(self, label: str, queue: str) -> Letter | None:
+        """Return the message that the queue handles now (C11.8); None if there is none."""
+        found = [each for each in self.letters if each.parcel.label == label and each.handlers[:1] == (queue,)]
+        there = [each for each in found if not each.is_removed or self.is_moving(each)]
+        return there[-1] if there else None
+
+    def _reported(self, label: str, queue: str) -> Letter:
+        """C11.7: a report, in the batch of its dead letter, with the id that the message had."""
+        report_id = label.partition(":")[2]
+        report = next((each for each in self.reports if each.origin.parcel.label == report_id), None)
+        if report is None or report.origin.parcel.report_to != queue:
+            raise Disagreement(f"{queue} gets the report {label}, which no dead letter of this batch sends")
+        self.reports.remove(report)
+        origin = report.origin
+        letter = Letter(
+            # C11.7, C11.9: the headers of the dead letter, no body, no expiry, always persistent.
+            replace(origin.parcel, label=label, persistent=True, expires_ms=0, ttl_ms=0, size=0, report_to=""),
+            queue,
+            True,
+            report.order,
+            report.event,
+            0,
+            self.gathering,
+            stored_in=self.gathering,
+            is_dead_letter=True,
+            origin=origin,
+            original_causes=report.original_causes,
+            failure="report",
+            failed_in=report.failed_in,
         )
         self.letters.append(letter)
         return letter
@@ -1784,6 +1879,7 @@ class Oracle:
                     of_itself if visible_from is None else visible_from,
                     stored_in=self.gathering if is_stored else None,
                     copies=copies,
+                    handlers=parcel.handlers,
                 )
             )
 
@@ -1951,8 +2047,9 @@ class Oracle:
         # C11.1, C11.2: dead-lettered in the same step that removes it, a new arrival, persistent whatever it was. See
         # `arrived` for that step; here it leaves its queue for everybody who looks.
         letter.is_removed = True
-        self._order += 1
-        self.moves.append(Move(letter, self._order, self._event, self.gathering))
+        self._order += 2
+        # The second is that of a report, if there is one.
+        self.moves.append(Move(letter, self._order - 1, self._event, self.gathering, self._order))
 
     def _wait(self, peer: Peer, *, must: int = AT_ONCE, may: int = AT_ONCE) -> None:
         peer.must_wait_for = max(peer.must_wait_for, must)
@@ -2037,6 +2134,9 @@ class Oracle:
                     letter.causes,
                     letter.original_causes,
                     letter.is_flagged,
+                    letter.failure,
+                    letter.handlers,
+                    letter.failed_in,
                 )
                 if seen != expected_seen:
                     raise Disagreement(f"{reader} got {seen}; by the contract {expected_seen}")

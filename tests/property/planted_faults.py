@@ -32,6 +32,7 @@ from tests.property.broker_machine import (
     ProducersMachine,
     ReleasingGroupsMachine,
     ReleasingMachine,
+    ReportingMachine,
     ScheduledMachine,
     SelectingMachine,
     SpillingMachine,
@@ -70,6 +71,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.idle import _QueueInspection
 from truenext.engine.lifecycle.arrivals import SENT_ALONE, Arrivals
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
+from truenext.engine.lifecycle.redelivery import FailedMessage
 from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.lifespan import EngineLifespan
 from truenext.engine.memory import horizon
@@ -127,6 +129,7 @@ from truenext.model.commands import (
 )
 from truenext.model.destination import Destination, DestinationKind
 from truenext.model.disk_level import DiskLevel
+from truenext.model.header_lines import decode_header_lines, encode_header_lines
 from truenext.model.limits import SEQUENCE_BLOCK
 from truenext.model.message import SentMessage, with_ttl
 from truenext.model.pattern import matches
@@ -3852,11 +3855,127 @@ def an_attempt_without_a_cause_forgets_the_last_one(patch: Patch) -> None:
 def a_dead_letter_does_not_say_its_causes(patch: Patch) -> None:
     def faulty(
         message: SentMessage, origin: str, policy: Policy, *, attempts: int, causes: Causes, reason: str, now_ms: int
-    ) -> tuple[Destination, SentMessage]:
+    ) -> FailedMessage:
         return made(message, origin, policy, attempts=attempts, causes=NO_CAUSES, reason=reason, now_ms=now_ms)
 
     made = targets.MAKE_DEAD_LETTER.original
     targets.MAKE_DEAD_LETTER.replace(patch, faulty)
+
+
+# Reports and handlers -------------------------------------------------------------------------------------------------
+
+
+def _dead_lettered_by(patch: Patch, change: Callable[[SentMessage, FailedMessage], FailedMessage]) -> None:
+    def faulty(message: SentMessage, *arguments: Any, **named: Any) -> FailedMessage:
+        return change(message, made(message, *arguments, **named))
+
+    made = targets.MAKE_DEAD_LETTER.original
+    targets.MAKE_DEAD_LETTER.replace(patch, faulty)
+
+
+def _reported_by(patch: Patch, change: Callable[[SentMessage, SentMessage], SentMessage]) -> None:
+    """Change each report; `change` gets the dead letter and the report."""
+
+    def faulty(failed: FailedMessage) -> tuple[Destination, SentMessage] | None:
+        report = made(failed)
+        return None if report is None else (report[0], change(failed.message, report[1]))
+
+    made = targets.MAKE_REPORT.original
+    targets.MAKE_REPORT.replace(patch, faulty)
+
+
+def _with_headers(message: SentMessage, **changed: str | None) -> SentMessage:
+    headers = decode_header_lines(message.header)
+    for name, value in changed.items():
+        name = name.replace("_", "-")
+        if value is None:
+            headers.pop(name, None)
+        else:
+            headers[name] = value
+    return structs.replace(message, header=encode_header_lines(headers))
+
+
+@shows_in(ReportingMachine)
+def a_report_comes_in_a_later_batch(patch: Patch) -> None:
+    late: list[tuple[Settlement, Entry, FailedMessage]] = []
+    send, turn = targets.SEND_REPORT.original, targets.TURN.original
+
+    def faulty(settlement: Settlement, entry: Entry, failed: FailedMessage) -> None:
+        late.append((settlement, entry, failed))
+
+    def turn_later(own: Turn) -> Any:
+        reports, late[:] = list(late), []
+        for report in reports:
+            if report[0]._commit_state is own._commit_state:
+                send(*report)
+        return turn(own)
+
+    targets.SEND_REPORT.replace(patch, faulty)
+    targets.TURN.replace(patch, turn_later)
+
+
+@shows_in(ReportingMachine)
+def a_report_has_the_body_of_the_message(patch: Patch) -> None:
+    _reported_by(patch, lambda letter, report: structs.replace(report, body=letter.body))
+
+
+@shows_in(ReportingMachine)
+def a_report_does_not_name_the_id(patch: Patch) -> None:
+    _reported_by(patch, lambda letter, report: _with_headers(report, correlation_id=""))
+
+
+@shows_in(ReportingMachine)
+def a_report_is_transient(patch: Patch) -> None:
+    _reported_by(patch, lambda letter, report: structs.replace(report, persistent=False))
+
+
+@shows_in(ReportingMachine)
+def a_report_is_not_sent(patch: Patch) -> None:
+    targets.SEND_REPORT.replace(patch, lambda *_: None)
+
+
+@shows_in(ReportingMachine)
+def a_handler_stays_in_the_header(patch: Patch) -> None:
+    def change(message: SentMessage, failed: FailedMessage) -> FailedMessage:
+        handlers = decode_header_lines(message.header).get("truenext-on-failure")
+        return failed._replace(message=_with_headers(failed.message, truenext_on_failure=handlers))
+
+    _dead_lettered_by(patch, change)
+
+
+@shows_in(ReportingMachine)
+def handlers_are_forgotten_at_the_first(patch: Patch) -> None:
+    _dead_lettered_by(
+        patch,
+        lambda _, failed: failed._replace(message=_with_headers(failed.message, truenext_on_failure=None)),
+    )
+
+
+@shows_in(ReportingMachine)
+def a_handled_message_is_reported(patch: Patch) -> None:
+    _dead_lettered_by(patch, lambda _, failed: failed._replace(is_handled=False))
+
+
+@shows_in(ReportingMachine)
+def a_second_failure_replaces_the_facts_of_the_first(patch: Patch) -> None:
+    made = targets.MAKE_DEAD_LETTER.original
+
+    def faulty(message: SentMessage, *arguments: Any, **named: Any) -> FailedMessage:
+        return made(_with_headers(message, truenext_failure=None), *arguments, **named)
+
+    targets.MAKE_DEAD_LETTER.replace(patch, faulty)
+
+
+@shows_in(ReportingMachine)
+def a_handled_message_is_as_persistent_as_it_was(patch: Patch) -> None:
+    _dead_lettered_by(
+        patch,
+        lambda message, failed: (
+            failed._replace(message=structs.replace(failed.message, persistent=message.persistent))
+            if failed.is_handled
+            else failed
+        ),
+    )
 
 
 @shows_in(ReleasingMachine, first=2)

@@ -57,7 +57,7 @@ from truenext.engine.idle import _QueueInspection
 from truenext.engine.lifecycle import settlement as outcomes_module
 from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.pull_requests import PullRequests
-from truenext.engine.lifecycle.redelivery import make_dead_letter
+from truenext.engine.lifecycle.redelivery import make_dead_letter, make_report
 from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.lifespan import EngineLifespan
 from truenext.engine.memory import delays as delays_module
@@ -303,6 +303,8 @@ END_CONSUMER = Target(Subscribing.end_consumer, Subscribing)
 END_DELAY = Target(Settlement.end_delay, Settlement)
 DEAD_LETTER_EXHAUSTED = Target(Settlement.dead_letter_exhausted, Settlement)
 MAKE_DEAD_LETTER = Target(make_dead_letter, outcomes_module)
+MAKE_REPORT = Target(make_report, outcomes_module)
+SEND_REPORT = Target(Settlement._send_report, Settlement)
 APPEND_CAUSE = Target(append_cause, resident_set_module)
 LOAD_CAUSES = Target(ResidentSet.load_causes, ResidentSet)
 CAN_UNLOAD_CAUSES = Target(ResidentSet.can_unload_causes, ResidentSet)
@@ -435,7 +437,7 @@ ACCEPT_SCHEDULED = Target(Scheduler.accept, Scheduler)
 COUNT_SCHEDULED = Target(Queues.scheduled_count, Queues)
 IS_SCHEDULED_DUE = Target(Scheduler.can_step, Scheduler)
 SEND_WHAT_IS_DUE = Target(Scheduler.on_page_read, Scheduler)
-ACCEPT_DUE = Target(Arrivals.accept_scheduled, Arrivals)
+ACCEPT_DUE = Target(Arrivals.accept_with_batch, Arrivals)
 KEYS_OF_DUE = Attribute("keys", DueSendsRead)
 UNWRITTEN_SCHEDULED = Attribute("_uncommitted_batches", Scheduler)
 LIST_OR_CANCEL_SCHEDULED = Target(Scheduler.list_or_cancel, Scheduler)
@@ -749,7 +751,7 @@ def hear_of_due(
 ) -> None:
     """Call `hear` instead of the method that makes a message of a scheduled send; it gets that method first."""
     arrivals: Any = _part(engine, Arrivals)
-    arrivals.accept_scheduled = partial(hear, arrivals.accept_scheduled)
+    arrivals.accept_with_batch = partial(hear, arrivals.accept_with_batch)
 
 
 def find_all_queues_ahead(engine: Engine) -> None:

@@ -285,7 +285,9 @@ class RandomHistory:
             return
         sequence = self.random.choice(held)
         consumer = self.holders.pop(sequence, 0)
-        kind = self.random.choices(["acknowledged", "returned", "expired", "dead-lettered"], [60, 30, 5, 5])[0]
+        kind = self.random.choices(
+            ["acknowledged", "returned", "expired", "dead-lettered", "handled"], [60, 30, 5, 5, 5]
+        )[0]
         is_due = self.waits.pop(sequence, "") != "" and not self.chance(self.faults)
         if is_due:
             kind = "returned"
@@ -297,11 +299,14 @@ class RandomHistory:
                 self.waits[sequence] = wait
             self.requeue(queue, sequence, reason)
             return
-        if kind == "dead-lettered":
+        if kind in ("dead-lettered", "handled"):
             extra |= {"target_queue": "DLQ." + queue, "target_sequence": 10**9 + sequence}
             if (sequence in self.with_cause) is not self.chance(self.faults):
                 extra |= {"cause": "it broke"}
         self.add(kind, queue=queue, sequence=sequence, **extra)
+        reports = int(kind == "dead-lettered" and self.chance(0.5)) + self.chance(self.faults)
+        for _ in range(reports):
+            self.add("reported", queue=queue, sequence=sequence)
         del self.present[queue][sequence]
         self.dead[queue].append(sequence)
 
@@ -360,6 +365,7 @@ class RandomHistory:
                     "acknowledged",
                     "expired",
                     "dead-lettered",
+                    "handled",
                     "moved",
                     "removed",
                     "ended",

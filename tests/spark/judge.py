@@ -196,7 +196,7 @@ class Judge:
         elif kind == "started":
             if letter is not None and letter.where == "held" and letter.holder == each["consumer"]:
                 letter.started = True
-        elif kind in ("acknowledged", "expired", "dead-lettered", "moved", "removed"):
+        elif kind in ("acknowledged", "expired", "dead-lettered", "handled", "moved", "removed"):
             if letter is None:
                 letter = letters[each["sequence"]] = Letter(each["sequence"], None, None, True, "gone")
             letter.where = "gone"
@@ -274,13 +274,15 @@ class Judge:
                     if letter.where == "waiting" and letter.visible
                 ]
                 self.found["lost", queue] += len(lost)
-            elif each["kind"] in ("acknowledged", "dead-lettered", "moved", "removed"):
+            elif each["kind"] == "reported":
+                self._report(queue, each)
+            elif each["kind"] in ("acknowledged", "dead-lettered", "handled", "moved", "removed"):
                 letter = self._letters(queue, each["event"]).get(each["sequence"])
                 if letter is not None and letter.is_ended and letter.where != "gone":
                     self._find("duplicate", queue, each)
                 elif letter is not None and each["kind"] == "acknowledged":
                     self._acknowledgement(queue, each, letter)
-                elif each["kind"] == "dead-lettered" and self._forgets(each, letter):
+                elif each["kind"] in ("dead-lettered", "handled") and self._forgets(each, letter):
                     self._find("lost-failure", queue, each)
             elif each["kind"] == "started":
                 self._on_started(queue, each)
@@ -288,6 +290,23 @@ class Judge:
                 self._return(queue, each)
         self._stuck(queue)
         self.found = +self.found
+
+    def _report(self, queue: str, each: Event) -> None:
+        """C11.7: a dead letter sends one report, and nothing else sends any."""
+        ends = ("acknowledged", "expired", "dead-lettered", "handled", "moved", "removed")
+        kinds = [
+            one["kind"]
+            for one in self.events
+            if one["event"] < each["event"] and (one.get("queue"), one.get("sequence")) == (queue, each["sequence"])
+        ]
+        of_end = [at for at, kind in enumerate(kinds) if kind in ends]
+        letter = self._letters(queue, each["event"]).get(each["sequence"])
+        if of_end:
+            is_wrong = kinds[of_end[-1]] != "dead-lettered" or "reported" in kinds[of_end[-1] :]
+        else:
+            is_wrong = letter is not None and letter.where in ("waiting", "held", "delayed", "blocking")
+        if is_wrong:
+            self._find("duplicate", queue, each)
 
     @staticmethod
     def _forgets(each: Event, letter: Letter | None) -> bool:

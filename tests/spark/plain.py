@@ -120,7 +120,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
             code = waits.get(each["reason"].rpartition(" ")[2], code)
             reasons = {"released": ReturnReason.RELEASED, "lost": ReturnReason.STARTED, "aborted": ReturnReason.STARTED}
             columns["detail_code"] = int(reasons.get(each["reason"].partition(" ")[0], ReturnReason.OTHER))
-        if each["kind"] in ("returned", "dead-lettered") and each.get("cause") is not None:
+        if each["kind"] in ("returned", "dead-lettered", "handled") and each.get("cause") is not None:
             columns["detail_code"] = columns.get("detail_code", 0) + HAS_CAUSE
         row(each["event"], code, each["queue"], **columns)
     for queue in queues:

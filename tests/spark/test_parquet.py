@@ -154,7 +154,9 @@ def test_history_that_cannot_be_exported_is_one_line_of_the_log(tmp_path: Path) 
     command = [sys.executable, "-m", "truenext.history.export", str(tmp_path), "1000000", "30"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     (line,) = ended.stderr.splitlines()
-    assert re.search(r"^\S+ \S+ ERROR history not exported error=.* has history version 3; this truenext reads 9", line)
+    assert re.search(
+        r"^\S+ \S+ ERROR history not exported error=.* has history version 3; this truenext reads 9 to 10", line
+    )
 
 
 def test_a_recording_of_the_examples_begins_with_the_start_of_a_run_in_this_format() -> None:

@@ -16,6 +16,7 @@ OF_BLOCKS: dict[str, set[str]] = {
     "returned": {"reason", "cause"},
     "run-started": {"reason"},
     "dead-lettered": {"cause"},
+    "handled": {"cause"},
     "subscribed": {"mode", "consumer"},
     "unsubscribed": {"consumer"},
     "window": {"consumer"},

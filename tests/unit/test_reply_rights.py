@@ -42,7 +42,9 @@ class Users:
 
     def send(self, name: str, address: str, reply_to: str = "", transaction: str | None = None) -> None:
         session = self.sessions[name]
-        send = Send(parse_address(address, session.id), message(reply_to), transaction, has_reply_to=bool(reply_to))
+        send = Send(
+            parse_address(address, session.id), message(reply_to), transaction, names_destinations=bool(reply_to)
+        )
         self.rights.check(User(name, {}), session, send)
         self.engine.commands.send(session, send)
 

@@ -227,7 +227,7 @@ def test_header_without_effect_beside_a_schedule_and_a_group_changes_neither() -
         ("truenext-started", "it is for ACK; leave it out"),
         (
             "truenext-x",
-            "there are truenext-number and truenext-producer and truenext-gapless and truenext-ttl; leave it",
+            "there are truenext-number and truenext-producer and truenext-gapless and truenext-ttl and ",
         ),
     ],
 )

@@ -3,7 +3,8 @@
 A check only requires rights. The one exception: a check makes a producer name a name of the user. A check runs right
 before the action of its command, and before any queue is looked up, so that a refusal does not reveal which queues
 exist. A command or verb without a check is refused. `UserSessions.guard` puts the checks before the actions. Its
-shortcut `send_as_user` leaves the check of a SEND out if the connection's last SEND went to the same destination.
+shortcut `send_as_user` leaves the check of a SEND out if the connection's last SEND went to the same destination, and
+no header names another one.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from truenext.model.destination import (
     DestinationKind,
     parse_stored_address,
 )
+from truenext.model.failure_headers import ON_FAILURE, REPORT_TO
 from truenext.model.grants import Pattern, Right, User
 
 SENDABLE_QUEUES_MAX = 10_000
@@ -174,6 +176,9 @@ def _check_send(user: User, session: ConnectionState, send: Send) -> None:
         _require_send(user, destination)
         if is_queue and len(user.sendable_queues) < SENDABLE_QUEUES_MAX:
             user.sendable_queues.add(destination.name)
+    for named in send.failure_destinations:
+        if not user.may(Right.SEND, _named(named)):
+            raise ForbiddenError(user, f"send to {_named(named)}, which {REPORT_TO} or {ON_FAILURE} names")
     if send.producer is not None:
         send.producer = _own_producer(user, send.producer)
 

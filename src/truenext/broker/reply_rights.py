@@ -103,7 +103,7 @@ class ReplyRights:
 
         Raises: ForbiddenError if the user lacks a right
         """
-        if send.has_reply_to:
+        if send.names_destinations:
             self._check_reply_to(user, send)
         destination = send.destination
         if not destination.parts:

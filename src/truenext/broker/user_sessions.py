@@ -161,7 +161,7 @@ class UserSessions:
         A SEND passes these steps:
 
         1. `send_as_user`: a SEND to the destination of the connection's last SEND, which was checked then, goes to the
-           engine at once, if it names no producer and no reply-to.
+           engine at once, if it names no producer and no other destination.
         2. `checked_action`: `access.COMMAND_CHECKS[Send]` requires the right to send to the queue or topic, logs a
            refusal, and makes the producer's name one of the user.
         3. `_send`: `ReplyRights.check` requires the right to reply, for temporary queues and topics of other users.
@@ -182,7 +182,7 @@ class UserSessions:
             # Most go where the last one went, and equal addresses are one object. A producer's name must be the user's.
             destination = send.destination
             is_last = last_targets.get(session) is destination
-            if is_last and send.producer is None and not send.has_reply_to:
+            if is_last and send.producer is None and not send.names_destinations:
                 send_message(session, send)
             else:
                 checked_send(session, send)
@@ -221,7 +221,7 @@ class UserSessions:
             self._log_event(logging.INFO, "control request", session, user, verb=request.verb, queue=queue)
 
     def _send(self, session: ConnectionState, send: Send) -> None:
-        if send.has_reply_to or send.destination.session or send.destination.parts:
+        if send.names_destinations or send.destination.session or send.destination.parts:
             assert self._reply_rights is not None, "there are users"
             self._reply_rights.check(self._users[session].user, session, send)
         self._engine.commands.send(session, send)

@@ -8,7 +8,17 @@ from typing import NamedTuple
 
 from truenext.errors import HistoryError
 from truenext.model.checksum import crc32
-from truenext.model.events import BLOCK, CHECKSUM, CHUNK, FILE, HISTORY_VERSION, MAGIC, EventKind, event_bytes
+from truenext.model.events import (
+    BLOCK,
+    CHECKSUM,
+    CHUNK,
+    FILE,
+    HISTORY_VERSION,
+    MAGIC,
+    OLDEST_HISTORY_VERSION,
+    EventKind,
+    event_bytes,
+)
 
 SUFFIX = ".history"
 
@@ -69,9 +79,9 @@ def chunks_of_file(path: Path) -> Iterator[HistoryChunk]:
     magic, version, _ = FILE.unpack_from(content)
     if magic != MAGIC:
         raise HistoryError(f"{path} is not a history file")
-    if version != HISTORY_VERSION:
+    if not OLDEST_HISTORY_VERSION <= version <= HISTORY_VERSION:
         raise HistoryError(
-            f"{path} has history version {version}; this truenext reads {HISTORY_VERSION}: "
+            f"{path} has history version {version}; this truenext reads {OLDEST_HISTORY_VERSION} to {HISTORY_VERSION}: "
             "use the truenext that wrote it"
         )
     at: int | None = FILE.size

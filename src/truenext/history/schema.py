@@ -20,11 +20,11 @@ class HistoryColumn(NamedTuple):
 
 _OF_MESSAGES = (
     *("accepted", "dispatched", "started", "acknowledged", "returned", "expired"),
-    *("dead-lettered", "moved", "removed"),
+    *("dead-lettered", "handled", "reported", "moved", "removed"),
 )
 _OF_QUEUES = (
     *("recovered", "accepted", "subscribed", "unsubscribed", "dispatched", "window", "requested", "started"),
-    *("acknowledged", "returned", "expired", "ended", "dead-lettered", "moved"),
+    *("acknowledged", "returned", "expired", "ended", "dead-lettered", "handled", "reported", "moved"),
     *("removed", "paused", "resumed", "drained"),
 )
 
@@ -77,10 +77,16 @@ COLUMNS: tuple[HistoryColumn, ...] = (
     HistoryColumn(
         "target_queue",
         "string",
-        "queue of the message's new entry, whose own `accepted` follows",
-        ("dead-lettered", "moved"),
+        "queue of the message's new entry, or of the report, whose own `accepted` follows; null for a report to a "
+        "topic",
+        ("dead-lettered", "handled", "reported", "moved"),
     ),
-    HistoryColumn("target_sequence", "bigint", "sequence of that entry", ("dead-lettered", "moved")),
+    HistoryColumn(
+        "target_sequence",
+        "bigint",
+        "sequence of that entry or report; null for a report to a topic",
+        ("dead-lettered", "handled", "reported", "moved"),
+    ),
     HistoryColumn(
         "count",
         "bigint",
@@ -95,9 +101,9 @@ COLUMNS: tuple[HistoryColumn, ...] = (
     HistoryColumn(
         "cause",
         "string",
-        "of `returned`: the cause that the NACK stated. Of `dead-lettered`: the last cause of the message. Null if "
-        "there is none",
-        ("returned", "dead-lettered"),
+        "of `returned`: the cause that the NACK stated. Of `dead-lettered` and `handled`: the last cause of "
+        "the message. Null if there is none",
+        ("returned", "dead-lettered", "handled"),
     ),
 )
 DATE = "date"

@@ -34,7 +34,7 @@ _KINDS = [kind.label for kind in EventKind]
 _SUBSCRIBED = (EventKind.SUBSCRIBED, EventKind.SUBSCRIBED_EXCLUSIVE)
 _CONSUMER_KINDS = (*_SUBSCRIBED, EventKind.UNSUBSCRIBED, EventKind.WINDOW, EventKind.REQUESTED)
 """Kinds of events whose blocks have the number of the consumer in `other`."""
-_WITH_CAUSE = (EventKind.RETURNED, EventKind.DEAD_LETTERED)
+_WITH_CAUSE = (EventKind.RETURNED, EventKind.DEAD_LETTERED, EventKind.HANDLED)
 _NUMPY: dict[str, np.dtype[Any]] = {
     "Q": np.dtype("<u8"),
     "I": np.dtype("<u4"),
@@ -111,7 +111,7 @@ def arrow_table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
         "mode": _coded(code, SUBSCRIPTION_MODES, np.logical_or.reduce([is_kind[kind] for kind in _SUBSCRIBED])),
         "window": _where(own["window"], _has_column(is_kind, "window") & (own["window"] != NO_WINDOW), pa.int32()),
         "target_queue": names_of(own["target_queue"], _has_column(is_kind, "target_queue")),
-        "target_sequence": _where(own["target_sequence"], _has_column(is_kind, "target_sequence"), pa.int64()),
+        "target_sequence": _where(own["target_sequence"], own["target_sequence"] > 0, pa.int64()),
         "count": _where(
             np.where(is_kind[EventKind.REQUESTED], own["count"], other),
             is_kind[EventKind.RECOVERED] | is_kind[EventKind.REQUESTED],

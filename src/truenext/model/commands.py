@@ -60,7 +60,10 @@ class Send(msgspec.Struct, gc=False):
     expires, or if `schedule` has the time to live."""
     is_gapless: bool = False
     """True if the producer's numbers have no gaps."""
-    has_reply_to: bool = False
+    names_destinations: bool = False
+    """True if headers name other destinations than `destination`: a reply-to, or those in `failure_destinations`."""
+    failure_destinations: tuple[Destination, ...] = ()
+    """Destination of reports, and handlers, which get messages if the message fails (C11.7, C11.8)."""
     is_repeat: bool = False
     """True if the number was used before, so that the message was not accepted again; set by the engine."""
     is_unknown: bool = False

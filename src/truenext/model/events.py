@@ -17,8 +17,8 @@ HISTORY_VERSION.
               code         u8      reason or mode, else 0
               count        u32     number of events
               queue        u32     number of the queue, 0 is none
-              other        u64     batch, consumer or number, by kind; for RETURNED and DEAD_LETTERED the number
-                                   of the cause, 0 is none
+              other        u64     batch, consumer or number, by kind; for RETURNED, DEAD_LETTERED and HANDLED
+                                   the number of the cause, 0 is none
               at           u64     microseconds since the epoch
               columns      those of COLUMNS, each with `count` values
               text         only with NAME and CAUSE: `other` bytes of UTF-8
@@ -32,8 +32,11 @@ from enum import IntEnum
 from hashlib import blake2b
 from itertools import product
 
-HISTORY_VERSION = 9
-"""Version of the files that this truenext writes, and the only one that it reads."""
+HISTORY_VERSION = 10
+"""Version of the files that this truenext writes."""
+
+OLDEST_HISTORY_VERSION = 9
+"""Oldest version that it reads. Files of version 9 have no events `handled` and `reported`."""
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")
@@ -101,6 +104,10 @@ class EventKind(IntEnum):
     it more than once."""
     SUBSCRIBED_EXCLUSIVE = 21
     CAUSE = 22
+    HANDLED = 23
+    """The message was removed from this queue: it has failed, and moved to its next handler."""
+    REPORTED = 24
+    """The dead letter of the message has sent a report. This event follows the `dead-lettered` of the message."""
 
     @property
     def label(self) -> str:
@@ -117,8 +124,10 @@ COLUMNS: dict[EventKind, tuple[tuple[str, str], ...]] = {
     EventKind.ACKNOWLEDGED: (("sequence", "Q"),),
     EventKind.RETURNED: (("sequence", "Q"), ("attempts", "I")),
     EventKind.EXPIRED: (("sequence", "Q"),),
-    EventKind.DEAD_LETTERED: (("sequence", "Q"), ("target_queue", "I"), ("target_sequence", "Q")),
-    EventKind.MOVED: (("sequence", "Q"), ("target_queue", "I"), ("target_sequence", "Q")),
+    **dict.fromkeys(
+        (EventKind.DEAD_LETTERED, EventKind.MOVED, EventKind.HANDLED, EventKind.REPORTED),
+        (("sequence", "Q"), ("target_queue", "I"), ("target_sequence", "Q")),
+    ),
     EventKind.REMOVED: (("sequence", "Q"),),
     EventKind.ACCEPTED_OF_GROUP: (("sequence", "Q"), ("size", "I"), ("flags", "B"), ("group", "Q")),
     EventKind.WINDOW: (("window", "I"),),

@@ -14,9 +14,11 @@ DEAD_LETTER_HEADERS = frozenset(
         *("truenext-original-destination", "truenext-original-priority", "truenext-original-persistent"),
         *("truenext-original-expires", "truenext-original-timestamp", "truenext-original-attempts"),
         *("truenext-original-first-cause", "truenext-original-last-cause"),
+        "truenext-failure",
     }
 )
-"""Headers that the broker adds to a dead letter (engine/lifecycle/redelivery.py). No client can set them on a SEND."""
+"""Headers that the broker adds to a dead letter, a report or a handled message (engine/lifecycle/redelivery.py). No
+client can set them on a SEND."""
 
 SCHEDULE_PREFIX = "AMQ_SCHEDULED_"
 SCHEDULE_HEADERS = frozenset(SCHEDULE_PREFIX + name for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "TIME"))
@@ -85,6 +87,10 @@ def unescape(text: str) -> str:
 
 def encode_header_lines(headers: dict[str, str]) -> bytes:
     """Return the header lines for these headers."""
+    text = "".join([f"{name}:{value}\n" for name, value in headers.items()])
+    if text.count(":") == text.count("\n") == len(headers) and "\\" not in text and "\r" not in text:
+        # A shortcut: nothing has to be escaped.
+        return text.encode()
     return "".join(f"{escape(name)}:{escape(value)}\n" for name, value in headers.items()).encode()
 
 
@@ -138,8 +144,11 @@ def decode_header_lines(header: bytes) -> dict[str, str]:
     """Return the headers by name. If a name is repeated, its first value counts (STOMP 1.2, "Repeated Header
     Entries")."""
     headers: dict[str, str] = {}
+    is_escaped = b"\\" in header
     for line in header.decode().split("\n"):
         name, colon, value = line.partition(":")
-        if colon:
+        if colon and is_escaped:
             headers.setdefault(unescape(name), unescape(value))
+        elif colon:
+            headers.setdefault(name, value)
     return headers

@@ -414,13 +414,31 @@ RESOLVED_TOTAL_MAX = 500_000
 Exceeded: No error. No further COMMIT is resolved, and the answer says so.
 """
 
-# ---- Causes, delays and schedules ----
+# ---- Causes, reports, delays and schedules ----
 
 CAUSE_BYTES_MAX = 4096
 """Bytes of UTF-8 in the cause of a NACK: even if all characters are escaped, most clients can read such a header line,
 as they take lines of 10 KiB.
 
 Exceeded: `truenext-cause of … bytes; at most {CAUSE_BYTES_MAX}`
+"""
+
+REPORT_ID_LENGTH_MAX = 64
+"""Characters in the `truenext-report-id` of a SEND.
+
+Exceeded: `… of … characters; it has 1 to {REPORT_ID_LENGTH_MAX}`
+"""
+
+TOPIC_REPORTS_BYTES_MAX = 16 * 1024 * 1024
+"""Bytes of reports to topics that wait to be sent. More of them are lost.
+
+Exceeded: the report is lost
+"""
+
+HANDLERS_MAX = 8
+"""Queues in the `truenext-on-failure` of a SEND. Each failure writes the message once more, for the next of them.
+
+Exceeded: `… names … queues; at most {HANDLERS_MAX}`
 """
 
 ATTEMPTS_MAX = 1_000_000

@@ -28,7 +28,7 @@ BAR_STYLES = {
     "interrupted": "failed",
 }
 """Style of an execution's bar, by its outcome."""
-END_TEXTS = {"dead-lettered": "; a dead letter", "expired": "; expired", "removed": "; removed"}
+END_TEXTS = {"dead-lettered": "; a dead letter", "handled": "; handled", "expired": "; expired", "removed": "; removed"}
 HEAD = (
     '<tr><th>stage</th><th class="number">waited</th><th class="number">worked</th><th>what became of it</th>'
     '<th class="track">0 to {}</th></tr>'

@@ -352,7 +352,7 @@ class Scheduler(BackgroundTask):
         is_sent, remaining = schedule.fire_schedule(timing, self._commit_state.now_ms)
         if is_sent:
             sent = with_ttl(message, timing.ttl_ms, self._commit_state.now_ms) if timing.ttl_ms else message
-            copies = self._arrivals.accept_scheduled(name, timing.to, sent, ahead)
+            copies = self._arrivals.accept_with_batch(name, timing.to, sent, ahead)
         if timing.cron:
             copies += CRON_COPIES
         for next_timing in remaining:

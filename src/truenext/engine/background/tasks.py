@@ -33,7 +33,13 @@ class BackgroundTasks:
         self.bulk = BulkTask(state, self.bulk_pieces)
         self.timers = (memory.expiry_timers, self.scheduler.timers)
         self._before_dispatch = _by_key(
-            self.expiry, self.scheduler, queues.wildcards, self.retries, queues.selections, queues.subscription_cleanup
+            self.expiry,
+            self.scheduler,
+            queues.wildcards,
+            self.retries,
+            life.topic_reports,
+            queues.selections,
+            queues.subscription_cleanup,
         )
         self._after_dispatch = _by_key(self.browsing, self.bulk)
 

@@ -7,7 +7,7 @@ A message is stored if it is persistent and its queue is not temporary. It is vi
                                         stored                          with the gathering batch
     sent in a transaction               the COMMIT stores nothing       at once
                                         the COMMIT stores something     with the gathering batch
-    moved, dead-lettered or due         stored or not                   with the gathering batch, which also removes the
+    moved, failed, due, or a report     stored or not                   with the gathering batch, which also removes the
                                                                         message from its former queue
     reply to a control request          never stored                    with the batch of the requested change
 
@@ -179,9 +179,10 @@ class Arrivals:
         message.arrived_ms = self._commit_state.now_ms
         return put_shared_content(self._commit_state.batch, message, queues, self._commit_state.next_sequence)
 
-    def accept_scheduled(self, name: str, to: str, message: SentMessage, ahead: RouteAhead | None) -> int:
-        """Accept a scheduled send that is due. If `to` is empty, the queue `name` gets the message; else all queues
-        that get messages sent to the address `to`. Returns the number of copies."""
+    def accept_with_batch(self, name: str, to: str, message: SentMessage, ahead: RouteAhead | None = None) -> int:
+        """Accept a scheduled send that is due, or a report. If `to` is empty, the queue `name` gets the message; else
+        all queues that get messages sent to the address `to`. All copies are visible with the gathering batch. Returns
+        the number of copies."""
         needed = self._queues.ensure
         if to:
             queues = self._queues.queues_for_copies(parse_stored_address(to), message, needed, ahead)

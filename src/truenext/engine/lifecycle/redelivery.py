@@ -1,4 +1,5 @@
-"""Rules of redelivery: the delay before a failed message's next try, and the making and restoring of dead letters.
+"""Rules of redelivery: the delay before a failed message's next try, and the making and restoring of dead letters and
+reports.
 
 The headers of a dead letter give the reason of its failure, and describe the original message. `restore_original`
 restores that message from these headers:
@@ -10,17 +11,36 @@ restores that message from these headers:
     truenext-original-timestamp           time when the original message arrived in its queue
     truenext-original-attempts            number of attempts of the original message
     truenext-original-first-cause, -last-cause   the first and the last cause that consumers gave, if any
+    truenext-failure                      "handled" or "report", if the message is one of these
+
+Reports, and messages that a handler gets instead of the dead-letter queue, have these headers, too. If such a message
+fails, its dead letter keeps the facts of the first failure.
 
 No client can send to the queue of a durable subscription. So `SentMessage.redrive_queue` has the name of that queue;
-clients do not see it.
+clients do not see it. For reports and handled messages the field has the queue to which their dead letter goes back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from truenext.model.batch import Causes
-from truenext.model.destination import SUBSCRIPTION_PREFIX, Destination, DestinationKind, dead_letter_name
+from truenext.model.destination import (
+    SUBSCRIPTION_PREFIX,
+    Destination,
+    DestinationKind,
+    dead_letter_name,
+    parse_stored_queue_name,
+)
+from truenext.model.failure_headers import (
+    FAILURE_HEADERS,
+    ON_FAILURE,
+    REPORT_ID,
+    REPORT_TO,
+    stored_handlers,
+    stored_report_destination,
+)
 from truenext.model.header_lines import DEAD_LETTER_HEADERS, decode_header_lines, encode_header_lines
 from truenext.model.limits import DESTINATION_LENGTH_MAX
 from truenext.model.message import SentMessage
@@ -30,6 +50,9 @@ EXHAUSTED, EXPIRED, REJECTED = "attempts exhausted", "expired", "rejected"
 """Values of truenext-dead-letter-cause."""
 
 ORIGINAL_DESTINATION = "truenext-original-destination"
+FAILURE = "truenext-failure"
+HANDLED, REPORT = "handled", "report"
+"""Values of truenext-failure."""
 _EXPIRES = "truenext-original-expires"
 _PERSISTENT = "truenext-original-persistent"
 _FIRST_CAUSE = "truenext-original-first-cause"
@@ -55,27 +78,76 @@ def retry_delay_ms(policy: Policy, attempts: int, random: Callable[[], float]) -
     return round(delay)
 
 
+class FailedMessage(NamedTuple):
+    """Message that was given up, as it arrives in its next queue."""
+
+    destination: Destination
+    """Dead-letter queue, or the handler that gets the message instead."""
+    message: SentMessage
+    is_handled: bool
+    """True if the message goes to a handler: it is no dead letter."""
+    headers: dict[str, str]
+    """Headers of the message."""
+
+
 def make_dead_letter(
     message: SentMessage, origin: str, policy: Policy, *, attempts: int, causes: Causes, reason: str, now_ms: int
-) -> tuple[Destination, SentMessage]:
-    """Return the dead letter of a message that failed in queue `origin`, and its destination.
+) -> FailedMessage:
+    """Return the dead letter of a message that failed in queue `origin`, or the message for its next handler.
 
-    The dead letter is always persistent and never expires, so that it can be examined.
+    It is always persistent and never expires, so that it can be examined.
     """
-    name = dead_letter_name(origin) if policy.dead_letters == INDIVIDUAL_DEAD_LETTERS else policy.dead_letters
-    destination = Destination(DestinationKind.QUEUE, name)
     headers = decode_header_lines(message.header)
+    headers.pop("expires", None)
+    handlers = stored_handlers(headers.pop(ON_FAILURE, ""))
+    if handlers:
+        destination, *others = handlers
+        if others:
+            headers[ON_FAILURE] = " ".join(handler.address for handler in others)
+    else:
+        name = dead_letter_name(origin) if policy.dead_letters == INDIVIDUAL_DEAD_LETTERS else policy.dead_letters
+        destination = Destination(DestinationKind.QUEUE, name)
+    redrive_queue = ""
+    if FAILURE in headers:
+        redrive_queue = origin
+    else:
+        if origin.startswith(SUBSCRIPTION_PREFIX):
+            redrive_queue = origin
+        _add_facts(headers, message, origin, attempts=attempts, causes=causes, reason=reason, now_ms=now_ms)
+    if handlers:
+        headers[FAILURE] = HANDLED
+        redrive_queue = destination.name
+    headers |= {"destination": destination.address, "persistent": "true", "priority": str(message.priority)}
+    letter = SentMessage(
+        priority=message.priority,
+        persistent=True,
+        expires_ms=0,
+        header=encode_header_lines(headers),
+        body=message.body,
+        group=message.group,
+        redrive_queue=redrive_queue,
+    )
+    return FailedMessage(destination, letter, bool(handlers), headers)
+
+
+def _add_facts(
+    headers: dict[str, str],
+    message: SentMessage,
+    origin: str,
+    *,
+    attempts: int,
+    causes: Causes,
+    reason: str,
+    now_ms: int,
+) -> None:
+    """Add the headers that say why and where a message has failed."""
     # Causes of an earlier dead letter, which was moved here, must not stay.
-    for name in ("expires", _FIRST_CAUSE, _LAST_CAUSE):
+    for name in (_FIRST_CAUSE, _LAST_CAUSE):
         headers.pop(name, None)
     address = Destination(DestinationKind.QUEUE, origin).address
-    redrive_queue = ""
     if origin.startswith(SUBSCRIPTION_PREFIX):
-        address, redrive_queue = headers.get("destination", address), origin
+        address = headers.get("destination", address)
     headers |= {
-        "destination": destination.address,
-        "persistent": "true",
-        "priority": str(message.priority),
         "truenext-dead-letter-cause": reason,
         "truenext-dead-letter-timestamp": str(now_ms),
         "truenext-original-attempts": str(attempts),
@@ -87,14 +159,29 @@ def make_dead_letter(
     }
     if causes.last:
         headers |= {_FIRST_CAUSE: causes.first, _LAST_CAUSE: causes.last}
+
+
+def make_report(failed: FailedMessage) -> tuple[Destination, SentMessage] | None:
+    """Return destination and report of a dead letter; None if the dead letter's headers ask for none."""
+    letter, headers = failed.message, failed.headers
+    destination = stored_report_destination(headers.get(REPORT_TO, ""))
+    if destination is None:
+        return None
+    facts = {name: value for name, value in headers.items() if name not in FAILURE_HEADERS}
+    facts |= {
+        "destination": destination.address,
+        "correlation-id": headers.get(REPORT_ID, ""),
+        "content-length": "0",
+        FAILURE: REPORT,
+    }
     return destination, SentMessage(
-        priority=message.priority,
+        priority=letter.priority,
         persistent=True,
         expires_ms=0,
-        header=encode_header_lines(headers),
-        body=message.body,
-        group=message.group,
-        redrive_queue=redrive_queue,
+        header=encode_header_lines(facts),
+        body=b"",
+        group=letter.group,
+        redrive_queue=destination.name if destination.kind is DestinationKind.QUEUE else "",
     )
 
 
@@ -114,9 +201,12 @@ def redirect(message: SentMessage, destination: Destination) -> tuple[Destinatio
 
 
 def restore_original(letter: SentMessage, now_ms: int) -> tuple[Destination, SentMessage] | None:
-    """Return the original message of a dead letter, and its destination. None if `letter` is no dead letter. An expiry
-    in the past is left out, because the message would be removed before a consumer gets it."""
+    """Return the destination and the original message of a dead letter. None if `letter` is no dead letter. An expiry
+    in the past is left out, because the message would be removed before a consumer gets it. A report or handled message
+    keeps all its facts."""
     headers = decode_header_lines(letter.header)
+    if FAILURE in headers:
+        return _restore_failed_again(letter, headers)
     address = headers.get(ORIGINAL_DESTINATION, "")
     name = letter.redrive_queue or address.removeprefix("/queue/")
     if name == address or not name:
@@ -144,4 +234,22 @@ def restore_original(letter: SentMessage, now_ms: int) -> tuple[Destination, Sen
         header=encode_header_lines(original_headers),
         body=letter.body,
         group=letter.group,
+    )
+
+
+def _restore_failed_again(letter: SentMessage, headers: dict[str, str]) -> tuple[Destination, SentMessage] | None:
+    """Return destination and message of a dead letter that was a report or a handled message. None if its queue is not
+    known: it was moved here from a topic."""
+    if not letter.redrive_queue:
+        return None
+    queue = parse_stored_queue_name(letter.redrive_queue)
+    address = f"/topic/{queue.topic}" if queue.topic else queue.address
+    return Destination(DestinationKind.QUEUE, queue.name), SentMessage(
+        priority=letter.priority,
+        persistent=True,
+        expires_ms=0,
+        header=encode_header_lines(headers | {"destination": address}),
+        body=letter.body,
+        group=letter.group,
+        redrive_queue=letter.redrive_queue,
     )

@@ -5,6 +5,8 @@ nacked, aborted       counts an attempt; requeued, due after a delay; dead-lette
 lost                  counts an attempt; requeued, due at once; dead-lettered after too many attempts
 released              requeued, due at once
 expired               dead-lettered, or removed
+
+A message that would be dead-lettered goes to its next handler instead, if it has one. A dead letter may send a report.
 """
 
 from __future__ import annotations
@@ -13,7 +15,16 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from truenext.engine.lifecycle.arrivals import Arrivals
-from truenext.engine.lifecycle.redelivery import EXHAUSTED, EXPIRED, REJECTED, make_dead_letter, retry_delay_ms
+from truenext.engine.lifecycle.redelivery import (
+    EXHAUSTED,
+    EXPIRED,
+    REJECTED,
+    FailedMessage,
+    make_dead_letter,
+    make_report,
+    retry_delay_ms,
+)
+from truenext.engine.lifecycle.topic_reports import TopicReports
 from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.queues.queues import Queues
@@ -22,11 +33,14 @@ from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.entries import mark, remove
 from truenext.model.batch import DUE_NEVER, NO_CAUSES, Causes
 from truenext.model.commands import Nack
+from truenext.model.failure_headers import REPORT_TO
 from truenext.model.message import SentMessage
 from truenext.model.policy import ExpiryAction
 
 _RELEASED = RequeueReason.RELEASED
 """A look-up in the class would take as long as the rest of a line, for each of very many messages."""
+_REPORT_TO = REPORT_TO.encode()
+"""Header as header lines have it; none of its characters is escaped there."""
 
 
 class Settlement:
@@ -37,6 +51,7 @@ class Settlement:
         resident: ResidentSet,
         queues: Queues,
         arrivals: Arrivals,
+        topic_reports: TopicReports,
         random: Callable[[], float],
     ) -> None:
         """`random` returns random numbers from 0 to 1, for the jitter of delays."""
@@ -46,6 +61,7 @@ class Settlement:
         self._resident = resident
         self._queues = queues
         self._arrivals = arrivals
+        self._topic_reports = topic_reports
         self._random = random
 
     # ---- Completion ----
@@ -176,8 +192,8 @@ class Settlement:
     # ---- Dead letters and expiry ----
 
     def dead_letter(self, entry: Entry, reason: str = "") -> None:
-        """Move a message that is in no lane to the dead-letter queue. An evicted message is moved after its body was
-        read."""
+        """Move a message that is in no lane to the dead-letter queue, or to its next handler. An evicted message is
+        moved after its body was read."""
         message: SentMessage | None = entry.message
         if message is None:
             # If the broker ends before the message is read, the next run moves it when it reads it.
@@ -188,7 +204,7 @@ class Settlement:
         if not reason:
             reason = REJECTED if entry.due_us == DUE_NEVER else EXHAUSTED
         known = entry.causes
-        destination, letter = make_dead_letter(
+        failed = make_dead_letter(
             message,
             origin.name,
             origin.policy,
@@ -197,10 +213,27 @@ class Settlement:
             reason=reason,
             now_ms=self._commit_state.now_ms,
         )
-        dead_letters = self._queues.ensure(destination)
-        self._events.dead_lettered(entry, dead_letters, self._commit_state.next_sequence)
+        target = self._queues.ensure(failed.destination)
+        log_event = self._events.handled if failed.is_handled else self._events.dead_lettered
+        log_event(entry, target, self._commit_state.next_sequence)
         self.complete(entry)
-        self._arrivals.accept(dead_letters, letter, self._commit_state.batch.number)
+        self._arrivals.accept(target, failed.message, self._commit_state.batch.number)
+        if _REPORT_TO in message.header and not failed.is_handled:
+            self._send_report(entry, failed)
+
+    def _send_report(self, entry: Entry, failed: FailedMessage) -> None:
+        """Send the report of a dead letter: to a queue in the batch of the dead letter, to a topic soon. `entry` is the
+        message that has failed."""
+        report = make_report(failed)
+        if report is None:
+            return
+        destination, message = report
+        if destination.is_multi_queue:
+            self._events.reported(entry)
+            self._topic_reports.add(destination, message)
+        else:
+            self._events.reported(entry, self._queues.ensure(destination), self._commit_state.next_sequence)
+            self._arrivals.accept_with_batch(destination.name, "", message)
 
     def dead_letter_exhausted(self, lane: Lane) -> None:
         """Dead-letter the messages of a lane in memory that have failed too often by the queue's current policy."""

@@ -290,6 +290,15 @@ class EventLog:
         """Add the event that a message was dead-lettered. The message must be in memory with its causes."""
         self._add_moved(EventKind.DEAD_LETTERED, entry, target, target_sequence)
 
+    def handled(self, entry: Entry, target: Queue, target_sequence: int) -> None:
+        """Add the event that a handler gets a message that has failed. The message must be in memory with its
+        causes."""
+        self._add_moved(EventKind.HANDLED, entry, target, target_sequence)
+
+    def reported(self, entry: Entry, target: Queue | None = None, target_sequence: int = 0) -> None:
+        """Add the event that the dead letter of a message has sent a report, to a topic if there is no `target`."""
+        self._add_moved(EventKind.REPORTED, entry, target, target_sequence)
+
     def moved(self, entry: Entry, target: Queue, target_sequence: int) -> None:
         self._add_moved(EventKind.MOVED, entry, target, target_sequence)
 
@@ -305,10 +314,11 @@ class EventLog:
         if queue.number:
             self._add_single_event(EventKind.ENDED, queue.number)
 
-    def _add_moved(self, kind: EventKind, entry: Entry, target: Queue, target_sequence: int) -> None:
-        columns = _column("Q", [entry.sequence]) + _column("I", [target.number]) + _column("Q", [target_sequence])
+    def _add_moved(self, kind: EventKind, entry: Entry, target: Queue | None, target_sequence: int) -> None:
+        number = 0 if target is None else target.number
+        columns = _column("Q", [entry.sequence]) + _column("I", [number]) + _column("Q", [target_sequence])
         cause = 0
-        if kind is EventKind.DEAD_LETTERED and entry.causes is not None:
+        if kind in (EventKind.DEAD_LETTERED, EventKind.HANDLED) and entry.causes is not None:
             cause = self._cause_number(entry.causes.last)
         self._add_single_event(kind, entry.lane.queue.number, other=cause, columns=columns)
 
@@ -480,7 +490,7 @@ class NoEventLog(EventLog):
     def removed(self, entry: Entry) -> None:
         pass
 
-    def _add_moved(self, kind: EventKind, entry: Entry, target: Queue, target_sequence: int) -> None:
+    def _add_moved(self, kind: EventKind, entry: Entry, target: Queue | None, target_sequence: int) -> None:
         pass
 
     def _add_single_event(

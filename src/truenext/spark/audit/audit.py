@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from truenext.errors import ConfigurationError, HistoryError
-from truenext.model.events import HISTORY_VERSION
+from truenext.model.events import HISTORY_VERSION, OLDEST_HISTORY_VERSION
 from truenext.spark.audit.findings import consumers, duplicates, lost, ordering, stuck
 from truenext.spark.audit.measures import depth, latency, positions, redelivery, starvation
 from truenext.spark.audit.runs import blocks, gaps, runs
@@ -117,7 +117,8 @@ def _check_runs(run_rows: list[Row], since: datetime | None) -> None:
     unknown = [row["unknown_event"] for row in run_rows if row["unknown_event"] is not None]
     if unknown:
         raise HistoryError(
-            f"event {min(unknown):,} is of another history version; this truenext reads {HISTORY_VERSION}: "
+            f"event {min(unknown):,} is of another history version; this truenext reads {OLDEST_HISTORY_VERSION} to "
+            f"{HISTORY_VERSION}: "
             "use the truenext that wrote it"
         )
 

@@ -44,9 +44,11 @@ class EventCode(IntEnum):
     WINDOW = 17
     REQUESTED = 18
     STARTED = 19
-    RUN_STARTED = 20
-    GAP = 21
-    FINISHED = 22
+    HANDLED = 20
+    REPORTED = 21
+    RUN_STARTED = 22
+    GAP = 23
+    FINISHED = 24
     """End of the history."""
 
 
@@ -75,7 +77,8 @@ class ReturnReason(IntEnum):
 
 
 HAS_CAUSE = 4
-"""Number added to the ReturnReason of a return with a cause. For a dead letter with a cause the number stands alone."""
+"""Number added to the ReturnReason of a return with a cause. For a dead letter or handled message with a cause the
+number stands alone."""
 
 
 class StartFlag(IntEnum):
@@ -226,6 +229,8 @@ END_REASONS = {
     EventCode.ACKNOWLEDGED: "acknowledged",
     EventCode.EXPIRED: "expired",
     EventCode.DEAD_LETTERED: "dead-lettered",
+    EventCode.HANDLED: "handled",
+    EventCode.REPORTED: "dead-lettered",
     EventCode.MOVED: "moved",
     EventCode.REMOVED: "removed",
     EventCode.ENDED: "ended",

@@ -410,15 +410,15 @@ class QueueAudit:
         message.has_known_attempts = True
 
     def end_message(self, event: int, at: int, sequence: int, code: EventCode, *, has_cause: bool = False) -> None:
-        """Record the end of a message by ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, MOVED or REMOVED. `has_cause` says
-        whether a dead letter has a cause."""
+        """Record the end of a message by ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, HANDLED, MOVED or REMOVED. `has_cause`
+        says whether a dead letter or handled message has a cause."""
         self.clear_delay(sequence)
         message = self.messages.pop(sequence, None)
         if message is None:
             self.end_after_queue_ended(event, at, sequence, code)
             return
         self.removed.add(sequence, code)
-        if code == EventCode.DEAD_LETTERED and message.has_cause and not has_cause:
+        if code in (EventCode.DEAD_LETTERED, EventCode.HANDLED) and message.has_cause and not has_cause:
             self.add_finding("lost-failure", event, at, message, detail="a consumer had named a cause")
         if message.state is HELD:
             self.end_hold(message)
@@ -438,6 +438,20 @@ class QueueAudit:
             message.end_reason = END_REASONS[code]
             self.finished.append(message)
         self.update_idle_time(event, at)
+
+    def on_reported(self, event: int, at: int, sequence: int) -> None:
+        """Record that the dead letter of a message has sent a report (C11.7): one, and no other end sends any."""
+        code = self.removed.get(sequence)
+        if code == EventCode.DEAD_LETTERED:
+            self.removed.add(sequence, EventCode.REPORTED)
+        elif code or self.is_certain(sequence):
+            detail = "twice" if code == EventCode.REPORTED else "although it is no dead letter"
+            self.add_finding("duplicate", event, at, sequence, detail=f"reported {detail}")
+
+    def is_certain(self, sequence: int) -> bool:
+        """Return whether a message has not ended for certain: no gap hides its end."""
+        message = self.messages.get(sequence)
+        return message is not None and message.state in (WAITING, HELD, DELAYED)
 
     def end_after_queue_ended(self, event: int, at: int, sequence: int, code: EventCode) -> None:
         """Record the end of a message that the queue does not have: its durable subscription has ended, or the message

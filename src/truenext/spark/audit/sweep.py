@@ -81,7 +81,7 @@ def _process(accounts: list[QueueAudit], columns: list[list[Any]]) -> None:
     time is spent here."""
     accepted, dispatched, acknowledged = map(int, (EventCode.ACCEPTED, EventCode.DISPATCHED, EventCode.ACKNOWLEDGED))
     started, returned, recovered = map(int, (EventCode.STARTED, EventCode.RETURNED, EventCode.RECOVERED))
-    last_of_events = started
+    last_of_events = int(EventCode.REPORTED)
     for account, event, at, code, sequence, consumer, number, persistent, visible_event, visible_at, detail_code in zip(
         accounts, *columns, strict=True
     ):
@@ -112,8 +112,10 @@ def _process(accounts: list[QueueAudit], columns: list[list[Any]]) -> None:
 def _process_rare(account: QueueAudit, rare: tuple[int, ...]) -> None:
     event, at, code, sequence, consumer, number, visible_at, detail_code = rare
     match code:
-        case EventCode.EXPIRED | EventCode.DEAD_LETTERED | EventCode.MOVED | EventCode.REMOVED:
+        case EventCode.EXPIRED | EventCode.DEAD_LETTERED | EventCode.HANDLED | EventCode.MOVED | EventCode.REMOVED:
             account.end_message(event, at, sequence, EventCode(code), has_cause=bool(detail_code))
+        case EventCode.REPORTED:
+            account.on_reported(event, at, sequence)
         case EventCode.PAUSED | EventCode.RESUMED:
             account.on_paused(event, at, is_paused=code == EventCode.PAUSED)
         case EventCode.SUBSCRIBED:

@@ -65,6 +65,7 @@ def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataF
         requested      count                               0                                     of the message
         returned       attempts                            ReturnReason, HAS_CAUSE               of the message
         dead-lettered  0                                   HAS_CAUSE                             of the message
+        handled        0                                   HAS_CAUSE                             of the message
         start          StartFlag
         others         0                                   0                                     of the message
     """
@@ -127,7 +128,7 @@ def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits
     detail_code: Column = (
         F.when(is_subscribed, _flags())
         .when(F.col("kind") == "returned", F.coalesce(_return_reason(), F.lit(0)) + has_cause)
-        .when(F.col("kind") == "dead-lettered", has_cause)
+        .when(F.col("kind").isin("dead-lettered", "handled"), has_cause)
         .otherwise(F.col("group"))
     )
     return joined.select(

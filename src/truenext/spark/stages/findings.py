@@ -145,7 +145,7 @@ def _repeated(joined: DataFrame) -> DataFrame:
 
 def _orphaned(joined: DataFrame, last_gap: int) -> DataFrame:
     """Return messages that a stage has sent although the message it was handling was never acknowledged. Both must
-    happen in one commit. A handled message that was dead-lettered or moved is no finding: it may have been completed
+    happen in one commit. A message that was dead-lettered, handled or moved is no finding: it may have been completed
     under another sequence. Messages of exactly-once stages are no finding either, because any process may send these
     once the SQL is committed.
     """
@@ -154,7 +154,7 @@ def _orphaned(joined: DataFrame, last_gap: int) -> DataFrame:
         .groupBy(F.col("message").alias("parent"))
         .agg(
             F.count("acknowledged_event").alias("acknowledged"),
-            F.count_if(F.col("end_kind").isin("dead-lettered", "moved")).alias("elsewhere"),
+            F.count_if(F.col("end_kind").isin("dead-lettered", "handled", "moved")).alias("elsewhere"),
             F.every(F.coalesce("persistent", F.lit(False))).alias("is_known"),
             F.some(F.coalesce("exactly_once", F.lit(False))).alias("is_exactly_once"),
             F.min("last_event").alias("parent_event"),

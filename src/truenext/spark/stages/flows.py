@@ -16,10 +16,12 @@ RUNS_MAX = 60
 def flows(joined: DataFrame) -> DataFrame:
     """Return one row for each flow that has a recorded execution. The columns are start, duration, and the numbers of
     messages, of executions (`runs`), and of failures. `given_up` is the number of dead letters and of expired, removed
-    or rejected messages; `in_progress` the number of messages that have not ended."""
+    or rejected messages, but not of handled ones; `in_progress` the number of messages that have not ended."""
     # An acknowledged message is not in progress, even if its process was killed before it recorded that.
     ended = F.col("outcome").isin(*DONE) | F.coalesce(F.col("end_kind") == "acknowledged", F.lit(False))
-    lost = F.col("end_kind").isin("dead-lettered", "expired", "removed") | (F.col("outcome") == "rejected")
+    is_handled = F.coalesce(F.col("end_kind") == "handled", F.lit(False))
+    lost = F.col("end_kind").isin("dead-lettered", "expired", "removed")
+    lost |= (F.col("outcome") == "rejected") & ~is_handled
     messages = (
         joined.where("started_at is not null")
         .groupBy("flow", "message")

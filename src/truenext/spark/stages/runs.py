@@ -5,7 +5,7 @@ from pyspark.sql import functions as F
 
 from truenext.spark.stages.schema import OUTCOMES
 
-END_KINDS = ("acknowledged", "dead-lettered", "expired", "moved", "removed")
+END_KINDS = ("acknowledged", "dead-lettered", "expired", "handled", "moved", "removed")
 _MESSAGE_KINDS = ("accepted", "dispatched", "returned", *END_KINDS)
 _START_FIELDS = (
     *("stage", "queue", "sequence", "message", "parent", "flow", "trace", "sender", "attempt", "deliveries"),

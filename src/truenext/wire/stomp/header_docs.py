@@ -11,9 +11,11 @@ from truenext.model.limits import (
     COMPOSITE_MAX,
     CONSUMER_PRIORITY_MAX,
     DELAY_MS_MAX,
+    HANDLERS_MAX,
     HEART_BEAT_MS_MIN,
     NAME_LENGTH_MAX,
     PRODUCER_NUMBER_MAX,
+    REPORT_ID_LENGTH_MAX,
     SCHEDULE_TIME_MAX,
     TTL_MS_MAX,
     WINDOW_DEFAULT,
@@ -208,6 +210,19 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
             ("truenext-ttl",),
             f"milliseconds, 1 to {TTL_MS_MAX}. Default: none",
             "The message expires so long after the broker has accepted it; not together with `expires`.",
+        ),
+        HeaderDoc(
+            ("truenext-report-to", "truenext-report-id"),
+            f"a queue or topic; a text of 1 to {REPORT_ID_LENGTH_MAX} characters. Default: none",
+            "Send a report to this destination whenever the message becomes a dead letter: a message without a body, "
+            "with the headers of the dead letter and the id as `correlation-id`. Both headers are needed, and the "
+            "right to send there. Only on a SEND to one queue.",
+        ),
+        HeaderDoc(
+            ("truenext-on-failure",),
+            f"1 to {HANDLERS_MAX} queues `/queue/NAME`, with one blank between two. Default: none",
+            "A message that has failed moves to the first of these queues instead of becoming a dead letter; the "
+            "others stay in the header. It needs the right to send to each. Only on a SEND to one queue.",
         ),
         _PRODUCER,
         _GAPLESS,
@@ -440,6 +455,12 @@ BROKER_FRAME_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
             ),
             "as on a SEND and a MESSAGE",
             "Headers of the message before it was a dead letter.",
+        ),
+        HeaderDoc(
+            ("truenext-failure",),
+            "`report`, `handled`",
+            "The message is the report of a dead letter, or has failed and moved to a handler. Either has the headers "
+            "of a dead letter.",
         ),
         HeaderDoc(("browser",), "`end`", "The frame is no message: the browser has been shown everything."),
         HeaderDoc(

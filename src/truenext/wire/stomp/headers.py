@@ -26,6 +26,7 @@ from typing import TypeVar
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import AckMode, Subscribe
 from truenext.model.destination import Destination, DestinationKind
+from truenext.model.failure_headers import ON_FAILURE, REPORT_ID, REPORT_TO
 from truenext.model.header_lines import DEAD_LETTER_HEADERS, HOP_BY_HOP_HEADERS
 from truenext.model.limits import CAUSE_BYTES_MAX, CONSUMER_PRIORITY_MAX, DELAY_MS_MAX, WINDOW_MAX
 from truenext.model.numerals import are_digits
@@ -68,7 +69,7 @@ BROKER_HEADERS = DEAD_LETTER_HEADERS | {SEQUENCE, "truenext-deliveries", "truene
 
 _NUMBERED = ("truenext-number", "truenext-producer", "truenext-gapless")
 OWN_HEADERS: Mapping[str, tuple[str, ...]] = {
-    "SEND": (*_NUMBERED, "truenext-ttl"),
+    "SEND": (*_NUMBERED, "truenext-ttl", REPORT_TO, REPORT_ID, ON_FAILURE),
     "SUBSCRIBE": ("truenext-express", "truenext-pull"),
     "ACK": ("truenext-started",),
     "NACK": ("truenext-delay", "truenext-reject", CAUSE),

@@ -15,6 +15,7 @@ from typing import Any
 from truenext.errors import RemoteProtocolError
 from truenext.model.commands import Ack, AckRun, Send, SendRun, Started
 from truenext.model.destination import Destination, DestinationKind, parse_address
+from truenext.model.failure_headers import FAILURE_HEADERS, ON_FAILURE, REPORT_ID, REPORT_TO, failure_destinations
 from truenext.model.header_lines import DEAD_LETTER_HEADERS, HOP_BY_HOP_HEADERS, SCHEDULE_PREFIX
 from truenext.model.limits import HEADER_BYTES_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 from truenext.model.message import SentMessage
@@ -56,6 +57,7 @@ _FORWARDED = {
     "persistent": rb"true|false",
     "expires": rb"\d{1,18}+",
     "JMSXGroupID": _HOP_BY_HOP["receipt"],
+    **dict.fromkeys(FAILURE_HEADERS, rb"%v"),
 }
 """Headers of a SEND that are forwarded and also read, with the pattern of the values that a shape reads. %v is any
 value."""
@@ -114,14 +116,15 @@ class SendShape:
         self._receipt = groups.pop("receipt", None)
         self._optional = groups
         """Number of the group with the value of each header that most SENDs lack, by header."""
+        self._has_optional = bool(groups)
 
     def read(self, data: bytes, start: int, into: list[Frame | ShapedCommand], body_bytes_max: int) -> int:
         match = self.match
         at_destination, at_length = self._destination, self._length
         at_priority, at_persistent, at_receipt = self._priority, self._persistent, self._receipt
         first, *others = self._forwarded
-        optional = self._optional
-        is_plain = not optional and at_receipt is None
+        has_optional = self._has_optional
+        is_plain = not has_optional and at_receipt is None
         size = len(data)
         # Of the run that is being read; None before its second message.
         run: list[SentMessage] | None = None
@@ -164,7 +167,7 @@ class SendShape:
                     run.append(message)
                 continue
             send = Send(destination, message)
-            if optional and not self._set_optional_headers(send, groups):
+            if has_optional and not self._set_optional_headers(send, groups):
                 return found.start()
             into.append(send if at_receipt is None else (send, groups[at_receipt].decode()))
         return start
@@ -190,6 +193,28 @@ class SendShape:
                     if send.number > PRODUCER_NUMBER_MAX:
                         return False
         return True
+
+
+class FailureSendShape(SendShape):
+    """Shape that makes a Send of each SEND with failure headers."""
+
+    def __init__(self, version: Version, names: tuple[str, ...]) -> None:
+        super().__init__(version, names)
+        self._has_optional = True
+        report_to, report_id, on_failure = (
+            self._optional.pop(name, None) for name in (REPORT_TO, REPORT_ID, ON_FAILURE)
+        )
+        self._failure_groups = (report_to, report_id, on_failure)
+        """Number of the group with the value of each failure header; None if the SENDs lack that header."""
+
+    def _set_optional_headers(self, send: Send, groups: tuple[bytes, ...]) -> bool:
+        values = (None if group is None else groups[group].decode() for group in self._failure_groups)
+        try:
+            send.failure_destinations = failure_destinations(send.destination, *values)
+        except RemoteProtocolError:
+            return False
+        send.names_destinations = True
+        return super()._set_optional_headers(send, groups)
 
 
 class AckShape:
@@ -332,6 +357,8 @@ def _destination(address: bytes) -> Destination | None:
 def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[ShapedCommand]:
     is_in_c = SPEEDUPS is not None and _NOT_IN_C.isdisjoint(names)
     if command == "SEND" and _is_fast_path(set(names)):
+        if not FAILURE_HEADERS.isdisjoint(names):
+            return FailureSendShape(version, names)
         return _send_shape_in_c(version, names) if is_in_c else SendShape(version, names)
     if command == "SEND" and len(names) == 2 and {"destination", "id"} == set(names):
         return StartedShape(version, names)

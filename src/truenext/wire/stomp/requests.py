@@ -35,6 +35,7 @@ from truenext.model.destination import (
     parse_address,
     split_options,
 )
+from truenext.model.failure_headers import FAILURE_HEADERS, ON_FAILURE, REPORT_ID, REPORT_TO, failure_destinations
 from truenext.model.header_lines import HOP_BY_HOP_HEADERS, SCHEDULE_HEADERS, SCHEDULE_PREFIX
 from truenext.model.limits import PRODUCER_NUMBER_MAX, SCHEDULE_TIME_MAX, TTL_MS_MAX
 from truenext.model.message import SentMessage
@@ -60,7 +61,7 @@ from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, rea
 _NOT_FORWARDED = HOP_BY_HOP_HEADERS | header_lines.DEAD_LETTER_HEADERS
 """Headers of a SEND that are not stored. Headers of a dead letter are among them, as only the broker may add these."""
 _SCHEDULED_OR_INEFFECTIVE = SCHEDULE_HEADERS | INEFFECTIVE_HEADERS["SEND"].keys()
-_UNUSUAL_SEND = _NOT_FORWARDED | _SCHEDULED_OR_INEFFECTIVE | {"reply-to", "JMSXGroupID"}
+_UNUSUAL_SEND = _NOT_FORWARDED | _SCHEDULED_OR_INEFFECTIVE | {"reply-to", "JMSXGroupID"} | FAILURE_HEADERS
 _MESSAGE_ONLY = SCHEDULE_HEADERS | {"reply-to"}
 """Headers that are refused on a SEND to an action of /control/, such as /control/release: an action is done at once,
 and has no answer."""
@@ -135,7 +136,8 @@ class FrameInterpreter:
         schedule = None
         group = ""
         ttl_ms = 0
-        has_reply_to = False
+        names_destinations = False
+        failures: tuple[Destination, ...] = ()
         if not self._unusual_send.isdisjoint(headers):
             ttl_ms = _ttl(headers)
             # One check for both, as neither is usual.
@@ -148,7 +150,12 @@ class FrameInterpreter:
             text = headers.get("JMSXGroupID")
             group = "" if text is None else read_name("JMSXGroupID", text)
             header = self._forwarded(frame, priority)
-            has_reply_to = "reply-to" in headers
+            names_destinations = "reply-to" in headers
+            if not FAILURE_HEADERS.isdisjoint(headers):
+                failures = failure_destinations(
+                    destination, headers.get(REPORT_TO), headers.get(REPORT_ID), headers.get(ON_FAILURE)
+                )
+                names_destinations = True
         elif not header or "content-length" not in headers:
             header = self._forwarded(frame, priority)
         elif priority_text is None:
@@ -164,7 +171,16 @@ class FrameInterpreter:
             message.group = group
         transaction = headers.get("transaction")
         return Send(
-            destination, message, transaction, producer, number, schedule, ttl_ms, is_gapless, has_reply_to=has_reply_to
+            destination,
+            message,
+            transaction,
+            producer,
+            number,
+            schedule,
+            ttl_ms,
+            is_gapless,
+            names_destinations=names_destinations,
+            failure_destinations=failures,
         )
 
     def _report_ineffective_headers(self, frame: Frame) -> None:

@@ -1,0 +1,148 @@
+"""Tests that reports and handled messages arrive, over a real broker, its restarts and its crashes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.integration.broker_process import QueueFacts
+from tests.integration.raw_client import RawClient
+from tests.integration.test_redelivery import running
+from truenext.wire.stomp.frame import Frame
+
+COUNT = 3000
+"""Number of rejected messages."""
+ROUND = 500
+"""Number of messages that are rejected before the broker is killed."""
+NO_FACTS = QueueFacts(0, 0, 0)
+
+
+def reported(number: int, **more: str) -> dict[str, str]:
+    return {"truenext-report-to": "/queue/reports", "truenext-report-id": f"id {number}", "state": f"s {number}"} | more
+
+
+def reject(client: RawClient, message: Frame, cause: str = "broken") -> None:
+    client.send_frame("NACK", {"id": message.headers["ack"], "truenext-reject": "true", "truenext-cause": cause})
+
+
+def all_of(client: RawClient, queue: str) -> list[Frame]:
+    client.subscribe(queue, ack="auto", prefetch=None)
+    messages = [client.message() for _ in range(COUNT)]
+    assert client.arrived() == []
+    return messages
+
+
+def confirm(client: RawClient) -> None:
+    """Wait until all that the client has done is durable."""
+    client.send_frame("SEND", {"destination": "/queue/barrier", "persistent": "true"}, confirmed=True)
+
+
+@pytest.mark.parametrize("is_clean", [True, False], ids=["stopped", "killed"])
+def test_headers_and_what_comes_of_them_survive_the_end_of_the_broker(tmp_path: Path, *, is_clean: bool) -> None:
+    # C11.7 to C11.11
+    with running(tmp_path) as broker:
+        client = broker.connect()
+        headers = reported(7, persistent="false" if is_clean else "true") | {"truenext-on-failure": "/queue/h"}
+        client.send("q", b"body", headers=headers, confirmed=True)
+        broker.restart(is_clean=is_clean)
+        client = broker.connect()
+        client.subscribe("q")
+        reject(client, client.message())
+        confirm(client)
+        broker.restart(is_clean=is_clean)
+        client = broker.connect()
+        client.subscribe("h")
+        handled = client.message()
+        assert (handled.body, handled.headers["truenext-failure"]) == (b"body", "handled")
+        assert handled.headers["truenext-original-last-cause"] == "broken"
+        reject(client, handled, "another")
+        confirm(client)
+        broker.restart(is_clean=is_clean)
+        (report,) = broker.remaining_messages("reports")
+        (letter,) = broker.remaining_messages("DLQ.h")
+        assert (report.body, report.headers["correlation-id"], report.headers["state"]) == (b"", "id 7", "s 7")
+        facts = {name: value for name, value in letter.headers.items() if name.startswith("truenext-original-")}
+        assert facts["truenext-original-destination"] == "/queue/q"
+        assert facts["truenext-original-last-cause"] == "broken"
+        assert facts.items() <= report.headers.items()
+        assert letter.body == b"body"
+
+
+def test_re_driven_message_is_reported_once_more(tmp_path: Path) -> None:
+    # C11.11
+    with running(tmp_path) as broker:
+        client = broker.connect()
+        client.send("q", b"body", headers=reported(7), confirmed=True)
+        client.subscribe("q")
+        reject(client, client.message())
+        broker.await_facts("DLQ.q", waiting=1)
+        assert broker.output_of("redrive", "DLQ.q").startswith("1 moved")
+        again = client.message()
+        assert again.headers["truenext-report-id"] == "id 7"
+        assert "truenext-dead-letter-cause" not in again.headers
+        reject(client, again, "once more")
+        broker.await_facts("reports", waiting=2)
+        causes = [each.headers["truenext-original-last-cause"] for each in broker.remaining_messages("reports")]
+        assert causes == ["broken", "once more"]
+
+
+def test_report_to_a_topic_reaches_the_subscriptions_that_are_there(tmp_path: Path) -> None:
+    # C11.9
+    with running(tmp_path) as broker:
+        asker, client = broker.connect(), broker.connect()
+        asker.send_frame("SUBSCRIBE", {"id": "1", "destination": "/topic/replies.*", "ack": "auto"}, confirmed=True)
+        client.subscribe("q")
+        to_topic = reported(7) | {"truenext-report-to": "/topic/replies.one"}
+        client.send("q", b"body", headers=to_topic, confirmed=True)
+        reject(client, client.message())
+        report = asker.message()
+        assert (report.body, report.headers["correlation-id"], report.headers["state"]) == (b"", "id 7", "s 7")
+        assert report.headers["truenext-original-last-cause"] == "broken"
+
+
+def test_refused_headers_are_named_and_their_send_does_nothing(tmp_path: Path) -> None:
+    # C11.12
+    with running(tmp_path) as broker:
+        for headers, code in (
+            ({"truenext-report-to": "/queue/r"}, "header"),
+            ({"truenext-on-failure": "/topic/t"}, "destination"),
+            ({"truenext-on-failure": " ".join(["/queue/h"] * 9)}, "header"),
+        ):
+            client = broker.connect()
+            client.send_frame("SEND", {"destination": "/queue/q"} | headers, b"x")
+            error = client.next_frame()
+            assert (error.command, error.headers["truenext-code"]) == ("ERROR", code)
+            assert next(iter(headers)) in error.headers["message"]
+        assert "q" not in broker.queues()
+
+
+def test_each_of_many_rejected_messages_has_one_dead_letter_and_one_report_after_kills(tmp_path: Path) -> None:
+    # C11.7, C18.1
+    with running(tmp_path) as broker:
+        client = broker.connect()
+        for number in range(COUNT):
+            client.send(
+                "q", b"body %d" % number, headers=reported(number, persistent="true"), confirmed=number == COUNT - 1
+            )
+        rounds = 0
+        while waiting := broker.queues().get("q", NO_FACTS).waiting:
+            client = broker.connect()
+            client.subscribe("q", prefetch=ROUND)
+            for _ in range(min(ROUND, waiting)):
+                reject(client, client.message())
+            if rounds % 2:
+                # Of what has a receipt nothing comes again.
+                confirm(client)
+            rounds += 1
+            assert rounds <= 2 * COUNT // ROUND, "rejected messages come again and again"
+            broker.restart(is_clean=False)
+        letters, reports = (all_of(broker.connect(), queue) for queue in ("DLQ.q", "reports"))
+        assert Counter(letter.headers["truenext-report-id"] for letter in letters) == {
+            f"id {number}": 1 for number in range(COUNT)
+        }
+        assert Counter(report.headers["correlation-id"] for report in reports) == {
+            f"id {number}": 1 for number in range(COUNT)
+        }
+        assert {report.body for report in reports} == {b""}
