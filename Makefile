@@ -19,7 +19,7 @@ ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
 
-.PHONY: help setup demo say-what-the-demo-does generate reference texts check test test-core test-spark simulate search faults load spark freeze broken guard stages kill crash bench bench-backlog bench-due bench-inbox lock clean
+.PHONY: help setup demo say-what-the-demo-does generate reference texts check test test-core test-spark simulate search faults load spark freeze broken guard stages kill asan crash bench bench-backlog bench-due bench-inbox lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -31,11 +31,12 @@ install = $*/bin/python -m pip install --disable-pip-version-check --progress-ba
 	-e 's/^Installing collected packages.*/  writing files/p'
 
 # The three stages of an environment.
-.venv/core .venv-core/core: %/core: requirements.lock pyproject.toml
+.venv/core .venv-core/core: %/core: requirements.lock pyproject.toml setup.py src/truenext/wire/stomp/_speed.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "truenext needs Python 3.11 or later; say make PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $*
 	@echo "installing the broker and its client into $*"
 	@$(call install,--require-hashes -r requirements.lock)
+	@rm -f src/truenext/wire/stomp/_speed.*.so
 	@$(call install,--no-deps --no-build-isolation -e .)
 	@touch $@
 
@@ -89,10 +90,12 @@ check: .venv/spark ## Formatting, types, import rules, unit and property tests
 test: test-core test-spark ## Everything that must hold, in minutes
 
 test-core: .venv-core/test
+	.venv-core/bin/truenext --version
 	.venv-core/bin/ruff format --check .
 	.venv-core/bin/ruff check .
 	.venv-core/bin/lint-imports
 	$(call timed,tests without Spark) .venv-core/bin/python -m pytest $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages tests/integration
+	$(call timed,tests with the codec in Python) env TRUENEXT_SPEEDUPS=0 TRUENEXT_EXAMPLES=5 .venv-core/bin/python -m pytest $(ON_ALL_CORES) tests/unit/test_stomp_codec.py tests/unit/test_stomp_shapes.py tests/unit/test_stomp_server.py tests/property/test_against_oracle.py
 	$(call timed,tests with TLS) env TRUENEXT_TLS=1 .venv-core/bin/python -m pytest $(ON_ALL_CORES) -k "not hang" tests/integration/test_acknowledgement.py tests/integration/test_release.py tests/integration/test_cut_connections.py
 
 # Types are those of Spark, too. With Parquet the history of a broker is elsewhere.
@@ -133,6 +136,10 @@ stages: .venv/test ## Stages whole: who dies at each point of a message's way, a
 kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more), and 1,000 with COMMITs in doubt (COMMITS=n)
 	TRUENEXT_KILL_CYCLES=$${CYCLES:-20} $(PYTEST) -s tests/integration/test_kill.py
 	TRUENEXT_COMMIT_CYCLES=$${COMMITS:-1000} $(PYTEST) -s tests/integration/test_kill_commits.py
+
+asan: .venv/test ## The codec in C beside the one in Python, under AddressSanitizer: a million random inputs (INPUTS=n); needs gcc
+	CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g" $(BIN)/python setup.py --quiet build --build-base build --build-lib build/asan
+	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=build/asan $(BIN)/python -m tests.unit.speed_comparison $${INPUTS:-1000000}
 
 crash: .venv/test ## Cut the power of the store at every operation, LMDB's included: 100,000 states of a disk (CRASHES=n)
 	TRUENEXT_CRASHES=$${CRASHES:-100000} $(PYTEST) -s tests/contract/test_crash_points.py

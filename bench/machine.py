@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from bench import brokers
+from truenext.wire.stomp.speedups import CODEC_LANGUAGE
 
 _BLOCK = b"x" * 4096
 _ROUNDS = 300
@@ -25,6 +26,7 @@ def facts(folder: Path) -> list[tuple[str, str]]:
         ("load average at the start", f"{os.getloadavg()[0]:.2f}"),
         ("system", f"{platform.system()} {platform.release()}"),
         ("python", f"{platform.python_implementation()} {platform.python_version()}, {_describe_build()}"),
+        ("codec", f"in {CODEC_LANGUAGE}"),
         ("write and fsync of 4 KiB", _describe_times(fsync_times(folder))),
     ]
 

@@ -44,8 +44,9 @@ from truenext.model.limits import (
     TRANSACTIONS_MAX,
     WINDOW_MAX,
 )
-from truenext.model.policy import Policies
+from truenext.model.policy import Policies, Policy
 from truenext.model.url import parse_url
+from truenext.server.ending import TAKEOVER_GRACE_S
 from truenext.server.listener import Listener, Places
 from truenext.store.embedded import EmbeddedStore
 
@@ -58,6 +59,8 @@ QUIET_S = 0.3
 NOTED_S = 0.001
 """Shortest step that is noted, in seconds of processor time."""
 ANSWER_S = 120.0
+LIMITED_TOPIC = "limited"
+"""Topic of whose messages a subscription may have none in memory."""
 
 
 class Steps:
@@ -284,6 +287,23 @@ def transaction(trial: Trial) -> None:
 
 
 @scenario
+def commits(trial: Trial) -> None:
+    """Transactions of several connections that are committed at once."""
+    clients = [trial.client() for _ in range(8)]
+    for client in clients:
+        client.write("BEGIN", {"transaction": "t"})
+        data = frame("SEND", {"destination": "/queue/c", "transaction": "t", "persistent": "true"}, b"x")
+        for _ in range(TRANSACTION_MESSAGES_MAX // 1000):
+            client.write_frames(data * 1000)
+        client.confirm()
+    with trial.measures(f"{len(clients)} COMMITs of {TRANSACTION_MESSAGES_MAX:,} persistent sends at once", LISTED_MS):
+        for client in clients:
+            client.write("COMMIT", {"transaction": "t", "receipt": "c"})
+        for client in clients:
+            client.await_receipt("c")
+
+
+@scenario
 def nack(trial: Trial) -> None:
     for kind, persistent in (("transient", "false"), ("persistent", "true")):
         queue = f"/queue/{kind}"
@@ -454,6 +474,43 @@ def unread(trial: Trial) -> None:
     with trial.measures("ends of the other connections at once", LISTED_MS):
         for client in clients[1:]:
             client.close()
+
+
+@scenario
+def slow(trial: Trial) -> None:
+    """Connections that all end at once, as all have more messages of one topic than its policy allows."""
+    count, held = CONNECTIONS_MAX - 10, 100
+    trial.fill("/queue/held", count * held)
+    for _ in range(count):
+        client = trial.client()
+        client.write(
+            "SUBSCRIBE", {"id": 0, "destination": "/queue/held", "ack": "client", "activemq.prefetchSize": held}
+        )
+        client.write("SUBSCRIBE", {"id": 1, "destination": f"/topic/{LIMITED_TOPIC}", "ack": "client"})
+    trial.settle()
+    with trial.measures(
+        f"ends of {count:,} connections whose subscriptions exceed their memory_limit at once", LISTED_MS
+    ):
+        trial.fill(f"/topic/{LIMITED_TOPIC}", 1)
+
+
+@scenario
+def cut(trial: Trial) -> None:
+    """Connections of truenext clients that end at once, as no client takes them over."""
+    count = 15_000
+    clients = [trial.client(is_truenext=True) for _ in range(8)]
+    trial.fill("/queue/cut", len(clients) * count)
+    for client in clients:
+        client.write(
+            "SUBSCRIBE", {"id": 0, "destination": "/queue/cut", "ack": "client", "activemq.prefetchSize": count}
+        )
+        client.write("BEGIN", {"transaction": "t"})
+        client.write("ACK", {"id": client.take(count).decode(), "transaction": "t"})
+        client.call("UNSUBSCRIBE", {"id": 0})
+    with trial.measures(f"ends of {len(clients)} connections that were cut at once", LISTED_MS):
+        for client in clients:
+            client.close()
+        time.sleep(TAKEOVER_GRACE_S)
 
 
 @scenario
@@ -748,7 +805,7 @@ async def _run_scenario(name: str, data: Path, steps: Steps) -> list[Row]:
         messages = int(MEMORY_LIMIT * MEMORY_SHARE)
         engine, recovered = recover(
             store,
-            Policies(),
+            Policies(by_pattern={LIMITED_TOPIC: Policy(memory_limit=1)}),
             memory_limit=messages,
             queues_memory_limit=MEMORY_LIMIT - messages - BROKER_BYTES,
             history=log,

@@ -81,7 +81,7 @@ def cases() -> tuple[list[Case], dict[str, str]]:
     """Return the cases that can be measured here, and by key the reasons why others cannot."""
     found = [
         Case("receive", "receive, each acknowledged by itself", tasks.receive, "raw", raw.receive, 0.6),
-        Case("auto", "receive, auto", tasks.iterate, "raw", raw.iterate, 0.6),
+        Case("auto", "receive, auto", tasks.iterate, "raw", raw.receive, 0.6),
         Case("send", "send_many", tasks.send_many, "raw", raw.send_many, 0.7),
         *(
             Case(f"copy-{batch}", f"copy in transactions of {batch}", tasks.copy, "raw", raw.copy, 0.6, share, batch)

@@ -46,25 +46,6 @@ _REPLY_TO = re.compile(rb"\nreply-to:([^\n]+)\n")
 
 
 def receive(gate: Gate, order: Order) -> Done:
-    """Report each message as started, then acknowledge it: two writes, as of a program that handles it in between."""
-    watch = Stopwatch(gate, order)
-    with _connect(order.port) as sock:
-        watch.start()
-        inbox = _Inbox(sock, order)
-        count = 0
-        while count < order.messages:
-            for value in inbox.values():
-                count += 1
-                sock.sendall(_STARTED % value)
-                ack = _ACK % value
-                sock.sendall(ack if count % ACKS_PER_RECEIPT else ack[:-3] + _CONFIRMED % count)
-        inbox.disconnect()
-    done = watch.stop()
-    inbox.check(order.messages)
-    return done
-
-
-def iterate(gate: Gate, order: Order) -> Done:
     """Acknowledge each message when the next one is started, or when no other has come."""
     watch = Stopwatch(gate, order)
     with _connect(order.port) as sock:

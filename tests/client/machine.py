@@ -405,6 +405,8 @@ class Machine:
         core, received = which.consumer.session.core, which.received
         what = self.random.choice(["ack"] * 6 + ["nack", "nack", "later", "reject", "release", "raise", "cancelled"])
         self.note(f"{what} {received.text} {received.ack_id}")
+        if self.oracle.is_current(which) and what in ("ack", "nack", "later", "reject"):
+            self.oracle.requests(which.consumer.session.peer, received.ack_id, is_ack=what == "ack")
         if what == "ack":
             core.settle(received, ACKED)
             self.oracle.is_done(which)
@@ -588,6 +590,8 @@ class Machine:
         unit = session.unit
         was_rollback_only = unit is not None and unit.is_rollback_only
         core, in_doubt = session.core.transaction, session.in_doubt
+        if core is not None:
+            self.oracle.requests(session.peer, core.name)
         if unit is not None:
             unit.core = core
             unit.is_committing = not was_rollback_only
@@ -794,7 +798,7 @@ class Machine:
 
     def flush(self) -> None:
         for peer in self.simulation.peers:
-            if peer.is_flush_due:
+            if peer.must_flush or self.random.random() < 0.2:
                 peer.flush_now()
             if peer.can_write_on:
                 peer.write_on()
@@ -880,6 +884,8 @@ class Machine:
                 due = peer.client.delayed_calls.next_due_at
                 if due is not None and due <= self.now and peer.client.error is None and not peer.is_dead:
                     peer.tick()
+                if peer.flush_by is not None and peer.must_flush:
+                    peer.flush_now()
             simulation.run_broker()
             if self.now >= end:
                 break
@@ -888,7 +894,9 @@ class Machine:
 
     def confirm(self) -> None:
         for peer in self._wires():
-            if peer.is_up and not peer.has_unwritten and not peer.is_flush_due and peer.flush():
+            if peer.has_forgotten_bytes:
+                raise Disagreement(f"{peer.name} has bytes to write, and never will")
+            if peer.is_up and not (peer.has_unwritten or peer.is_flush_due or peer.flush_by) and peer.flush():
                 wire = peer.wire
                 if wire is not None and not wire.up and wire.is_listened_to:
                     self.oracle.confirm(peer)
@@ -918,7 +926,7 @@ class Machine:
                 if due is not None and due <= self.now and peer.client.error is None and not peer.is_dead:
                     peer.tick()
                     is_quiet = False
-                if peer.is_flush_due:
+                if peer.is_flush_due or peer.flush_by is not None:
                     peer.flush_now()
                     is_quiet = False
                 if peer.can_write_on:

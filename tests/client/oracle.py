@@ -191,6 +191,9 @@ class Oracle:
         """Messages by client and name of the subscription, which is the same on each connection."""
         self._started: dict[tuple[int, str], int] = {}
         """Events by wire and `ack` at which the socket took the frame that says that the message is started."""
+        self._requests: dict[int, dict[str, bool]] = {}
+        """By wire and in the program's order the messages that it acknowledges (True) or nacks, by `ack`, and the
+        transactions that it commits, by name; without those whose frame the socket has taken."""
         simulation.on_client_frame = self._on_client_frame
         simulation.on_broker_frame = self._on_broker_frame
         simulation.dispatched = self._on_dispatched
@@ -225,7 +228,10 @@ class Oracle:
                 for name in subscriptions_of(frame):
                     self._mark([self.incoming(peer, name)], "the client gave it back")
                     self.incoming(peer, name).round_min = wire.rounds
+        elif frame.command == "COMMIT":
+            self._on_request_written(wire, headers["transaction"])
         elif frame.command in ("ACK", "NACK"):
+            self._on_request_written(wire, headers["id"])
             if "truenext-started" in headers:
                 self._started.setdefault((wire.number, headers["truenext-started"]), simulation.event())
             if "transaction" in headers:
@@ -239,6 +245,22 @@ class Oracle:
                     self._mark([incoming], "a message of it was refused")
         elif frame.command == "UNSUBSCRIBE":
             self._mark([self.incoming(peer, headers["id"])], "it was unsubscribed")
+
+    def requests(self, peer: Peer, key: str, *, is_ack: bool = False) -> None:
+        """Record that the program acknowledges or nacks a message, or commits a transaction."""
+        if peer.wire is not None:
+            self._requests.setdefault(peer.wire.number, {})[key] = is_ack
+
+    def _on_request_written(self, wire: Wire, key: str) -> None:
+        """Check that acknowledgements before this request were written before it."""
+        requests = self._requests.get(wire.number, {})
+        if key in requests:
+            for earlier, is_ack in requests.items():
+                if earlier == key:
+                    break
+                if is_ack:
+                    raise Disagreement(f"{key} was written before {earlier}, which was acknowledged before")
+            del requests[key]
 
     def _on_broker_frame(self, wire: Wire, frame: Frame) -> None:
         headers = frame.headers
@@ -302,6 +324,10 @@ class Oracle:
 
     def confirm(self, peer: Peer) -> None:
         """Record that the broker has all frames of the client."""
+        assert peer.wire is not None, "it has one"
+        for ack, is_ack in self._requests.get(peer.wire.number, {}).items():
+            if is_ack:
+                raise Disagreement(f"{ack} was acknowledged, and the broker is never told")
         for letter in self.letters.values():
             handled = letter.handled_by.get(peer)
             if handled is not None and handled.wire is peer.wire:

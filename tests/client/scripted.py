@@ -75,11 +75,15 @@ class Script:
         """Log messages of the client."""
         self.is_blocked = False
         """Whether the socket takes no bytes."""
+        self.write_count = 0
+        self.is_flush_later_due = False
+        """Whether bytes are to be written within `ACK_DELAY_S`."""
         context = ClientContext(
             clock=lambda: self.now,
             random=lambda: 0.5,
             flush=self.flush,
             flush_soon=lambda: None,
+            flush_later=self._flush_later,
             report=lambda what, facts: self.reports.append(what % facts),
             has_owner_ended=lambda owner: False,
         )
@@ -88,13 +92,18 @@ class Script:
     def flush(self) -> bool:
         if self.is_blocked:
             return False
-        for data in self.client.data_to_send():
+        out = self.client.data_to_send()
+        self.write_count += bool(out)
+        for data in out:
             if data == b"\n":
                 continue
             head, _, body = data[:-1].decode().partition("\n\n")
             command, *lines = head.split("\n")
             self.frames.append(ClientFrame(command, dict(line.split(":", 1) for line in lines), body))
         return True
+
+    def _flush_later(self) -> None:
+        self.is_flush_later_due = True
 
     def take_frames(self) -> list[ClientFrame]:
         """Return the frames since the last call."""

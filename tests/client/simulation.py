@@ -20,6 +20,7 @@ from truenext.broker import broker as broker_module
 from truenext.broker.broker import Broker
 from truenext.broker.pager import _decode_page, read_page
 from truenext.client.core.client import Client, ConnectOptions
+from truenext.client.core.context import ACK_DELAY_S
 from truenext.client.core.context import ClientContext as CoreContext
 from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimersResult
@@ -389,6 +390,8 @@ class Peer:
         self.wire: Wire | None = None
         self._unwritten = b""
         self.is_flush_due = False
+        self.flush_by: float | None = None
+        """Time by which the driver writes pending bytes that may wait."""
         self.is_dead = False
         login = ConnectOptions(addresses=[ADDRESS], heart_beat_s=heart_beat_s)
         context = CoreContext(
@@ -396,6 +399,7 @@ class Peer:
             random=simulation.random.random,
             flush=self.flush,
             flush_soon=self._flush_soon,
+            flush_later=self._flush_later,
             report=lambda what, facts: self.reports.append(f"{what}: {facts}"),
             has_owner_ended=lambda owner: False,
         )
@@ -462,9 +466,31 @@ class Peer:
     def _flush_soon(self) -> None:
         self.is_flush_due = True
 
+    def _flush_later(self) -> None:
+        if self.flush_by is None:
+            self.flush_by = self.simulation.loop.now + ACK_DELAY_S
+
     def flush_now(self) -> None:
         self.is_flush_due = False
+        self.flush_by = None
         self.flush()
+
+    @property
+    def must_flush(self) -> bool:
+        return self.is_flush_due or (self.flush_by is not None and self.flush_by <= self.simulation.loop.now)
+
+    @property
+    def has_forgotten_bytes(self) -> bool:
+        """Bytes are unwritten, and no event will write them."""
+        link = self.client.link
+        return not (
+            self.wire is None
+            or self._unwritten
+            or link is None
+            or not link.out_chunks
+            or self.is_flush_due
+            or self.flush_by is not None
+        )
 
     @property
     def can_write_on(self) -> bool:
@@ -620,7 +646,7 @@ class Simulation:
         times = [self.loop.next_at]
         for peer in self.peers:
             if peer.client.error is None and not peer.is_dead:
-                times += [peer.client.delayed_calls.next_due_at, peer.connects_at]
+                times += [peer.client.delayed_calls.next_due_at, peer.connects_at, peer.flush_by]
         return min((each for each in times if each is not None and each > self.loop.now), default=None)
 
     # ---- Without a client of the core ----

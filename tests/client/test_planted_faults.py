@@ -355,6 +355,39 @@ FAULTS = [
         "if False:",
         ("close_consumer",),
     ),
+    Fault(
+        "an acknowledgement that waits is never written",
+        SessionCore,
+        "settle",
+        "client.flush_later()",
+        "pass",
+        ("answer", "receive"),
+    ),
+    Fault(
+        "an acknowledgement that waits is dropped by the next receive",
+        Subscriptions,
+        "report_started",
+        "frames.add_started_header(self._last_ack, received.ack_id)",
+        "frames.encode_started(received.ack_id)",
+        ("answer", "receive"),
+    ),
+    Fault(
+        "the broker is not told of a message that is received after an acknowledgement that waits",
+        Subscriptions,
+        "report_started",
+        "out[-1] = frames.add_started_header(self._last_ack, received.ack_id)",
+        "pass",
+        ("answer", "receive"),
+    ),
+    Fault(
+        "a nack is written before an acknowledgement that waits",
+        Subscriptions,
+        "_send_settlement",
+        "link.write_tracked(data, PendingSettlement(self, received, disposition))",
+        "link.write_tracked(data, PendingSettlement(self, received, disposition)); "
+        "link.out_chunks.insert(0, link.out_chunks.pop())",
+        ("answer", "receive_many"),
+    ),
 ]
 
 

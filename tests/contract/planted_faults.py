@@ -221,9 +221,9 @@ def a_segment_is_released_before_its_move_is_durable(patch: "MonkeyPatch") -> No
 def a_removal_is_lost_when_a_move_is_interrupted(patch: "MonkeyPatch") -> None:
     """The checkpoint may have some of the oldest segment already, and recovery takes it as if it had none of it."""
 
-    def faulty(one: Overlay, keys: Iterable[bytes], index: SegmentIndex, *, is_transient: bool) -> None:
-        for key in keys:
-            if one._delete(key) < one.last_checkpoint_segment:
+    def faulty(one: Overlay, keys: list[bytes], index: SegmentIndex, *, is_transient: bool) -> None:
+        for key, segment in zip(keys, one._delete(keys), strict=True):
+            if segment < one.last_checkpoint_segment:
                 index.removed[key] = is_transient
 
     patch.setattr(Overlay, "_remove", faulty)

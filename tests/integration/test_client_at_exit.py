@@ -222,3 +222,43 @@ def test_event_loop_that_ends_with_a_closed_connection_warns_of_nothing(broker: 
     )
     assert stderr == ""
     broker.await_facts(queue, waiting=5)
+
+
+def test_ack_that_waits_arrives_though_a_blocking_program_ends_without_close(broker: BrokerProcess, queue: str) -> None:
+    stderr = run(
+        broker,
+        f"""
+        driver.ACK_DELAY_S = 60.0
+        connection = blocking.connect(url)
+        connection.send_many("/queue/{queue}", ["1", "2"])
+        consumer = connection.consumer("/queue/{queue}", ack="individual").__enter__()
+        message = consumer.receive()
+        while not len(consumer._subscription):
+            pass
+        message.ack()
+        """,
+    )
+    assert stderr == ""
+    broker.await_facts(queue, consumers=0)
+    assert [frame.body for frame in broker.remaining_messages(queue)] == [b"2"]
+
+
+def test_ack_that_waits_arrives_though_an_asyncio_program_ends_without_close(broker: BrokerProcess, queue: str) -> None:
+    stderr = run(
+        broker,
+        f"""
+        async def main():
+            global connection, consumer
+            connection = await truenext.connect(url)
+            await connection.send_many("/queue/{queue}", ["1", "2"])
+            consumer = await connection.consumer("/queue/{queue}", ack="individual")
+            message = await consumer.receive()
+            while not len(consumer._subscription):
+                await asyncio.sleep(0)
+            await message.ack()
+        asyncio.run(main())
+        """,
+    )
+    assert stderr == ""
+    broker.await_facts(queue, consumers=0)
+    assert [frame.body for frame in broker.remaining_messages(queue)] == [b"2"]

@@ -88,6 +88,20 @@ def test_re_driven_message_is_reported_once_more(tmp_path: Path) -> None:
         assert causes == ["broken", "once more"]
 
 
+def test_report_to_a_topic_reaches_the_subscriptions_that_are_there(tmp_path: Path) -> None:
+    # C11.9
+    with running(tmp_path) as broker:
+        asker, client = broker.connect(), broker.connect()
+        asker.send_frame("SUBSCRIBE", {"id": "1", "destination": "/topic/replies.*", "ack": "auto"}, confirmed=True)
+        client.subscribe("q")
+        to_topic = reported(7) | {"truenext-report-to": "/topic/replies.one"}
+        client.send("q", b"body", headers=to_topic, confirmed=True)
+        reject(client, client.message())
+        report = asker.message()
+        assert (report.body, report.headers["correlation-id"], report.headers["state"]) == (b"", "id 7", "s 7")
+        assert report.headers["truenext-original-last-cause"] == "broken"
+
+
 def test_refused_headers_are_named_and_their_send_does_nothing(tmp_path: Path) -> None:
     # C11.12
     with running(tmp_path) as broker:

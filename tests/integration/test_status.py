@@ -19,6 +19,7 @@ from truenext.broker import broker as broker_module
 from truenext.engine import stuck
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher
 from truenext.engine.state.queue import Lane, Queue
+from truenext.wire.stomp.speedups import CODEC_LANGUAGE
 
 
 def status(port: int) -> "subprocess.CompletedProcess[str]":
@@ -50,6 +51,8 @@ def test_the_status_has_waiting_messages_and_messages_in_memory(own_broker: Brok
     assert printed.returncode == 0
     assert re.search(r"6 waiting in 1 queue, 10 in memory", printed.stdout)
     assert re.search(r"^stuck +none$", printed.stdout, re.MULTILINE)
+    assert facts["codec"] == CODEC_LANGUAGE
+    assert re.search(rf"^codec +in {CODEC_LANGUAGE}$", printed.stdout, re.MULTILINE)
     assert re.search(r"^topics +0 durable subscriptions, 0 others$", printed.stdout, re.MULTILINE)
 
 

@@ -175,7 +175,7 @@ def test_connection_that_has_capacity_again_waits_for_its_turn_if_the_pass_has_n
     first, second = setup.connections
     setup.capacity.wait(first)
     setup.capacity.wait(second)
-    assert setup.capacity.read_turns.has_time()
+    assert setup.capacity.read_turns.has_time(first)
     setup.now_ns += READ_NS_PER_PASS
     setup.capacity.resume_waiting()
     assert not setup.resumed

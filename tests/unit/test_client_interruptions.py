@@ -23,6 +23,7 @@ def client() -> Client:
         random=lambda: 0.0,
         flush=lambda: True,
         flush_soon=lambda: None,
+        flush_later=lambda: None,
         report=lambda what, facts: None,
         has_owner_ended=lambda owner: False,
     )

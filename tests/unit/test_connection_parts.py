@@ -95,8 +95,10 @@ class Rig:
         self.socket = ClientSocket(there, None, cast(Any, self.loop))
         self.broker = mock.Mock()
         self.broker.ends.park.return_value = False
+        self.broker.ends.soon.side_effect = lambda _, end: end()
         self.broker.execute.return_value = None
         self.broker.capacity.may_read.return_value = True
+        self.broker.capacity.read_turns.end.side_effect = lambda _, end: end()
         self.broker.capacity.incomplete_frames.is_full = False
         self.wire = mock.Mock(pending=bytearray(), is_connected=True, is_closed=False, last_receipt="r")
 
@@ -358,7 +360,7 @@ def test_commands_that_wait_are_forgotten_when_input_ends(rig: Rig) -> None:
     rig.broker.execute.return_value = PendingCommand(None, WaitsFor.OTHERS)
     rig.here.sendall(b"frame")
     made.on_readable()
-    rig.broker.capacity.read_turns.wait.assert_called_once_with(SESSION)
+    rig.broker.capacity.read_turns.wait_for_others.assert_called_once_with(SESSION)
     rig.wire.pending += b"half"
     ending.life.enter_after(LifeEvent.DISCARD)
     made.discard()
@@ -379,7 +381,10 @@ def test_commands_of_a_connection_that_one_of_them_has_closed_do_not_wait(rig: R
     rig.here.sendall(b"frame")
     made.on_readable()
     assert not made.has_waiting_commands
-    assert not rig.broker.capacity.read_turns.wait.called and not rig.broker.capacity.note_incomplete_frame.called
+    assert (
+        not rig.broker.capacity.read_turns.wait_for_others.called
+        and not rig.broker.capacity.note_incomplete_frame.called
+    )
 
 
 def test_input_reports_how_the_client_has_ended(rig: Rig) -> None:
@@ -435,6 +440,7 @@ def test_client_that_has_closed_its_side_gets_what_is_due_and_no_time_to_linger(
     rig.here.shutdown(socket.SHUT_WR)
     rig.loop.readers[rig.sock]()
     assert state_of(ending) is Life.DISCARDING and answers(rig) == [CloseConnection]
+    assert rig.broker.capacity.read_turns.end.call_count == 1, "it takes time from others"
     output = ending.output
     output.answer(Receipt("1"))
     output.answer(CloseConnection())
@@ -454,6 +460,7 @@ def test_lost_connection_is_parked_and_ends_without_a_takeover(rig: Rig) -> None
     ending._timers["takeover"].run()  # type: ignore[attr-defined]
     assert state_of(ending) is Life.CLOSED
     rig.broker.ends.lost.assert_called_once_with(SESSION, is_exempt=False)
+    assert rig.broker.ends.soon.call_count == 1
 
 
 def test_closed_connection_is_freed_without_a_garbage_collection(rig: Rig) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.test_engine import commit, started
-from truenext.model.commands import Ack, AckMode, AckRun, Send, SendRun, Subscribe
+from truenext.model.commands import Ack, AckMode, AckRun, Begin, Commit, Send, SendRun, Subscribe
 from truenext.model.destination import parse_queue_name
 from truenext.model.message import SentMessage
 
@@ -78,3 +78,34 @@ def test_a_message_costs_no_more_calls_than_it_did(
     acknowledged = calls_per_message(acknowledge_all)
     # If it is less now, note that above.
     assert (sent, dispatched, acknowledged) == (send, dispatch, acknowledge)
+
+
+@pytest.mark.parametrize("queues", [1, 2])
+def test_commit_costs_no_more_calls_for_each_persistent_send_than_it_did(queues: int) -> None:
+    engine = started()
+    session = engine.commands.connect("s")
+    engine.commands.begin(session, Begin("t"))
+    for number in range(COUNT):
+        message = SentMessage(4, True, 0, b"", b"body", 0)
+        engine.commands.send(session, Send(parse_queue_name(f"q{number % queues}"), message, "t"))
+    assert round(calls_per_message(lambda: engine.commands.commit(session, Commit("t")))) == 8
+
+
+@pytest.mark.parametrize(("has_groups", "calls"), [(False, 5), (True, 9)])
+def test_end_of_a_connection_costs_no_more_calls_for_each_held_message_than_it_did(
+    has_groups: bool, calls: int
+) -> None:
+    engine = started()
+    session = engine.commands.connect("s")
+    orders = parse_queue_name("orders")
+    engine.commands.subscribe(session, Subscribe("1", orders, AckMode.INDIVIDUAL, COUNT))
+    for number in range(COUNT):
+        group = f"g{number}" if has_groups else ""
+        engine.commands.send(session, Send(orders, SentMessage(4, False, 0, b"", b"body", 0, group=group)))
+    while engine.has_work:
+        engine.turn.run()
+    assert len(session.consumers["1"].held) == COUNT
+    # No time is left in this pass to find the places of requeued messages in their groups.
+    for _ in range(2):
+        engine.queues.selections._arrival_budget.spend(10**9)
+    assert round(calls_per_message(lambda: engine.commands.disconnect(session, is_exempt=False))) == calls

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
 from truenext.engine.engine import Engine
+from truenext.engine.lifecycle import topic_reports
 from truenext.engine.lifecycle.redelivery import restore_original
 from truenext.errors import RemoteProtocolError
 from truenext.model.batch import Batch
@@ -16,6 +18,7 @@ from truenext.model.failure_headers import failure_destinations, stored_handlers
 from truenext.model.header_lines import DEAD_LETTER_HEADERS, decode_header_lines, encode_header_lines
 from truenext.model.message import SentMessage
 from truenext.model.policy import ExpiryAction, Policies, Policy
+from truenext.model.selector import compile_selector
 
 REPORTED = {"truenext-report-to": "/queue/reports", "truenext-report-id": "id 7"}
 FACTS = {
@@ -153,15 +156,56 @@ def test_expiry_to_a_dead_letter_is_reported_and_any_other_is_not() -> None:
         assert (driver.count("reports"), driver.count("DLQ.a")) == (is_letter, is_letter)
 
 
-def test_report_to_a_topic_is_copied_to_its_subscriptions_with_the_batch() -> None:
+def test_report_to_a_topic_is_copied_to_its_subscriptions_in_a_turn() -> None:
     # C11.9
+    to_topic = {"truenext-report-to": "/topic/t", "truenext-report-id": "i"}
     driver = Driver()
-    driver.fail({"truenext-report-to": "/topic/t", "truenext-report-id": "i"})
+    driver.fail(to_topic)
+    driver.engine.turn.run()
     assert driver.take("/topic/t") == [], "a subscription made later gets none"
-    driver.fail({"truenext-report-to": "/topic/t", "truenext-report-id": "i"})
+    driver.fail(to_topic)
     assert driver.engine.turn.run().deliveries == {}, "its batch is not durable"
     _, headers, report = driver.take_one("/topic/t")
     assert (headers["destination"], report.body) == ("/topic/t", b"")
+
+
+@pytest.mark.parametrize("selector", ["", "flow LIKE '%a%b%c%d%'"], ids=["plain", "selector"])
+def test_reports_to_a_topic_are_sent_a_slice_in_each_turn(selector: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # C11.9
+    monkeypatch.setattr(topic_reports, "DUE_COPIES_PER_STEP", 2)
+    monkeypatch.setattr(topic_reports, "ROUTING_STEP_NS", 0)
+    driver = Driver()
+    driver.take("/queue/a")
+    for number in range(5):
+        flow = {"flow": "abcd" if number % 2 else "none"} if selector else {}
+        driver.send({"truenext-report-to": "/topic/t", "truenext-report-id": "i"} | flow)
+    taken = driver.take("/queue/a")
+    subscribe = Subscribe("t", parse_address("/topic/t", "s"), AckMode.AUTO)
+    subscribe.selector = compile_selector(selector) if selector else None
+    driver.engine.commands.subscribe(driver.session, subscribe)
+    (queue,) = (each for each in driver.engine.queues.by_name.values() if each.destination.topic)
+    for sequence, _, _ in taken:
+        driver.reject("/queue/a", sequence)
+    counts = [queue.waiting_count()]
+    while driver.engine.tasks.can_step:
+        driver.engine.tasks.step_before_dispatch()
+        counts.append(queue.waiting_count())
+    assert counts[0] == 0 and max(after - before for before, after in pairwise(counts)) == 1
+    assert counts[-1] == (2 if selector else 5)
+
+
+def test_reports_to_topics_beyond_the_memory_for_them_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    # C11.9
+    monkeypatch.setattr(topic_reports, "TOPIC_REPORTS_BYTES_MAX", 1)
+    driver = Driver()
+    driver.take("/topic/t")
+    driver.take("/queue/a")
+    for _ in range(3):
+        driver.send({"truenext-report-to": "/topic/t", "truenext-report-id": "i"})
+    for sequence, _, _ in driver.take("/queue/a"):
+        driver.reject("/queue/a", sequence)
+    assert len(driver.take("/topic/t")) == 1
+    assert driver.count("DLQ.a") == 3
 
 
 def test_message_with_handlers_moves_to_one_after_the_other_with_the_facts_of_the_first_failure() -> None:

@@ -69,10 +69,10 @@ class Broker:
         self._loop = loop
         self.incomplete_frames = SimpleNamespace(is_full=False)
         self.has_capacity = True
-        self.ends = SimpleNamespace(lost=self._lost, park=lambda _: False)
+        self.ends = SimpleNamespace(lost=self._lost, park=lambda _: False, soon=lambda _, end: end())
         self.capacity = SimpleNamespace(
             incomplete_frames=self.incomplete_frames,
-            read_turns=SimpleNamespace(has_time=lambda: True),
+            read_turns=SimpleNamespace(has_time=lambda _: True, end=lambda _, end: end()),
             may_read=lambda _: self.has_capacity,
             bytes_to_read=lambda *_: 0,
             wait=lambda *_, **__: None,

@@ -164,6 +164,27 @@ def test_limits_are_those_of_the_settings_and_the_refusal_names_them_and_counts_
     send(engine, session, "t", bytes(1000))
 
 
+def test_commit_sends_to_a_topic_and_a_queue_of_the_same_name_each_where_it_belongs() -> None:
+    engine = started(TransactionLimits())
+    session = connected(engine)
+    engine.commands.subscribe(session, Subscribe("t", parse_address("/topic/a", "s"), AckMode.INDIVIDUAL, 1000))
+    engine.commands.begin(session, Begin("t"))
+    for address in ("/queue/a", "/topic/a", "/queue/a,/topic/a", "/queue/a", "/topic/a"):
+        message = SentMessage(4, True, 0, b"", address.encode())
+        engine.commands.send(session, Send(parse_address(address, "s"), message, "t"))
+    engine.commands.commit(session, Commit("t"))
+    commit(engine)
+    engine.turn.run()
+    bodies = {
+        name: [entry.message.body.decode() for entry in consumer.held.values() if entry.message is not None]
+        for name, consumer in session.consumers.items()
+    }
+    assert bodies == {
+        "0": ["/queue/a", "/queue/a,/topic/a", "/queue/a"],
+        "t": ["/topic/a", "/queue/a,/topic/a", "/topic/a"],
+    }
+
+
 def error_of(action: Callable[[], object]) -> str:
     with pytest.raises(RemoteProtocolError) as caught:
         action()

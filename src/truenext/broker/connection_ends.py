@@ -6,6 +6,8 @@ socket broken    parked (in the contract: cut) if its client has a secret for a 
 lost             held messages are requeued, with attempts unless the end is exempt
 takeover         a new connection names the secret of the old one; the old one is closed, and counts no attempt
 closed           no answer can follow; messages that were sent in part are requeued
+
+Ends that a time or a lack of memory causes may be many at once. Turns share them out (`soon`).
 """
 
 from collections import deque
@@ -18,6 +20,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.queue import Entry
 from truenext.model.commands import AckMode, Disconnect, Login, Release, Unsubscribe
+from truenext.model.limits import ENDS_NS_PER_TURN
 
 
 class ConnectionEnds:
@@ -30,6 +33,7 @@ class ConnectionEnds:
         tick: Callable[[], object],
         schedule_turn: Callable[[], object],
         drop_answers: Callable[[ConnectionState], object],
+        monotonic_ns: Callable[[], int],
     ) -> None:
         """`tick` reads the clock. `drop_answers` drops the answers to control requests of a connection."""
         self._engine = engine
@@ -38,6 +42,11 @@ class ConnectionEnds:
         self._tick = tick
         self._schedule_turn = schedule_turn
         self._drop_answers = drop_answers
+        self._monotonic_ns = monotonic_ns
+        self.spent_ns = 0
+        """Nanoseconds that ends by `soon` have taken since the last turn."""
+        self.due: dict[ConnectionState, Callable[[], object]] = {}
+        """Ends that wait for the next turn, the first one first."""
         self._takeovers = TakeoverSecrets()
         self._parked: set[ConnectionState] = set()
         """Parked connections: they have no socket, and their clients may take them over."""
@@ -45,8 +54,37 @@ class ConnectionEnds:
         """Messages that were sent in part, or encrypted, when their consumer ended or released its messages, in the
         order of sending. None stands for a message of a browser, or of a consumer that acknowledges its messages."""
 
+    # ---- Many at once ----
+
+    def soon(self, session: ConnectionState, end: Callable[[], object]) -> None:
+        """End a connection by `end`: now, or in one of the next turns if other ends have taken ENDS_NS_PER_TURN since
+        the last turn. If the connection is closed meanwhile, `end` is not called."""
+        if self.due or self.spent_ns >= ENDS_NS_PER_TURN:
+            self.due.setdefault(session, end)
+            self._schedule_turn()
+        else:
+            self._run(end)
+
+    def run_due(self) -> None:
+        """Run ends that wait, until they have taken all their time of one turn. Called in each turn."""
+        self.spent_ns = 0
+        while self.due and self.spent_ns < ENDS_NS_PER_TURN:
+            session = next(iter(self.due))
+            self._run(self.due.pop(session))
+
+    def drop_due(self) -> None:
+        """Forget the ends that wait, as the broker stops: it ends all connections without an attempt."""
+        self.due.clear()
+
+    def _run(self, end: Callable[[], object]) -> None:
+        began_ns = self._monotonic_ns()
+        end()
+        self.spent_ns += self._monotonic_ns() - began_ns
+
+    # ---- Causes ----
+
     def take_over(self, session: ConnectionState, login: Login, user: str) -> tuple[str, bool]:
-        """Close the connection with the secret that a login names, if there is one; the new connection gets its place.
+        """Close the old connection whose secret a login names, if there is one, in favour of the new connection.
         Returns the secret of the new connection, and whether there was an old one.
 
         Raises: RemoteProtocolError if the login came late: its client has logged in with a higher number since
@@ -59,9 +97,9 @@ class ConnectionEnds:
     def park(self, session: ConnectionState) -> bool:
         """Park a connection whose socket ended without a DISCONNECT, so that its client may take it over.
 
-        Returns False if the client has no secret; then nothing was changed. Else all that would count no attempt ends
-        now: unsent messages are dropped, messages that were not started are requeued, answers to control requests are
-        dropped. Returns True if anything is left, and False if the caller must end the connection, too.
+        A client without a secret cannot take a connection over: then nothing is changed. Otherwise all that would count
+        no attempt ends now: unsent messages and answers to control requests are dropped, and messages that were not
+        started are requeued. Returns True if the connection is parked, and False if the caller must end the connection.
         """
         if not self._takeovers.has_secret(session):
             return False
@@ -76,7 +114,8 @@ class ConnectionEnds:
         return is_parked
 
     def lost(self, session: ConnectionState, *, is_exempt: bool = False) -> None:
-        """Requeue the messages of a connection that ends without DISCONNECT. Until `closed` it may still get answers.
+        """Requeue the messages of a connection that ends without DISCONNECT. The connection may still get answers until
+        `closed` is called.
 
         If `is_exempt`, the held messages count no attempt.
         """
@@ -91,6 +130,7 @@ class ConnectionEnds:
         """Requeue the messages in auto mode that a closed connection has sent only in part."""
         self.release_partially_sent(session)
         self._parked.discard(session)
+        self.due.pop(session, None)
 
     # ---- Commands that end something ----
 
@@ -124,8 +164,8 @@ class ConnectionEnds:
     # ---- Messages that were not sent, or in part ----
 
     def cancel_unsent(self, session: ConnectionState, consumers: Collection[BrokerConsumer] | None) -> None:
-        """Drop the unsent messages of some consumers (None: of all). Messages of consumers in auto mode that the socket
-        has taken are acknowledged."""
+        """Drop the unsent messages of these consumers; None stands for all consumers. Messages of consumers in auto
+        mode that the socket has taken are acknowledged."""
         peer = self._peers.get(session)
         if peer is None:
             return
@@ -146,13 +186,14 @@ class ConnectionEnds:
             self._settle(messages.popleft(), is_sent=True)
 
     def drop_unsent(self, session: ConnectionState) -> None:
-        """Drop all unsent messages of a connection that will send nothing more. Messages in auto mode that were sent in
-        part are requeued."""
+        """Drop all unsent messages of a connection whose output has ended. Messages in auto mode that were sent in part
+        are requeued."""
         self.cancel_unsent(session, None)
         self.release_partially_sent(session)
 
     def release_partially_sent(self, session: ConnectionState) -> None:
-        """Requeue the messages in auto mode that a connection has sent in part, as it will not send the rest."""
+        """Requeue the messages in auto mode that a connection has sent in part. The rest of these messages will not be
+        sent."""
         for entry in self._partially_sent.pop(session, ()):
             self._settle(entry, is_sent=False)
 

@@ -42,6 +42,7 @@ from truenext.model.commands import ControlRequest, Send, decode_client_json
 from truenext.model.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
 from truenext.model.message import SentMessage
 from truenext.model.order import PRIORITY_MAX
+from truenext.wire.stomp.speedups import CODEC_LANGUAGE
 
 REPLY_LIFETIME_MS = 60_000
 """Milliseconds until an answer that is not consumed expires."""
@@ -77,8 +78,8 @@ class QueryContext(NamedTuple):
     reload: Callable[[], ReloadResult]
     client_info: Callable[[ConnectionState], ClientInfo]
     disk_level_bytes: dict[str, int]
-    """Sizes that decide the disk level, in bytes, by name: `free` and `needed`, and `used` and `limit` if there is a
-    limit."""
+    """Sizes in bytes, by name, from which the disk level follows: `free` and `needed`; with a disk limit also `used`
+    and `limit`."""
     may_see: Callable[[Queue], bool] | None
     """Function that tells whether the client may see a queue; None if it may see all."""
 
@@ -219,6 +220,7 @@ def _status(context: QueryContext) -> AnswerGenerator:
             waiting=waiting,
             in_memory=in_memory,
             temporary=temporary.report(context),
+            codec=CODEC_LANGUAGE,
         )
     )
 

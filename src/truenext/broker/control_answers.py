@@ -122,6 +122,8 @@ class StatusReport(msgspec.Struct):
     """Number of messages of queues and durable subscriptions that are in memory."""
     temporary: TemporaryReport
     """Messages in queues that end with their connections."""
+    codec: str
+    """Language of the codec's inner loops: `C`, or `Python` if the module in C is not installed or switched off."""
 
 
 class QueueChange(msgspec.Struct):

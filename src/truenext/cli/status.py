@@ -68,7 +68,7 @@ def status(broker: BrokerOptions) -> None:
 
     Shows the numbers of messages, subscriptions and scheduled sends, memory, and disk space. Also shows which clients
     have most messages in temporary queues, and in topic subscriptions that are not durable. A queue is stuck if a
-    message is ready, a consumer has credit for it, and nothing is dispatched: a fault of the broker.
+    message is ready, a consumer has credit for it, and nothing is dispatched, which is a fault of the broker.
 
     Exits 0 if no queue is stuck, 1 if one is, 2 if the broker could not be asked.
     """
@@ -95,6 +95,7 @@ def status(broker: BrokerOptions) -> None:
     limit = "" if memory["limit"] is None else f" of {memory['limit']:,}"
     terminal.echo(f"memory     {memory['used']:,}{limit} bytes used; {usage}")
     terminal.echo(f"disk       {_disk_level(facts)}; {count_noun(facts['page_reads'], 'page read')} under way")
+    terminal.echo(f"codec      in {facts['codec']}")
     for stuck in facts["stuck"]:
         terminal.echo(f"stuck      {stuck['queue']}, for {stuck['waiting_ms'] / 1000:.1f} seconds")
     if facts["stuck"]:

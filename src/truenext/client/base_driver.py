@@ -43,6 +43,7 @@ class BaseDriver(ABC):
             random=random.random,
             flush=self.flush,
             flush_soon=self._flush_soon,
+            flush_later=self._flush_later,
             report=report,
             has_owner_ended=has_owner_ended,
         )
@@ -56,7 +57,7 @@ class BaseDriver(ABC):
         """Lock that guards the socket's writes and `_unwritten`. None without a heart-beat thread, which writes,
         too."""
         self._is_flush_due = False
-        """`flush` must be called at the end of the current step."""
+        """True if `flush` must be called at the end of the current step."""
 
     def _start_link(self, sock: socket.socket | TlsSocket, address: Address, password: str | None) -> None:
         self._link = None
@@ -126,6 +127,9 @@ class BaseDriver(ABC):
 
     @abstractmethod
     def _flush_soon(self) -> None: ...
+
+    def _flush_later(self) -> None:
+        self._flush_soon()
 
     def disconnect_nowait(self) -> None:
         """Send DISCONNECT, and return without waiting for the answer."""

@@ -22,7 +22,8 @@ client can set them on a SEND."""
 
 SCHEDULE_PREFIX = "AMQ_SCHEDULED_"
 SCHEDULE_HEADERS = frozenset(SCHEDULE_PREFIX + name for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "TIME"))
-"""Headers of a scheduled send: those of ActiveMQ, and AMQ_SCHEDULED_TIME for what ActiveMQ's successor can do."""
+"""Headers of a scheduled send: those of ActiveMQ, and AMQ_SCHEDULED_TIME for a fixed time, as in ActiveMQ's
+successor."""
 FIRST_OF_GROUP = "JMSXGroupFirstForConsumer"
 HOP_BY_HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
     {

@@ -49,6 +49,7 @@ timers, by time and number:
 """
 
 import struct
+from collections.abc import Callable
 
 from truenext.model.checksum import crc32
 from truenext.model.header_lines import escape, group_of, unescape
@@ -62,6 +63,7 @@ _VERSIONS = (RECORD_VERSION, _WITH_REDRIVE_QUEUE)
 _KEY = struct.Struct(">IBQ")
 _LANE = struct.Struct(">IB")
 _SEQUENCE = struct.Struct(">Q")
+_LANE_AND_SEQUENCE = struct.Struct(f">{_LANE.size}sQ")
 _TIMER = struct.Struct(">Q5sQ")
 _SCHEDULED_TIMER = struct.Struct(">QQ5s")
 _SCHEDULED_BIT = 1 << 63
@@ -101,7 +103,7 @@ SCHEDULED_TIMERS = _SCHEDULED_TIMER.pack(_SCHEDULED_BIT, 0, bytes(5))
 
 
 class DamagedRecord(ValueError):
-    """A record is damaged: its bytes are not those that were written."""
+    """Error for a damaged record: its bytes differ from those that were written."""
 
 
 def lane_key(queue: int, rank: int) -> bytes:
@@ -124,6 +126,10 @@ def sequence_of(key: bytes) -> int:
     return sequence
 
 
+split_message_key: Callable[[bytes], tuple[bytes, int]] = _LANE_AND_SEQUENCE.unpack
+"""Return the key of the lane and the sequence in a message key."""
+
+
 def content_key(number: int) -> bytes:
     """Return the key of the content with this number."""
     return CONTENTS_LANE_KEY + _SEQUENCE.pack(number)
@@ -135,8 +141,8 @@ def timer_key(due_ms: int, lane: bytes, sequence: int) -> bytes:
 
 
 def split_timer(timer: bytes) -> tuple[int, bytes, int]:
-    """Return what the key of a timer has: due time in milliseconds since the epoch, key of the lane, and first sequence
-    of the block."""
+    """Return the parts of the key of a timer: due time in milliseconds since the epoch, key of the lane, and first
+    sequence of the block."""
     due_ms, lane, block = _TIMER.unpack(timer)
     return due_ms, lane, block << BLOCK_BITS
 
@@ -147,7 +153,7 @@ def scheduled_timer_key(due_ms: int, number: int, lane: bytes) -> bytes:
 
 
 def split_scheduled_timer(timer: bytes) -> tuple[int, int, bytes]:
-    """Return what the key of a scheduled send's timer has: due time in milliseconds since the epoch, number of the
+    """Return the parts of the key of a scheduled send's timer: due time in milliseconds since the epoch, number of the
     send, and key of the lane."""
     due, number, lane = _SCHEDULED_TIMER.unpack(timer)
     return due ^ _SCHEDULED_BIT, number, lane

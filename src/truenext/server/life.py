@@ -23,9 +23,10 @@ class Life(Enum):
     reset it, and the client would lose the last frame."""
     PARKED = "parked"
     """The socket is closed without a DISCONNECT. For a second the broker keeps the messages that would count an
-    attempt, and the client may take the connection over. (In the contract such a connection is "cut".)"""
+    attempt, the client may take the connection over, and an end would count an
+    attempt. (In the contract such a connection is "cut".)"""
     STOPPING = "stopping"
-    """The broker stops: nothing is read, and bytes that the socket does not take at once stay unsent."""
+    """The broker stops: input is not read, and bytes that the socket does not take at once are never sent."""
     STOPPING_CLOSING = "stopping-closing"
     """The broker stops, and no answer follows. Our side of the socket will be closed if the socket has taken all
     bytes."""
@@ -37,19 +38,20 @@ class LifeEvent(Enum):
     DISCARD = "discard"
     """From now on input is discarded: after a DISCONNECT, an ERROR, a takeover, or when the client is lost."""
     PARK = "park"
-    """The socket has ended without a DISCONNECT, and the client may take the connection over."""
+    """The socket has ended without a DISCONNECT, the client may take the connection over, and an end would count an
+    attempt."""
     LAST_ANSWER = "last-answer"
     """The last answer was added to the output."""
     HALF_CLOSE = "half-close"
     """Our side of the socket was closed."""
     CLOSE = "close"
-    """The socket was closed, or the time of a parked connection is over."""
+    """The socket was closed, or a parked connection was not taken over in time."""
     STOP = "stop"
     """The broker stops."""
 
 
 OPEN = Life.OPEN
-"""The usual state, under a name that takes one look-up."""
+"""The usual state. A module constant is quicker to read than `Life.OPEN`."""
 
 TRANSITIONS: dict[Life, dict[LifeEvent, Life]] = {
     Life.OPEN: {
@@ -104,7 +106,7 @@ TRANSITIONS: dict[Life, dict[LifeEvent, Life]] = {
 
 WITHOUT_SOCKET = (Life.PARKED, Life.CLOSED)
 WITHOUT_WRITER = (Life.STOPPING, Life.STOPPING_CLOSING, *WITHOUT_SOCKET)
-"""States in which bytes that the socket did not take are not sent any more."""
+"""States in which unsent bytes are not sent any more."""
 CLOSES_WHEN_SENT = (Life.CLOSING, Life.STOPPING_CLOSING)
 """States in which our side of the socket is closed as soon as all bytes are sent."""
 

@@ -151,7 +151,7 @@ class Service(Definition):
             raise LocalProtocolError(f"{self.name} is not connected: use async with {self.name}.connected()")
         if not self.is_running:
             raise LocalProtocolError(
-                f"{self.name} was connected before this process was forked: connect in each process, with "
+                f"{self.name} was connected before this process was forked: connect in each process: "
                 f"async with {self.name}.connected()"
             )
         return self._current_run
@@ -302,8 +302,8 @@ class Service(Definition):
                 database and exactly-once processing. None starts a flow with each call.
             **options: Options of the flow (`FlowOptions`).
 
-        Raises: FlowFailed if the flow has failed; TimeoutError if no reply comes within `timeout` seconds, and then the
-        flow goes on; NotDecoded if the reply is not of the endpoint's type; FlowError if an argument is invalid, a
+        Raises: FlowFailed if the flow has failed; TimeoutError if no reply comes within `timeout` seconds (the flow
+        continues); NotDecoded if the reply is not of the endpoint's type; FlowError if an argument is invalid, a
         stage asks its own endpoint, or another flow was started under the key; also the errors of `send`. With a key:
         no InDoubt, but DatabaseUnavailable, after which the flow may have started: call again
         """
@@ -401,7 +401,7 @@ _SEND_INSTEAD: Final = (
 
 
 async def _stop(running: ServiceRun) -> None:
-    """Stop the run completely. A cancellation only ends the wait for running stages.
+    """Stop the run completely. A cancellation ends only the wait for running stages, not the rest of the stop.
 
     Raises: CancelledError after the stop, if this call was cancelled
     """

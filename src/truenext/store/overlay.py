@@ -1,5 +1,5 @@
-"""Overlay: the index of the journal. It has the messages in the journal, and the journal's changes to messages in the
-checkpoint. It is read before the checkpoint.
+"""Overlay: the index of the journal. The overlay has the positions of the messages in the journal, and the journal's
+changes to messages in the checkpoint. Reads go to the overlay first, then to the checkpoint.
 
 The store's state is the checkpoint, changed by the journal's segments one after the other, oldest first. Before the
 oldest segment is freed, its remaining messages are copied into the checkpoint. The overlay is only an index, and does
@@ -17,7 +17,7 @@ from itertools import islice
 from sys import getsizeof
 
 from truenext.model.batch import NO_CAUSES, Causes, Mark, ProducerState
-from truenext.model.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, message_key, sequence_of
+from truenext.model.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, message_key, sequence_of, split_message_key
 from truenext.store.changes import (
     PUT_HEADER_BYTES,
     PUTS_OFFSET,
@@ -43,16 +43,16 @@ _RESOLVED_BYTES = 44
 
 
 class Overlay:
-    """Index of all segments. It is changed, and its views are made, under the store's lock. Any thread may read a
+    """Index of all segments. All changes, and the making of views, need the store's lock. Any thread may read a
     view."""
 
     def __init__(self) -> None:
         self._lanes: dict[bytes, JournalLane] = {}
         self.indexes: tuple[SegmentIndex, ...] = ()
-        """Segment indexes, oldest first. The tuple is replaced and never changed, so that a reader can keep an old
-        one."""
+        """Segment indexes, oldest first. A change replaces the tuple, so that a reader can keep an old one."""
         self.views: set[OverlayView] = set()
-        """Views that are being read. Each view is told of every change. A view is removed when it is no longer read."""
+        """Views that are being read. Each of these views is notified of every change. A view is removed when its reader
+        is done."""
         self.last_checkpoint_segment = 0
         """Number of the last segment whose messages are in the checkpoint, or are being copied there."""
 
@@ -64,7 +64,7 @@ class Overlay:
         return sum(index.memory for index in self.indexes)
 
     def apply_changes(self, changes: Changes, segment: int, offset: int) -> None:
-        """Apply the changes of a batch. Its payload is at `offset` in `segment`."""
+        """Apply the changes of a batch. The payload of the batch is at `offset` in `segment`."""
         for view in self.views:
             view.save_before(changes)
         indexes = self.indexes
@@ -89,12 +89,15 @@ class Overlay:
     def _put(self, puts: list[tuple[bytes, int]], index: SegmentIndex, at: int, *, is_transient: bool) -> int:
         chunks = index.chunks
         index.memory += _PUT_BYTES * len(puts)
+        chunk_key: bytes | None = None
         for key, length in puts:
             at += PUT_HEADER_BYTES
-            chunk = chunks.get(key[:LANE_KEY_SIZE]) or self._new_chunk(key[:LANE_KEY_SIZE], index)
-            sequence = sequence_of(key)
+            lane_key, sequence = split_message_key(key)
+            if lane_key != chunk_key:
+                chunk_key = lane_key
+                chunk = chunks.get(lane_key) or self._new_chunk(lane_key, index)
+                sequences, lane = chunk.sequences, chunk.lane
             packed = at << 32 | length << 1 | is_transient
-            sequences, lane = chunk.sequences, chunk.lane
             if sequence > lane.last:
                 lane.last = sequence
             if not sequences or sequence > sequences[-1]:
@@ -115,26 +118,32 @@ class Overlay:
         lane.chunks.append(chunk)
         return chunk
 
-    def _remove(self, keys: Iterable[bytes], index: SegmentIndex, *, is_transient: bool) -> None:
-        for key in keys:
-            if self._delete(key) <= self.last_checkpoint_segment:
-                index.removed[key] = is_transient
+    def _remove(self, keys: list[bytes], index: SegmentIndex, *, is_transient: bool) -> None:
+        for at, segment in enumerate(self._delete(keys)):
+            if segment <= self.last_checkpoint_segment:
+                index.removed[keys[at]] = is_transient
                 index.memory += _KEY_BYTES
 
-    def _delete(self, key: bytes) -> int:
-        """Remove a message, and return the segment that had it; 0 if the journal does not have it."""
-        lane_key = key[:LANE_KEY_SIZE]
-        lane = self._lanes.get(lane_key)
-        found = lane.find(sequence_of(key)) if lane is not None else None
-        if found is None:
-            return 0
-        chunk, at = found
-        chunk.remove(at)
-        # The newest index keeps an empty chunk, which may be used again at once.
-        if not chunk.live_count and chunk.segment != self.indexes[-1].segment:
-            index = next(index for index in self.indexes if index.segment == chunk.segment)
-            self._drop_chunk(lane_key, index)
-        return chunk.segment
+    def _delete(self, keys: Iterable[bytes]) -> list[int]:
+        """Remove messages, and return the number of each one's segment; 0 if the journal does not have the message."""
+        segments: list[int] = []
+        known_key, lane, found = b"", None, None
+        for key in keys:
+            lane_key, sequence = split_message_key(key)
+            if lane_key != known_key:
+                known_key, lane, found = lane_key, self._lanes.get(lane_key), None
+            found = None if lane is None else lane.find(sequence, found)
+            if found is None:
+                segments.append(0)
+                continue
+            chunk, at = found
+            chunk.remove(at)
+            segments.append(chunk.segment)
+            # The newest index keeps an empty chunk, which may be used again at once.
+            if not chunk.live_count and chunk.segment != self.indexes[-1].segment:
+                index = next(index for index in self.indexes if index.segment == chunk.segment)
+                self._drop_chunk(lane_key, index)
+        return segments
 
     def _drop_chunk(self, lane_key: bytes, index: SegmentIndex) -> None:
         lane, dropped = self._lanes[lane_key], index.chunks.pop(lane_key)
@@ -178,12 +187,12 @@ class Overlay:
         index.memory += _KEY_BYTES * len(rare.causes) + sum(map(getsizeof, rare.texts))
 
     def _drop_transients(self) -> None:
-        for key, span in list(self.messages()):
-            if span.is_transient:
-                self._delete(key)
-                for index in self.indexes:
-                    index.marks.pop(key, None)
-                    index.causes.pop(key, None)
+        keys = [key for key, span in self.messages() if span.is_transient]
+        self._delete(keys)
+        for key in keys:
+            for index in self.indexes:
+                index.marks.pop(key, None)
+                index.causes.pop(key, None)
 
     def _new_index(self, segment: int) -> SegmentIndex:
         if self.indexes:
@@ -196,11 +205,23 @@ class Overlay:
 
     # ---- Reading ----
 
+    def find(self, keys: Iterable[bytes]) -> list[tuple[LaneSpans, int] | None]:
+        """Return the chunk of each message, and the index in the chunk; None if the journal does not have the
+        message."""
+        all_found: list[tuple[LaneSpans, int] | None] = []
+        known_key, lane, found = b"", None, None
+        for key in keys:
+            lane_key, sequence = split_message_key(key)
+            if lane_key != known_key:
+                known_key, lane, found = lane_key, self._lanes.get(lane_key), None
+            found = None if lane is None else lane.find(sequence, found)
+            all_found.append(found)
+        return all_found
+
     def is_transient(self, key: bytes) -> bool | None:
         """Return whether the message with this key is transient; None if the journal does not have it."""
-        lane = self._lanes.get(key[:LANE_KEY_SIZE])
-        found = lane.find(sequence_of(key)) if lane is not None else None
-        return None if found is None else bool(found[0].packed[found[1]] & 1)
+        (found,) = self.find((key,))
+        return None if found is None else found[0].is_transient(found[1])
 
     def view(self, lane: bytes, after_sequence: int, limit: int) -> OverlayView:
         """Return a view of a lane as it is now: up to `limit` messages in the journal after `after_sequence`, and the
@@ -213,13 +234,11 @@ class Overlay:
         """Return a view of the messages with these keys, as they are now."""
         journal_keys: list[bytes] = []
         spans: list[tuple[int, int, int]] = []
-        for key in keys:
-            lane, sequence = self._lanes.get(key[:LANE_KEY_SIZE]), sequence_of(key)
-            found = lane.find(sequence) if lane is not None else None
+        for key, found in zip(keys, self.find(keys), strict=True):
             if found is not None:
                 chunk, at = found
                 journal_keys.append(key)
-                spans.append((sequence, chunk.segment, chunk.packed[at]))
+                spans.append((chunk.sequences[at], chunk.segment, chunk.packed[at]))
         lanes = tuple({key[:LANE_KEY_SIZE] for key in keys})
         return self._add_view(OverlayView(lanes, spans, self.indexes, self._contents(), keys=journal_keys))
 
@@ -243,7 +262,8 @@ class Overlay:
             yield from iter_spans(index.segment, self.copy_segment(index.segment))
 
     def copy_segment(self, segment: int) -> list[tuple[bytes, array[int], array[int]]]:
-        """Return a copy of a segment's index of messages, for `iter_spans`. It takes 16 bytes for each message."""
+        """Return a copy of a segment's index of messages, for `iter_spans`. The copy takes 16 bytes for each
+        message."""
         return [
             (lane_key, index.chunks[lane_key].sequences[:], index.chunks[lane_key].packed[:])
             for index in self.indexes
@@ -264,11 +284,11 @@ class Overlay:
 
     def remove_checkpointed(self, keys: Iterable[bytes]) -> None:
         """Remove messages from the overlay, because the checkpoint has them."""
-        for key in keys:
-            self._delete(key)
+        self._delete(keys)
 
     def drop_indexes(self, up_to_segment: int) -> None:
-        """Remove the indexes of all segments up to `up_to_segment`, because the checkpoint has what they describe."""
+        """Remove the indexes of all segments up to `up_to_segment`, because the checkpoint has the content of these
+        segments."""
         for index in self.indexes:
             if index.segment <= up_to_segment:
                 for lane_key in list(index.chunks):
@@ -311,7 +331,7 @@ class SegmentIndex:
     producers: dict[str, ProducerState] = field(default_factory=dict)
     forgotten_producers: set[str] = field(default_factory=set)
     timers: dict[bytes, bool] = field(default_factory=dict)
-    """Timers that were set (True) or cleared (False) in this segment. They override older segments and the
+    """Timers that were set (True) or cleared (False) in this segment. These timers override older segments and the
     checkpoint."""
     sorted_timers: list[bytes] | None = None
     """Keys of `timers`, sorted. None until the first read after a newer segment exists; from then on `timers` cannot
@@ -430,8 +450,8 @@ class OverlayView:
         return self._causes_before.get(key, causes)
 
     def content(self, key: bytes) -> Span | None:
-        """Return the span of a content that the journal had at the moment of the view; None if it had not. The caller
-        must hold the lock, so that the overlay does not change meanwhile."""
+        """Return the span of a content that the journal had at the moment of the view; None if the journal did not have
+        the content. The caller must hold the lock, so that the overlay does not change meanwhile."""
         span = self._removed_contents.get(key)
         return span if span is not None else self._content(key)
 
@@ -444,7 +464,7 @@ class OverlayView:
         return None
 
     def save_before(self, changes: Changes) -> None:
-        """Save the part of the state that `changes` will replace. They are about to be applied."""
+        """Save the part of the state that `changes` will replace. The overlay is about to apply `changes`."""
         for keys in (changes.removes, changes.transient_removes):
             for key in keys:
                 if key.startswith(CONTENTS_LANE_KEY) and (span := self._content(key)) is not None:

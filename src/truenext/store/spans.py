@@ -33,7 +33,7 @@ def unpack_extent(segment: int, packed: int) -> tuple[int, int, int]:
 
 
 class LaneSpans:
-    """Positions of one lane's messages in one segment. It is a chunk of a JournalLane."""
+    """Positions of one lane's messages in one segment. Such an object is a chunk of a JournalLane."""
 
     __slots__ = ("lane", "live_count", "packed", "segment", "sequences")
 
@@ -47,13 +47,17 @@ class LaneSpans:
         self.live_count = 0
 
     def insert(self, sequence: int, packed: int) -> None:
-        """Add a message at its place between others. Only a salvage needs this, because a broker's sequences rise."""
+        """Insert a message in order of sequence. Only a salvage calls this method; a broker's sequences rise, so that
+        each new message is appended."""
         at = bisect_left(self.sequences, sequence)
         if self.sequences[at] == sequence:
             self.packed[at] = packed
         else:
             self.sequences.insert(at, sequence)
             self.packed.insert(at, packed)
+
+    def is_transient(self, at: int) -> bool:
+        return bool(self.packed[at] & 1)
 
     def remove(self, at: int) -> None:
         packed = self.packed
@@ -78,8 +82,13 @@ class JournalLane:
         self.last = 0
         """Highest sequence put so far."""
 
-    def find(self, sequence: int) -> tuple[LaneSpans, int] | None:
-        """Return a message's chunk, and the index in the chunk; None if the journal does not have the message."""
+    def find(self, sequence: int, last: tuple[LaneSpans, int] | None = None) -> tuple[LaneSpans, int] | None:
+        """Return a message's chunk, and the index in the chunk; None if the journal does not have the message. `last`
+        is the result for a message that is often the one before."""
+        if last is not None:
+            chunk, at = last[0], last[1] + 1
+            if at < len(chunk.sequences) and chunk.sequences[at] == sequence and chunk.packed[at]:
+                return chunk, at
         if sequence > self.last:
             return None
         for chunk in self.chunks:

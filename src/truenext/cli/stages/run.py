@@ -54,7 +54,7 @@ logger = logging.getLogger("truenext.stage")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NO_TIMEOUT_S = 0.0
 CLOSE_TIMEOUT_S = 10.0
-"""Seconds for the rest of the end after STOP_TIMEOUT_S. It holds even if a stage blocks the event loop."""
+"""Seconds for the rest of the end after STOP_TIMEOUT_S. This limit holds even if a stage blocks the event loop."""
 
 
 @click.command()
@@ -348,7 +348,7 @@ class QueueInfo(msgspec.Struct):
 
 async def _warn_of_orphaned_queues(running: ServiceRun, definition: Definition) -> None:
     """Log a warning for each queue of a former stage that has messages. An earlier version of the service has left
-    them, or still sends them."""
+    these messages, or still sends them."""
     try:
         queues = msgspec.json.decode(await running.connection.control_request("queues"), type=list[QueueInfo])
     except (TruenextError, TimeoutError) as error:

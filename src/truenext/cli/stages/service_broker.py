@@ -29,8 +29,8 @@ def merge_credentials(line: Credentials, own: Credentials, environment: Credenti
     printed at the start.
 
     User and password come together, from the first source that names a user: the command line, the service, the
-    environment. A password without a user replaces the password of this source. It is taken from the command line, or
-    else from the environment. A certificate is replaced together with its key.
+    environment. A password without a user replaces the password of this source. Such a password comes from the command
+    line, or else from the environment. A certificate is replaced together with its key.
     """
     sources = {"--user": line, "its code": own, USER_VARIABLE: environment}
     if own.certificate is not None:

@@ -12,6 +12,9 @@ from truenext.client.core.waiting import DelayedCalls
 CONNECTED_TEXT = "connected to %(url)s"
 """Text of a report: the first attempt to connect has succeeded. The fields of a report are named in its text."""
 
+ACK_DELAY_S = 0.001
+"""Seconds that an ACK waits at most for a frame with which it is written."""
+
 NO_SPACE_TEXT = "sends wait until %(url)s has space: %(error)s"
 """Text of a report, at most once a minute: a broker has no space for sends outside transactions."""
 
@@ -29,6 +32,8 @@ class ClientContext:
     flush: Callable[[], bool]
     """Writes pending bytes; returns whether the socket has accepted all of them."""
     flush_soon: Callable[[], None]
+    flush_later: Callable[[], None]
+    """Writes pending bytes within `ACK_DELAY_S`: later than `flush_soon` if that writes at the end of each call."""
     report: Callable[[str, dict[str, object]], None]
     """Logs an event, from a constant text and fields by name. The text names some of the fields, such as `%(url)s`."""
     has_owner_ended: Callable[[object], bool]

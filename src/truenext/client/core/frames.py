@@ -70,6 +70,11 @@ def encode_ack_and_started(ack_id: str, started: str) -> bytes:
     return f"ACK\nid:{escape_value(ack_id)}\ntruenext-started:{escape_value(started)}\n\n\0".encode()
 
 
+def add_started_header(ack: bytes, started: str) -> bytes:
+    """Let an encoded ACK also report the next message as started."""
+    return ack[: -len(b"\n\0")] + f"truenext-started:{escape_value(started)}\n\n\0".encode()
+
+
 def encode_ack_with_receipt(ack_id: str, receipt: str, started: str | None) -> bytes:
     header = "" if started is None else f"truenext-started:{escape_value(started)}\n"
     return f"ACK\nid:{escape_value(ack_id)}\n{header}receipt:{receipt}\n\n\0".encode()

@@ -76,8 +76,8 @@ class Handlers:
         make_session: Callable[[SessionCore], Any],
         is_stopped: Callable[[], bool],
     ) -> None:
-        """Run one handler after the other in this task. `is_stopped` returns whether the call of `consume` is
-        ending."""
+        """Call `handler` for one message after the other, in this task, until `worker` has no more. `is_stopped`
+        returns whether the call of `consume` is ending."""
         driver = self._driver
         session = make_session(worker.session)
         owner = asyncio.current_task()
@@ -129,4 +129,4 @@ class Handlers:
                     task.cancel()
 
     def abandon(self) -> None:
-        """Do nothing: `run` waits for its tasks. The method is there because the handlers in threads have it."""
+        """Do nothing: `run` waits for its tasks. The method exists because the handlers in threads have it."""

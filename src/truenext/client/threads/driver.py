@@ -29,6 +29,7 @@ from truenext.client.base_driver import BaseDriver
 from truenext.client.connecting import connect_steps
 from truenext.client.core.buffer import ReceivedMessage, Subscription
 from truenext.client.core.client import ConnectOptions
+from truenext.client.core.context import ACK_DELAY_S
 from truenext.client.core.flows import add_exit_failure_note
 from truenext.client.core.health import Health, make_health
 from truenext.client.core.isolation import HandlerIsolation
@@ -75,8 +76,8 @@ class Driver(BaseDriver):
         """
         super().__init__(options, name, make_message, clock=monotonic, report=self._report, has_owner_ended=_has_ended)
         self.isolation = HandlerIsolation()
-        """Isolation of messages that may crash the process. It holds for this connection only, because the connection's
-        lock guards no other."""
+        """Isolation of messages that may crash the process. The isolation covers this connection only, because the
+        connection's lock guards no other."""
         self._lock = threading.Lock()
         self._main_thread_id = threading.main_thread().ident
         self._thread = threading.Thread(target=self._run, name="truenext connection", daemon=True)
@@ -93,6 +94,8 @@ class Driver(BaseDriver):
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._is_woken = False
         self._is_stopped = False
+        self._is_flush_scheduled = False
+        """The thread calls `_flush_now` within `ACK_DELAY_S`."""
         with _drivers_lock:
             _drivers.add(self)
 
@@ -102,13 +105,14 @@ class Driver(BaseDriver):
         self._thread.start()
 
     def wait_until_confirmed(self, deadline: float) -> None:
-        """Wait until the broker has confirmed all sends. At the deadline, warn of sends that are not confirmed."""
+        """Write an ACK that waits, and wait until the broker has confirmed all sends. At the deadline, warn of sends
+        that are not confirmed."""
         client = self.client
-        if (
-            os.getpid() == self.process_id
-            and client.unconfirmed_count
-            and self.run_flow(client.wait_until_confirmed(deadline))
-        ):
+        if os.getpid() != self.process_id:
+            return
+        if self._is_flush_scheduled:
+            self.run_step(self.flush)
+        if client.unconfirmed_count and self.run_flow(client.wait_until_confirmed(deadline)):
             self._write_reports()
             log.warn_unconfirmed(client)
 
@@ -123,7 +127,7 @@ class Driver(BaseDriver):
     # ---- Callers ----
 
     def check_caller(self) -> None:
-        """Check the caller before the lock is taken. In a forked process the lock may never be released.
+        """Check the caller before the lock is taken. In a forked process the lock could stay locked for ever.
 
         Raises: ClosedError in another process than the connection's, and at the end of the program
         """
@@ -161,7 +165,8 @@ class Driver(BaseDriver):
         return cast("Callable[[*Ts], T]", partial(self.run_step_of_many, step))
 
     def try_receive(self, session: SessionCore, subscription: Subscription, owner: object) -> ReceivedMessage | None:
-        """Return the next message if that needs no wait, otherwise None. This is the fast path of receiving."""
+        """Return the next message if it is there without waiting, otherwise None. This is the fast path of
+        receiving."""
         self.check_caller()
         lock = self.state_lock()
         with lock:
@@ -209,7 +214,8 @@ class Driver(BaseDriver):
                 self._after_step()
 
     def exit_block(self, flow: Flow[None], error: BaseException | None) -> None:
-        """Run the flow that ends a block. If `error` has left the block, it is raised even if the flow fails."""
+        """Run the flow that ends a block. If there is an `error`, which has left the block, this error is raised even
+        if the flow fails."""
         try:
             self.run_flow(flow)
         except Exception as exit_error:
@@ -315,7 +321,8 @@ class Driver(BaseDriver):
             self._start_link(sock, address, password)
 
     def _connect(self, address: Address) -> socket.socket | TlsSocket | None:
-        """Connect a socket; None if the client has ended meanwhile. Raises: OSError if no address answers"""
+        """Connect a socket, and return it; None if the client has ended meanwhile. Raises: OSError if no address
+        answers"""
         client = self.client
         deadline = monotonic() + client.options.attempt_timeout_s
         client.is_listening = False
@@ -423,6 +430,16 @@ class Driver(BaseDriver):
 
     def _flush_soon(self) -> None:
         self._is_flush_due = True
+
+    def _flush_later(self) -> None:
+        # The end of the step would be too early: the next receive is another one.
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
+            self.client.delayed_calls.call_at(monotonic() + ACK_DELAY_S, self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._is_flush_scheduled = False
+        self.flush()
 
     # ---- The log ----
 

@@ -1,4 +1,5 @@
-"""Background tasks of the engine. In each turn, tasks that answer clients step after dispatch, all others before it."""
+"""Background tasks of the engine. In each turn, tasks that answer clients do a step after dispatch; all other tasks do
+a step before dispatch."""
 
 from __future__ import annotations
 
@@ -32,7 +33,13 @@ class BackgroundTasks:
         self.bulk = BulkTask(state, self.bulk_pieces)
         self.timers = (memory.expiry_timers, self.scheduler.timers)
         self._before_dispatch = _by_key(
-            self.expiry, self.scheduler, queues.wildcards, self.retries, queues.selections, queues.subscription_cleanup
+            self.expiry,
+            self.scheduler,
+            queues.wildcards,
+            self.retries,
+            life.topic_reports,
+            queues.selections,
+            queues.subscription_cleanup,
         )
         self._after_dispatch = _by_key(self.browsing, self.bulk)
 

@@ -10,6 +10,7 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Queue, RequeueReason
 from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits, rollback_only_error
 from truenext.engine.writing.engine_state import EngineState
+from truenext.engine.writing.entries import NO_CONTENTS
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Abort, Begin, Commit, Send
 from truenext.model.schedule import Schedule
@@ -42,10 +43,11 @@ class Transactions:
         session.transactions.begin(command.transaction, self._limits, counts_all=command.counts_all)
 
     def commit(self, session: ConnectionState, commit: Commit) -> None:
-        """Commit a transaction. A repeated COMMIT aborts the transaction instead, if that is open.
+        """Commit a transaction. If the COMMIT is a repeat and the transaction is open, the transaction is aborted
+        instead.
 
         Raises: RemoteProtocolError if the transaction is rollback-only, the COMMIT's number may not be used, or the
-        COMMIT would make too many copies; also if the transaction is not open and the COMMIT is no repeat.
+        COMMIT would make too many copies; also if the transaction is not open, unless the COMMIT is a repeat.
         """
         transaction = session.transactions.get(commit.transaction)
         if transaction is not None and transaction.is_rollback_only:
@@ -65,15 +67,23 @@ class Transactions:
         sends = [self._sending.with_ttl(send) if send.ttl_ms else send for send in transaction.sends]
         queues_of_sends: list[list[Queue]] = []
         copies = 0
+        # Found once for all sends to one queue.
+        by_name: dict[str, list[Queue]] = {}
         for send in sends:
             if send.schedule is not None:
                 queues.create_for_schedule(send.destination, queues.ensure_if_connected)
                 queues_of_sends.append([])
                 continue
-            queues_of_sends.append(queues.queues_for(send, queues.ensure_if_connected))
-            if send.destination.is_multi_queue:
-                copies += len(queues_of_sends[-1])
+            destination = send.destination
+            if destination.is_multi_queue:
+                found = queues.queues_for(send, queues.ensure_if_connected)
+                copies += len(found)
                 self._sending.check_copies(copies)
+            elif destination.name in by_name:
+                found = by_name[destination.name]
+            else:
+                found = by_name[destination.name] = queues.queues_for(send, queues.ensure_if_connected)
+            queues_of_sends.append(found)
         self._end(session, commit.transaction)
         is_stored = transaction.acknowledges_persistent() or any(
             send.message.persistent and (send.schedule is not None or not all(queue.is_temporary for queue in each))
@@ -85,7 +95,7 @@ class Transactions:
             if send.schedule is not None:
                 scheduled.append((send, send.schedule))
                 continue
-            contents = self._arrivals.share_content(send.message, each)
+            contents = NO_CONTENTS if len(each) < 2 else self._arrivals.share_content(send.message, each)
             for queue in each:
                 self._arrivals.accept(queue, send.message, batch, contents)
         # After the others, whose sequences are one block.
@@ -116,8 +126,8 @@ class Transactions:
         self.abort_open(session, abort.transaction, counts_all=abort.counts_all)
 
     def abort_open(self, session: ConnectionState, name: str, *, counts_all: bool) -> None:
-        """Abort an open transaction, and requeue the messages that it has. An attempt counts for nacked messages, and
-        for acknowledged messages if both `counts_all` and the transaction's BEGIN say so."""
+        """Abort an open transaction, and requeue the messages that the transaction holds. An attempt counts for nacked
+        messages. For acknowledged messages it counts if both `counts_all` and the transaction's BEGIN say so."""
         transaction = self._end(session, name)
         counts_all = counts_all and transaction.counts_all
         for entry in transaction.acknowledged():
@@ -150,8 +160,8 @@ class Transactions:
             session.transactions[name].is_rollback_only = True
 
     def abort_all(self, session: ConnectionState, reason: RequeueReason) -> None:
-        """End all transactions of a connection that ends, and requeue their messages. `reason` holds for nacked
-        messages, and for acknowledged messages of a transaction with `counts_all`; all others are released."""
+        """End all transactions of a connection that ends, and requeue their messages. Nacked messages are requeued for
+        `reason`, and so are acknowledged messages of a transaction with `counts_all`. All others are released."""
         for name in list(session.transactions):
             transaction = self._end(session, name)
             for entry in transaction.acknowledged():

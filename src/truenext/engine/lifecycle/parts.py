@@ -7,6 +7,7 @@ from collections.abc import Callable
 from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.pull_requests import PullRequests
 from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.lifecycle.topic_reports import TopicReports
 from truenext.engine.memory.parts import MemoryParts
 from truenext.engine.queues.queues import Queues
 from truenext.engine.writing.commit_state import CommitState
@@ -20,5 +21,8 @@ class LifecycleParts:
         self.arrivals = Arrivals(
             commit_state, resident, queues.selections, queues.wildcards, queues, memory.expiry_timers
         )
-        self.settlement = Settlement(commit_state, memory.delays, resident, queues, self.arrivals, random)
+        self.topic_reports = TopicReports(commit_state, queues, self.arrivals)
+        self.settlement = Settlement(
+            commit_state, memory.delays, resident, queues, self.arrivals, self.topic_reports, random
+        )
         self.pull_requests = PullRequests(commit_state.events)

@@ -1,8 +1,8 @@
 """Rules of redelivery: the delay before a failed message's next try, and the making and restoring of dead letters and
 reports.
 
-The headers of a dead letter say why it is one, and describe the original message. `restore_original` restores that
-message from these headers:
+The headers of a dead letter give the reason of its failure, and describe the original message. `restore_original`
+restores that message from these headers:
 
     truenext-dead-letter-cause            "attempts exhausted", "expired" or "rejected"
     truenext-dead-letter-timestamp        time when the message became a dead letter, in milliseconds since the epoch
@@ -201,11 +201,9 @@ def redirect(message: SentMessage, destination: Destination) -> tuple[Destinatio
 
 
 def restore_original(letter: SentMessage, now_ms: int) -> tuple[Destination, SentMessage] | None:
-    """Return destination and original message of a dead letter. None if `letter` is no dead letter.
-
-    A past expiry is left out. Otherwise the message would be removed before a consumer gets it. A report or handled
-    message keeps all its facts.
-    """
+    """Return the destination and the original message of a dead letter. None if `letter` is no dead letter. An expiry
+    in the past is left out, because the message would be removed before a consumer gets it. A report or handled message
+    keeps all its facts."""
     headers = decode_header_lines(letter.header)
     if FAILURE in headers:
         return _restore_failed_again(letter, headers)

@@ -24,6 +24,7 @@ from truenext.engine.lifecycle.redelivery import (
     make_report,
     retry_delay_ms,
 )
+from truenext.engine.lifecycle.topic_reports import TopicReports
 from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.queues.queues import Queues
@@ -36,6 +37,8 @@ from truenext.model.failure_headers import REPORT_TO
 from truenext.model.message import SentMessage
 from truenext.model.policy import ExpiryAction
 
+_RELEASED = RequeueReason.RELEASED
+"""A look-up in the class would take as long as the rest of a line, for each of very many messages."""
 _REPORT_TO = REPORT_TO.encode()
 """Header as header lines have it; none of its characters is escaped there."""
 
@@ -48,6 +51,7 @@ class Settlement:
         resident: ResidentSet,
         queues: Queues,
         arrivals: Arrivals,
+        topic_reports: TopicReports,
         random: Callable[[], float],
     ) -> None:
         """`random` returns random numbers from 0 to 1, for the jitter of delays."""
@@ -57,18 +61,19 @@ class Settlement:
         self._resident = resident
         self._queues = queues
         self._arrivals = arrivals
+        self._topic_reports = topic_reports
         self._random = random
 
     # ---- Completion ----
 
     def acknowledge(self, entry: Entry) -> bool:
-        """Acknowledge a message. Returns whether the message's removal must become durable."""
+        """Acknowledge a message. Returns whether the store must remove the message, too."""
         self._events.acknowledged(entry)
         return self.complete(entry)
 
     def complete(self, entry: Entry) -> bool:
         """Complete an acknowledged, expired or moved message: free its memory and remove it from the store. Returns
-        whether the removal must become durable."""
+        whether the store must remove the message, too."""
         self._resident.unload(entry)
         if entry.lane.selected is not None:
             self._resident.forget_selected(entry)
@@ -118,11 +123,12 @@ class Settlement:
         """
         lane = entry.lane
         queue = lane.queue
-        if not self._queues.exists(queue):
+        # Queues.exists, inlined for speed.
+        if self._queues.by_name.get(queue.destination.name) is not queue:
             # A temporary queue that was removed with its connection.
             self._resident.unload(entry)
             return
-        has_failed = reason is not RequeueReason.RELEASED
+        has_failed = reason is not _RELEASED
         # Before this dispatch there was none, or none that a program can have received.
         was_fresh = entry.deliveries == 1 or entry.start_state is NEVER_STARTED
         is_unseen = reports_started and was_fresh and entry.start_state is not STARTED
@@ -138,7 +144,9 @@ class Settlement:
         # Also for a dead letter: the group of a suspended consumer may be free now.
         self._commit_state.touched_queues[queue] = None
         # Also without a failure: the policy may have changed while the message was held.
-        if is_undeliverable(queue, entry.attempts, entry.due_us):
+        # The first condition of is_undeliverable, inlined for speed.
+        may_be_dead = entry.attempts >= queue.policy.attempts_max or entry.due_us == DUE_NEVER
+        if may_be_dead and is_undeliverable(queue, entry.attempts, entry.due_us):
             self.dead_letter(entry)
             return
         is_set_aside = False
@@ -161,7 +169,8 @@ class Settlement:
         self._resident.on_requeued(entry)
 
     def end_delay(self, entry: Entry) -> None:
-        """Note that the delay of a message has ended. If the message is in `Lane.delayed`, put it back to its place."""
+        """Note that the delay of a message has ended. Moves a message in `Lane.delayed` back to its position in the
+        lane."""
         lane = entry.lane
         queue = lane.queue
         if lane.delayed.get(entry.sequence) is entry:
@@ -183,8 +192,8 @@ class Settlement:
     # ---- Dead letters and expiry ----
 
     def dead_letter(self, entry: Entry, reason: str = "") -> None:
-        """Move a message that is in no lane to the dead-letter queue, or to its next handler: at once, or, if it is
-        evicted, when it has been read."""
+        """Move a message that is in no lane to the dead-letter queue, or to its next handler. An evicted message is
+        moved after its body was read."""
         message: SentMessage | None = entry.message
         if message is None:
             # If the broker ends before the message is read, the next run moves it when it reads it.
@@ -213,20 +222,21 @@ class Settlement:
             self._send_report(entry, failed)
 
     def _send_report(self, entry: Entry, failed: FailedMessage) -> None:
-        """Send the report of a dead letter, in the batch of the dead letter. `entry` is the message that has failed."""
+        """Send the report of a dead letter: to a queue in the batch of the dead letter, to a topic soon. `entry` is the
+        message that has failed."""
         report = make_report(failed)
         if report is None:
             return
         destination, message = report
         if destination.is_multi_queue:
             self._events.reported(entry)
-            self._arrivals.accept_with_batch("", destination.address, message)
+            self._topic_reports.add(destination, message)
         else:
             self._events.reported(entry, self._queues.ensure(destination), self._commit_state.next_sequence)
             self._arrivals.accept_with_batch(destination.name, "", message)
 
     def dead_letter_exhausted(self, lane: Lane) -> None:
-        """Dead-letter all messages of a lane in memory that have failed too often by the current policy."""
+        """Dead-letter the messages of a lane in memory that have failed too often by the queue's current policy."""
         failed = [entry for entry in lane if is_undeliverable(lane.queue, entry.attempts, entry.due_us)]
         if not failed:
             return

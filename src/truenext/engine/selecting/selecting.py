@@ -41,7 +41,7 @@ from truenext.model.selector import Selector
 
 _MISSING = object()
 Load = Callable[[Lane, PageMessage], Entry]
-"""Function that loads a message of a page into memory. If the message is not due, it is put among the delayed ones."""
+"""Function that loads a message of a page into memory. A message that is not due is put into `Lane.delayed`."""
 
 
 class QueueSelection:
@@ -63,8 +63,8 @@ class QueueSelection:
     def __init__(
         self, queue: Queue, memory: MemoryBudget, consumer_scans: ConsumerScans, arrival_budget: ComparisonBudget
     ) -> None:
-        """`consumer_scans` has the scans of all queues. `arrival_budget` is shared by all queues; it is the budget for
-        messages that arrive or are requeued."""
+        """`consumer_scans` has the scans of all queues. `arrival_budget`, which all queues share, limits the
+        comparisons of messages that arrive or are requeued."""
         self._memory = memory
         self._arrival_budget = arrival_budget
         self.queue = queue
@@ -121,7 +121,7 @@ class QueueSelection:
                     self.unfinished_cursors.pop(cursor, None)
 
     def _restart_deferred(self) -> None:
-        """Begin all comparisons of the first deferred messages anew, because the scans have changed."""
+        """Restart all comparisons of the first deferred messages, because the scans have changed."""
         for lane in self._deferred_lanes.values():
             _deferred_of(lane).compared_scans = 0
 
@@ -207,21 +207,19 @@ class QueueSelection:
     def on_requeued(self, entry: Entry) -> None:
         """Test a message that was requeued, or defer it if the time for comparisons in this pass is spent."""
         budget = self._arrival_budget
-        if budget.is_spent or not self._may_requeue(budget) or self._test_requeued(entry, budget) is not None:
+        if budget.is_spent_for_requeued(self.groups is not None) or self._test_requeued(entry, budget) is not None:
             lane = entry.lane
             selected = lane.selected
             assert selected is not None, "a consumer has a selector"
-            selected.deferred = selected.deferred or DeferredEntries()
-            selected.deferred.add(entry)
-            self._deferred_lanes[lane.rank] = lane
-
-    def _may_requeue(self, budget: ComparisonBudget) -> bool:
-        """Return whether there is time to find the place of a requeued message in its group."""
-        return self.groups is None or budget.has_time
+            deferred = selected.deferred
+            if deferred is None:
+                deferred = selected.deferred = DeferredEntries()
+                self._deferred_lanes[lane.rank] = lane
+            deferred.add(entry)
 
     def _test_requeued(self, entry: Entry, budget: ComparisonBudget, first: int = 0) -> int | None:
-        """Test a requeued message with all scans, beginning with the scan of number `first`. Returns None when done; if
-        the budget is spent earlier, the number of the next scan."""
+        """Test a requeued message with all scans, beginning with the scan of number `first`. Returns None if all tests
+        are done; else the number of the next scan, because the budget is spent."""
         message = entry.message
         scans = list(self.scans.values()) if message is None else self._keyed.candidate_scans(message)
         for number in range(first, len(scans)):
@@ -255,7 +253,7 @@ class QueueSelection:
                 cursor.pending = []
 
     def has_found(self, entry: Entry) -> bool:
-        """Return whether a scan has found the entry. A found entry must stay in memory; its body need not."""
+        """Return whether a scan has found the entry. A found entry must stay in memory; its body may be evicted."""
         for scan in self.scans.values():
             cursor = scan.cursors.get(entry.lane.rank)
             if cursor is not None and entry.sequence in cursor.found:
@@ -276,7 +274,7 @@ class QueueSelection:
             while has_more:
                 entry = deferred.first
                 if not entry.is_out_of_lane:
-                    if not self._may_requeue(budget):
+                    if self.groups is not None and not budget.has_time:
                         return
                     if deferred.was_in_memory is not (entry.message is not None):
                         deferred.was_in_memory = not deferred.was_in_memory

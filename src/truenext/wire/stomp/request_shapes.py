@@ -7,7 +7,10 @@ them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
+from re import Match
+from typing import Any
 
 from truenext.errors import RemoteProtocolError
 from truenext.model.commands import Ack, AckRun, Send, SendRun, Started
@@ -28,9 +31,10 @@ from truenext.wire.stomp.shapes import (
     is_utf8,
     line_pattern,
 )
+from truenext.wire.stomp.speedups import SPEEDUPS
 
 ShapedCommand = Send | SendRun | Ack | AckRun | Started | tuple[Send | Ack, str]
-"""Command; or command and receipt, if the frame requests a receipt. A run stands for several frames."""
+"""Command; or a command and the receipt that its frame requests. A run (SendRun, AckRun) stands for several frames."""
 
 DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
 
@@ -66,9 +70,12 @@ _ACK_HEADERS = {
     "transaction": _HOP_BY_HOP["receipt"],
     _STARTED: _ACK_ID,
 }
-_OTHER_ACK_VALUE = rb"%b{0,1000}+"
-"""Pattern of the values of other headers of an ACK. They are short, so that the frame is within the limits."""
+_OTHER_ACK_LENGTH_MAX = 1000
+_OTHER_ACK_VALUE = rb"%%b{0,%d}+" % _OTHER_ACK_LENGTH_MAX
+"""Pattern of the values of other headers of an ACK. Only short values match, so that the frame is within the limits."""
 _SLOW_PATH = (HOP_BY_HOP_HEADERS - _HOP_BY_HOP.keys()) | DEAD_LETTER_HEADERS | {"reply-to"}
+_NOT_IN_C = frozenset({*_HOP_BY_HOP, "expires", "JMSXGroupID"})
+"""Headers of SENDs and ACKs that only Python reads: most frames have none of them."""
 _SHARED_KINDS = frozenset({DestinationKind.QUEUE, DestinationKind.TOPIC, DestinationKind.TEMPORARY})
 """Kinds of destinations whose address means the same on all connections, and to which clients can send."""
 
@@ -285,6 +292,56 @@ class StartedShape:
         return start
 
 
+class ShapeInC:
+    """Shape that reads the same as SendShape or AckShape (_speed.c), of frames whose headers are all usual."""
+
+    def __init__(self, reader: Any) -> None:
+        self.read: Callable[[bytes, int, list[Frame | ShapedCommand], int], int] = reader.read
+        self.match: Callable[[bytes, int], Match[bytes] | None] = lambda data, start: None
+        """Unused: a reader in C has no expression, so a dropped shape keeps little memory."""
+        self.uses = 0
+
+
+def _send_shape_in_c(version: Version, names: tuple[str, ...]) -> ShapeInC:
+    values = {
+        "destination": SPEEDUPS.DESTINATION,
+        "content-length": SPEEDUPS.LENGTH,
+        "priority": SPEEDUPS.PRIORITY,
+        "persistent": SPEEDUPS.BOOLEAN,
+    }
+    return ShapeInC(
+        SPEEDUPS.SendReader(
+            lines=_lines_in_c(names, values),
+            allows_space=version is not Version.V1_0,
+            send=Send,
+            send_run=SendRun,
+            sent_message=SentMessage,
+            find_destination=_destination,
+            priority_line=DEFAULT_PRIORITY_LINE,
+            priority=PRIORITY_DEFAULT,
+            header_bytes_max=HEADER_BYTES_MAX,
+        )
+    )
+
+
+def _ack_shape_in_c(names: tuple[str, ...]) -> ShapeInC:
+    return ShapeInC(
+        SPEEDUPS.AckReader(
+            lines=_lines_in_c(names, {"id": SPEEDUPS.ACK_ID, _STARTED: SPEEDUPS.STARTED_ID}),
+            ack=Ack,
+            ack_run=AckRun,
+            started=Started,
+            name_length_max=NAME_LENGTH_MAX,
+            other_length_max=_OTHER_ACK_LENGTH_MAX,
+        )
+    )
+
+
+def _lines_in_c(names: tuple[str, ...], values: dict[str, int]) -> tuple[tuple[bytes, int], ...]:
+    """Return the beginning of each header line, and what its value is."""
+    return tuple((f"{name}:".encode(), values.get(name, SPEEDUPS.TEXT)) for name in names)
+
+
 @lru_cache(maxsize=_DESTINATION_CACHE_SIZE)
 def _destination(address: bytes) -> Destination | None:
     """Return the destination of an address; None if requests.py must parse it."""
@@ -298,9 +355,11 @@ def _destination(address: bytes) -> Destination | None:
 
 
 def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[ShapedCommand]:
+    is_in_c = SPEEDUPS is not None and _NOT_IN_C.isdisjoint(names)
     if command == "SEND" and _is_fast_path(set(names)):
-        has_failure_headers = not FAILURE_HEADERS.isdisjoint(names)
-        return FailureSendShape(version, names) if has_failure_headers else SendShape(version, names)
+        if not FAILURE_HEADERS.isdisjoint(names):
+            return FailureSendShape(version, names)
+        return _send_shape_in_c(version, names) if is_in_c else SendShape(version, names)
     if command == "SEND" and len(names) == 2 and {"destination", "id"} == set(names):
         return StartedShape(version, names)
     # An ACK may have only this header of truenext, and not in a transaction.
@@ -308,7 +367,7 @@ def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[Shap
     is_known = not own or (own == [_STARTED] and "transaction" not in names)
     is_usual = "id" in names and "content-length" not in names and is_known
     if command == "ACK" and version is Version.V1_2 and is_usual:
-        return AckShape(names)
+        return _ack_shape_in_c(names) if is_in_c else AckShape(names)
     return FrameShape[ShapedCommand](version, command, names)
 
 
