@@ -1349,7 +1349,7 @@ def test_messages_of_a_subscription_with_any_name_are_whole(version: Version, mo
 
 
 BROKER_HEADERS = {*HOP_HEADERS, "destination", "content-length", "priority"}
-SCHEDULE_HEADERS = [f"AMQ_SCHEDULED_{name}" for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "TIME")]
+SCHEDULE_HEADERS = [f"AMQ_SCHEDULED_{name}" for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "ZONE", "TIME")]
 MEANT_FOR_THE_BROKER = {"", "reply-to", "priority", "persistent", "expires", *HOP_HEADERS[:6], *SCHEDULE_HEADERS}
 USER_NAMES = PRODUCER_TEXTS.filter(
     lambda name: name not in MEANT_FOR_THE_BROKER and not name.startswith("AMQ_SCHEDULED_")

@@ -19,8 +19,9 @@ DEAD_LETTER_HEADERS = frozenset(
 """Headers that the broker adds to a dead letter (engine/lifecycle/redelivery.py). No client can set them on a SEND."""
 
 SCHEDULE_PREFIX = "AMQ_SCHEDULED_"
-SCHEDULE_HEADERS = frozenset(SCHEDULE_PREFIX + name for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "TIME"))
-"""Headers of a scheduled send: those of ActiveMQ, and AMQ_SCHEDULED_TIME for what ActiveMQ's successor can do."""
+SCHEDULE_HEADERS = frozenset(SCHEDULE_PREFIX + name for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "ZONE", "TIME"))
+"""Headers of a scheduled send: those of ActiveMQ; AMQ_SCHEDULED_TIME for what ActiveMQ's successor can do; and
+AMQ_SCHEDULED_ZONE for the time zone of AMQ_SCHEDULED_CRON, which both lack."""
 FIRST_OF_GROUP = "JMSXGroupFirstForConsumer"
 HOP_BY_HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
     {

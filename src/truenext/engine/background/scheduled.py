@@ -405,6 +405,7 @@ def _send_info(number: int, timing: Schedule, message: SentMessage) -> bulk.Sche
         period_ms=timing.period_ms,
         repeat=timing.repeat,
         cron=timing.cron,
+        zone=timing.zone,
         delay_ms=timing.delay_ms if timing.cron else 0,
         priority=message.priority,
         persistent=message.persistent,

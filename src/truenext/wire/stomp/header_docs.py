@@ -226,7 +226,13 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("AMQ_SCHEDULED_CRON",),
             "a cron expression of five fields. Default: none",
-            "Send the message at these times, in UTC. Any other header that begins with `AMQ_SCHEDULED_` is refused.",
+            "Send the message at these times, in UTC or the zone of ZONE. Any other header that begins with "
+            "`AMQ_SCHEDULED_` is refused.",
+        ),
+        HeaderDoc(
+            ("AMQ_SCHEDULED_ZONE",),
+            "a name of the IANA database, such as `Europe/Oslo`. Default: UTC",
+            "Time zone of CRON. A local time that is skipped or repeated counts once.",
         ),
         HeaderDoc(
             ("JMSXGroupID",),

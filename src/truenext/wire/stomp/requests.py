@@ -460,6 +460,10 @@ def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) ->
             raise destination_error(f"{part.address} may be gone when a scheduled send is due")
     if headers.get("AMQ_SCHEDULED_CRON") == "":
         raise RemoteProtocolError("AMQ_SCHEDULED_CRON is empty: leave it out, or set five fields, such as 0 8 * * 1-5")
+    if headers.get("AMQ_SCHEDULED_ZONE") == "":
+        raise RemoteProtocolError(
+            "AMQ_SCHEDULED_ZONE is empty: leave it out for UTC, or set a name such as Europe/Oslo"
+        )
     repeat = headers.get("AMQ_SCHEDULED_REPEAT", "0")
     delay_ms, period_ms = (
         read_number(name, headers.get(name, "0")) for name in ("AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD")
@@ -470,6 +474,7 @@ def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) ->
             period_ms=period_ms,
             repeat=FOR_EVER if repeat == str(FOR_EVER) else read_number("AMQ_SCHEDULED_REPEAT", repeat),
             cron=headers.get("AMQ_SCHEDULED_CRON", ""),
+            zone=headers.get("AMQ_SCHEDULED_ZONE", ""),
             ttl_ms=ttl_ms,
             due_ms=read_number(
                 "AMQ_SCHEDULED_TIME",
