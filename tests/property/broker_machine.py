@@ -3363,6 +3363,7 @@ def _seen(entry: Entry, queue: str, *, is_browse: bool = False) -> Seen:
         (entry.causes.first, entry.causes.last) if entry.causes is not None else NO_CAUSES,
         _original_causes(message),
         _is_redelivered(entry, is_browse=is_browse),
+        int(decode_header_lines(message.header).get("truenext-due", "0")),
     )
 
 

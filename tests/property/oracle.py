@@ -129,6 +129,8 @@ class Parcel:
     closes_group: bool = False
     ttl_ms: int = 0
     """C15.4: time to live from the acceptance on, in ms; 0 if the message has an `expires` of its own."""
+    due_ms: int = 0
+    """C14.12: time at which the scheduled send was due; 0 of any other message."""
 
     @property
     def unsent(self) -> int:
@@ -409,6 +411,8 @@ class Seen:
     causes: tuple[str, str] = NO_CAUSES
     original_causes: tuple[str, str] = NO_CAUSES
     is_redelivered: bool = False
+    due_ms: int = 0
+    """C14.12: what the MESSAGE says."""
 
 
 class Oracle:
@@ -1167,7 +1171,7 @@ class Oracle:
         self._event += 1
         first.removed_in = self.gathering
         # C14.6: it is sent now, to the subscriptions that are there now. C14.9: `expires` may be past already.
-        parcel = self._with_ttl(first.parcel)
+        parcel = replace(self._with_ttl(first.parcel), due_ms=first.due_ms)
         queues = self.copied_to(queue, parcel)
         self._accept(None, queues, parcel, visible_from=self.gathering, block=self._event)
 
@@ -2037,6 +2041,7 @@ class Oracle:
                     letter.causes,
                     letter.original_causes,
                     letter.is_flagged,
+                    letter.parcel.due_ms,
                 )
                 if seen != expected_seen:
                     raise Disagreement(f"{reader} got {seen}; by the contract {expected_seen}")

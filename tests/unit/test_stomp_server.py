@@ -479,7 +479,7 @@ HOP_HEADERS = [
     *("receipt", "transaction", "truenext-producer", "truenext-number", "truenext-ttl", "truenext-gapless"),
     *("message-id", "subscription", "ack", "redelivered", "timestamp"),
     *("truenext-sequence", "truenext-deliveries", "truenext-attempts", "JMSXGroupFirstForConsumer", "browser"),
-    *sorted(header_lines.DEAD_LETTER_HEADERS),
+    *sorted(header_lines.ADDED_HEADERS),
 ]
 
 

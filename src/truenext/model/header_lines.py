@@ -16,7 +16,13 @@ DEAD_LETTER_HEADERS = frozenset(
         *("truenext-original-first-cause", "truenext-original-last-cause"),
     }
 )
-"""Headers that the broker adds to a dead letter (engine/lifecycle/redelivery.py). No client can set them on a SEND."""
+"""Headers that the broker adds to a dead letter (engine/lifecycle/redelivery.py)."""
+
+DUE = "truenext-due"
+"""Header that the broker adds to the message of a scheduled send: its due time in milliseconds since the epoch."""
+
+ADDED_HEADERS = DEAD_LETTER_HEADERS | {DUE}
+"""Headers that the broker adds to a stored message. No client can set them on a SEND."""
 
 SCHEDULE_PREFIX = "AMQ_SCHEDULED_"
 SCHEDULE_HEADERS = frozenset(SCHEDULE_PREFIX + name for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "ZONE", "TIME"))

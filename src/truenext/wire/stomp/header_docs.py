@@ -447,6 +447,11 @@ BROKER_FRAME_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
             "as on a SEND and a MESSAGE",
             "Headers of the message before it was a dead letter.",
         ),
+        HeaderDoc(
+            ("truenext-due",),
+            "milliseconds since the epoch",
+            "Due time of a scheduled send. Each occurrence of a repeating one has its own.",
+        ),
         HeaderDoc(("browser",), "`end`", "The frame is no message: the browser has been shown everything."),
         HeaderDoc(
             ("truenext-unused",),

@@ -12,7 +12,7 @@ from functools import lru_cache
 from truenext.errors import RemoteProtocolError
 from truenext.model.commands import Ack, AckRun, Send, SendRun, Started
 from truenext.model.destination import Destination, DestinationKind, parse_address
-from truenext.model.header_lines import DEAD_LETTER_HEADERS, HOP_BY_HOP_HEADERS, SCHEDULE_PREFIX
+from truenext.model.header_lines import ADDED_HEADERS, HOP_BY_HOP_HEADERS, SCHEDULE_PREFIX
 from truenext.model.limits import HEADER_BYTES_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 from truenext.model.message import SentMessage
 from truenext.model.order import PRIORITY_DEFAULT
@@ -66,7 +66,7 @@ _ACK_HEADERS = {
 }
 _OTHER_ACK_VALUE = rb"%b{0,1000}+"
 """Pattern of the values of other headers of an ACK. They are short, so that the frame is within the limits."""
-_SLOW_PATH = (HOP_BY_HOP_HEADERS - _HOP_BY_HOP.keys()) | DEAD_LETTER_HEADERS | {"reply-to"}
+_SLOW_PATH = (HOP_BY_HOP_HEADERS - _HOP_BY_HOP.keys()) | ADDED_HEADERS | {"reply-to"}
 _SHARED_KINDS = frozenset({DestinationKind.QUEUE, DestinationKind.TOPIC, DestinationKind.TEMPORARY})
 """Kinds of destinations whose address means the same on all connections, and to which clients can send."""
 

@@ -57,8 +57,8 @@ from truenext.wire.stomp.replies import ReplyEncoder
 from truenext.wire.stomp.request_shapes import DEFAULT_PRIORITY_LINE
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, require_header
 
-_NOT_FORWARDED = HOP_BY_HOP_HEADERS | header_lines.DEAD_LETTER_HEADERS
-"""Headers of a SEND that are not stored. Headers of a dead letter are among them, as only the broker may add these."""
+_NOT_FORWARDED = HOP_BY_HOP_HEADERS | header_lines.ADDED_HEADERS
+"""Headers of a SEND that are not stored. Those that only the broker may add to a message are among them."""
 _SCHEDULED_OR_INEFFECTIVE = SCHEDULE_HEADERS | INEFFECTIVE_HEADERS["SEND"].keys()
 _UNUSUAL_SEND = _NOT_FORWARDED | _SCHEDULED_OR_INEFFECTIVE | {"reply-to", "JMSXGroupID"}
 _MESSAGE_ONLY = SCHEDULE_HEADERS | {"reply-to"}
