@@ -32,7 +32,8 @@ from truenext.cli.stages.service_loader import database_option, load_service, se
 from truenext.cli.terminal import count_noun
 from truenext.cli.values import URL, EnumParam, HostAndPortParam, PathParam, SecondsParam, UrlOption
 from truenext.client.core.credentials import Credentials
-from truenext.errors import ConfigurationError, TruenextError
+from truenext.errors import Code, ConfigurationError, Refused, TruenextError
+from truenext.stage.core.cron import CronPage, PresentCron, are_equal, present_selector
 from truenext.stage.core.health import ServiceHealth, assess_health
 from truenext.stage.core.names import endpoint_of
 from truenext.stage.definition import Definition
@@ -229,6 +230,7 @@ class _ServiceProcess:
                 await running.prepare()
                 await running.connect()
                 await _warn_of_orphaned_queues(running, service)
+                await _warn_of_other_crons(running, service)
                 await running.start()
                 _echo(
                     f"{service.name} runs {count_noun(len(service.stages), 'stage')} of "
@@ -343,6 +345,42 @@ async def _warn_of_orphaned_queues(running: ServiceRun, definition: Definition) 
                 "consumers": queue.consumers,
             },
         )
+
+
+async def _warn_of_other_crons(running: ServiceRun, definition: Definition) -> None:
+    """Log a warning if the cron flows in the broker are not those that the service declares. Queues that the user may
+    not browse are left out."""
+    queues = {each.endpoint for each in definition.crons.values()} | definition.endpoints.keys()
+    present: list[PresentCron] = []
+    try:
+        counts = msgspec.json.decode(await running.connection.control_request("queues"), type=list[ScheduledCount])
+        for name in queues & {each.name for each in counts if each.scheduled}:
+            request = {"queue": name, "selector": present_selector(definition.name)}
+            after: list[int] | None = [0, 0]
+            until: dict[str, int] = {}
+            while after is not None:
+                answer = await running.connection.control_request("scheduled", request | until | {"after": after})
+                page = msgspec.json.decode(answer, type=CronPage)
+                present += page.sends
+                after, until = page.next, {"until": page.until}
+    except (TruenextError, TimeoutError) as error:
+        if not (isinstance(error, Refused) and error.code == Code.FORBIDDEN):
+            logger.warning("cannot check the cron flows of the service", extra={"error": str(error)})
+        return
+    if not are_equal(definition.crons.values(), present):
+        logger.warning(
+            "the broker has other cron flows than the service declares: run `truenext stages cron`",
+            extra={
+                "service": definition.name,
+                "declared": sorted(definition.crons),
+                "present": sorted(each.name for each in present),
+            },
+        )
+
+
+class ScheduledCount(msgspec.Struct):
+    name: str
+    scheduled: int
 
 
 def orphaned_queues(queues: Iterable[QueueInfo], definition: Definition) -> list[QueueInfo]:
