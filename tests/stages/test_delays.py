@@ -425,3 +425,65 @@ def test_unit_with_a_delay_is_left_to_processes_that_know_delays() -> None:
     assert delayed.startswith(b"\x92\x03")
     with pytest.raises(UnreadableUnit, match="version 4, and this truenext reads 1 and 3"):
         decode_unit(b"\x92\x04\x90", 0)
+
+
+# ---- The test kit ----
+
+
+def test_kit_advances_the_clock_for_delays_of_weeks_and_not_for_cron() -> None:
+    app = Service("shop")
+    ended: list[int] = []
+    reports: list[int] = []
+    chain = app.endpoint("chain", Number)
+    news = app.topic("news", Number)
+
+    @chain.stage
+    async def first(number: Number, flow: Flow) -> None:
+        flow.next(number, delay=21 * 86_400)
+
+    @chain.stage
+    async def second(number: Number, flow: Flow) -> None:
+        if flow.attempt < 3:
+            raise ValueError("not yet")
+        ended.append(number.n)
+        flow.publish(news, number, delay=7 * 86_400)
+
+    @app.subscriber(news)
+    async def listen(number: Number) -> None:
+        ended.append(10 * number.n)
+
+    @app.terminator("report", Number)
+    async def report(number: Number) -> None:
+        reports.append(number.n)
+
+    app.cron("yearly", "0 0 1 1 *", report, Number(1))
+    cron = app.crons["yearly"]
+
+    async def work(t: Stages) -> None:
+        async with connect(t.broker.url) as connection:
+            yearly = f"0 0 1 {(datetime.now(UTC).month + 5) % 12 + 1} *"
+            await connection.send("/queue/report", cron.body, cron=yearly, headers=cron.headers)
+            await connection.send("/queue/report", cron.body, period=40 * 86_400.0, repeat=-1, delay=40 * 86_400.0)
+        async with app.initiate() as initiation:
+            initiation.send(chain, Number(1), trace="t", delay=3 * 86_400)
+            initiation.send(chain, Number(2), trace="t", at=datetime.now(UTC) + timedelta(hours=1))
+        await t.wait_until_ended()
+        assert sorted(ended) == [1, 2, 10, 20] and not reports
+        # Only cron is left.
+        start = time.monotonic()
+        await t.wait_until_ended()
+        assert time.monotonic() - start < 10 and await scheduled_count(t, "report") == 2
+
+    run(app, work)
+
+
+def test_kit_gives_up_on_a_delayed_message_that_nothing_consumes() -> None:
+    app = Service("shop")
+    nobody = app.remote("nobody", Number)
+
+    async def work(t: Stages) -> None:
+        await t.send(nobody, Number(), delay=LONG_S)
+        with pytest.raises(TimeoutError, match="nobody has 1"):
+            await t.wait_until_ended()
+
+    run(app, work)
