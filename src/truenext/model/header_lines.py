@@ -26,8 +26,8 @@ ADDED_HEADERS = DEAD_LETTER_HEADERS | {DUE}
 
 SCHEDULE_PREFIX = "AMQ_SCHEDULED_"
 SCHEDULE_HEADERS = frozenset(SCHEDULE_PREFIX + name for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "ZONE", "TIME"))
-"""Headers of a scheduled send: those of ActiveMQ; AMQ_SCHEDULED_TIME for what ActiveMQ's successor can do; and
-AMQ_SCHEDULED_ZONE for the time zone of AMQ_SCHEDULED_CRON, which both lack."""
+"""Headers of a scheduled send, as in ActiveMQ. AMQ_SCHEDULED_TIME and AMQ_SCHEDULED_ZONE are truenext's own: ActiveMQ
+has neither a due time nor a time zone of the cron expression."""
 FIRST_OF_GROUP = "JMSXGroupFirstForConsumer"
 HOP_BY_HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
     {

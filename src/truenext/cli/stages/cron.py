@@ -67,8 +67,8 @@ def list_present(connection: Connection, service: Service) -> list[PresentCron]:
         try:
             present += _list_queue(connection, queue, service.name)
         except Refused as error:
-            is_left_out = error.code == Code.FORBIDDEN and queue not in declared
-            if error.code != Code.NOT_FOUND and not is_left_out:
+            is_unreadable = error.code == Code.FORBIDDEN and queue not in declared
+            if error.code != Code.NOT_FOUND and not is_unreadable:
                 raise
     return present
 

@@ -348,24 +348,23 @@ async def _warn_of_orphaned_queues(running: ServiceRun, definition: Definition) 
 
 
 async def _warn_of_other_crons(running: ServiceRun, definition: Definition) -> None:
-    """Log a warning if the cron flows in the broker are not those that the service declares. Queues that the user may
-    not browse are left out."""
-    queues = {each.endpoint for each in definition.crons.values()} | definition.endpoints.keys()
+    """Log a warning if the cron flows in the broker are not those that the service declares. A user who may not browse
+    the queues of the declared ones is not warned."""
+    declared = {each.endpoint for each in definition.crons.values()}
     present: list[PresentCron] = []
     try:
         counts = msgspec.json.decode(await running.connection.control_request("queues"), type=list[ScheduledCount])
-        for name in queues & {each.name for each in counts if each.scheduled}:
-            request = {"queue": name, "selector": present_selector(definition.name)}
-            after: list[int] | None = [0, 0]
-            until: dict[str, int] = {}
-            while after is not None:
-                answer = await running.connection.control_request("scheduled", request | until | {"after": after})
-                page = msgspec.json.decode(answer, type=CronPage)
-                present += page.sends
-                after, until = page.next, {"until": page.until}
+        scheduled = {each.name for each in counts if each.scheduled}
+        for queue in declared | (definition.endpoints.keys() & scheduled):
+            try:
+                present += await _present_in(running, definition, queue)
+            except Refused as error:
+                if error.code == Code.FORBIDDEN and queue in declared:
+                    return
+                if error.code not in (Code.FORBIDDEN, Code.NOT_FOUND):
+                    raise
     except (TruenextError, TimeoutError) as error:
-        if not (isinstance(error, Refused) and error.code == Code.FORBIDDEN):
-            logger.warning("cannot check the cron flows of the service", extra={"error": str(error)})
+        logger.warning("cannot check the cron flows of the service", extra={"error": str(error)})
         return
     if not are_equal(definition.crons.values(), present):
         logger.warning(
@@ -376,6 +375,20 @@ async def _warn_of_other_crons(running: ServiceRun, definition: Definition) -> N
                 "present": sorted(each.name for each in present),
             },
         )
+
+
+async def _present_in(running: ServiceRun, definition: Definition, queue: str) -> list[PresentCron]:
+    """Return the scheduled sends of the service's cron flows in a queue. Raises: TruenextError, TimeoutError"""
+    request = {"queue": queue, "selector": present_selector(definition.name)}
+    present: list[PresentCron] = []
+    after: list[int] | None = [0, 0]
+    until: dict[str, int] = {}
+    while after is not None:
+        answer = await running.connection.control_request("scheduled", request | until | {"after": after})
+        page = msgspec.json.decode(answer, type=CronPage)
+        present += page.sends
+        after, until = page.next, {"until": page.until}
+    return present
 
 
 class ScheduledCount(msgspec.Struct):

@@ -129,7 +129,7 @@ def encode_first_message(
 
 
 def delay_of(delay: object) -> Delay | None:
-    """Return the delay of so many seconds; None if it is 0. Raises: FlowError if it is not a number of seconds"""
+    """Return the delay that a program has set in seconds; None if it is 0. Raises: FlowError if the value is invalid"""
     if isinstance(delay, bool) or not (isinstance(delay, int | float) and 0 <= delay <= SCHEDULE_MS_MAX / 1000):
         raise FlowError(f"delay is a number of seconds, 0 to {SCHEDULE_MS_MAX // 1000} (100 years), not {delay!r}")
     # Rounded up: no message comes early.
