@@ -79,8 +79,8 @@ _HOMES = {
         *("RolledBack", "TruenextError"),
     ),
 }
-"""Public names by the module that defines them. A module is imported when one of its names is first used, as a broker
-does not need the client."""
+"""Public names by the module that defines them. A module is imported when one of its names is first used, so that a
+broker does not load the client."""
 
 
 def __getattr__(name: str) -> object:

@@ -6,7 +6,7 @@ from truenext.cli import early_signals
 
 
 def main() -> None:
-    """Run the command. Its modules take a while to import, so signals are handled before that."""
+    """Run the command. Signals are handled first, because importing the command's modules takes a while."""
     early_signals.listen(sys.argv[1:])
     from truenext.cli.main import main as command
 

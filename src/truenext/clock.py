@@ -2,7 +2,7 @@
 
 Tests that freeze time (freezegun, for example) replace `time.time`, `time.monotonic` and others in all modules, so that
 the time of the tested program stands still or leaps. With such a clock, code that waits for a broker would wait for
-ever, or give up at once. So code that keeps a connection alive uses this module, as such tests do not replace
+ever, or give up at once. So code that keeps a connection alive uses this module: freezegun and its like do not replace
 `clock_gettime`."""
 
 import sys

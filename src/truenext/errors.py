@@ -1,4 +1,4 @@
-"""Exceptions of truenext: one tree of classes. The class says whose fault the error is.
+"""Exceptions of truenext: one tree of classes. The class of an error says which side caused it.
 
 TruenextError
 ├── LocalProtocolError      the caller broke the rules of the protocol
@@ -72,7 +72,8 @@ class RemoteProtocolError(TruenextError):
 
 
 class NoSpaceError(RemoteProtocolError):
-    """The broker has no space for the peer's message. If the connection ends for that, no message counts an attempt."""
+    """The broker has no space for the peer's message. If the connection ends for this reason, no attempt is counted for
+    any message."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, Code.NO_SPACE)
@@ -127,8 +128,8 @@ class NoBroker(ConnectionLost):
     """No connection to a broker could be opened. The message says at which address, and why."""
 
     is_listening = False
-    """True if a program listens at the address that was tried last. It may be a broker that does not answer, or no
-    broker."""
+    """True if a program listens at the address that was tried last. That program may be a broker that does not answer,
+    or another program."""
 
 
 class Refused(TruenextError):

@@ -41,7 +41,8 @@ class TlsSocket:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=host is None, server_hostname=host)
         self._lock = Lock()
-        """Held while the TLS object is used: two threads must not use it at once, and some versions would crash."""
+        """Held while the TLS object is used. Two threads must not use the object at once: some versions of OpenSSL
+        would crash."""
         self._unsent = memoryview(b"")
         """Encrypted bytes that the socket has not taken."""
         self.encrypted_count = 0
@@ -62,15 +63,15 @@ class TlsSocket:
 
     @property
     def has_unsent(self) -> bool:
-        """True if encrypted bytes wait: the caller must call `flush` when the socket can be written to."""
+        """True if encrypted bytes are unsent. The caller must then call `flush` when the socket can be written to."""
         return bool(self._unsent) or self._outgoing.pending > 0
 
     def fileno(self) -> int:
         return self._sock.fileno()
 
     def shake_hands(self, received: bytes = b"") -> bytes:
-        """Go on with a client's handshake, with the bytes received since the last call; the first call has none.
-        Returns the bytes to send. The handshake may be done (`is_ready`), and these bytes must be sent all the same.
+        """Continue a client's handshake with the bytes received since the last call; the first call passes no bytes.
+        Returns the bytes to send. Send these even if the handshake is done (`is_ready`).
 
         Raises: ssl.SSLError if the handshake fails
         """
@@ -178,7 +179,7 @@ class TlsSocket:
         self._sock.close()
 
     def close_notify(self) -> None:
-        """Tell the peer by TLS that no more bytes follow, so that it does not take the end for an attack or a broken
+        """Send TLS's notice that no more bytes follow, so that the peer does not take the end for an attack or a broken
         connection. Must be called after all was sent."""
         with self._lock:
             if self.is_ready:

@@ -1036,7 +1036,7 @@ def test_a_message_that_cannot_be_found_to_be_deleted_stops_the_broker(tmp_path:
         disk.apply(removes=[key(1)])
     with store._checkpoint._env.begin(write=True) as txn:
         txn.delete(key(1), db=store._checkpoint._persistent.messages)
-    with pytest.raises(StoreError, match="is gone, and cannot be deleted"):
+    with pytest.raises(StoreError, match="is missing, and cannot be deleted"):
         for n in range(6, 20):
             disk.apply(puts=put(n))
             wait_for_checkpoints(store)

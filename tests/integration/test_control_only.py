@@ -140,7 +140,7 @@ def test_users_without_a_right_take_no_place_of_operators(tmp_path: Path) -> Non
             client = broker.connect(sends_connect=False)
             client.send_frame("CONNECT", {"accept-version": "1.2", "host": "h"} | shop)
             error = client.next_frame()
-            assert "for users with monitor or admin" in error.body.decode()
+            assert "only users with the right monitor or admin may exceed it" in error.body.decode()
             refused.append(client)
             root = broker.connect(headers={"login": "root", "passcode": "word"})
             root.disconnect()
@@ -319,7 +319,7 @@ def test_connections_without_connect_take_no_place_of_clients_and_the_oldest_goe
         # The place of the first silent one was enough for these, one after the other.
         error = silent[0].next_frame()
         assert error.headers["truenext-code"] == "limit"
-        assert "no CONNECT yet, and 5 connections that came later" in error.body.decode()
+        assert "no CONNECT yet, and 5 newer connections wait to log in" in error.body.decode()
         silent[0].await_end()
         late = silent[1]
         late.send_connect("1.2", "0,0")

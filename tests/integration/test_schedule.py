@@ -275,7 +275,7 @@ def test_scheduled_and_unschedule_report_invalid_arguments(
         ("/queue/q", {"AMQ_SCHEDULED_CRON": "0 3 * * *", "AMQ_SCHEDULED_ZONE": "Europe/Olso"}, "ZONE 'Europe/Olso' is"),
         ("/queue/q", {"AMQ_SCHEDULED_CRON": "0 3 * * *", "AMQ_SCHEDULED_ZONE": ""}, "AMQ_SCHEDULED_ZONE is empty"),
         ("/queue/q", {"AMQ_SCHEDULED_CRON": "* * 32 2 *"}, "not a cron expression: its day of the month is '32'"),
-        ("/temp-queue/q", {"AMQ_SCHEDULED_DELAY": "1"}, "may be gone"),
+        ("/temp-queue/q", {"AMQ_SCHEDULED_DELAY": "1"}, "may have ended"),
     ],
 )
 def test_invalid_scheduling_headers_are_refused(

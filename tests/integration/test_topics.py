@@ -432,7 +432,7 @@ def test_a_scheduled_send_to_a_topic_and_a_queue_comes_to_both_once_over_a_kill(
 def test_scheduled_sends_to_temporary_destinations_are_refused(broker: BrokerProcess, address: str) -> None:
     client = broker.connect()
     client.send_frame("SEND", {"destination": address, "AMQ_SCHEDULED_DELAY": "1"}, b"m")
-    assert "may be gone when a scheduled send is due" in client.error().headers["message"]
+    assert "is temporary, and may have ended when a scheduled send is due" in client.error().headers["message"]
 
 
 def test_a_durable_subscription_is_listed_browsed_moved_and_purged_by_its_name(

@@ -1185,10 +1185,10 @@ def attempts_are_not_written(patch: Patch) -> None:
         is_stopped = True
         return last_batches(run)
 
-    def starting(run: EngineLifespan) -> None:
+    def starting(run: EngineLifespan, *, after_clean_stop: bool = True) -> None:
         nonlocal is_stopped
         is_stopped = False
-        start(run)
+        start(run, after_clean_stop=after_clean_stop)
 
     targets.WRITE_MARK.replace(patch, faulty_mark)
     targets.LAST_BATCHES.replace(patch, faultless_last_batches)
@@ -1249,8 +1249,8 @@ def sequences_are_used_again_after_a_crash(patch: Patch) -> None:
 def the_mark_of_a_clean_stop_is_left_standing(patch: Patch) -> None:
     start = targets.START.original
 
-    def faulty(run: EngineLifespan) -> None:
-        start(run)
+    def faulty(run: EngineLifespan, *, after_clean_stop: bool = True) -> None:
+        start(run, after_clean_stop=after_clean_stop)
         targets.gathering(run).clean_stop = None
 
     targets.START.replace(patch, faulty)
@@ -2888,9 +2888,9 @@ def a_match_is_dispatched_before_all_earlier_messages_are_compared(patch: Patch)
     head_of_queue = targets.HEAD_OF_QUEUE.original
 
     def faulty(queue_dispatch: QueueDispatch, scan: QueueScan | None) -> Head:
-        targets.IS_CURSOR_UNFINISHED.replace(patch, False)
+        targets.KNOWN_TO.replace(patch, UNBOUNDED)
         head = head_of_queue(queue_dispatch, scan)
-        targets.IS_CURSOR_UNFINISHED.replace(patch, property(lambda cursor: cursor.position < UNBOUNDED))
+        targets.KNOWN_TO.replace(patch, targets.KNOWN_TO.original)
         return head
 
     targets.HEAD_OF_QUEUE.replace(patch, faulty)
@@ -3228,8 +3228,8 @@ def messages_held_by_an_ended_wildcard_return_to_another_queue(patch: Patch) -> 
 
 @shows_in(WildcardMachine)
 def a_wildcard_overtakes_unread_messages_in_another_queue(patch: Patch) -> None:
-    def faulty(way: QueueDispatch, consumer: BrokerConsumer, rank: int) -> Head:
-        head = head_for(way, consumer, rank)
+    def faulty(way: QueueDispatch, consumer: BrokerConsumer, rank: int, *, may_read: bool = True) -> Head:
+        head = head_for(way, consumer, rank, may_read=may_read)
         if isinstance(head, Wait) and head.is_undecided:
             targets.REQUEST_PAGE.of(way)(targets.queue_of(way).lane(rank))
             return None
@@ -3323,7 +3323,7 @@ def a_parked_connection_keeps_nothing(patch: Patch) -> None:
     targets.KEEP_STARTED.replace(patch, lambda releasing, consumer, kept: keep(releasing, consumer, ()))
 
 
-def _while_releasing(patch: Patch, target: targets.AnyTarget, with_this: object) -> None:
+def _while_releasing(patch: Patch, target: targets.AnyTarget, with_this: Callable[..., Any]) -> None:
     """Wrong only while that is given back which subscriptions hold."""
 
     def faulty(releasing: Releasing, consumer: BrokerConsumer, kept: Kept) -> None:

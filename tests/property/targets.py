@@ -14,6 +14,7 @@ Functions at the end of this file return the state of the engine: `targets.touch
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -155,7 +156,12 @@ class Target(Generic[P, R]):
         found: Callable[Concatenate[Any, P], R] = getattr(self.owners[0], self.name)
         return found
 
-    def replace(self, patch: pytest.MonkeyPatch, replacement: object) -> None:
+    def replace(self, patch: pytest.MonkeyPatch, replacement: Callable[..., Any]) -> None:
+        """Raises: TypeError, if the replacement does not take all arguments of the original."""
+        if not isinstance(self.original, type):
+            arguments = inspect.signature(self.original).parameters.values()
+            named = {each.name: None for each in arguments if each.kind is each.KEYWORD_ONLY}
+            inspect.signature(replacement).bind(*[None] * (len(arguments) - len(named)), **named)
         for owner in self.owners:
             patch.setattr(owner, self.name, replacement)
 
@@ -486,7 +492,6 @@ KNOWN_TO = Attribute("known_to", ScanCursor)
 STOP_BEFORE = Target(ScanCursor.stop_before, ScanCursor)
 TEST_DEFERRED = Target(QueueSelection.test_deferred, QueueSelection)
 HAS_DEFERRED = Attribute("has_deferred", QueueSelection)
-IS_CURSOR_UNFINISHED = Attribute("is_unfinished", ScanCursor)
 IS_MATCH = Target(ScanCursor._is_match, ScanCursor)
 HEAD_OF_QUEUE = Target(QueueDispatch._head_of_queue, QueueDispatch)
 LANE_HEAD_OF_SELECTIVE = Target(QueueDispatch._lane_head, QueueDispatch)

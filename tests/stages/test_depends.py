@@ -476,7 +476,7 @@ def test_an_error_in_an_end_does_not_hide_that_of_the_stage(kind: str, caplog: p
     assert ends(log, kind, [None, late], error) is error
     assert log[-2:] == ["f0 hears of ValueError('own')", "end f0"]
     [record] = caplog.records
-    assert record.getMessage() == "the end of a context has failed as well"
+    assert record.getMessage() == "the end of a stage's context manager has failed as well"
     assert vars(record)["context"] == "f1"
     assert record.exc_info is not None
     assert record.exc_info[1] is late

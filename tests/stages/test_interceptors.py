@@ -84,7 +84,9 @@ def test_an_interceptor_does_not_hide_the_exception_of_the_stage(
     chain = InterceptorChain([Noting("a", notes, fails="hears")])
     with pytest.raises(ValueError, match="own"), around(chain, execution()):
         raise ValueError("own")
-    assert [record.getMessage() for record in caplog.records] == ["the end of a context has failed as well"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "the end of a stage's context manager has failed as well"
+    ]
     assert vars(caplog.records[0])["context"] == "Noting"
 
 

@@ -363,7 +363,7 @@ def test_hidden_queue_of_scheduled_sends_cannot_be_sent_to() -> None:
     ("schedule", "why"),
     [
         (Schedule(delay_ms=10**15), "100 years"),
-        (Schedule(repeat=1), "without AMQ_SCHEDULED_PERIOD"),
+        (Schedule(repeat=1), "needs AMQ_SCHEDULED_PERIOD"),
         (Schedule(period_ms=1, repeat=FOR_EVER, cron="* * * * *"), "REPEAT:-1"),
         (Schedule(cron="* * * *"), "five fields"),
         (Schedule(cron="* * * * * *"), "five fields"),

@@ -638,7 +638,10 @@ def test_requeue_false_is_poison(headers: dict[str, str], is_rejected: bool) -> 
     ("headers", "reason"),
     [
         ({"requeue": "no"}, "requeue 'no' is not true or false"),
-        ({"requeue": "false", "truenext-delay": "5"}, "requeue:false leaves no next try for truenext-delay"),
+        (
+            {"requeue": "false", "truenext-delay": "5"},
+            "requeue:false rejects the message, which then has no next try for truenext-delay",
+        ),
         ({"requeue": "false", "truenext-reject": "false"}, "truenext-reject 'false' and requeue 'false' disagree"),
         ({"requeue": "true", "truenext-reject": "true"}, "truenext-reject 'true' and requeue 'true' disagree"),
     ],

@@ -967,7 +967,7 @@ def test_no_sender_says_why_consumers_failed(version: Version) -> None:
         (["truenext-delay:604800001"], "truenext-delay 604800001 is more than 604800000 milliseconds (7 days)"),
         (["truenext-delay:" + "9" * 20], f"truenext-delay {'9' * 20} is more than 604800000 milliseconds (7 days)"),
         (["truenext-reject:yes"], "truenext-reject 'yes' is not true or false"),
-        (["truenext-reject:true", "truenext-delay:5"], "truenext-reject:true leaves no next try"),
+        (["truenext-reject:true", "truenext-delay:5"], "truenext-reject:true rejects the message"),
     ],
 )
 def test_nack_with_an_invalid_header_is_refused_by_name(version: Version, lines: list[str], why: str) -> None:

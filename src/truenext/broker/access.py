@@ -1,9 +1,9 @@
 """Access: what a user needs for each command and control verb. Source: docs/security.md, "What a request needs"
 
-A check changes nothing but producer names, which it makes names of the user. It runs right before the action of its
-command, and before anything is looked up, so that a refusal does not tell what exists. A command or verb without a
-check is refused. `UserSessions.guard` puts the checks before the actions. Its shortcut `send_as_user` leaves the check
-of a SEND out if the connection's last SEND went to the same destination.
+A check only requires rights. The one exception: a check makes a producer name a name of the user. A check runs right
+before the action of its command, and before any queue is looked up, so that a refusal does not reveal which queues
+exist. A command or verb without a check is refused. `UserSessions.guard` puts the checks before the actions. Its
+shortcut `send_as_user` leaves the check of a SEND out if the connection's last SEND went to the same destination.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from truenext.model.destination import (
 from truenext.model.grants import Pattern, Right, User
 
 SENDABLE_QUEUES_MAX = 10_000
-"""Most queues of a user for which the right to send is remembered once it was found."""
+"""Maximum number of queues for which the broker remembers that a user may send there."""
 
 _TOPIC_KINDS = (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN)
 
@@ -82,7 +82,7 @@ def _require(user: User, right: Right, named: Pattern) -> None:
 
 
 _SENTENCES = {Right.SEND: "to ", Right.TAKE: "from ", Right.BROWSE: "", Right.MANAGE: ""}
-"""Words between a right and the destination."""
+"""Words of an error text between a right and the destination."""
 
 
 def is_private(destination: Destination) -> bool:
@@ -101,8 +101,8 @@ def _require_send(user: User, destination: Destination) -> None:
 
 
 def _require_reading(user: User, session: ConnectionState, right: Right, destination: Destination) -> None:
-    """Require the right to take or browse messages of a destination. Those of a temporary queue or topic are for its
-    own connection alone.
+    """Require the right to take or browse messages of a destination. Only the connection that owns a temporary queue or
+    topic may read its messages.
 
     Raises: ForbiddenError if the user lacks the right
     """
@@ -140,7 +140,8 @@ def subscription_topic(name: str) -> Pattern:
 
 
 def _require_producers(user: User) -> None:
-    """Require that a user may use producer names: the broker remembers only a limited number of producers.
+    """Require that a user may use producer names. The right is limited because the broker remembers only a limited
+    number of producers.
 
     Raises: ForbiddenError if the user may neither send nor take
     """
@@ -205,8 +206,8 @@ def _check_browse(user: User, session: ConnectionState, browse: Browse) -> None:
 
 
 def check_browsed_subscription(user: User, queue: Queue) -> None:
-    """Require the right to browse the topic of a durable subscription. `_check_browse` has checked the client id
-    before; the topic is known only once the subscription was found.
+    """Require the right to browse the topic of a durable subscription. The topic is known only once the subscription
+    was found, so `_check_browse`, which runs earlier, checks only the client id.
 
     Raises: ForbiddenError if the user lacks the right
     """
@@ -243,7 +244,7 @@ COMMAND_CHECKS: dict[type[Any], Check] = {
     Disconnect: _check_disconnect,
     ControlRequest: _check_control_request,
 }
-"""Check of each command. A Login has none: before it the connection has no user."""
+"""Check of each command. A Login has no check: before the login the connection has no user."""
 
 
 # ---- Control verbs ----
@@ -290,8 +291,8 @@ def _check_bulk(user: User, request: ControlRequest) -> None:
 
 
 def _require_on_scheduled(user: User, right: Right, to: str | None) -> None:
-    """Require a right on scheduled sends that do not go to a single queue: on each destination in the address `to`, or
-    the right admin if `to` is None, which stands for all such sends.
+    """Require a right on scheduled sends that do not go to a single queue: on each destination in the address `to`.
+    `to` None stands for all such sends, and requires the right admin.
 
     Raises: ForbiddenError if the user lacks a right
     """
@@ -317,7 +318,8 @@ VERB_CHECKS: dict[str, VerbCheck] = {
 
 
 def may_see(user: User, queue: Queue) -> bool:
-    """Return whether the answer to `queues` shows a queue to a user: any right on the queue, or monitor, is enough."""
+    """Return whether the answer to `queues` shows a queue to a user. Any right on the queue is enough, and so is the
+    right monitor."""
     if user.is_monitor:
         return True
     named = _named_by_queue(queue.name)

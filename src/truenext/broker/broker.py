@@ -84,25 +84,20 @@ class Broker:
         self._peers: dict[ConnectionState, Peer] = {}
         self._is_turn_due = False
         self._has_ticked = False
-        """The clock was read since the last turn, by a command or a durable batch: the next turn need not read it."""
+        """True if the clock was read since the last turn, so that the next turn need not read it."""
         self._lazy_commit: TimerHandle | None = None
         self._check_timer: TimerHandle | None = None
         self._idle: Future[None] | None = None
-        """Future that is done when the batch that is being written is durable; only `_drain` waits for it."""
+        """Future that is done once the batch being written is durable. Only `_drain` sets and awaits this future."""
         self.failure: Future[None] = loop.create_future()
         """Error that has ended this broker; not done while the broker works."""
         self._has_failed = False
-        """True once `failure` is set. It is read several times for each message, and quicker to read."""
+        """True once `failure` is set. A flag is quicker to read than a future; it is read several times a message."""
         self.reload: Callable[[], ReloadResult] = lambda: NO_FILE
         """Reloads the configuration file. The code that starts a broker with a file replaces this function."""
-
+        estimate = write_time or WriteTimeEstimate()
         self.committer = Committer(
-            store,
-            history,
-            loop,
-            write_time or WriteTimeEstimate(),
-            on_committed=self._on_committed,
-            on_failed=self._on_failed,
+            store, history, loop, estimate, on_committed=self._on_committed, on_failed=self._on_failed
         )
         self.pager = Pager(
             engine, store, loop, tick=self._tick, schedule_turn=self._schedule_turn, on_failed=self._on_failed
@@ -111,7 +106,6 @@ class Broker:
         self._sliced_work = SlicedWork(monotonic_ns)
         self._stuck_check = StuckCheck(engine, self.pager, monotonic_ns)
         self._disk_level_log = DiskLevelLog(store)
-
         self.warnings = ClientWarnings(loop.time)
         self.capacity = Capacity(
             engine,
@@ -138,26 +132,32 @@ class Broker:
             loop,
             has_pending_answer=lambda session: self.control.requests.pending_count(session) > 0,
         )
-        self.control = ControlCommands(
-            engine,
+        self.control = self._make_control_commands()
+        self._slow_clients = SlowClients(engine, self._peers, self.control.requests, self.capacity, loop.time)
+        self._execution = self._make_execution()
+
+    def _make_control_commands(self) -> ControlCommands:
+        return ControlCommands(
+            self._engine,
             self._sliced_work,
             self.users,
-            loop.time,
+            self._loop.time,
             query_context=partial(
                 QueryContext,
-                engine,
+                self._engine,
                 self._stuck_check.detector,
                 self.pager,
                 lambda: self.reload(),
                 lambda session: self._peers[session].client_info,
-                store.disk_level_bytes,
+                self._store.disk_level_bytes,
             ),
             schedule_turn=self._schedule_turn,
         )
-        self._slow_clients = SlowClients(engine, self._peers, self.control.requests, self.capacity, loop.time)
-        self._execution = Execution(
-            engine,
-            store,
+
+    def _make_execution(self) -> Execution:
+        return Execution(
+            self._engine,
+            self._store,
             self._peers,
             self.capacity,
             self.users,
@@ -166,7 +166,7 @@ class Broker:
             self.warnings,
             begin_read=self._begin_read,
             on_failed=self._on_failed,
-            monotonic_ns=monotonic_ns,
+            monotonic_ns=self._monotonic_ns,
         )
 
     # ---- Connections ----
@@ -178,7 +178,7 @@ class Broker:
         return session
 
     def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
-        """Execute the commands of a client, see `Execution.execute`. The test kit overrides it."""
+        """Execute the commands of a client, see `Execution.execute`. The test kit overrides this method."""
         return self._execution.execute(session, commands)
 
     def answer(self, session: ConnectionState, answer: Answer) -> None:
@@ -196,7 +196,7 @@ class Broker:
             self._schedule_turn()
 
     def connection_closed(self, session: ConnectionState) -> None:
-        """Forget a closed connection: it gets no answer any more."""
+        """Forget a closed connection. The connection gets no answer any more."""
         self.ends.closed(session)
         self._peers.pop(session, None)
         self._execution.remove(session)
@@ -219,7 +219,7 @@ class Broker:
     # ---- Start, stop, turns and commits ----
 
     async def start(self, *, after_clean_stop: bool = True) -> None:
-        """Start a run; returns once the start is durable. Only then may connections be accepted.
+        """Start the broker. Returns once the start is durable; only then may connections be accepted.
 
         Raises: StoreError if the store cannot be written.
         """
@@ -301,7 +301,7 @@ class Broker:
     def _run_turn(self) -> None:
         """Run one turn, in this order:
         1. Commit, if a client waits for the batch: the disk then works while the turn dispatches and writes to sockets.
-        2. Dispatch, then at once the stuck check: only now a ready message and a consumer with credit are a fault.
+        2. Dispatch, then at once the stuck check: at any other time a ready message may just wait for the next turn.
         3. Flush: each connection gets its answers and messages in one write.
         4. Evict. This may drop bodies of messages, so the messages must be written to the sockets before.
         5. Commit what the turn itself has changed, then do a slice of long work.
@@ -383,8 +383,8 @@ class Broker:
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
 
     def _commit(self) -> None:
-        """Commit the gathering batch if the store is idle: at once if a client waits for it, else a little later, so
-        that acknowledgements without a receipt cost no sync of their own, and delay no batch that a client waits for.
+        """Commit the gathering batch if the store is idle: at once if a client waits for the batch, else a little
+        later. The delay saves syncs for acknowledgements without a receipt, which would delay batches with one.
         Source: docs/decisions/0047-larger-batches-at-once.md"""
         if self.committer.is_busy or self._has_failed:
             return
@@ -438,7 +438,7 @@ class Broker:
         self.fail(error)
 
     def fail(self, error: TruenextError) -> None:
-        """Stop for good: from now on no command is confirmed and no batch written. `failure` gets the error."""
+        """Stop for good: from now on no command is confirmed and no batch is written. `failure` is set to the error."""
         if not self._has_failed:
             self._has_failed = True
             self.failure.set_exception(error)

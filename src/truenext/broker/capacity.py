@@ -6,7 +6,7 @@
     memory for incomplete frames is full       one large frame is read on at a time (incomplete_frames.py)
     a pass has no time left to read            connections that were not read wait for a turn (read_turns.py)
 
-While some clients fill the batch, a client that sends little goes on with its share. Without a share it would wait for
+While some clients fill the batch, a client that sends little may still use its share. Without a share it would wait for
 several writes of the disk. SHARES_BYTES is less than a batch takes, so that eviction frees more than shares add.
 """
 
@@ -22,13 +22,13 @@ from truenext.model.limits import CAPACITY_CHECK_INTERVAL_S, INCOMPLETE_FRAME_BY
 from truenext.store.store import Store
 
 SHARE_BYTES = 32 * 1024
-"""Bytes that one connection may add to a full batch (changes, events, messages) before it must wait until that batch is
-closed."""
+"""Bytes of changes, events and messages that one connection may add to a full batch. A connection that has added more
+must wait until the batch is closed."""
 SHARES_BYTES = 1024 * 1024
 """Bytes that all connections together may add to a full batch before all must wait."""
 BATCHES_WITHOUT_SHARE = 8
-"""Batches for which a connection has no share after it has used one up. A single command may take more than all shares,
-and connections that send little would have to wait because of it."""
+"""Number of batches for which a connection has no share after using one up. A single command may take more than all
+shares; other connections, which send little, would have to wait for this command."""
 
 
 class Capacity:
@@ -63,17 +63,18 @@ class Capacity:
         """Connections that are not read, the one that waits longest first; True for those that wait for disk space."""
         self._timer: TimerHandle | None = None
         self._full_batch = 0
-        """Number of the batch to which `_shares` were added."""
+        """Number of the batch that the bytes in `_shares` were added to."""
         self._shares: dict[ConnectionState, int] = {}
         """Bytes that each connection has added to batch `_full_batch` since the batch was full."""
         self._shared_bytes = 0
         self._without_share: dict[ConnectionState, int] = {}
-        """Connections that have used up a share, each with the number of the first batch in which it has a share
-        again."""
+        """Connections that have used up their share, each with the number of the first batch in which the connection
+        has a share again."""
 
     @property
     def added_bytes(self) -> int:
-        """Bytes of the gathering batch, of its events, and of messages in memory: commands add to these three."""
+        """Bytes of the gathering batch, of its events, and of messages in memory: these three grow with each
+        command."""
         return self._commit_state.gathering_bytes + self._memory.message_bytes
 
     def may_read(self, session: ConnectionState) -> bool:
@@ -98,8 +99,7 @@ class Capacity:
                 self._without_share[session] = self._commit_state.batch.number + BATCHES_WITHOUT_SHARE
 
     def wait(self, session: ConnectionState, *, needs_disk: bool = False) -> None:
-        """Resume the connection once its commands may be executed; if it `needs_disk`, once there is disk space,
-        too."""
+        """Resume the connection once its commands may be executed. With `needs_disk`, there must be disk space, too."""
         self._waiting[session] = needs_disk
         if self._timer is None:
             self._timer = self._loop.call_later(CAPACITY_CHECK_INTERVAL_S, self._check)
@@ -112,8 +112,8 @@ class Capacity:
         self._without_share.pop(session, None)
 
     def on_batch_closed(self) -> None:
-        """Resume, after this pass, the waiting connections that have a share of the new batch. The others wait until
-        the closed batch is durable: the disk is quicker if nothing is read meanwhile."""
+        """Resume, after this pass, the waiting connections that have a share of the new batch. Connections without a
+        share wait until the closed batch is durable, because the disk is quicker if nothing is read meanwhile."""
         if self._waiting:
             self._loop.call_soon(self._resume_with_share)
 
@@ -131,8 +131,8 @@ class Capacity:
         return self.incomplete_frames.find_stalled(self._waiting)
 
     def _check(self) -> None:
-        """Resume the connections that may be read. Called at an interval, as nothing tells the broker that disk space
-        is free again."""
+        """Resume the connections that may be read. Called at an interval, because the broker is not notified when disk
+        space becomes free."""
         self._timer = None
         self.resume_waiting()
         if self._waiting:
@@ -164,8 +164,8 @@ class Capacity:
     # ---- Frames that are not complete ----
 
     def bytes_to_read(self, session: ConnectionState, size: int) -> int:
-        """Return how many bytes may be read from a connection at once. The caller need not ask if the connection has no
-        large incomplete frame and `IncompleteFrames.is_full` is false.
+        """Return how many bytes may be read from a connection at once. The caller may skip this call if the connection
+        has no large incomplete frame and `IncompleteFrames.is_full` is false.
 
         The connection has `size` bytes of an incomplete frame. If the result is 0, `Capacity` resumes the connection
         later.

@@ -27,7 +27,8 @@ class Certificates(NamedTuple):
     fingerprint: str
     """Digest of the files: it changes when a file changes."""
     fault: str | None
-    """Reason why clients will refuse the certificate, for example because it has expired; None if they will not."""
+    """Reason why clients will refuse the certificate, for example because it has expired; None if there is no such
+    reason."""
 
 
 def read_certificates(settings: BrokerSettings) -> Certificates | None:

@@ -54,7 +54,7 @@ class ClientWarnings:
         """Log that logins are not checked. Only the first call logs, as many clients send a login on each CONNECT."""
         if not self._has_logged_login:
             self._has_logged_login = True
-            logger.warning("login and passcode are not checked: there are no users", extra={"client": client})
+            logger.warning("login and passcode are not checked: the broker has no users", extra={"client": client})
 
 
 def warn_of_discarded_messages(engine: Engine) -> None:
@@ -64,7 +64,7 @@ def warn_of_discarded_messages(engine: Engine) -> None:
         return
     client, _, name = discarded.durable_key.partition(",")
     logger.warning(
-        "messages discarded: a durable subscription was subscribed to with another topic or another selector",
+        "messages discarded: a SUBSCRIBE has changed the topic or selector of a durable subscription",
         extra={
             "client_id": client,
             "subscription": name,

@@ -1,7 +1,7 @@
 """Committer: makes batches durable, on a thread of its own or at once on the event loop.
 
-Batches go to the store one after the other. While the thread writes a batch, the next one gathers in the engine. There
-is no timer in between: the disk sets the pace (group commit).
+Batches go to the store one after the other. While the thread writes a batch, the next one gathers in the engine.
+Batches follow one another without a timer: the disk sets the pace (group commit).
 
 If the disk will take a batch quickly (write_time.py), the event loop itself writes it: handing the batch to the thread
 and back would cost more. Source: docs/decisions/0047-larger-batches-at-once.md
@@ -41,9 +41,9 @@ class Committer:
         self._on_failed = on_failed
         self._queue: SimpleQueue[Batch | None] = SimpleQueue()
         self.is_busy = False
-        """The thread has a batch that is not durable yet. `commit` must not be called meanwhile."""
+        """True while the thread has a batch that is not durable yet. `commit` must not be called then."""
         self._is_thread_idle = True
-        """The thread writes neither a batch nor history."""
+        """True while the thread has neither a batch nor history to write."""
         self._write_time = write_time
         self._flush_timer: TimerHandle | None = None
         self._thread = threading.Thread(target=self._run, name="truenext-store", daemon=True)

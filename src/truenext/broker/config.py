@@ -100,11 +100,7 @@ class PatternHeader(str):
 
 
 def toml_header(section: str, pattern: str | None = None) -> str:
-    """Return the header of a table as it is written in the file.
-
-    >>> toml_header("policy", "orders.>")
-    '[policy."orders.>"]'
-    """
+    """Return the header of a table in TOML syntax."""
     if pattern is None:
         return f"[{section}]"
     quoted = pattern.replace("\\", "\\\\").replace('"', '\\"')
@@ -119,8 +115,8 @@ class _ConfigurationFileReader:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._faults: list[str] = []
-        """Faults found so far, about in the order of the file: tomllib joins the parts of a table that is in several
-        places."""
+        """Faults found so far, roughly in the order of the file: tomllib joins a table whose parts are in several
+        places of the file."""
 
     def read(self) -> dict[str, dict[str, Any]]:
         """Return the settings in the file: name and value, by the header of their table.

@@ -46,7 +46,7 @@ class ConnectionEnds:
         order of sending. None stands for a message of a browser, or of a consumer that acknowledges its messages."""
 
     def take_over(self, session: ConnectionState, login: Login, user: str) -> tuple[str, bool]:
-        """Close the connection with the secret that a login names, if there is one; the new connection gets its place.
+        """Close the old connection whose secret a login names, if there is one, in favour of the new connection.
         Returns the secret of the new connection, and whether there was an old one.
 
         Raises: RemoteProtocolError if the login came late: its client has logged in with a higher number since
@@ -59,9 +59,9 @@ class ConnectionEnds:
     def park(self, session: ConnectionState) -> bool:
         """Park a connection whose socket ended without a DISCONNECT, so that its client may take it over.
 
-        Returns False if the client has no secret; then nothing was changed. Else all that would count no attempt ends
-        now: unsent messages are dropped, messages that were not started are requeued, answers to control requests are
-        dropped. Returns True if anything is left, and False if the caller must end the connection, too.
+        A client without a secret cannot take a connection over: then nothing is changed. Otherwise all that would count
+        no attempt ends now: unsent messages and answers to control requests are dropped, and messages that were not
+        started are requeued. Returns True if the connection is parked, and False if the caller must end the connection.
         """
         if not self._takeovers.has_secret(session):
             return False
@@ -76,7 +76,8 @@ class ConnectionEnds:
         return is_parked
 
     def lost(self, session: ConnectionState, *, is_exempt: bool = False) -> None:
-        """Requeue the messages of a connection that ends without DISCONNECT. Until `closed` it may still get answers.
+        """Requeue the messages of a connection that ends without DISCONNECT. The connection may still get answers until
+        `closed` is called.
 
         If `is_exempt`, the held messages count no attempt.
         """
@@ -124,8 +125,8 @@ class ConnectionEnds:
     # ---- Messages that were not sent, or in part ----
 
     def cancel_unsent(self, session: ConnectionState, consumers: Collection[BrokerConsumer] | None) -> None:
-        """Drop the unsent messages of some consumers (None: of all). Messages of consumers in auto mode that the socket
-        has taken are acknowledged."""
+        """Drop the unsent messages of these consumers; None stands for all consumers. Messages of consumers in auto
+        mode that the socket has taken are acknowledged."""
         peer = self._peers.get(session)
         if peer is None:
             return
@@ -146,13 +147,14 @@ class ConnectionEnds:
             self._settle(messages.popleft(), is_sent=True)
 
     def drop_unsent(self, session: ConnectionState) -> None:
-        """Drop all unsent messages of a connection that will send nothing more. Messages in auto mode that were sent in
-        part are requeued."""
+        """Drop all unsent messages of a connection whose output has ended. Messages in auto mode that were sent in part
+        are requeued."""
         self.cancel_unsent(session, None)
         self.release_partially_sent(session)
 
     def release_partially_sent(self, session: ConnectionState) -> None:
-        """Requeue the messages in auto mode that a connection has sent in part, as it will not send the rest."""
+        """Requeue the messages in auto mode that a connection has sent in part. The rest of these messages will not be
+        sent."""
         for entry in self._partially_sent.pop(session, ()):
             self._settle(entry, is_sent=False)
 

@@ -55,8 +55,9 @@ class SubscriptionReport(msgspec.Struct):
     requested: int | None
     """Number of messages still to come for a pull request; None if the subscription does not pull."""
     idle: str
-    """Reason why no message is dispatched now (WaitReason); "" if one could be. If several reasons are true, the first
-    in the order of WaitReason is reported; for a pattern of queues, the reason of the queue whose message is next."""
+    """Reason why no message is dispatched now (WaitReason); "" if a message could be dispatched. If several reasons are
+    true, the first in the order of WaitReason is reported; for a pattern of queues, the reason of the queue whose
+    message is next."""
 
 
 class UserReport(msgspec.Struct):
@@ -77,7 +78,8 @@ class UserReport(msgspec.Struct):
     admin: bool
     """True if the user has the right `admin`."""
     client_ids: list[str]
-    """Client ids that the users file lists; the user's name and those that begin with `NAME.` are left out."""
+    """Client ids that the users file lists for this user. The user's name and client ids that begin with `NAME.` are
+    always allowed, and not listed."""
 
 
 class ConnectionReport(msgspec.Struct):

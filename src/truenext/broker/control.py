@@ -77,8 +77,8 @@ class QueryContext(NamedTuple):
     reload: Callable[[], ReloadResult]
     client_info: Callable[[ConnectionState], ClientInfo]
     disk_level_bytes: dict[str, int]
-    """Sizes that decide the disk level, in bytes, by name: `free` and `needed`, and `used` and `limit` if there is a
-    limit."""
+    """Sizes in bytes, by name, from which the disk level follows: `free` and `needed`; with a disk limit also `used`
+    and `limit`."""
     may_see: Callable[[Queue], bool] | None
     """Function that tells whether the client may see a queue; None if it may see all."""
 

@@ -47,7 +47,7 @@ class ControlCommands:
         """Requests whose answers take long to make."""
 
     def execute(self, session: ConnectionState, request: ControlRequest) -> None:
-        """Execute a control request, or begin to.
+        """Execute a control request, or begin its execution.
 
         Raises: RemoteProtocolError if the request is invalid, or its connection waits for too many answers already
         """
@@ -107,5 +107,5 @@ class ControlCommands:
 
 
 def _see_nothing(_: Queue) -> bool:
-    """Hide all queues from a connection that has ended."""
+    """Tell that no queue may be seen: the connection has ended."""
     return False

@@ -1,11 +1,10 @@
 """Control requests whose answers take long to make: the queue in which they wait, and the sending of the answers.
 
-Answers are made in slices, one after the other. All requests with the same verb that came before their answer was
-started get the same answer. A later request gets a new answer, because the client may have changed something just
-before it. An answer about a connection is only for that connection.
-
-An answer about many queues has megabytes, and each client that gets it has a copy in flight. So large answers are sent
-only as long as those in flight fit into ANSWERS_IN_FLIGHT_BYTES_MAX. The others wait until clients have received some.
+Answers are made in slices, one after the other. One answer serves all requests with the same verb that came before the
+answer was started. A later request gets a new answer, because its client may have changed something just before. An
+answer about one connection is only for that connection. An answer about many queues has megabytes, and each client gets
+a copy of its own. So large answers are sent only while the answers in flight fit into ANSWERS_IN_FLIGHT_BYTES_MAX.
+Other large answers wait until clients have received some.
 Source: docs/decisions/0037-asking-a-full-broker.md
 """
 
@@ -22,7 +21,7 @@ AnswerGenerator = Generator[None, None, bytes]
 """Generator that makes an answer in steps, and returns it as JSON."""
 
 SMALL_ANSWER_BYTES = 64 * 1024
-"""Bytes up to which an answer is small: it is sent at once, whatever is in flight."""
+"""Bytes up to which an answer is small: a small answer is sent at once, even if many answers are in flight."""
 
 
 class ControlRequests:
@@ -46,8 +45,8 @@ class ControlRequests:
         self.in_flight: dict[ConnectionState, int] = {}
         """Bytes of large answers on their way to each connection."""
         self._progress: dict[ConnectionState, tuple[int, float, float]] = {}
-        """Progress of each connection with large answers: the bytes that its socket had taken when it last took
-        SMALL_ANSWER_BYTES more, the time of this progress, and the time of the first check."""
+        """Progress of each connection with large answers: the bytes that the socket had taken at the last progress of
+        SMALL_ANSWER_BYTES, the time of that progress, and the time of the first check."""
 
     def pending_count(self, session: ConnectionState) -> int:
         """Return the number of answers for which the connection waits."""
@@ -103,7 +102,7 @@ class ControlRequests:
 
     def on_all_sent(self, session: ConnectionState) -> None:
         """Note that the socket has taken all that was dispatched. If no answer waits in a reply queue of the
-        connection, it has received its large answers."""
+        connection, the connection has received its large answers."""
         if session in self.in_flight and not any(
             queue.waiting_count() for queue in session.temporary_queues if queue.is_reply_queue
         ):
@@ -122,8 +121,8 @@ class ControlRequests:
             self._send_large()
 
     def find_blocking(self, now_s: float, bytes_sent: Callable[[ConnectionState], int]) -> ConnectionState | None:
-        """Return a connection that delays other answers: it takes next to nothing of a large answer for
-        ANSWER_STALL_SECONDS, or not all of it in ANSWER_SECONDS_MAX. Return None if there is none, or no answer waits.
+        """Return a connection that delays other answers; None if there is none, or no answer waits. Such a connection
+        reads almost nothing of a large answer for ANSWER_STALL_SECONDS, or not all of the answer in ANSWER_SECONDS_MAX.
 
         Called once a second. `bytes_sent` returns the bytes that the socket of a connection has ever taken.
         """

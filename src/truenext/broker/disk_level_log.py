@@ -1,4 +1,4 @@
-"""Disk level log: logs when producers must wait or are refused for lack of disk space, and when they go on."""
+"""Disk level log: logs when producers must wait or are refused for lack of disk space, and when the shortage ends."""
 
 import logging
 
@@ -12,10 +12,10 @@ class DiskLevelLog:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._logged = DiskLevel.PLENTY
-        """Worst disk level that was logged since the level was PLENTY."""
+        """Worst disk level logged since the level last was PLENTY."""
 
     def update(self) -> None:
-        """Log the disk level if it is worse than the one logged last, or PLENTY again."""
+        """Log the disk level if the level is worse than the last logged one, or is PLENTY again."""
         level = self._store.disk_level
         if level == self._logged or DiskLevel.PLENTY < level < self._logged:
             return

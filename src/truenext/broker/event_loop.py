@@ -1,7 +1,7 @@
 """Sliced work: long work that does not block the event loop. Alarm: wakes the event loop when a timer is due.
 
 Work is a generator that yields after each step. A step takes about a millisecond at most. Each turn runs steps for
-SLICE_NS, and the next turn goes on with the remaining steps. Source: docs/decisions/0037-asking-a-full-broker.md
+SLICE_NS, and the next turn continues with the remaining steps. Source: docs/decisions/0037-asking-a-full-broker.md
 """
 
 from asyncio import AbstractEventLoop, TimerHandle
@@ -22,7 +22,7 @@ class SlicedWork:
         """Generators that are not finished, in the order in which they run. Each `next` does one step."""
 
     def add(self, steps: Steps) -> None:
-        """Add work. It begins after all earlier work is done."""
+        """Add work, which begins after all earlier work is done."""
         self.pending.append(steps)
 
     def run_slice(self) -> None:
@@ -37,15 +37,14 @@ class SlicedWork:
                 return
 
     def drop(self) -> None:
-        """Drop all pending work."""
         self.pending.clear()
 
 
 # ---- When the event loop must wake though nothing happens: at the next time at which a timer is due ----
 
 SLEEP_SECONDS_MAX = 1.0
-"""Longest time for which the alarm sleeps before the wall clock is read again: if the clock was set, the event loop
-does not notice."""
+"""Longest time for which the alarm sleeps before the wall clock is read again. The event loop does not notice when the
+wall clock is set."""
 
 
 class Alarm:
@@ -56,8 +55,8 @@ class Alarm:
         self._handle: TimerHandle | None = None
 
     def set(self, due_ms: int | None, now_ms: int) -> None:
-        """Wake the loop at `due_ms` (milliseconds since the epoch) or earlier; None is never. Each turn must call
-        this."""
+        """Wake the loop at `due_ms` (milliseconds since the epoch) or earlier; with None, do not wake the loop. Each
+        turn must call this."""
         if due_ms == self._due_ms and (due_ms is None or self._handle is not None):
             return
         self.cancel()

@@ -49,18 +49,19 @@ from truenext.model.limits import EXECUTE_SLICE_US, REFUSALS_PER_PASS_MAX, ROUTI
 from truenext.store.store import Store
 
 _WATCHED_COMMANDS = (Nack, Subscribe, Browse, Unsubscribe, Commit, Abort, Release, Disconnect, ControlRequest)
-"""Commands each of which may take milliseconds, so that the clock is read after each."""
+"""Commands each of which may take milliseconds. The clock is read after each of these commands."""
 
 FIRST_COMMANDS = 4
 COMMANDS_PER_LOOK = 20
-"""The clock is read after the first FIRST_COMMANDS commands of a read, and then after each COMMANDS_PER_LOOK. If the
-first ones have taken FIRST_COMMANDS_US, it is read after each command: a command with very many headers takes 0.7
-ms."""
+"""Number of commands between two readings of the clock, after the first reading, which follows FIRST_COMMANDS commands.
+If these first commands have taken FIRST_COMMANDS_US, the clock is read after each command: a command with very many
+headers takes 0.7 ms."""
 FIRST_COMMANDS_US = 500
 
 
 class Execution:
-    """Executes commands. It needs most other parts of the broker, as each command belongs to another part."""
+    """Executes commands. This class needs most other parts of the broker, because each kind of command concerns another
+    part."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Execution:
         self._monotonic_ns = monotonic_ns
         self._before_login: set[ConnectionState] = set()
         self.routing = SlicedWork(monotonic_ns, ROUTING_SLICE_NS)
-        """Searches for the queues of messages. The connection of each search waits for it."""
+        """Searches for the queues of messages. Each connection waits for the search of its own message."""
         # Bound methods: one look-up finds the action of a command.
         self.actions: dict[type[Any], Action] = {
             Login: self._log_in,
@@ -121,7 +122,7 @@ class Execution:
         users.guard(self.actions)
 
     def connect(self, session: ConnectionState) -> None:
-        """Add a connection. Its first command is a login."""
+        """Add a connection, whose first command is a login."""
         self._before_login.add(session)
 
     def remove(self, session: ConnectionState) -> None:
@@ -131,8 +132,8 @@ class Execution:
     def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
         """Execute the commands of a connection one after the other.
 
-        `commands` is lazy: the bytes of the connection are decoded while commands are taken. Returns where the
-        execution has stopped and why, if a command must wait; None if all were executed.
+        `commands` is lazy: the bytes of the connection are decoded while commands are taken. Returns None if all
+        commands were executed. If a command must wait, returns that point in `commands`, with the reason.
 
         Raises: RemoteProtocolError if a command is refused and the connection must end; earlier commands stay executed.
         """
@@ -199,7 +200,7 @@ class Execution:
         return None
 
     def _watched(self, action: Action) -> Action:
-        """Return an action that may take long: the clock is read after it."""
+        """Return the action, with a reading of the clock after it, because the action may take long."""
 
         def watched_action(session: ConnectionState, command: Any) -> None:
             self._commit_state.is_read_long = True
@@ -208,8 +209,8 @@ class Execution:
         return watched_action
 
     def _is_routed_ahead(self, session: ConnectionState, command: Command) -> bool:
-        """Return whether a command must wait because finding the queues of its messages takes long. If so, begin the
-        search, in slices."""
+        """Return whether a command must wait because finding the queues of its messages takes long. If so, the search
+        is begun, in slices."""
         steps = self._engine.commands.sending.find_queues_ahead(session, command)
         if steps is None or self._users.is_forbidden(session, command):
             return False
@@ -231,8 +232,8 @@ class Execution:
         self._capacity.read_turns.wait(session)
 
     def _count_contents(self, session: ConnectionState, command: Command) -> None:
-        """Tell the engine how many references the store has to each content on which the command depends: a SEND in a
-        transaction that must free as much as it sends."""
+        """Give the engine the store's number of references to each content on which the command depends. Such a command
+        is a SEND in a transaction that must free as much disk space as it needs."""
         contents = self._engine.commands.sending.contents_to_count(session, command)
         if contents:
             try:
@@ -241,7 +242,8 @@ class Execution:
                 self._on_failed(error)
 
     def _refuse_command(self, session: ConnectionState, command: Command, error: RemoteProtocolError) -> None:
-        """Send an ERROR, and keep the connection open. The transaction of the command can now only be aborted."""
+        """Send an ERROR, and keep the connection open. A transaction that contains the command can only be aborted from
+        now on."""
         name = getattr(command, "transaction", None)
         if name is not None:
             self._engine.commands.transactions.mark_rollback_only(session, name)

@@ -4,9 +4,9 @@
     larger, and memory is free              counted, and read on
     larger, and memory is full              counted; only the first of these frames is read on, the others wait
 
-The first frame is the one that has been counted for longest. It is always read on, so that a frame of any permitted
-size can be completed. All frames together take little more than a sixteenth of the memory limit and one frame of the
-largest size.
+The first frame is the one that has been counted for longest. The broker always continues to read the first frame, so
+that a frame of any permitted size can be completed. All frames together take little more than a sixteenth of the memory
+limit and one frame of the largest size.
 
 There is no I/O here: `Input` (server/input.py) reads the connections, and waits.
 """
@@ -30,7 +30,8 @@ class IncompleteFrames:
         self._waiting: set[ConnectionState] = set()
         """Connections that are not read because memory for frames is full."""
         self._suspended: set[ConnectionState] = set()
-        """Connections that are not read because disk space is short. Their frames do not count as the first one."""
+        """Connections that are not read because disk space is short. The frames of these connections cannot be the
+        first frame."""
         self._progress: dict[ConnectionState, tuple[int, int]] = {}
         """Size of a frame when it had last grown by INCOMPLETE_FRAME_PROGRESS_BYTES, and number of checks since
         then."""
@@ -45,8 +46,8 @@ class IncompleteFrames:
         """Return how many bytes may be read from a connection at once while `is_full`. The connection has `size` bytes
         of an incomplete frame.
 
-        If the result is 0, the caller must not read, and must call `wait`. The result is small, so that the bytes after
-        this frame begin no other large frame.
+        If the result is 0, the caller must not read, and must call `wait`. The result is so small that the bytes read
+        after the end of this frame cannot start another large frame.
         """
         if session not in self._sizes:
             return INCOMPLETE_FRAME_BYTES - size
@@ -55,7 +56,8 @@ class IncompleteFrames:
     def update(self, session: ConnectionState, size: int, received: int) -> bool:
         """Count an incomplete frame that has `size` bytes, `received` of them new.
 
-        Returns True if a counted frame of the connection is over, so that memory is free or another frame is the first.
+        Returns True if a counted frame of the connection has ended, so that memory is free or another frame is the
+        first.
         """
         before = self._sizes.get(session, 0)
         is_over = bool(before) and size < before + received
@@ -83,7 +85,7 @@ class IncompleteFrames:
         self._suspended.add(session)
 
     def may_resume(self, session: ConnectionState) -> bool:
-        """Return whether memory for frames is no reason any more to wait with reading the connection."""
+        """Return whether the connection no longer has to wait for memory for frames."""
         return session not in self._waiting or not self.is_full or self._is_first(session)
 
     def resume(self, session: ConnectionState) -> None:
@@ -92,11 +94,9 @@ class IncompleteFrames:
         self._suspended.discard(session)
 
     def find_stalled(self, unread: Container[ConnectionState]) -> ConnectionState | None:
-        """Return a connection that sends next to nothing of its large frame while others wait for memory; None if there
-        is none. Called once a second.
-
-        Connections in `unread` are not returned: the broker itself does not read them. Calls are counted instead of
-        seconds, because a broker process that was suspended has read nothing meanwhile.
+        """Return a connection that sends almost nothing of its large frame while others wait for memory; None if there
+        is none. Called once a second. `unread` are connections that the broker does not read; these are never returned.
+        Calls are counted instead of seconds, because a broker process that was suspended has read nothing meanwhile.
         """
         if not self._waiting:
             self._progress.clear()

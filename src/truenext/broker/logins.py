@@ -24,7 +24,7 @@ from truenext.model.commands import Login
 from truenext.model.limits import FAILED_LOGINS_PER_ADDRESS, FAILED_LOGINS_PER_USER, LOGINS_WAITING_MAX
 
 FAILURES_SECONDS = 60.0
-"""Seconds for which failed logins are counted; then the counts begin anew."""
+"""Seconds after which the counts of failed logins start again from zero."""
 
 WRONG_LOGIN = "login refused: user or password is wrong or missing"
 WRONG_CERTIFICATE = (
@@ -52,8 +52,8 @@ class Logins:
         self._waiting: dict[bytes, _WaitingLogin] = {}
         """Logins that are being hashed or wait to be hashed, by digest."""
         self._failures: Counter[tuple[str, str | None]] = Counter()
-        """Number of failed logins since `_failures_since`, by address and user; with None as user, those of all users
-        from an address."""
+        """Number of failed logins since `_failures_since`, by address and user. The user None stands for all users
+        together."""
         self._failures_since = loop.time()
 
     @property
@@ -61,8 +61,9 @@ class Logins:
         return self._users
 
     def replace_users(self, users: Users) -> None:
-        """Use the users of a reloaded file from now on. A login that is being hashed was checked with the users before;
-        the caller of `check` must see whether its credential is still in `UserEntry.credentials`."""
+        """Use the users of a reloaded file from now on. A login that is being hashed is still checked with the former
+        users. So the caller of `check` must test whether the credential of such a login is still in
+        `UserEntry.credentials`."""
         self._users = users
         self._remembered = {
             digest: (user, credential)
@@ -75,8 +76,8 @@ class Logins:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def check(self, login: Login, address: str, on_checked: Callable[[str], object]) -> str:
-        """Return the credential that a login proves if the login was right before; else "". After "", `on_checked` is
-        called when the password was hashed: with the credential, or with "" if the login is wrong.
+        """Return the credential of a login that was found right before; else "". After "", the password is hashed on a
+        thread, and `on_checked` is called: with the credential, or with "" if the login is wrong.
 
         `address` is the client's address, without the port.
 

@@ -39,7 +39,7 @@ class Pager:
         self._queue: SimpleQueue[StoreRead | TimerRead | None] = SimpleQueue()
         self._pending: set[StoreRead] = set()
         self._pending_timer_reads = 0
-        """Number of reads of timers that were requested and are not done."""
+        """Number of requested reads of timers that are not done."""
         self._thread = threading.Thread(target=self._run, name="truenext-pager", daemon=True)
         self._thread.start()
 
@@ -53,7 +53,7 @@ class Pager:
 
     @property
     def pending(self) -> Collection[StoreRead]:
-        """Reads of messages that were requested and are not done."""
+        """Requested reads of messages that are not done."""
         return self._pending
 
     @property

@@ -57,14 +57,15 @@ def find_credential(entry: UserEntry, passcode: str) -> str:
 
 
 def spend_time(passcode: str) -> None:
-    """Take as much time as `find_credential` takes for a wrong passcode. Called for logins of unknown users."""
+    """Take as much time as `find_credential` takes for a wrong passcode. Called for logins of unknown users, so that
+    the time does not reveal that the user is unknown."""
     given = _to_bytes(passcode)
     for _ in range(HASHES_MAX):
         _is_hash_of(_DUMMY_HASH, given)
 
 
 def _to_bytes(passcode: str) -> bytes:
-    """Return the passcode as bytes; b"", which is no password, if the passcode is too long for a password."""
+    """Return the passcode as bytes; b"", which matches no password, if the passcode is too long."""
     encoded = passcode.encode(errors="surrogatepass")
     return encoded if len(encoded) <= PASSWORD_BYTES_MAX else b""
 

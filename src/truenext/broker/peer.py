@@ -31,7 +31,8 @@ class Peer(Protocol):
         """Add messages for a browser to the next flush."""
 
     def flush(self) -> None:
-        """Write all that was added. The connection calls `Broker.on_all_sent` once the socket has taken all of it."""
+        """Write all added answers and messages. The connection calls `Broker.on_all_sent` once the socket has taken all
+        bytes."""
 
     def send_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> None:
         """Answer an accepted login. `secret` is "" if the client is no truenext client. `is_checked` is False if the
@@ -41,8 +42,8 @@ class Peer(Protocol):
         """Send an ERROR for the last command, and keep the connection open."""
 
     def close_for_takeover(self, *, is_exempt: bool) -> None:
-        """Close the connection at once: another connection takes it over, or needs the durable subscription that it
-        uses while it is parked. If `is_exempt`, the end counts no attempt."""
+        """Close the connection at once: another connection takes this one over, or needs the durable subscription that
+        this parked connection still uses. If `is_exempt`, the end counts no attempt."""
 
     def end_pull_request(self, ended: EndedPullRequest) -> None:
         """Add the end of a pull request to the next flush."""
@@ -50,25 +51,23 @@ class Peer(Protocol):
     def cancel_unsent(
         self, consumers: Collection[BrokerConsumer] | None
     ) -> tuple[dict[BrokerConsumer, int], list[Subscriber]]:
-        """Drop the unsent messages of some consumers (None: of all).
-
-        Returns, for each consumer in auto mode, the number of messages that the socket has taken since the last call of
-        `Broker.on_all_sent`; and the subscriber of each message that was sent in part, or encrypted, in order. The rest
-        of these messages is still sent if the connection goes on. The connection then calls
-        `ConnectionEnds.partial_frame_sent` for each.
-        """
+        """Drop the unsent messages of these consumers; None stands for all consumers. Returns two results. The first
+        is, for each consumer in auto mode, the number of messages that the socket has taken since the last call of
+        `Broker.on_all_sent`. The second has, in order, the subscriber of each message that was sent in part, or
+        encrypted. The rest of these messages is still sent if the connection stays open. The connection then calls
+        `ConnectionEnds.partial_frame_sent` for each."""
 
     def assign_place(self, *, may_exceed: bool) -> str:
-        """Assign one of the listener's places to the connection, at its login. Returns "" if it may do everything.
+        """Count the connection towards the listener's limit of connections, at its login. Returns "" if the connection
+        may do everything. If the limit is reached, a few more connections that `may_exceed` the limit are admitted. For
+        such a connection the result names the limit. The connection may only send control requests, and ends when it is
+        idle (`idle_time_left`).
 
-        A connection that `may_exceed` the limit gets one of a few further places if no other is left. Then the result
-        names the limit, the connection may only send control requests, and it ends when it is idle (`idle_time_left`).
-
-        Raises: RemoteProtocolError if no place is left
+        Raises: RemoteProtocolError if the connection is not admitted
         """
 
     def resume_reading(self) -> None:
-        """Execute the commands that wait, and read the socket again. Called when the reason for waiting is gone."""
+        """Execute the commands that wait, and read the socket again. Called when the reason for waiting has ended."""
 
     def end_slow_client(self, reason: str) -> None:
         """End the connection with an ERROR: its client reads or sends so slowly that it takes too much memory."""
@@ -102,5 +101,6 @@ class PendingCommand(NamedTuple):
     """Point at which `Broker.execute` has stopped, because the next command must wait, and the reason."""
 
     command: Command | None
-    """Command that must wait, taken from the iterator already; None if the next one is still in the iterator."""
+    """Command that must wait, if it was taken from the iterator already; None if it is still the next one in the
+    iterator."""
     waits_for: WaitsFor

@@ -4,8 +4,8 @@
     the pass has no time left                  the connection waits, and is read after a turn
     commands of a connection have taken long   its remaining commands wait in the same way (execution.py)
 
-Each user has one place in the queue of those that wait. So a user that floods the broker on many connections delays
-only its own connections. Each connection without a user has a place of its own.
+Waiting users are served in turn, one connection of each. So a user that floods the broker on many connections delays
+only its own connections. A connection without a user counts as a user of its own.
 """
 
 from asyncio import AbstractEventLoop
@@ -53,7 +53,7 @@ class ReadTurns:
         return self._monotonic_ns() - self._began_ns < READ_NS_PER_PASS
 
     def wait(self, session: ConnectionState) -> None:
-        """Resume the connection after the next turn, when those before it in the queue were read."""
+        """Read the connection after the next turn, once the connections that began to wait earlier were read."""
         if session not in self._keys:
             key = self._keys[session] = self._user_name_of(session) or session
             self._waiting.setdefault(key, {})[session] = None

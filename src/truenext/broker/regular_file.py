@@ -1,4 +1,5 @@
-"""Reading of files that a user names. Only regular files are read: a FIFO or a device could make the broker wait."""
+"""Reading of files that a user names. Only regular files are read, because reading a FIFO or a device could make the
+broker wait."""
 
 import os
 import stat

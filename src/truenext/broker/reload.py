@@ -47,8 +47,8 @@ class Reloader:
         self._apply = apply
 
     def reload(self) -> ReloadResult:
-        """Apply the file as it is now, and log the result. Must be called on the event loop, between two turns: a file
-        of usual length is read in a few milliseconds."""
+        """Read the file, apply its settings, and log the result. Must be called on the event loop, between two turns: a
+        file of usual length is read in a few milliseconds."""
         file = self._file
         result = self._reload()
         if result.errors:

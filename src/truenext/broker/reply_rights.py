@@ -3,8 +3,8 @@
     dispatch    gives the user the right to reply to the temporary queues and topics that the message's reply-to names
     SEND        needs this right if it goes to a temporary queue or topic of another user, or its reply-to names one
 
-Both use `_named_in_reply_to`, so a SEND cannot name a queue that the dispatch finds and the check does not. Ids of
-connections are never used again: a queue that a message of an earlier run of the broker names is gone.
+Dispatch and check use the same function, `_named_in_reply_to`. So they agree on which queues a reply-to names. Ids of
+connections are never used again: a queue that a message of an earlier run of the broker names no longer exists.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class _Repliers:
         self.queues: dict[str, set[str]] = {}
         """Users that may reply to queues. These queues existed at the dispatch that gave the right."""
         self.others: dict[str, set[str]] = {}
-        """Users that may reply to topics, and to queues that did not exist at the dispatch. The oldest address is
-        forgotten first."""
+        """Users that may reply to topics, and to queues that did not exist at the dispatch. If there are too many, the
+        oldest address is forgotten first."""
         self.size = 0
         """Bytes that these rights take of the memory for queues."""
 
@@ -99,7 +99,7 @@ class ReplyRights:
 
     def check(self, user: User, session: ConnectionState, send: Send) -> None:
         """Require the right to reply to each temporary queue or topic of another user that a SEND goes to, or names in
-        its reply-to. If such a queue or topic is not there, the SEND goes to a queue that drops messages instead.
+        its reply-to. If such a queue or topic does not exist, the SEND goes to a queue that drops messages instead.
 
         Raises: ForbiddenError if the user lacks a right
         """
@@ -126,10 +126,10 @@ class ReplyRights:
                 self._repliers[session_id] = _Repliers(name)
 
     def _target(self, user: User, session: ConnectionState, destination: Destination) -> Destination:
-        """Return the destination for a SEND of a user: this one, or one that drops the message if this one is a
-        temporary queue or topic that is not there.
+        """Return the destination for a SEND of a user: the given one, or one that drops the message if the given one is
+        a temporary queue or topic that does not exist.
 
-        Raises: ForbiddenError if it is there and the user has no right to reply to it
+        Raises: ForbiddenError if the temporary queue or topic exists and the user has no right to reply to it
         """
         if not destination.session:
             return destination
@@ -158,8 +158,8 @@ class ReplyRights:
 
     @property
     def has_callers(self) -> bool:
-        """True if the reply-to of an earlier SEND has named a temporary queue or topic of an open connection; else no
-        dispatch can give a right."""
+        """True if the reply-to of an earlier SEND has named a temporary queue or topic of an open connection. Otherwise
+        no dispatch can give a right to reply."""
         return bool(self._repliers)
 
     def note_dispatched(self, deliveries: Deliveries) -> None:

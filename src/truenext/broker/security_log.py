@@ -1,7 +1,7 @@
 """Security log: logins, refusals and control requests, with user and address. Source: docs/security.md, "The log"
 
-A client can cause any number of these events. So only EVENTS_PER_SECOND_MAX of each address are logged in a second, and
-the others are counted. No text that a client has sent before its login is logged.
+A client can cause any number of these events. So only EVENTS_PER_SECOND_MAX events of each address are logged in a
+second; further events are only counted. No text that a client has sent before its login is logged.
 """
 
 import logging

@@ -196,8 +196,8 @@ class BrokerSettings:
 
 
 def fault_of_server_name(name: str) -> str:
-    """Return why a text cannot be the server name; "" if it can. It must be one line, as headers of CONNECTED are not
-    escaped."""
+    """Return why a text cannot be the server name; "" if the name is valid. A server name must be one line, because
+    headers of CONNECTED are not escaped."""
     if not name.strip() or not name.isprintable():
         return "must be a printable text, not empty"
     if name != name.strip():

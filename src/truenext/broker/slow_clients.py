@@ -1,4 +1,4 @@
-"""Slow clients: ends connections that read or send so slowly that memory runs short, or that others must wait."""
+"""Slow clients: ends connections that read or send so slowly that memory runs short or other clients must wait."""
 
 from collections.abc import Callable, Mapping
 
@@ -32,10 +32,8 @@ class SlowClients:
         self._time = time
 
     def end_some(self) -> None:
-        """End up to three connections; called once a second.
-
-        One whose topic subscription stalls, one that does not read a large answer to its control request, and one that
-        does not complete a large frame.
+        """End up to three connections, at most one for each reason: its topic subscription stalls, it does not read a
+        large answer to a control request, or it does not complete a large frame. Called once a second.
         """
         stalled = self._engine.find_stalled_connection(self._bytes_sent)
         if stalled is not None:

@@ -1,7 +1,7 @@
 """Stuck check: once a second, reports queues that have a ready message and a consumer with credit.
 
-Its steps run directly after a turn's dispatch. At any other time a queue may have both without a fault: the next turn
-will dispatch the message.
+The check runs in steps, each directly after a turn's dispatch. At any other time, such a queue is no fault: the next
+turn will dispatch the message.
 """
 
 import logging

@@ -25,8 +25,8 @@ class TakeoverSecrets:
         self._keys: dict[ConnectionState, tuple[str, str]] = {}
         """User and secret of each connection in `_by_secret`."""
         self._ended: OrderedDict[tuple[str, str], int] = OrderedDict()
-        """Numbers of the connections that ended last, by user and secret. A login whose number is not higher came
-        late."""
+        """Numbers of the connections that ended last, by user and secret. A login with the same number or a lower one
+        has come late, and is refused."""
 
     def take_over(self, session: ConnectionState, login: Login, user: str) -> tuple[str, ConnectionState | None]:
         """Register the login of a truenext client. `user` is "" in a broker without users.
@@ -52,11 +52,11 @@ class TakeoverSecrets:
         return secret, None if registration is None else registration.session
 
     def has_secret(self, session: ConnectionState) -> bool:
-        """Return whether the client of this connection knows a secret, and so can take the connection over."""
+        """Return whether the client of this connection has a secret, so that it can take the connection over."""
         return session in self._keys
 
     def remove(self, session: ConnectionState) -> None:
-        """Note that a connection has ended. Does nothing if it was noted before."""
+        """Note that a connection has ended. Does nothing if the end was noted before."""
         key = self._keys.pop(session, None)
         if key is not None:
             self._ended[key] = self._by_secret.pop(key).number

@@ -58,8 +58,8 @@ class UserSessions:
         self._users: dict[ConnectionState, SessionUser] = {}
         """User of each connection that has logged in; empty if the broker has no users."""
         self._last_targets: dict[ConnectionState, Destination] = {}
-        """Destination of the last SEND of each connection, if its user was found to have the right to send there. A
-        destination with temporary queues or topics is not kept, as each SEND to it is checked."""
+        """Destination of the last SEND of each connection, if its user has the right to send there. Destinations with
+        temporary queues or topics are left out, because each SEND to these is checked."""
         self._checked_logins: dict[ConnectionState, str] = {}
         """Credential of each login that was checked and is not executed yet; "" if the login is wrong."""
         self._logins = None if users is None else Logins(users, loop)
@@ -93,10 +93,10 @@ class UserSessions:
     # ---- Login ----
 
     def is_login_checked(self, session: ConnectionState, login: Login) -> bool:
-        """Return whether a login may be executed now. If not, its password is checked on a thread; after that the
-        connection is resumed, and tries the login again.
+        """Return whether a login may be executed now. If not, the password is checked on a thread. Then the connection
+        is resumed, and executes the login again.
 
-        Raises: RemoteProtocolError if the certificate is of no user, or too many logins failed or wait
+        Raises: RemoteProtocolError if the certificate belongs to no user, or too many logins failed or wait
         """
         if self._logins is None:
             return True
@@ -143,7 +143,7 @@ class UserSessions:
         return SessionUser(entry.user, credential)
 
     def log_in(self, session: ConnectionState, user: SessionUser) -> None:
-        """Give a connection its user: from now on the connection may do what the user may do."""
+        """Record as which user a connection is logged in. From now on the connection may do what this user may do."""
         self._users[session] = user
 
     def _log_failed_login(self, session: ConnectionState, login: Login, reason: str) -> None:
@@ -260,8 +260,8 @@ class UserSessions:
     # ---- Reload ----
 
     def replace(self, users: Users) -> None:
-        """Use the users of a reloaded file from now on. A connection ends if its user is gone or may do less than
-        before, or if the password or certificate of its login is not the user's any more."""
+        """Use the users of a reloaded file from now on. A connection ends if its user no longer exists or has lost a
+        right, or if the password or certificate of its login is no longer valid for the user."""
         assert self._logins is not None and self._reply_rights is not None, "the broker was started with users"
         self._logins.replace_users(users)
         self._last_targets.clear()
@@ -295,7 +295,7 @@ class UserSessions:
         self._log_event(logging.WARNING, "TLS failed", session, "", reason=reason)
 
     def logs_refusal(self, code: Code) -> bool:
-        """Return whether refusals with this code are logged in the security log already."""
+        """Return whether the security log logs refusals with this code, so that no other log needs to."""
         return self._logins is not None and code in (Code.LOGIN, Code.BUSY, Code.FORBIDDEN)
 
     def flush_log(self) -> None:

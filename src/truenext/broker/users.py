@@ -133,7 +133,7 @@ def check_users(file: Path, content: bytes) -> Users:
 
 
 def fault_of_name(name: str) -> str | None:
-    """Return why a text is not the name of a user or role; None if it is one.
+    """Return why a text cannot be the name of a user or role; None if the name is valid.
 
     >>> fault_of_name("till-1"), fault_of_name("a b")
     (None, "a name is 1 to 64 letters (a to z, A to Z), digits, '-' or '_'")
@@ -149,7 +149,7 @@ def is_certificate_name(text: str) -> bool:
 
 
 def fault_of_password(password: str) -> str | None:
-    """Return why a text cannot be a password; None if it can. The reason does not repeat the text."""
+    """Return why a text cannot be a password; None if the password is valid. The reason does not repeat the text."""
     if not password:
         return "a password must not be empty"
     try:
@@ -162,15 +162,15 @@ def fault_of_password(password: str) -> str | None:
 
 
 def fault_of_client_id(client_id: str) -> str | None:
-    """Return why a text cannot be in `client_ids`; None if it can."""
+    """Return why a text cannot be in `client_ids`; None if the client id is valid."""
     if not client_id or not client_id.isprintable() or set(client_id) & set(",*>"):
         return "a client id is a printable text, not empty, without ',', '*' and '>'"
     return None
 
 
 def fault_of_hash(text: str) -> str | None:
-    """Return why a text is no hash of a password that the broker accepts; None if it is one. The reason does not repeat
-    the text."""
+    """Return why the broker does not accept a text as the hash of a password; None if the hash is valid. The reason
+    does not repeat the text."""
     found = _HASH.fullmatch(text)
     if found is None or not (_is_base64(found["salt"]) and _is_base64(found["hash"])):
         return "is not an Argon2id hash: replace it by one of `truenext user hash`"

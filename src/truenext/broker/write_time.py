@@ -11,15 +11,14 @@ INITIAL_SECONDS_PER_BYTE = 4e-9
 
 class WriteTimeEstimate:
     """Estimate of the time that the disk takes for a batch, from earlier writes. The event loop itself writes a batch
-    that will be quick."""
+    whose write will be quick; a thread writes the others."""
 
     def __init__(self) -> None:
         self._small_batch_seconds = 0.0
-        """Average time of a small batch."""
         self._seconds_per_byte = INITIAL_SECONDS_PER_BYTE
         """Average time for each byte of a large batch, beyond the time of a small one."""
         self._is_slow = False
-        """A write of the event loop took too long, and no write has been quick since."""
+        """True if a write on the event loop took too long, and no write has been quick since."""
 
     def is_quick(self, size: int) -> bool:
         """Return whether the event loop itself may write a batch of `size` bytes."""

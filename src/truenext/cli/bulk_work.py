@@ -1,4 +1,5 @@
-"""Bulk work in a running broker. It is requested in pieces, and progress is shown on standard error."""
+"""Bulk work in a running broker. The work is requested in pieces (parts small enough for one turn of the broker), with
+progress on standard error."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -45,8 +46,8 @@ def run_in_pieces(
 ) -> Iterator[dict[str, Any]]:
     """Request one piece of bulk work after the other, and yield the answers, until nothing is left or the caller stops.
 
-    The caller may change `request` between two answers. Progress is shown as a number of `total` messages; None if the
-    total is unknown. `done` is the participle in this text, such as "moved".
+    The caller may change `request` between two answers. Progress is shown as a number of messages of `total`, which is
+    None if unknown. `done` is the participle in this text, such as "moved".
 
     Raises: TruenextError if the broker refuses a piece, or the connection is lost
     """
@@ -132,7 +133,7 @@ class BulkWork:
 
     def run(self, broker: BrokerOptions, *, as_json: bool) -> None:
         """Do the work, and print the result. Exit with 1 if the message of one of `numbers` was not moved, or the queue
-        is gone."""
+        no longer exists."""
         try:
             with connected(broker) as connection:
                 self._run_all_pieces(connection)

@@ -1,4 +1,5 @@
-"""Connection of a command to a broker. The broker must answer at once. Errors are printed for the user."""
+"""Connection of a command to a broker. The command does not wait for a broker that is down. Errors are printed for the
+user."""
 
 import logging
 import os
@@ -35,8 +36,8 @@ USER_VARIABLE, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE = (
 """Environment variables with user and password. Blank values count as unset. There is no option for a password, because
 other users of the machine could read it in the list of processes."""
 CA_VARIABLE = "TRUENEXT_CA"
-"""Environment variable with the path of a file of certificates. They belong to the authorities that sign brokers'
-certificates. A blank value counts as unset."""
+"""Environment variable with the path of a file of certificates. The certificates are those of the authorities that sign
+brokers' certificates. A blank value counts as unset."""
 LOGIN_HINT = f"set {USER_VARIABLE} and {PASSWORD_FILE_VARIABLE}, or --user and --password-file"
 
 _url_option = click.option(
@@ -198,7 +199,7 @@ def with_login_hint(error: TruenextError, credentials: Credentials) -> TruenextE
 def connected(
     broker: BrokerOptions, *, reconnect: bool = False, failure: type[CommandFailure] = CommandFailure
 ) -> Iterator[Connection]:
-    """Connect to a broker, which must answer at once. With `reconnect` a lost connection is opened again.
+    """Connect to a broker without waiting for it to come up. With `reconnect` a lost connection is opened again.
 
     Raises: `failure` for each error of the connection
     """

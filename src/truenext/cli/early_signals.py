@@ -4,7 +4,7 @@ SIGTERM, SIGINT    end the start at once, with exit status 0. An interrupted sta
 SIGHUP             is noted if a broker starts. Only the parsed options tell whether the broker has files to reload. A
                    broker with such files reloads them once it listens. A broker without them ends, as it does later.
 
-Later the handlers of the running broker or service replace these.
+The handlers of the running broker or service later replace these handlers.
 """
 
 import os
@@ -12,10 +12,10 @@ import signal
 from collections.abc import Sequence
 
 _noted: list[int] = []
-"""SIGHUPs that have arrived, and that nothing has handled yet."""
+"""SIGHUPs that have arrived and were not handled yet."""
 
 _former: list[signal.Handlers] = []
-"""Handling of SIGHUP before `listen` replaced it; empty if `listen` did not."""
+"""Handler of SIGHUP before `listen` replaced it; empty if `listen` has not replaced it."""
 
 
 def listen(arguments: Sequence[str]) -> None:

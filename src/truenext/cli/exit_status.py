@@ -27,11 +27,12 @@ MESSAGE_LENGTH_MAX = 4000
 NO_ANSWER = 2
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
-"""Exit status of a command whose reader has gone. It is the status of a process that SIGPIPE ends, and differs from 1,
+"""Exit status of a command whose reader has gone. The status is that of a process ended by SIGPIPE. It differs from 1,
 which would be an answer."""
 
 NO_ANSWER_ERRORS = (ConfigurationError, ConnectionLost, RemoteProtocolError)
-"""Errors that mean that there is no answer: no question could be asked, none was answered, or the peer is no broker."""
+"""Errors that mean that there is no answer: no request could be sent, no request was answered, or the peer is no
+broker."""
 
 
 START_HINT = "start one with `truenext serve`, or set its address with --url or TRUENEXT_URL"

@@ -1,4 +1,5 @@
-"""Limit of a listener's connections. It follows from the number of files that the system lets the broker open."""
+"""Limit of a listener's connections. The limit follows from the number of files that the system lets the broker
+open."""
 
 import logging
 import sys

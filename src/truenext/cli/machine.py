@@ -15,7 +15,7 @@ MOUNTED = Path("/sys/fs/cgroup")
 
 
 def memory_bytes(groups: Path = CONTROL_GROUPS, mounted: Path = MOUNTED) -> int:
-    """Return the number of bytes of memory; `sys.maxsize` if the system does not tell."""
+    """Return the number of bytes of memory; `sys.maxsize` if the system does not report it."""
     available = maxsize
     with suppress(OSError, ValueError):
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -35,7 +35,8 @@ from truenext.store.store import Store
 logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.25
-"""Share of the memory limit that messages may use. The rest is for the broker itself (BROKER_BYTES) and its queues."""
+"""Share of the memory limit that messages may use. The rest of the limit is for the broker itself (BROKER_BYTES) and
+its queues."""
 
 STORE_SHARE = 0.5
 """Share of the memory limit that the store may use if the broker keeps nothing on disk."""
@@ -89,9 +90,9 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
 
 
 def _check_address(address: Address, configuration: Configuration) -> None:
-    """Check that the broker may listen on the address. If that has risks, log them.
+    """Check that the broker may listen on the address, and log a warning if this is unsafe.
 
-    Raises: ConfigurationError if it may not
+    Raises: ConfigurationError if the broker may not
     """
     settings = configuration.broker
     if address.has_tls and configuration.certificates is None:

@@ -68,7 +68,7 @@ def status(broker: BrokerOptions) -> None:
 
     Shows the numbers of messages, subscriptions and scheduled sends, memory, and disk space. Also shows which clients
     have most messages in temporary queues, and in topic subscriptions that are not durable. A queue is stuck if a
-    message is ready, a consumer has credit for it, and nothing is dispatched: a fault of the broker.
+    message is ready, a consumer has credit for it, and nothing is dispatched, which is a fault of the broker.
 
     Exits 0 if no queue is stuck, 1 if one is, 2 if the broker could not be asked.
     """

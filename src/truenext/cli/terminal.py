@@ -90,7 +90,8 @@ def set_line_buffering() -> None:
 
 
 def discard_output(stream: TextIO) -> None:
-    """Redirect the stream to the null device, so that the interpreter reports no unwritten output when it ends."""
+    """Redirect the stream to the null device, so that the interpreter does not complain about unwritten output at its
+    end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -112,7 +113,7 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 def flush_errors() -> None:
-    """Flush standard error. If it fails, its error is ignored, because the exit status must not change for it."""
+    """Flush standard error. An error of standard error is ignored, because it must not change the exit status."""
     if sys.stderr is not None:
         try:
             sys.stderr.flush()

@@ -19,7 +19,7 @@ class ProgressReporter:
         self._done = done
         self._reported_at = time.monotonic()
         self.count = 0
-        """Number of items that the caller of `count_each` is done with."""
+        """Number of items that the caller of `count_each` has finished."""
 
     def count_each(self, items: Iterable[T]) -> Iterator[T]:
         """Yield the items. Each item is counted when the caller asks for the next one."""

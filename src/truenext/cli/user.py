@@ -250,7 +250,7 @@ def _check_any(grants: dict[str, Any]) -> None:
 
 
 def _missing(key: str, values: list[str], own: list[str]) -> list[str]:
-    """Return the values that are not in a list of the file. There a pattern may be written in another form."""
+    """Return the values that are not in a list of the file. The file may have the same pattern in another form."""
     present = {_comparable(key, each) for each in own}
     return [each for each in values if _comparable(key, each) not in present]
 
@@ -390,7 +390,7 @@ class _UsersFile:
     def __init__(self, file: Path, *, may_be_missing: bool = False) -> None:
         """Read and check the file.
 
-        Raises: TruenextError if it has faults; CommandFailure if it cannot be read
+        Raises: TruenextError if the file has faults; CommandFailure if it cannot be read
         """
         self._file = file
         self._before: bytes | None = None
@@ -514,7 +514,7 @@ class _UsersFile:
     def _replace(self, text: str, edit: Callable[[Any], None]) -> None:
         """Replace the file by `text`. The text must mean exactly what the file means after `edit`.
 
-        Raises: TruenextError if it does not, if it has faults, or if the file cannot be written
+        Raises: TruenextError if the text means something else or has faults, or if the file cannot be written
         """
         expected = _content(self._text())
         edit(expected)
@@ -607,8 +607,8 @@ def _split_comments(text: str) -> tuple[str, str]:
 def _copy_owner_and_mode(old: Path, new: Path) -> None:
     """Give the new file the owner and mode of the old one.
 
-    Raises: OSError if that fails; TruenextError if the owner cannot be kept, because the broker could not read the file
-    then
+    Raises: OSError if that fails; TruenextError if the owner would change, because the broker could then not read the
+    file
     """
     expected = old.stat()
     if sys.platform != "win32":

@@ -1,5 +1,5 @@
-"""Types of the values on the command line. They make the errors for invalid values, for which click exits with status
-2."""
+"""Types of the values on the command line. Each type makes the errors for its invalid values, for which click exits
+with status 2."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECONDS_MIN, SECONDS_MAX = 0.001, 7 * 24 * 3600.0
 """Limits of a time in seconds. A socket's timeout must not be too large, and a week is enough for any wait."""
 
 NUMBER_MAX = 2**63 - 1
-"""Highest sequence. No number of messages may be higher, either."""
+"""Highest sequence, which is also the highest number of messages that can be given."""
 
 REPR_LENGTH_MAX = 100
 
@@ -141,7 +141,7 @@ class VariableOption(click.Option):
         return None if value is None or not value.strip() else value
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Return how errors call the option: by its environment variable only if the value comes from there."""
+        """Return the name of the option in errors: its environment variable, if the value comes from there."""
         if self.is_from_environment(ctx):
             return super().get_error_hint(ctx)
         return click.Parameter.get_error_hint(self, ctx)

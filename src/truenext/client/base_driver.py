@@ -56,7 +56,7 @@ class BaseDriver(ABC):
         """Lock that guards the socket's writes and `_unwritten`. None without a heart-beat thread, which writes,
         too."""
         self._is_flush_due = False
-        """`flush` must be called at the end of the current step."""
+        """True if `flush` must be called at the end of the current step."""
 
     def _start_link(self, sock: socket.socket | TlsSocket, address: Address, password: str | None) -> None:
         self._link = None

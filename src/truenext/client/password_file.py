@@ -1,4 +1,4 @@
-"""Password file. It is read for each login, so that the next reconnect uses a changed password."""
+"""Password file: reads the file for each login, so that the next reconnect uses a changed password."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def absolute_path(path: Path | str | None) -> str | None:
-    """Return the path of a file as an absolute path, so that it holds after a change of the current folder."""
+    """Return the path of a file as an absolute path, so that the path stays valid if the current folder changes."""
     return None if path is None else str(Path(path).absolute())

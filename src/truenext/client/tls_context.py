@@ -19,7 +19,7 @@ _REASONS = {
     "KEY_VALUES_MISMATCH": "the private key is not that of the certificate",
 }
 _PEM_FAULT = "[SSL] PEM lib"
-"""Text of OpenSSL's error, which names no reason, for an unusable file of a certificate or key."""
+"""Text of OpenSSL's error for an unusable file of a certificate or key. The error names no reason."""
 _UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})
 """OpenSSL's verification errors for a certificate that no trusted authority has signed."""
 

@@ -1,7 +1,7 @@
 """Engine: the pure core of the broker, put together from its parts.
 
 Commands go in, effects come out; there is no clock, socket, disk or task here. The broker passes the time (`tick`), and
-carries out the effects that a turn returns. It makes batches durable one after the other, and reports each
+carries out the effects that a turn returns. The broker makes batches durable one after the other, and reports each
 (`on_committed`). The engine is single-threaded, and never blocks.
 
     command -> accept / acknowledge / requeue -> the gathering batch          engine.commands

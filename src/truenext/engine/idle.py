@@ -1,9 +1,9 @@
 """Idle reasons: the next message of a subscription, or the reason why none comes.
 
 The search finds the consumer's next message as dispatch does, but changes nothing: it dispatches and expires no
-message, and requests no page. In each queue it inspects the lanes in order of rank. It stops at the first message that
-could be dispatched, or that must be read or compared before. Of several queues, the message with the smallest key
-counts.
+message, and requests no page. The search inspects the lanes of each queue in order of rank. It stops at the first
+message that could be dispatched, or that must first be read or compared. Of several queues, the message with the
+smallest key counts.
 
 There may be tens of thousands of queues, so the search runs in steps and inspects the queues at different moments.
 Expired messages that are still in a queue count as not expired: the next turn removes them.
@@ -68,7 +68,7 @@ def _dispatch_order(head: Entry | Wait) -> tuple[int, bool]:
 
 
 def _consumer_reason(consumer: BrokerConsumer) -> WaitReason | None:
-    """Return why the consumer gets nothing, whatever its queues contain; None if there is no such reason."""
+    """Return why the consumer gets nothing from any queue; None if there is no such reason."""
     if consumer.is_suspended:
         return WaitReason.SUSPENDED
     pull_request = consumer.pull_request
@@ -133,8 +133,7 @@ class _QueueInspection:
                 return
 
     def _queue_reason(self, queue: Queue) -> WaitReason | None:
-        """Return why the consumer gets nothing from a queue, whatever the queue contains; None if there is no such
-        reason."""
+        """Return why the consumer gets no message at all from a queue; None if there is no such reason."""
         if queue.is_paused:
             return WaitReason.PAUSED
         if self._engine.state.clients.receivers_of(queue).exclusive not in (None, self._consumer):

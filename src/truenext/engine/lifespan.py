@@ -54,8 +54,8 @@ class EngineLifespan:
     # ---- Start and stop ----
 
     def start(self, *, after_clean_stop: bool = True) -> None:
-        """Add to the gathering batch what must be durable before clients are served: a range of sequences, and the fact
-        that the broker has not stopped cleanly."""
+        """Add to the gathering batch what must be durable before clients are served: a range of sequences, and a mark
+        that the last stop was not clean, which a clean stop replaces."""
         commit_state = self._commit_state
         self._events.run_started(after_clean_stop=after_clean_stop)
         queues = self._queues
@@ -81,9 +81,9 @@ class EngineLifespan:
     def final_batches(self) -> Iterator[Batch]:
         """Yield the batches of a clean stop.
 
-        The batches store waiting transient messages, delivery counts, and numbers of producers that have sent only
-        transient messages. The last batch records that the stop was clean. Each batch must be durable before the next
-        is taken. Call it after `Connecting.stop`, while no batch is being written.
+        These batches store waiting transient messages, delivery counts, and the numbers used by producers that have
+        sent only transient messages. The last batch records that the stop was clean. Each batch must be durable before
+        the next is taken. Call it after `Connecting.stop`, while no batch is being written.
         """
         commit_state = self._commit_state
         permanent = (queue for queue in self._queues.by_name.values() if not queue.is_temporary)
@@ -102,7 +102,7 @@ class EngineLifespan:
         yield commit_state.close_batch()
 
     def _put_final_state(self, entry: Entry) -> None:
-        """Add to the batch a waiting message, if the store lacks it, and the message's delivery count, if there is
+        """Add a waiting message to the batch, if the store lacks it. Also add the message's delivery count, if there is
         one."""
         if entry.store_batch is None:
             put(self._commit_state.batch, entry)

@@ -1,8 +1,8 @@
 """Detector of stuck queues: a message is ready, a consumer has credit, and nothing happens.
 
-By the contract no queue may be stuck (docs/contract.md, "True next"). The detector inspects waiting messages and
-credit, and evaluates the contract anew. It does not use the state of dispatch and paging (which consumers are next,
-which pages were requested), because that state may be wrong.
+By the contract no queue may be stuck (docs/contract.md, "True next"). The detector applies the contract's rules to
+waiting messages and credit. It ignores the state of dispatch and paging (which consumers are next, which pages were
+requested), because that state may be wrong.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class StuckQueueDetector:
         self._scanned: dict[Queue, int] = {}
         """Progress of the unfinished scans of each queue at the last check that found it stuck."""
         self._consumers_by_queue: dict[Queue, list[BrokerConsumer]] = {}
-        """Consumers by queue, collected when the round began. Each of these queues is checked once in a round."""
+        """Consumers by queue, collected at the start of a round. A round checks each of these queues once."""
         self._remaining: list[Queue] = []
         """Queues of the round that are still to be checked."""
 
@@ -142,7 +142,8 @@ class StuckQueueDetector:
                 self._scanned[queue] = max(progress, before)
 
     def stuck_queues(self, now_ms: int) -> list[tuple[Queue, int]]:
-        """Return the queues that were stuck at the last check, and for how many milliseconds each has been by now."""
+        """Return the queues that were stuck at the last check, each with the milliseconds for which it has been stuck
+        by now."""
         return [
             (queue, now_ms - self._stuck_since_ms[queue])
             for queue in sorted(self._reported_queues, key=lambda queue: queue.name)
@@ -150,13 +151,13 @@ class StuckQueueDetector:
 
 
 def _scan_progress(selection: QueueSelection | None) -> int:
-    """Return a number that rises while scans of the queue go on; 0 if none does."""
+    """Return a number that rises while scans of the queue make progress; 0 if no scan is unfinished."""
     return 0 if selection is None else sum(cursor.position for cursor in selection.unfinished_cursors)
 
 
 def _queues_dispatching(engine: Engine) -> set[Queue]:
-    """Return the queues in which the next turn goes on dispatching. A queue that has waited for its turn for STUCK_MS
-    is left out: it may be stuck."""
+    """Return the queues in which the next turn continues dispatching. Queues that have waited longer than STUCK_MS for
+    a turn are left out, because these may be stuck."""
     commit_state = engine.state.commit_state
     since_us = commit_state.now_us - STUCK_MS * 1000
     return {queue for queue in commit_state.touched_queues if queue.last_used_us > since_us}
@@ -189,7 +190,7 @@ class _BlockedWildcards:
     being read, compared or committed."""
 
     def __init__(self, engine: Engine, busy_queues: set[Queue]) -> None:
-        """`busy_queues` are queues of which a page is being read, or in which the next turn goes on dispatching."""
+        """`busy_queues` are queues of which a page is being read, or in which the next turn continues dispatching."""
         self._has_uncommitted_for_wildcards = engine.queues.wildcards.has_uncommitted
         self._touched = engine.state.commit_state.touched_wildcards
         self._busy_queues = busy_queues
@@ -332,7 +333,7 @@ class _SelectiveCheck:
 
 
 def _is_behind_blocked(entry: Entry, receiver: _SelectiveReceiver, committed: int, now_us: int) -> bool:
-    """Return whether an earlier message that the receiver could take holds the entry back. The earlier message is being
+    """Return whether an earlier message that the receiver could get holds the entry back. Such a message is being
     committed, or blocks its queue until its next try."""
     lane = entry.lane
     in_flight = takewhile(lambda one: one.batch > committed, reversed(lane.arrived))
@@ -376,7 +377,8 @@ def _has_ready(queue: Queue, committed: int, read_lanes: Collection[Lane], now_m
 
 
 def _first_ready(lane: Lane, committed: int, now_ms: int, now_us: int) -> _FirstReadyPlace | None:
-    """Return where the first ready message of a lane is; None if there is none, or one being committed goes first."""
+    """Return where the first ready message of a lane is; None if there is none, or if a message being committed
+    precedes it."""
     has_unread = lane.unread > len(lane.unread_in_memory)
     for entry in lane.entries_between(0, UNBOUNDED, limit=FIRST_MAX):
         if entry.batch > committed:

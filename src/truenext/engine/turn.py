@@ -54,7 +54,7 @@ class Effects(NamedTuple):
     finished_pieces: list[FinishedPiece]
     """Finished pieces of bulk work, to be answered."""
     ended_pull_requests: list[EndedPullRequest]
-    """Pull requests that have ended. Each client is told after the deliveries of this turn."""
+    """Pull requests that have ended. Each client is notified after the deliveries of this turn."""
 
 
 class TurnDispatch:
@@ -78,11 +78,11 @@ class TurnDispatch:
         self._pull_requests = pull_requests
         self._no_wait_pull_ender = NoWaitPullEnder(state.clients, dispatcher, pull_requests)
         self._shared_factor = 1
-        """Factor of SHARED_QUEUES_MIN. It doubles with each turn that leaves some queues unsearched."""
+        """Factor of SHARED_QUEUES_MIN. The factor doubles with each turn that leaves some queues unsearched."""
 
     @property
     def is_searching(self) -> bool:
-        """Whether a search of queues with wildcard consumers goes on in the next turn. Until the search has ended,
+        """Whether a search of queues with wildcard consumers continues in the next turn. Until the search has ended,
         messages that were read for wildcard consumers must stay in memory."""
         # Else all that was left may have ended meanwhile.
         return self._shared_factor > 1 and bool(self._commit_state.touched_wildcards)
@@ -189,7 +189,6 @@ class Turn:
 
     @property
     def has_work(self) -> bool:
-        """Whether a turn has work to do."""
         commit_state = self._commit_state
         if commit_state.touched_queues or commit_state.touched_wildcards or commit_state.has_answers:
             return True
@@ -261,7 +260,7 @@ class StoreResults:
             tasks.expiry.on_committed,
             tasks.scheduler.on_committed,
         )
-        """Called for each durable batch, in this order."""
+        """Functions called for each durable batch, in this order."""
         self._uncommitted_pages: list[tuple[StoreRead, PageResult]] = []
         """Pages, each with its request, that include a batch not reported as durable yet."""
 

@@ -1,5 +1,5 @@
-"""Check of history files: finds bytes that are not as they were written. Parquet files made from history files have
-checksums of their own, which are verified when the Parquet files are read."""
+"""Check of history files: finds bytes that were changed since they were written. Parquet files made from history files
+have checksums of their own, which are verified when the Parquet files are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from truenext.model.events import CHUNK, FILE, FROM_BATCH
 
 def last_batch_chunk(folder: Path) -> tuple[int, int] | None:
     """Return run and first event of the last chunk that came from a batch, in the newest file that can be read; None if
-    there is no such chunk. If the store is complete, it has that batch.
+    there is no such chunk. A complete store also has that batch.
 
     Raises: OSError if the folder cannot be read
     """

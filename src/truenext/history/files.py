@@ -97,7 +97,7 @@ def chunk_at(content: memoryview, at: int) -> HistoryChunk | None:
 
 def next_chunk(content: bytes, at: int) -> int | None:
     """Return the offset of the first undamaged chunk after the offset `at`; None if there is none. `content` is the
-    whole file; only chunks of its run are found."""
+    whole file. Chunks of another run of the broker are ignored."""
     whole = memoryview(content)
     needle = FILE.unpack_from(content)[2].to_bytes(4, "little")
     budget = SEARCH_BYTES_MAX

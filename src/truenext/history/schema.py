@@ -101,13 +101,13 @@ COLUMNS: tuple[HistoryColumn, ...] = (
     ),
 )
 DATE = "date"
-"""Name before the `=` in the folders of Parquet files, whose value is the date of `at`, in UTC. Readers show it as one
-more column, of the type date."""
+"""Name before the `=` in the names of the folders of Parquet files; the value after the `=` is the date of `at`, in
+UTC. Readers show the name as one more column, of the type date."""
 REQUIRED = ("event", "run", "at", "kind")
 """Columns that are never null."""
 
 DRAINED = "drained"
-"""`truenext record` has found the queue empty: a message that should still wait, by the earlier events, is lost. Only
+"""`truenext record` has found the queue empty: a message that by the earlier events should still wait is lost. Only
 this command writes such an event."""
 
 REASONS: dict[str, str] = {
@@ -135,8 +135,8 @@ MODES: dict[str, str] = {
     " pulling": "the subscription pulls",
     " exclusive": "the consumer is exclusive",
 }
-"""Meaning of the texts in the column `mode`. A mode is one of the first three, and then each other text that is
-true."""
+"""Meaning of the texts in the column `mode`. A mode consists of one of the first three texts, followed by all other
+texts that apply."""
 
 STAGE_TABLES: dict[str, str] = {
     "flows": "flow: `started_at`, `seconds`, `messages`, `runs`, `failures`, `given_up`, `in_progress`",

@@ -19,7 +19,7 @@ from truenext.history.files import HistoryChunk, chunk_at, chunks_of_file, count
 from truenext.model.events import FILE, FROM_BATCH, GAP_EVENTS, HISTORY_VERSION, MAGIC, STARTS_FILE
 
 UNWRITTEN_BYTES_MAX = 64 * 1024
-"""Bytes of appended chunks from which on `append` writes them itself, without waiting for `flush`."""
+"""Bytes of appended chunks at which `append` writes the chunks itself, without waiting for `flush`."""
 
 
 class HistoryWriter:
@@ -33,8 +33,8 @@ class HistoryWriter:
         on_write_error: Callable[[OSError], None] | None = None,
     ) -> None:
         """`on_rotate` is called when a file is complete, on the thread that appends. `on_write_error` is called after a
-        failed write, on any thread. It frees disk space, and the write is tried once more; if the error is no lack of
-        space, it raises the error.
+        failed write, on any thread. `on_write_error` must free disk space, after which the write is tried once more; or
+        raise the error, if its cause is not a lack of space.
 
         Raises: HistoryError if the folder cannot be created or read, or its last file cannot be continued
         """
@@ -49,8 +49,8 @@ class HistoryWriter:
         self._next_event = 1
         self._last_run = 0
         self.last_batch_chunk: tuple[int, int] | None = None
-        """Run and first event of the last chunk in the newest file that came from a batch; None if there is none. If
-        the store is complete, it has that batch."""
+        """Run and first event of the last chunk in the newest file that came from a batch; None if there is none. A
+        complete store also has that batch."""
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             files = history_files(folder)
@@ -60,7 +60,7 @@ class HistoryWriter:
             raise HistoryError(f"cannot open the history in {folder}: {error}; check the disk") from error
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        """Append those of the store's chunks that the files lack, because a crash came before they were written.
+        """Append the chunks of the store that the files lack, because a crash has prevented their writing.
 
         Raises: HistoryError if they cannot be written
         """
@@ -163,7 +163,8 @@ class HistoryWriter:
         )
 
     def _continue_file(self, path: Path) -> None:
-        """Open the file that a run before has written. What a crash has left after the last whole chunk is cut off."""
+        """Open the file that an earlier run has written. An incomplete chunk at its end, left by a crash, is cut
+        off."""
         end = FILE.size
         for chunk in chunks_of_file(path):
             self._note_chunk(chunk)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 NO_NUMBER = -1
-"""Value for "no number": it is below all numbers of a producer."""
+"""Value for "no number", below all numbers of a producer."""
 
 
 class ProducerState(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -50,7 +50,7 @@ class Causes(NamedTuple):
     last: str = ""
 
     def merged_onto(self, before: Causes) -> Causes:
-        """Return the first and last cause of a message that had the causes `before` and now also has these."""
+        """Return the first and last cause of a message that had the causes `before`, after these causes were added."""
         return Causes(before.first or self.first, self.last or before.last) if before != NO_CAUSES else self
 
 
@@ -67,7 +67,7 @@ class Batch:
         batch whose changes it includes."""
         self.puts: dict[bytes, bytes] = {}
         """Record of each new persistent message, by message key, in order of arrival. A message that is acknowledged
-        while the batch still gathers is taken out again."""
+        before this batch is closed is removed from here."""
         self.transient_puts: dict[bytes, bytes] = {}
         """Record of each new transient message, by message key. After a crash the store drops all transient
         messages."""
@@ -76,7 +76,7 @@ class Batch:
         self.transient_removes: list[bytes] = []
         self.dereferenced: list[bytes] = []
         """Keys of contents, one for each reference among `removes`. The store counts the references to a content, and
-        removes a content with its last reference. A new content has a mark, whose attempts are its number of
+        removes a content with its last reference. The field `attempts` in the mark of a new content has its number of
         references."""
         self.transient_dereferenced: list[bytes] = []
         """Keys of transient contents, one for each reference among `transient_removes`."""
@@ -88,8 +88,8 @@ class Batch:
         self.unmarks: list[bytes] = []
         """Keys of messages whose mark is removed. The batch removes these messages, too."""
         self.queues: dict[int, str] = {}
-        """Name of each queue that this batch creates or renames, by queue number; "" for a queue that it removes. The
-        store has nothing else of a removed queue."""
+        """Name of each queue that this batch creates or renames, by queue number; "" for a queue that it removes.
+        Everything else of a removed queue was removed from the store before."""
         self.paused: dict[int, bool] = {}
         """New state of each queue that was paused (True) or resumed (False), by queue number. The store knows the queue
         from an earlier batch or from this one."""
@@ -102,10 +102,10 @@ class Batch:
         """Keys of timers of earlier batches to clear, before `timers` are set. A timer that does not exist is
         ignored."""
         self.sequence_limit = 0
-        """Sequences below this may be allocated once the batch is durable; 0 is no change."""
+        """Limit below which sequences may be allocated once the batch is durable; 0 is no change."""
         self.redelivered_below = 0
-        """Messages with a sequence below this count as dispatched before, as the store does not record each dispatch; 0
-        is no change."""
+        """Limit below which messages, by sequence, count as dispatched before, because the store does not record each
+        dispatch; 0 is no change."""
         self.clean_stop: bool | None = None
         """True in the last batch of a run; False in the batch that is written before a listener opens; None in all
         other batches."""

@@ -19,7 +19,7 @@ class Login(msgspec.Struct, gc=False):
     """CONNECT: user, and the options that only a truenext client has (docs/protocol.md, "Login")."""
 
     number: int = 0
-    """Number of this connection, higher than those of the truenext client's earlier ones; 0 if the client is plain."""
+    """Number of this connection, which rises with each connection of a truenext client; 0 if the client is plain."""
     secret: str = ""
     """Secret of the connection to take over; "" if there is none."""
     user: str = ""
@@ -32,8 +32,8 @@ class Login(msgspec.Struct, gc=False):
 
     @property
     def is_truenext_client(self) -> bool:
-        """True if the client has sent `truenext-client`: it reports the messages that it has started, and gets frames
-        that only truenext has."""
+        """True if the client has sent `truenext-client`: such a client reports the messages that its program has
+        started, and gets frames that only truenext defines."""
         return self.number > 0
 
 
@@ -41,7 +41,7 @@ class AckMode(Enum):
     AUTO = "auto"
     """A message counts as acknowledged once the socket has taken its bytes."""
     CLIENT = "client"
-    """An ACK acknowledges the message that it names, and all that were dispatched to the subscription before."""
+    """An ACK acknowledges the message that it names, and all earlier messages of the subscription."""
     INDIVIDUAL = "client-individual"
     """An ACK acknowledges only the message that it names."""
 
@@ -64,20 +64,22 @@ class Send(msgspec.Struct, gc=False):
     is_repeat: bool = False
     """True if the number was used before, so that the message was not accepted again; set by the engine."""
     is_unknown: bool = False
-    """True for a repeat if the broker does not know whether its number was ever used: it is below the producer's
-    highest number. Set by the engine."""
+    """True for a repeat that is one only because its number is below the producer's highest one: the broker does not
+    know whether this number was ever used. Set by the engine."""
     ahead: Any = None
-    """Queues of the message, if they were searched for before (engine.queues.topics.RouteAhead); set by the engine."""
+    """Queues of the message, if they were found before the SEND is executed (engine.queues.topics.RouteAhead); set by
+    the engine."""
 
 
 class SendRun(msgspec.Struct, gc=False):
-    """Consecutive SENDs of one read to one destination, without headers that need more than a place in the queue."""
+    """Consecutive SENDs of one read of a socket, to one destination, without headers that need special treatment."""
 
     destination: Destination
     messages: list[SentMessage]
     """Two or more, all of them persistent or all transient."""
     executed: int = 0
-    """Number of the first messages that were accepted; the others follow as single commands. Set by the engine."""
+    """Number of messages, from the first on, that were accepted as a run; the others follow as single commands. Set by
+    the engine."""
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -123,7 +125,7 @@ class Unsubscribe(msgspec.Struct, gc=False):
 
 
 class Started(msgspec.Struct, gc=False):
-    """Report that the client's program was handed a message."""
+    """Report that the client has passed a message to its program."""
 
     subscription: str
     sequence: int
@@ -131,7 +133,8 @@ class Started(msgspec.Struct, gc=False):
 
 
 class Ack(msgspec.Struct, gc=False):
-    """Acknowledge a message. If `subscription` is None (STOMP 1.0), the broker finds the one that holds the message."""
+    """Acknowledge a message. If `subscription` is None (STOMP 1.0), the broker finds the subscription that holds the
+    message."""
 
     subscription: str | None
     sequence: int
@@ -139,16 +142,17 @@ class Ack(msgspec.Struct, gc=False):
     dispatch: int = 0
     """Number of deliveries that the message had at the acknowledged dispatch; 0 if the frame does not state it."""
     started: Started | None = None
-    """Message that the client hands to its program next, if the ACK reports one."""
+    """Message that the client passes to its program next, if the ACK reports one."""
 
 
 class AckRun(msgspec.Struct, gc=False):
-    """Consecutive ACKs of one read for one subscription, without transaction and receipt."""
+    """Consecutive ACKs of one read of a socket, for one subscription, without transaction and receipt."""
 
     subscription: str
     acks: list[Ack]
     executed: int = 0
-    """Number of the first ACKs that were executed; the others follow as single commands. Set by the engine."""
+    """Number of ACKs, from the first on, that were executed as a run; the others follow as single commands. Set by the
+    engine."""
 
     def __len__(self) -> int:
         return len(self.acks)
@@ -195,7 +199,7 @@ class Release(msgspec.Struct):
 
     subscriptions: list[str]
     kept: list[tuple[str, int, int]]
-    """Messages that the subscriptions go on holding: subscription, sequence and dispatch of each."""
+    """Messages that the subscriptions still hold afterwards: subscription, sequence and dispatch of each."""
     suspends: bool = False
     """True if the subscriptions are suspended from then on."""
     transaction: str | None = None
@@ -209,7 +213,8 @@ class Begin(msgspec.Struct, gc=False):
     transaction: str
     counts_all: bool = True
     """Messages for which an attempt counts if the transaction ends without COMMIT: all that it has acknowledged or
-    nacked (True), or only those that it has nacked, even if the frame that ends it asks for all (False)."""
+    nacked (True), or only those that it has nacked (False). With False, the frame that ends the transaction cannot ask
+    for all."""
 
 
 class Commit(msgspec.Struct, gc=False):
@@ -223,8 +228,8 @@ class Commit(msgspec.Struct, gc=False):
     is_repeat: bool = False
     """True if the number was used before, so that the open transaction was rolled back; set by the engine."""
     is_unknown: bool = False
-    """True for a repeat if the broker does not know whether its number was ever used: it is below the producer's
-    highest number. Set by the engine."""
+    """True for a repeat that is one only because its number is below the producer's highest one: the broker does not
+    know whether this number was ever used. Set by the engine."""
 
 
 class Abort(msgspec.Struct, gc=False):
@@ -235,7 +240,7 @@ class Abort(msgspec.Struct, gc=False):
 
 
 class Disconnect(msgspec.Struct, gc=False):
-    """End the connection. Messages that it holds are requeued without an attempt."""
+    """End the connection. Messages that the connection holds are requeued without an attempt."""
 
     forgotten_producers: list[str] = []
     """Names of producers that the broker forgets."""
@@ -250,7 +255,7 @@ class ReceiptRequest(msgspec.Struct, gc=False):
 
 
 class ControlRequest(msgspec.Struct, gc=False):
-    """Query or change of the broker, such as an operator's command sends. The answer is a message to `reply_to`."""
+    """Query or change of the broker, for example from an operator's command. The answer is a message to `reply_to`."""
 
     verb: str
     body: bytes
@@ -261,7 +266,7 @@ class ControlRequest(msgspec.Struct, gc=False):
 class InvalidFrame(msgspec.Struct, gc=False):
     """Frame that cannot be read as a command, on a connection that stays open.
 
-    It has the reason of the exception, not the exception: that would keep the frame and its body in memory until a
+    It has the reason of the exception, because the exception itself would keep the frame and its body in memory until a
     garbage collection.
     """
 
@@ -302,7 +307,7 @@ _Value = TypeVar("_Value")
 def decode_client_json(what: str, body: bytes | str, shape: type[_Value], code: Code = Code.CONTROL_REQUEST) -> _Value:
     """Decode `body` as JSON of the type `shape`; `what` names the body in the text of an error.
 
-    Raises: RemoteProtocolError if it is no such JSON
+    Raises: RemoteProtocolError if `body` is not JSON of this type
     """
     try:
         return msgspec.json.decode(body, type=shape)

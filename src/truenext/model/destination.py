@@ -13,7 +13,8 @@ Addresses as clients write them:
     /subscription/CLIENT,NAME          a durable subscription; only to browse
     /control/VERB                      a control request to the broker
 
-ActiveMQ's clients write options after an address in SUBSCRIBE: /queue/NAME?consumer.prefetchSize=10. No name has a ?.
+ActiveMQ's clients write options after an address in SUBSCRIBE: /queue/NAME?consumer.prefetchSize=10. So the character ?
+is not allowed in names.
 """
 
 import re
@@ -49,7 +50,7 @@ DURABLE_ADDRESS_PREFIX = "/subscription/"
 TEMPORARY_PREFIX = "/temp-queue/"
 TEMPORARY_TOPIC_PREFIX = "/temp-topic/"
 REMOTE_PREFIX = "/remote-temp-"
-"""Prefix of temporary queues and topics, as other connections address them."""
+"""Prefix of the addresses by which other connections name temporary queues and topics."""
 REMOTE_TEMPORARY_PREFIX = f"{REMOTE_PREFIX}queue/"
 REMOTE_TEMPORARY_TOPIC_PREFIX = f"{REMOTE_PREFIX}topic/"
 
@@ -96,7 +97,7 @@ _SINGULAR = {DestinationKind.TOPIC_PATTERN: DestinationKind.TOPIC, DestinationKi
 
 class Destination(msgspec.Struct, frozen=True, gc=False):
     """Parsed address. No two queues, temporary or not, have the same `name`, and no two topics. The name of a temporary
-    queue or topic begins with / and the id of its connection; that of a topic subscription's queue has // after the
+    queue or topic begins with / and the id of its connection; for the queue of a topic subscription, // follows the
     id."""
 
     kind: DestinationKind
@@ -146,7 +147,9 @@ def split_options(address: str) -> tuple[str, dict[str, str]]:
     for each in options_text.split("&"):
         name, equals, text = each.partition("=")
         if not equals or not name:
-            raise destination_error(f"option {each[:50]!r} of a destination is not NAME=VALUE; names have no ?")
+            raise destination_error(
+                f"option {each[:50]!r} of a destination is not NAME=VALUE; the character ? is not allowed in names"
+            )
         if _NO_ESCAPE(text) is not None:
             raise destination_error(
                 f"option {name[:50]!r} of a destination has a % without two hexadecimal digits; a % itself is %25"
@@ -174,7 +177,8 @@ def parse_address(address: str, session: str) -> Destination:
     if "?" in address and not address.startswith(DURABLE_ADDRESS_PREFIX):
         option = address.partition("?")[2].partition("=")[0]
         raise destination_error(
-            f"option {option[:50]!r} of {address[:100]!r}: options are for SUBSCRIBE, leave it out; names have no ?"
+            f"option {option[:50]!r} of {address[:100]!r}: options are for SUBSCRIBE, leave it out; "
+            "the character ? is not allowed in names"
         )
     return _parse(address, session)
 
@@ -182,7 +186,7 @@ def parse_address(address: str, session: str) -> Destination:
 @lru_cache(maxsize=4096)
 def parse_stored_address(address: str) -> Destination:
     """Return the destination of an address that the broker has accepted before, perhaps in an earlier version, in which
-    names could contain a ?.
+    the character ? was allowed in names.
 
     Raises: RemoteProtocolError if no version can have accepted the address
     """
@@ -336,8 +340,8 @@ def parse_stored_queue_name(name: str) -> Destination:
 
 
 def may_rename(current: str | None, name: str) -> bool:
-    """Return whether a batch may give the queue with the name `current` (None: a new queue) this new name; "" removes
-    it.
+    """Return whether a batch may rename a queue from `current` to `new`. `current` is None for a new queue; a `new` of
+    "" removes the queue.
 
     >>> may_rename(None, "a"), may_rename("a", "b"), may_rename("a", "ended,a"), may_rename("ended,a", "")
     (True, False, True, True)

@@ -5,9 +5,9 @@ from enum import IntEnum
 
 class DiskLevel(IntEnum):
     PLENTY = 0
-    """All sends are accepted."""
+    """Enough space: all sends are accepted."""
     LITTLE = 1
-    """Connections that only send must wait. Connections that also consume messages go on."""
+    """Connections that only send must wait. Connections that also consume messages may still send."""
     NONE = 2
     """Sends are refused, except in transactions that free as much as they send. Acknowledgements are never refused."""
     FULL = 3

@@ -50,7 +50,7 @@ class EventKind(IntEnum):
 
     NAME = 0
     RUN_STARTED = 1
-    """A run of the broker begins. This is its first event."""
+    """A run of the broker begins. This is the run's first event."""
     RECOVERED = 2
     """The run has recovered a queue from disk. After `run-started` there is one such event for each name of a queue
     that has messages, or of an ended durable subscription that still has some on disk."""
@@ -68,9 +68,9 @@ class EventKind(IntEnum):
     ACKNOWLEDGED = 8
     """The message was acknowledged, and so removed. Inside a transaction this happens at COMMIT."""
     RETURNED = 9
-    """The message was requeued. If its reason says `delayed` or `blocking`, it waits for its next try, and has a second
-    `returned`, with the reason `due`, when that time has come. A message with too many attempts has a `dead-lettered`
-    in place of a `returned`."""
+    """The message was requeued. With `delayed` or `blocking` in its reason, the message waits for its next try, and has
+    a second `returned`, with the reason `due`, when that time has come. A message with too many attempts has a
+    `dead-lettered` in place of a `returned`."""
     EXPIRED = 10
     """The message was removed unconsumed: the time in its header `expires` had come, or its durable subscription had
     ended."""
@@ -81,14 +81,14 @@ class EventKind(IntEnum):
     REMOVED = 13
     """The message was removed by a request: it was purged."""
     PAUSED = 14
-    """The queue was paused. After each `run-started`, each queue that is still paused has one more `paused`."""
+    """The queue was paused. After each `run-started`, the event is repeated for each queue that is still paused."""
     RESUMED = 15
     """The queue was resumed."""
     ACCEPTED_OF_GROUP = 16
     ENDED = 17
-    """The durable subscription has ended: from now on all messages that wait in its queue are gone. Each of them has an
-    `expired` when it is removed, in any order, perhaps in a later run. All other later events of this queue belong to a
-    new durable subscription of the same name."""
+    """The durable subscription has ended: from now on no consumer gets a message that waits in its queue. Each of these
+    messages has an `expired` when it is removed, in any order, perhaps in a later run. All other later events of this
+    queue belong to a new durable subscription of the same name."""
     WINDOW = 18
     """The consumer may hold this number of messages from now on: its automatic window has changed, or the consumer was
     suspended (0) or woken. Consumers of a pattern, and consumers that pull, have no such event."""
@@ -96,9 +96,9 @@ class EventKind(IntEnum):
     """A consumer that pulls gets this number of messages from now on. The number is 0 if its pull request was
     withdrawn, or has ended early. Consumers of a pattern have no such event."""
     STARTED = 20
-    """The client has started the message of this dispatch: it has said so, or has acknowledged or nacked the message
-    inside a transaction. Only connections that report started messages have this event, and a dispatch may have it more
-    than once."""
+    """The client has started the message of this dispatch: it has reported so, or has acknowledged or nacked the
+    message inside a transaction. Only connections that report started messages have this event, and a dispatch may have
+    it more than once."""
     SUBSCRIBED_EXCLUSIVE = 21
     CAUSE = 22
 
@@ -142,7 +142,7 @@ REASONS = (
     *FAILURES,
     *(f"{failure} and {wait}" for failure in FAILURES for wait in (DELAYED, BLOCKING)),
 )
-"""Texts of the column `reason`, by code: why a message was requeued, and how it waits then; or how the run before has
+"""Texts of the column `reason`, by code: why a message was requeued, and whether it waits; or how the run before has
 ended."""
 
 _ACK_MODES = ("auto", "client", "client-individual")
@@ -154,15 +154,15 @@ SUBSCRIPTION_MODES = tuple(
         ("", EXCLUSIVE), ("", PULLING), ("", WITH_STARTED), ("", WITH_EXPRESS), ("", WITH_SELECTOR), _ACK_MODES
     )
 )
-"""Texts of the column `mode`, by code: the `ack` mode of a subscription, and what else is true of it, such as that it
-has a selector."""
+"""Texts of the column `mode`, by code: the `ack` mode of a subscription, and its other properties, such as having a
+selector."""
 
 NO_WINDOW = 0xFFFFFFFF
 """Value of `window` for a subscription that has none: in auto mode, and if it pulls."""
 
 GAP_EVENTS = 1 << 20
-"""Event numbers that are left out after an unclean stop: lost events may have had these numbers, and a reader may have
-seen them."""
+"""Number of event numbers that are left out after an unclean stop, because lost events may have had these numbers, and
+a reader may have seen such events."""
 
 
 def chunk_position(chunk: bytes) -> tuple[int, int]:

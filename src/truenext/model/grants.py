@@ -25,7 +25,7 @@ class Right(Enum):
 
 
 class Pattern(NamedTuple):
-    """Pattern of names of queues or topics. A single name is a pattern without * and >."""
+    """Pattern of names of queues or topics. A pattern without * and > is a single name."""
 
     is_topic: bool
     words: tuple[str, ...]

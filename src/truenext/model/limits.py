@@ -22,10 +22,10 @@ Exceeded: `the listener has … connections, the most that it accepts`
 """
 
 CONNECTIONS_BEFORE_LOGIN_MAX = 200
-"""Connections of one listener that have not logged in; fewer if the system lets the broker open fewer files. One more
-ends the oldest.
+"""Connections of one listener that have not logged in; fewer if the system lets the broker open fewer files. A further
+connection ends the oldest of these.
 
-Exceeded: `no CONNECT yet, and … connections that came later wait for theirs`
+Exceeded: `no CONNECT yet, and … newer connections wait to log in: send CONNECT at once`
 """
 
 CONTROL_ONLY_CONNECTIONS_MAX = 10
@@ -48,7 +48,8 @@ Exceeded: `more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete`
 """
 
 LOGIN_SECONDS_MAX = 5.0
-"""Seconds from the accept of a connection to its complete CONNECT: an idle client must not occupy a connection.
+"""Seconds from the accept of a connection to its complete CONNECT: an idle client must not take one of the permitted
+connections.
 
 Exceeded: `no CONNECT within {LOGIN_SECONDS_MAX} seconds`, `the login was not checked within {LOGIN_SECONDS_MAX} seconds`
 """  # noqa: E501
@@ -211,7 +212,7 @@ Exceeded: No error. The one that was named longest ago is forgotten: replies to 
 
 WINDOW_DEFAULT = 1000
 """Messages in the window of a consumer that names no window and acknowledges cumulatively, and in the largest automatic
-window. It is ActiveMQ's default.
+window. The number is ActiveMQ's default.
 
 Setting: `activemq.prefetchSize` of the SUBSCRIBE
 Exceeded: No error. The next message follows when one is acknowledged.
@@ -225,14 +226,15 @@ Exceeded: `… is more than {WINDOW_MAX} messages, the largest window`
 """
 
 HELD_MAX = WINDOW_MAX
-"""Messages that one connection may hold in all its subscriptions and open transactions: when it ends, all are requeued
-in one step. This is checked once in each turn, so a connection may hold up to DISPATCHES_PER_TURN more.
+"""Messages that one connection may hold in all its subscriptions and open transactions: when the connection ends, all
+of these are requeued in one step. The limit is checked once in each turn, so a connection may hold up to
+DISPATCHES_PER_TURN messages more.
 
 Exceeded: No error. The next message follows when the connection holds fewer.
 """
 
 KEPT_MAX = 32_767
-"""Messages that one `release` may exclude: as many as the largest window has.
+"""Messages that one `release` may exclude: as many as fit into the largest window.
 
 Exceeded: `or with more than {KEPT_MAX} messages to keep`
 """
@@ -258,7 +260,7 @@ Exceeded: `is not a number from -{CONSUMER_PRIORITY_MAX} to {CONSUMER_PRIORITY_M
 """
 
 BROWSERS_MAX = 100
-"""Browsers of one broker that were not shown everything yet; one user may have half as many. Each turn searches all of
+"""Browsers of one broker that still have messages to show; one user may have half as many. Each turn searches all of
 them for one with credit.
 
 Exceeded: `more than {BROWSERS_MAX} browsers at once; try again when others are done`, `has half of the {BROWSERS_MAX} browsers that there may be at once; try again when others are done`
@@ -578,7 +580,7 @@ READ_BYTES = 128 * 1024
 to be fair to other connections."""
 
 GATHERING_BYTES_MAX = 4 * 1024 * 1024
-"""Approximate bytes of the gathering batch, and of the answers that wait for it. A batch that has as many is full:
+"""Approximate bytes of the gathering batch, and of the answers that wait for it. At this size a batch is full:
 clients may only add small shares to it (capacity.py)."""
 
 PENDING_ANSWER_BYTES = 500
@@ -591,22 +593,22 @@ HISTORY_FLUSH_SECONDS = 0.05
 """Longest time from the commit of a batch until its events are in the history's file."""
 
 INLINE_WRITE_SECONDS_MAX = 0.002
-"""Longest expected time of a write that the event loop makes itself. After a write that has taken longer, the store's
-thread writes all batches until one write was quicker."""
+"""Longest expected time of a write that the event loop makes itself. After a slower write, the store's thread writes
+all batches, until a write was quick again."""
 
 SMALL_BATCH_BYTES = 64 * 1024
 """Size up to which a batch is small: the time of its write does not depend on its size."""
 
 INLINE_SMALL_WRITE_SECONDS_MAX = 0.0005
 """Longest average time of small writes with which the event loop writes any batch itself. On a slower disk the store's
-thread writes all."""
+thread writes all batches."""
 
 EXECUTE_SLICE_US = 5_000
 """Microseconds after which the remaining commands of one read wait for the next turn."""
 
 READ_NS_PER_PASS = 5_000_000
 """Nanoseconds after which one pass of the event loop begins no further read. Connections that have waited for a turn
-have as much time of their own, so that they do not keep out all others."""
+have the same amount of time in addition, so that they and the other connections do not delay each other."""
 
 REFUSALS_PER_PASS_MAX = 200
 """Frames of one connection that are refused in one pass. Later frames wait for the next turn."""
@@ -618,7 +620,7 @@ SEQUENCE_BLOCK = 1 << 20
 """Sequences that are reserved at a time. The reservation is durable before any of them is used."""
 
 SEQUENCE_RESERVE = 1 << 18
-"""Reserved sequences that must be left, or no connection is read. If one read uses more, the messages without a
+"""Reserved sequences that must be unused for connections to be read. If one read needs more, the messages without a
 sequence wait for the next reservation."""
 
 HEART_BEAT_GRACE_FACTOR = 2.25
@@ -638,7 +640,7 @@ ended; three quarters of that part, if this is less. An answer counts twice whil
 
 ROUTING_STEP_NS = 2_000_000
 """Approximate nanoseconds of comparisons with patterns of topics and selectors of topic subscriptions. A command that
-needs more waits until its comparisons were made between the turns."""
+needs more waits while its comparisons are made between turns."""
 
 ROUTING_SLICE_NS = 1_000_000
 """Nanoseconds between two turns for the comparisons of commands that wait, of all connections together. A single
@@ -651,24 +653,25 @@ the store the bytes of its record count; of one in memory those of its header li
 
 COMPARISONS_NS_PER_PASS = 8_000_000
 """Approximate nanoseconds in one pass for comparing messages that arrive or are requeued with selectors of consumers.
-Costly comparisons have half of it. The remaining messages are compared in the background."""
+Costly comparisons may use half of this time. The remaining messages are compared in the background."""
 
 COSTLY_COMPARISON_NS = 20_000
 """Approximate nanoseconds from which on a comparison is costly."""
 
 REQUEUE_IN_GROUPS_NS = 2_000
-"""Approximate nanoseconds to find the place of a requeued message in its group: counted like a comparison."""
+"""Approximate nanoseconds to find the position of a requeued message in its group, which count like a comparison."""
 
 SCAN_NS_PER_TURN = 8_000_000
 """Approximate nanoseconds in one turn for comparisons in the background, with selectors of consumers, browsers or
-control requests. Costly comparisons have half of it. No other client is served meanwhile."""
+control requests. Costly comparisons may use half of this time. No other client is served meanwhile."""
 
 RETRIES_PER_TURN = 2000
 """Failed messages that return to their lanes in one turn when they are due. Nothing is dispatched until all messages
 that are due have returned."""
 
 DISPATCHES_PER_TURN = 2000
-"""Messages dispatched, and queues searched, in one turn: no other client is served meanwhile. The next turn goes on."""
+"""Messages dispatched, and queues searched, in one turn: no other client is served meanwhile. The next turn
+continues."""
 
 EXPIRED_PER_TURN = 1000
 """Expired messages that dispatch finds and removes in one turn, of a queue with selectors, groups or wildcard
@@ -685,8 +688,8 @@ SCAN_BYTES = 1024 * 1024
 """Bytes of records read at a time for comparisons."""
 
 SCAN_FOUND_MAX = 1000
-"""Matching messages of one lane that were found for a selector and are not dispatched yet. The search waits when there
-are so many."""
+"""Matching messages of one lane that were found for a selector and are not dispatched yet. At this number the search
+waits."""
 
 GROUP_FOUND_MIN = 10
 """Messages of one group that may always be found in one lane and not dispatched yet, however many groups there are. If
@@ -707,8 +710,8 @@ JOIN_QUEUES_PER_TURN = 200
 """Queues that a new wildcard consumer checks and joins in one turn."""
 
 EVICTED_BYTES_PER_TURN = 1024 * 1024
-"""Bytes of messages that leave memory in one turn, or half of the excess if that is more. Other clients are served
-between the turns."""
+"""Bytes of messages that leave memory in one turn, or half of the bytes above the limit if that is more. Other clients
+are served between the turns."""
 
 EVICTION_QUEUES_PER_TURN = 300
 EVICTION_QUEUES_SORTED_PER_TURN = 5000
@@ -754,5 +757,5 @@ PAGE_BYTES_SHORT = 64 * 1024
 """Messages and bytes of a page while memory is short: messages that are not dispatched at once are evicted again."""
 
 HISTORY_FILE_BYTES = 16 * 1024 * 1024
-"""Bytes of history after which a new file begins. It then has about a million events; the export to Parquet has all
+"""Bytes of history after which a new file begins. A file then has about a million events; the export to Parquet has all
 events of a file in memory."""

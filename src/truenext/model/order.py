@@ -21,7 +21,7 @@ def clamp_priority(priority: int) -> int:
 
 
 def rank(priority: int) -> int:
-    """Return the rank of a priority: the number of priorities that are served before it.
+    """Return the rank of a priority: the number of higher priorities, which are served first.
 
     >>> rank(9), rank(0)
     (0, 9)

@@ -1,4 +1,4 @@
-"""Policies: settings of queues, such as the treatment of failures, and how much of a queue may be in memory.
+"""Policies: settings of queues, such as the treatment of failures, and the memory that a queue may use.
 
 Policy      settings of one queue
 Policies    all policies; it finds that of a queue by the queue's name
@@ -21,8 +21,8 @@ class StoreAndDispatch(Enum):
     DURABLE = "durable"
     """The message becomes visible when it is durable."""
     CONCURRENT = "concurrent"
-    """The message is visible at once, while it is being written. A message that is acknowledged before that is not
-    written at all."""
+    """The message is visible at once, while it is being written. A message that is acknowledged before its write begins
+    is never written."""
 
 
 class WhenFull(Enum):
@@ -46,7 +46,7 @@ class WhileWaiting(Enum):
     """Treatment of the other messages of a queue while a failed message waits for its next try."""
 
     SKIP = "skip"
-    """All other messages are dispatched meanwhile."""
+    """All other messages are dispatched while the failed message waits."""
     BLOCK = "block"
     """Messages after the failed one wait, too, so that the order is kept."""
 

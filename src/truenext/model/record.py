@@ -101,7 +101,7 @@ SCHEDULED_TIMERS = _SCHEDULED_TIMER.pack(_SCHEDULED_BIT, 0, bytes(5))
 
 
 class DamagedRecord(ValueError):
-    """A record is damaged: its bytes are not those that were written."""
+    """Error for a damaged record: its bytes differ from those that were written."""
 
 
 def lane_key(queue: int, rank: int) -> bytes:
@@ -135,8 +135,8 @@ def timer_key(due_ms: int, lane: bytes, sequence: int) -> bytes:
 
 
 def split_timer(timer: bytes) -> tuple[int, bytes, int]:
-    """Return what the key of a timer has: due time in milliseconds since the epoch, key of the lane, and first sequence
-    of the block."""
+    """Return the parts of the key of a timer: due time in milliseconds since the epoch, key of the lane, and first
+    sequence of the block."""
     due_ms, lane, block = _TIMER.unpack(timer)
     return due_ms, lane, block << BLOCK_BITS
 
@@ -147,7 +147,7 @@ def scheduled_timer_key(due_ms: int, number: int, lane: bytes) -> bytes:
 
 
 def split_scheduled_timer(timer: bytes) -> tuple[int, int, bytes]:
-    """Return what the key of a scheduled send's timer has: due time in milliseconds since the epoch, number of the
+    """Return the parts of the key of a scheduled send's timer: due time in milliseconds since the epoch, number of the
     send, and key of the lane."""
     due, number, lane = _SCHEDULED_TIMER.unpack(timer)
     return due ^ _SCHEDULED_BIT, number, lane

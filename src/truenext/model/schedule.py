@@ -49,7 +49,7 @@ class Schedule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     to: str = ""
     """Address to send to, if that is a topic or a composite destination; "" if it is one queue."""
     ttl_ms: int = 0
-    """Milliseconds that each message lives; 0 if the message states its expiry, or never expires."""
+    """Time to live of each message in milliseconds; 0 if the message states its expiry, or never expires."""
     due_ms: int = 0
     """Time at which the send is due next. Before the send is accepted: the time in AMQ_SCHEDULED_TIME, or 0."""
     number: int = 0
@@ -66,7 +66,7 @@ def check_schedule(schedule: Schedule) -> Schedule:
     if max(schedule.delay_ms, schedule.period_ms) > SCHEDULE_MS_MAX:
         raise RemoteProtocolError(f"scheduled more than {SCHEDULE_MS_MAX} milliseconds (100 years) from now")
     if schedule.repeat and not schedule.period_ms:
-        raise RemoteProtocolError("AMQ_SCHEDULED_REPEAT without AMQ_SCHEDULED_PERIOD of 1 or more")
+        raise RemoteProtocolError("AMQ_SCHEDULED_REPEAT needs AMQ_SCHEDULED_PERIOD of 1 or more")
     if schedule.due_ms:
         other = "AMQ_SCHEDULED_DELAY" if schedule.delay_ms else "AMQ_SCHEDULED_CRON" if schedule.cron else None
         if other is not None:
@@ -104,9 +104,9 @@ def find_zone(name: str) -> tzinfo | None:
 
 
 def _check_cron(cron: str) -> None:
-    """Check that a cron expression of five fields is valid, and that there is a time that meets it.
+    """Check that a cron expression of five fields is valid, and that a time matches it.
 
-    Raises: RemoteProtocolError, with the faulty field, if not
+    Raises: RemoteProtocolError, with the faulty field, otherwise
     """
     # From any time, as each cron expression comes round within a few years.
     if _next_hit(cron, "", 0) is not None:
@@ -135,8 +135,8 @@ def start_schedule(schedule: Schedule, now_ms: int) -> Schedule | None:
 
 
 def fire_schedule(schedule: Schedule, now_ms: int) -> tuple[bool, list[Schedule]]:
-    """Return whether a schedule that is due sends a message now, and the schedules for later. Several times that have
-    passed meanwhile, as while the broker was down, send one message.
+    """Return whether a schedule that is due sends a message now, and the schedules for later. If several times have
+    passed, for example while the broker was down, only one message is sent.
 
     >>> fire_schedule(Schedule(period_ms=10, repeat=2, due_ms=100), 135)
     (True, [Schedule(delay_ms=0, period_ms=10, repeat=1, cron='', to='', ttl_ms=0, due_ms=140, number=0, zone='')])

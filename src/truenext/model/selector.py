@@ -43,7 +43,8 @@ _MESSAGE_ACCESSORS: dict[str, Callable[[SentMessage], Value]] = {
 assert _MESSAGE_ACCESSORS.keys() == MESSAGE_PROPERTIES.keys(), "a selector can name them"
 
 _PURGE_LENGTH = 256
-"""Characters of a selector from which on its regular expressions may be large, so that the cache of `re` is emptied."""
+"""Length of a selector from which its regular expressions may be large; the cache of the module `re` is then
+emptied."""
 _LOOKUPS_MAX = 8
 """Most properties of a selector that are searched one by one in the header lines. If there are more, all header lines
 are decoded once."""
@@ -52,13 +53,13 @@ BASE_NS = 1500
 LEAF_NS = 400
 LOOKUP_BYTE_NS = 1
 DECODING_LOOKUPS = 8
-"""Time of a comparison in nanoseconds: BASE_NS, LEAF_NS for each leaf of the condition, and LOOKUP_BYTE_NS for each
-property and each byte of the header lines. Decoding all header lines takes as long as DECODING_LOOKUPS properties."""
+"""Model of the time that a comparison takes, in nanoseconds: BASE_NS, plus LEAF_NS for each leaf of the condition, plus
+LOOKUP_BYTE_NS for each property and each byte of the header lines. Decoding all header lines takes as long as looking
+up DECODING_LOOKUPS properties."""
 
 _OWN_PREFIX = "truenext-"
 _HYPHENATED_HEADERS = frozenset({"content-type", "content-length", "correlation-id", "reply-to"})
-"""Headers of STOMP with hyphens. Without the prefix `hyphenated_props:` a selector reads these names as
-subtractions."""
+"""Headers of STOMP with hyphens. Without the prefix `hyphenated_props:`, these names are parsed as subtractions."""
 _UNSTORED_HEADERS = HOP_BY_HOP_HEADERS | {"JMSXDeliveryCount"}
 """Headers that no stored message has. A selector that names one is refused, as it could never match."""
 _ATTEMPTS_SUGGESTION = "for a dead letter use truenext_original_attempts"
@@ -77,15 +78,15 @@ _NAMES = re.compile(r"'[^']*'|(?:[^\W\d]|\$)[\w$-]*")
 
 
 class HeaderProperty(NamedTuple):
-    """Property that is found in the header lines by the first bytes of its line. No name in a selector needs an
-    escape."""
+    """Property that is found in the header lines by the first bytes of its line. This works because no name in a
+    selector needs an escape."""
 
     first_start: bytes
     """First bytes of the property's line, if it is the first line."""
     line_start: bytes
-    """Line feed before the property's line, and its first bytes, if it is any other line."""
+    """Line feed, and the first bytes of the property's line, if it is not the first line."""
     fallback: HeaderProperty | None = None
-    """Property to use if a message lacks this one: its name has hyphens in place of underscores."""
+    """Property to use if a message lacks this one, with hyphens in place of underscores in its name."""
 
     @classmethod
     def named(cls, name: str) -> HeaderProperty:
@@ -145,9 +146,9 @@ class Selector:
         """Property and texts: a message can match only if the property's value is one of the texts. None if the
         selector has no such condition."""
         self.base_ns = BASE_NS + LEAF_NS * part.leaves
-        """Part of the longest time of a comparison that is the same for all messages, in nanoseconds."""
+        """Longest time of a comparison in nanoseconds, without the part that depends on the message."""
         self.byte_ns = round(part.byte_ns + LOOKUP_BYTE_NS * (len(self._lookups) or DECODING_LOOKUPS))
-        """Part of the longest time of a comparison for each byte of the message's header lines, in nanoseconds."""
+        """Additional longest time of a comparison in nanoseconds, for each byte of the message's header lines."""
         self.size = getsizeof(self) + _size(
             text, self._test, self._accessors, self._header_name_by_property, self._lookups, self.ranks, self.required
         )
@@ -184,7 +185,8 @@ class _SelectorCache:
 
     def __init__(self) -> None:
         self._live: WeakValueDictionary[str, Selector] = WeakValueDictionary()
-        """Selectors by text. A selector that is not in `_recent` is freed with the last subscription that has it."""
+        """Selectors by text. A selector that is not in `_recent` is freed when the last subscription with this selector
+        ends."""
         self._recent: deque[Selector] = deque()
         """Selectors that were compiled last, kept for reuse. Some are large, so their total size is limited."""
         self._recent_bytes = 0
@@ -225,7 +227,7 @@ def compile_selector(text: str) -> Selector:
 
 
 def prepare_compiler() -> None:
-    """Make the parsers now, so that the first client with a selector need not wait for it."""
+    """Make the parsers now, so that the first client with a selector need not wait."""
     for text in ("TRUE", f"{HYPHENATED}TRUE"):
         compile_selector(text)
 

@@ -9,7 +9,7 @@ A condition is true, false or unknown, as in SQL-92: a condition on a property t
 unknown is None.
 
 All values of STOMP are texts. So when a property is compared with a number or a truth value, its text is converted to
-one, if that is possible. Source: docs/decisions/0020-selectors.md
+that type if possible. Source: docs/decisions/0020-selectors.md
 
 This is one file, as each rule of the grammar is a method of the compiler.
 """
@@ -36,7 +36,7 @@ Test = Callable[[Values], Any]
 """Compiled part of a selector: a function that returns the part's value for one message."""
 
 Form = str | int | float | tuple[Any, ...]
-"""Form of a part in which all its spellings are equal: a name, a constant, or an operator with the forms of its
+"""Normal form of a part, the same for all its spellings: a name, a constant, or an operator with the forms of its
 operands. """
 
 
@@ -95,7 +95,7 @@ PRIORITY = "JMSPriority"
 MESSAGE_PROPERTIES = {PRIORITY: "number", "JMSTimestamp": "number", "JMSDeliveryMode": "text"}
 """Kinds of the properties that are not in a message's header lines, by name."""
 HEADER_PROPERTIES = {"JMSCorrelationID": "correlation-id", "JMSType": "type"}
-"""Names in the header lines of properties whose name in JMS is another one."""
+"""Name in the header lines, for each property that has another name in JMS."""
 _JMS_PREFIXES = ("JMSX", "JMS_")
 """Prefixes of JMS properties that are headers of the same name."""
 
@@ -342,8 +342,8 @@ def _at(token: Token) -> int:
 
 
 def _first_outcome(conditions: Iterable[Expression], outcome: bool) -> Test:
-    """Make the test of an AND (`outcome` False) or an OR (True). It returns `outcome` if a condition does; else unknown
-    if a condition is unknown; else the opposite of `outcome`."""
+    """Make the test of an AND (`outcome` False) or an OR (True). The test returns `outcome` if any condition has this
+    value; else unknown if a condition is unknown; else the opposite of `outcome`."""
     tests = [condition.test for condition in conditions]
     otherwise = not outcome
 
@@ -389,8 +389,8 @@ def _form(operator: str, parts: list[Expression]) -> Form:
 
 
 def _operand_form(part: Expression) -> Form:
-    """Return the form of an operand of a comparison. There 1 and 1.0 have the same form, as numbers are compared by
-    value."""
+    """Return the form of an operand of a comparison. In a comparison 1 and 1.0 have the same form, because numbers are
+    compared by value."""
     value = part.test({}) if part.kind == "number" and not part.names else None
     return part.form if value is None else value
 
@@ -441,8 +441,8 @@ def _numeric(part: Expression) -> Test:
 
 
 def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expression:
-    """Make the comparison of two parts. If their values cannot be compared, it is false, also for <>. `at` is the
-    position of the comparison, for an error."""
+    """Make the comparison of two parts. If their values cannot be compared, the comparison is false, even for <>. `at`
+    is its position, for an error."""
     is_equality = sign in ("=", "<>")
     kinds = {left.kind, right.kind} - {"property"}
     if len(kinds) > 1:
@@ -476,7 +476,7 @@ def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expr
 
 
 def _number(value: Value) -> int | float | None:
-    """Return the number that a text states; None if the value is no such text."""
+    """Return the number that a text states; None if the value is not the text of a number."""
     if not isinstance(value, str) or len(value) > _NUMBER_LENGTH_MAX:
         return None
     if _INTEGER.fullmatch(value) is not None:
@@ -555,8 +555,8 @@ def compile_like(pattern: str, escape: str | None) -> Like:
 
     After the character `escape`, % and _ stand for themselves.
 
-    The text is searched for one piece between two % after the other. Each piece takes the first position where it
-    fits, and no other position is tried; one regular expression for the pattern would try many.
+    A piece is the part of the pattern between two %. The text is searched for the pieces one after the other, and only
+    the first position of each piece is tried. A regular expression for the whole pattern would try many positions.
 
     >>> like = compile_like("a!%_%", "!")
     >>> like.matches("a%b"), like.matches("abb")

@@ -1,4 +1,5 @@
-"""Descriptions of the settings in the configuration file. Parsing, validation and documentation use the same one.
+"""Descriptions of the settings in the configuration file. Parsing, validation and documentation use the same
+description.
 
     class Policy:                                       a dataclass; each field is a setting
         page_size: int = setting(1000, "Messages ...", unit="messages", least=1, reason="...")
@@ -19,7 +20,7 @@ T = TypeVar("T")
 _KEY = "setting"
 
 NO_NONE_VALUE: Any = ...
-"""Value of `Setting.none` if the text "none" is no valid value of the setting."""
+"""Value of `Setting.none` for settings that do not accept the text "none"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class Setting:
     most: float | None
     """Highest valid number; None is no limit."""
     none: Any
-    """Value for which the text "none" stands in the file."""
+    """Value of the setting if the file has the text "none"."""
     fixed: str
     """Reason why a change needs a restart of the broker; "" if a reload applies the change."""
 
@@ -70,7 +71,8 @@ def setting(
 def settings_of(described: type) -> dict[str, Setting]:
     """Return the settings of a dataclass, by name.
 
-    Raises: TypeError if a field was not made by `setting`: nobody could configure it, and no page would have it.
+    Raises: TypeError if a field was not made by `setting`: such a field could not be configured and would not be
+    documented.
     """
     hints = get_type_hints(described)
     settings = {}

@@ -1,7 +1,7 @@
 """Search of a long text for a piece of a LIKE pattern, which is quick for every text and every piece.
 
-A regular expression tries the piece at each position of the text. Its time grows with the length of the text times that
-of the piece. Here one operation compares one character of the piece with all positions at once: bit i of an integer
+A regular expression tries the piece at each position of the text. The time of such a search grows with the product of
+both lengths. Here one operation compares one character of the piece with all positions at once: bit i of an integer
 stands for position i of the text (the lowest bit is the first character).
 
     text   abcab      positions of a                                  01001
@@ -10,8 +10,7 @@ stands for position i of the text (the lowest bit is the first character).
                       both together: the piece begins at position 0   00001
 
 The positions of a character are computed from bit planes of the text: bit i of plane b is bit b of the code of
-character i. Planes take some time to make. So short texts, and a long text in its first searches, are searched without
-planes."""
+character i. Making planes takes some time. So short texts, and the first searches of a long text, do without planes."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ LONG_TEXT_LENGTH = 4096
 """Characters from which on a text is long. The headers of a message have at most _TEXTS_KEPT long texts."""
 _TEXTS_KEPT = 16
 _CHARACTERS_KEPT = 16
-"""Number of characters whose positions in a text are kept, so that they are computed once."""
+"""Number of characters whose positions in a text are cached."""
 _QUICK_SEARCHES = 16
 """Number of searches of one text for pieces without _ before planes are made for such pieces."""
 
@@ -64,7 +63,7 @@ def piece_finder(piece: Piece) -> Callable[[str, int], int]:
 
 
 def fixed_matcher(piece: Piece) -> Callable[[str, int], bool]:
-    """Return a function that takes a text and a position of it, and tells whether the piece begins at that position.
+    """Return a function that takes a text and a position of it, and returns whether the piece begins at that position.
 
     >>> fixed_matcher(["b", None])("abc", 1), fixed_matcher(["b", None])("ab", 1)
     (True, False)
@@ -83,7 +82,7 @@ def fixed_matcher(piece: Piece) -> Callable[[str, int], bool]:
 
 
 def search_ns(piece: Piece) -> float:
-    """Return the longest time of a search for the piece, in nanoseconds for each character of the text."""
+    """Return the longest time of a search for the piece, in nanoseconds per character of the text."""
     if not any(piece):
         return 0.0
     return 25.0 if None in piece else 1.5 + 0.2 * len(piece)
@@ -146,7 +145,7 @@ class SearchedText:
 
 @lru_cache(maxsize=_TEXTS_KEPT)
 def _searched(text: str) -> SearchedText:
-    """Return the object for a text. All conditions that search the same text share the object, and so its planes."""
+    """Return the object for a text. All conditions that search the same text share this object, and thus its planes."""
     return SearchedText(text)
 
 

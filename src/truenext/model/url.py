@@ -1,4 +1,4 @@
-"""Address of a broker: reads and writes stomp://HOST:PORT, and stomp+ssl://HOST:PORT, which is with TLS."""
+"""Address of a broker: reads and writes stomp://HOST:PORT, and stomp+ssl://HOST:PORT (with TLS)."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 from truenext.errors import ConfigurationError
 
 STOMP_PORT = 61613
-"""Default port, which is also that of ActiveMQ and most other brokers with STOMP."""
+"""Default port, the same as of ActiveMQ and most other brokers with STOMP."""
 STOMP_TLS_PORT = 61612
-"""Default port with TLS, which is also that of ActiveMQ."""
+"""Default port with TLS, the same as of ActiveMQ."""
 DEFAULT_URL = f"stomp://127.0.0.1:{STOMP_PORT}"
 
 

@@ -13,7 +13,7 @@ from truenext.tls import TlsSocket
 
 class ClientSocket:
     def __init__(self, sock: socket.socket, tls: TlsSocket | None, loop: AbstractEventLoop) -> None:
-        """If there is `tls`, all bytes pass through it."""
+        """With `tls`, all bytes pass through the TLS object."""
         self._sock = sock
         self._loop = loop
         self.tls = tls
@@ -46,13 +46,13 @@ class ClientSocket:
         return bool(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
     def drop_tls(self) -> None:
-        """Go on without TLS, because the client does not speak TLS."""
+        """Continue without TLS, because the client does not speak TLS."""
         self.tls = None
         self.recv = self._sock.recv
         self.send = self._sock.send
 
     def half_close(self) -> None:
-        """Close our side of the socket, after TLS has said so to the client.
+        """Close our side of the socket. With TLS, the client is notified first.
 
         Raises: OSError if the socket has broken
         """

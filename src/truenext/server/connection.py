@@ -53,17 +53,16 @@ class ServerConnection:
         on_login: Callable[["ServerConnection", bool], str] = lambda *_: "",
         tls: TlsSocket | None = None,
     ) -> None:
-        """`on_login` assigns a place, as `Peer.assign_place` says. If there is `tls`, all bytes pass through it.
-
-        `identity` tells this broker's message ids from those of any other broker.
+        """`on_login` does the work of `Peer.assign_place`. With `tls`, all bytes pass through the TLS object.
+        `identity` distinguishes this broker's message ids from those of any other broker.
         """
         self._name = peer_name
         self._broker = broker
         self._on_login = on_login
         self._session = broker.connect(self)
         self._control_only_reason = ""
-        """Limit of connections that this one exceeds, so that it may only send control requests; "" if it exceeds
-        none."""
+        """Name of the connection limit that was reached, so that this connection may only send control requests; "" if
+        it may do everything."""
         self._wire: WireSession = StompSession(
             session_id=self._session.id,
             identity=identity,
@@ -138,7 +137,7 @@ class ServerConnection:
     # ---- The end ----
 
     def end_before_login(self, reason: str) -> None:
-        """End the connection at once, because a newer connection needs its place."""
+        """End the connection at once: a newer connection takes its slot in the limit of connections before login."""
         self._ending.refuse_at_once(reason)
 
     def close_for_takeover(self, *, is_exempt: bool) -> None:
@@ -151,11 +150,11 @@ class ServerConnection:
         self._ending.refuse(reason, Code.FORBIDDEN, is_exempt=True)
 
     def stop_reading(self) -> None:
-        """Read nothing more, stop all timers, and send no unsent bytes any more: the broker stops."""
+        """Stop all reading, sending and timers, because the broker stops."""
         self._ending.stop()
 
     def end(self) -> None:
-        """Close the connection when the broker stops. Its held messages were requeued before."""
+        """Close the connection when the broker stops. The messages that the connection held were requeued before."""
         self._ending.end()
 
     # ---- Time ----
@@ -181,8 +180,8 @@ class ServerConnection:
 
     @property
     def _beat_interval_s(self) -> float:
-        """Seconds between two checks whether a heart-beat is due: half of the agreed interval. A check sends none if
-        anything was sent since the check before."""
+        """Seconds between two checks whether a heart-beat is due: half of the agreed interval. A check sends no
+        heart-beat if anything was sent since the last check."""
         return self._wire.send_interval_ms / 2000
 
     def _on_beat_due(self) -> None:
@@ -196,8 +195,7 @@ class ServerConnection:
         return self._wire.receive_interval_ms * HEART_BEAT_GRACE_FACTOR / 1000
 
     def _on_silence(self) -> None:
-        """End the connection if nothing has come for `_silence_limit_s`; else check again when that time would be
-        over."""
+        """End the connection if no input has come for `_silence_limit_s`; else schedule the next check."""
         source, limit_s = self._input, self._silence_limit_s
         if source.silence_s >= limit_s and not source.is_paused:
             # Perhaps the broker itself was suspended: input of that time is in the socket.

@@ -33,8 +33,9 @@ CLOSE_TIMEOUT_S = 30.0
 LINGER_S = 2.0
 """Longest time in which a client may close its side of the socket after everything was sent."""
 TAKEOVER_GRACE_S = 1.0
-"""Longest time for which a connection stays parked. If its client has not taken it over by then, its started messages
-count an attempt. A client that is there sees the broken socket, too, and reconnects at once."""
+"""Longest time for which a connection stays parked. If the client has not taken the connection over by then, its
+started messages count an attempt. One second is enough: a running client sees the broken socket, too, and reconnects at
+once."""
 _REASON_LENGTH_MAX = 4000
 """Longest body of an ERROR, in characters."""
 
@@ -62,7 +63,6 @@ class Ending:
         self._loop = loop
         self._client = client
         self._has_client_closed = False
-        """The client has closed its side of the socket."""
         self._timers: dict[str, TimerHandle] = {}
 
     def attach(self, connection_input: Input, output: Output, on_closed: Callable[[], None]) -> None:
@@ -89,7 +89,8 @@ class Ending:
     # ---- With last answers ----
 
     def refuse(self, reason: str, code: Code, receipt: str | None = None, *, is_exempt: bool = False) -> None:
-        """Send an ERROR after the receipts of earlier frames, and end the connection, unless it ends already.
+        """Send an ERROR after the receipts of earlier frames, and end the connection, unless the connection is ending
+        already.
 
         `receipt` is the one that the refused frame has requested. If `is_exempt`, the end counts no attempt.
         """
@@ -110,8 +111,8 @@ class Ending:
         self.refuse(str(error), error.code, receipt, is_exempt=error.code is Code.NO_SPACE)
 
     def on_other_protocol(self, error: OtherProtocolError) -> None:
-        """End the connection of a client that speaks another protocol, with an answer in that protocol if there is
-        one."""
+        """End the connection of a client that speaks another protocol. The error has the answer in that protocol, if
+        there is one."""
         self._broker.warnings.warn_of_other_protocol(self._client, error.protocol)
         self._end_session()
         if error.answer:
@@ -160,8 +161,8 @@ class Ending:
             self.input.discard()
 
     def _end_session(self, *, is_exempt: bool = False) -> None:
-        """Discard further input, and requeue the messages of a client that has sent no DISCONNECT. They count attempts
-        as C10.2 says of a lost connection, or none if `is_exempt`."""
+        """Discard further input, and requeue the messages of a client that has sent no DISCONNECT. These messages count
+        attempts as after a lost connection (C10.2), or none if `is_exempt`."""
         self.discard_input()
         self._broker.ends.lost(self._session, is_exempt=is_exempt)
 
@@ -202,7 +203,7 @@ class Ending:
         self.lose(reason)
 
     def lose(self, reason: str) -> None:
-        """End the connection at once, without an answer: it is lost, and is not parked."""
+        """End the connection at once, without an answer: the connection counts as lost, and is not parked."""
         if self.life.state in WITHOUT_SOCKET:
             return
         if self.life.state is OPEN:
@@ -211,9 +212,11 @@ class Ending:
         self.close()
 
     def take_over(self, *, is_exempt: bool) -> None:
-        """Close the connection at once, parked or not, because another connection takes it over, or needs its durable
-        subscription. If `is_exempt`, the end counts no attempt."""
-        logger.info("the client has connected anew: its old connection was taken over", extra={"client": self._client})
+        """Close the connection at once, parked or not, because another connection takes this one over, or needs the
+        durable subscription that this one uses. If `is_exempt`, the end counts no attempt."""
+        logger.info(
+            "the client has connected again, and has taken over its old connection", extra={"client": self._client}
+        )
         if self.life.state is Life.PARKED:
             self._end_parked(is_exempt=is_exempt)
             return
@@ -239,7 +242,7 @@ class Ending:
     # ---- Parked ----
 
     def on_socket_broken(self, reason: str) -> None:
-        """Park the connection if its client can take it over; else end it at once."""
+        """Park the connection if its client can take the connection over; else end the connection at once."""
         if not (self.life.state is OPEN and self._park(reason)):
             self.lose(reason)
 
@@ -268,7 +271,7 @@ class Ending:
     # ---- The broker stops ----
 
     def stop(self) -> None:
-        """Read nothing more, stop all timers, and send no unsent bytes any more."""
+        """Stop all reading, sending and timers."""
         if self.life.state is OPEN:
             self.input.discard()
         self.life.enter_after(LifeEvent.STOP)

@@ -55,7 +55,7 @@ class Input:
         output: Output,
         ending: InputEnding,
     ) -> None:
-        """`output` sends the bytes that TLS makes by itself, such as answers of its handshake."""
+        """`output` sends the bytes that TLS itself generates, such as those of its handshake."""
         self._session = session
         self._wire = wire
         self._pending = wire.pending
@@ -70,15 +70,13 @@ class Input:
         self._ending = ending
         self._life = ending.life
         self._has_large_frame = False
-        """The incomplete frame is so large that it counts towards the memory for incomplete frames."""
+        """True if the incomplete frame is large enough to count towards the memory for incomplete frames."""
         self.is_paused = False
-        """The socket is not read until `resume`."""
+        """True if the socket is not read until `resume`."""
         self._waiting: Iterator[Command] | None = None
         """Commands that were read and wait to be executed; None if none wait."""
         self._last_received_at = loop.time()
-        """Loop time of the last input."""
         self._needs_socket_check = False
-        """Input has come since the last check of the socket."""
 
     @property
     def has_waiting_commands(self) -> bool:
@@ -91,11 +89,10 @@ class Input:
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the last input."""
         return self._loop.time() - self._last_received_at
 
     def count_as_heard(self) -> None:
-        """Count the client as heard now."""
+        """Restart the time of silence, as if the client had just sent input."""
         self._last_received_at = self._loop.time()
 
     def watch(self) -> None:
@@ -103,8 +100,8 @@ class Input:
         self._socket.watch_reads(self.on_readable)
 
     def on_readable(self) -> None:
-        """Read the socket once, and execute what was read. After OPEN, input is discarded: closing a socket with unread
-        input resets the connection."""
+        """Read the socket once, and execute what was read. In states after OPEN, the socket is still read but its input
+        is discarded, because closing a socket with unread input resets the connection."""
         is_open = self._life.state is OPEN
         if is_open:
             if not self._capacity.may_read(self._session):
@@ -150,7 +147,7 @@ class Input:
                 self._note_incomplete_frame(len(data))
 
     def resume(self) -> None:
-        """Go on after a pause: execute the commands that wait, then read the socket again."""
+        """Continue after a pause: execute the commands that wait, then read the socket again."""
         self.is_paused = False
         self._last_received_at = self._loop.time()
         if self._life.state is not OPEN:
@@ -174,8 +171,8 @@ class Input:
             self._note_incomplete_frame(0)
 
     def check_socket(self) -> None:
-        """End the connection if its socket has broken; called once a second. uvloop reports a broken socket once,
-        even if there was data to read before the end, so it is checked here, and not with each message."""
+        """End the connection if its socket has broken; called once a second. uvloop reports a broken socket only once,
+        and reports it even while data is left to read. So this check runs once a second instead of after each read."""
         if self._needs_socket_check and self._life.state not in WITHOUT_SOCKET:
             self._needs_socket_check = False
             if self._socket.is_broken():

@@ -25,7 +25,7 @@ class Life(Enum):
     """The socket is closed without a DISCONNECT. For a second the broker keeps the messages that would count an
     attempt, and the client may take the connection over. (In the contract such a connection is "cut".)"""
     STOPPING = "stopping"
-    """The broker stops: nothing is read, and bytes that the socket does not take at once stay unsent."""
+    """The broker stops: input is not read, and bytes that the socket does not take at once are never sent."""
     STOPPING_CLOSING = "stopping-closing"
     """The broker stops, and no answer follows. Our side of the socket will be closed if the socket has taken all
     bytes."""
@@ -43,13 +43,13 @@ class LifeEvent(Enum):
     HALF_CLOSE = "half-close"
     """Our side of the socket was closed."""
     CLOSE = "close"
-    """The socket was closed, or the time of a parked connection is over."""
+    """The socket was closed, or a parked connection was not taken over in time."""
     STOP = "stop"
     """The broker stops."""
 
 
 OPEN = Life.OPEN
-"""The usual state, under a name that takes one look-up."""
+"""The usual state. A module constant is quicker to read than `Life.OPEN`."""
 
 TRANSITIONS: dict[Life, dict[LifeEvent, Life]] = {
     Life.OPEN: {
@@ -104,7 +104,7 @@ TRANSITIONS: dict[Life, dict[LifeEvent, Life]] = {
 
 WITHOUT_SOCKET = (Life.PARKED, Life.CLOSED)
 WITHOUT_WRITER = (Life.STOPPING, Life.STOPPING_CLOSING, *WITHOUT_SOCKET)
-"""States in which bytes that the socket did not take are not sent any more."""
+"""States in which unsent bytes are not sent any more."""
 CLOSES_WHEN_SENT = (Life.CLOSING, Life.STOPPING_CLOSING)
 """States in which our side of the socket is closed as soon as all bytes are sent."""
 

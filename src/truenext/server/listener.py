@@ -23,19 +23,20 @@ SOCKET_CHECK_INTERVAL_S = 1.0
 ACCEPT_RETRY_S = 1.0
 """Pause after a failed accept. The usual cause is a lack of file descriptors."""
 BEFORE_LOGIN_SECONDS_MIN = 0.25
-"""Time after its accept in which a connection is not ended to make place for a newer one: its CONNECT may be under
+"""Time after its accept in which a connection is not ended in favour of a newer one, because its CONNECT may be on the
 way."""
 PLACE_CHECK_INTERVAL_S = 0.02
-"""Pause before the next accept while no place is free for a connection that has not logged in."""
+"""Pause before the next accept while the limit of connections before login is reached."""
 
 
 class Places(NamedTuple):
-    """Most connections that one listener may have."""
+    """Limits of the connections of one listener."""
 
     connections: int
-    """Most connections that have logged in. A few more may log in, and then only send control requests."""
+    """Maximum number of connections that have logged in. A few more may log in, but may then only send control
+    requests."""
     before_login: int
-    """Most connections that have not logged in yet."""
+    """Maximum number of connections that have not logged in yet."""
 
 
 ALL_PLACES = Places(CONNECTIONS_MAX, CONNECTIONS_BEFORE_LOGIN_MAX)
@@ -179,25 +180,25 @@ class Listener:
                 return
 
     def _free_place_before_login(self) -> bool:
-        """End the oldest connection without a CONNECT, unless one at least as old was accepted just now. Returns
-        whether a place is free."""
+        """End the oldest connection that has sent no CONNECT, unless that connection is younger than
+        BEFORE_LOGIN_SECONDS_MIN. Returns whether one more connection may be accepted."""
         for connection, accepted_at in self._before_login.items():
             if self._loop.time() - accepted_at < BEFORE_LOGIN_SECONDS_MIN:
                 return False
             if not connection.has_sent_connect:
                 connection.end_before_login(
-                    f"no CONNECT yet, and {self._places.before_login} connections that came later wait for theirs"
+                    f"no CONNECT yet, and {self._places.before_login} newer connections wait to log in: "
+                    "send CONNECT at once"
                 )
                 return True
         return False
 
     def _assign_place(self, connection: ServerConnection, may_exceed: bool) -> str:
-        """Assign a place to a connection at its login. Returns why the connection may only send control requests; "" if
-        it may do everything.
+        """Count a connection towards the limit, at its login. Returns why the connection may only send control
+        requests; "" if it may do everything. A connection that `may_exceed` the limit is admitted for control requests
+        alone, while few such connections are open.
 
-        If `may_exceed`, the connection may take one of the few places beyond the limit, for control requests alone.
-
-        Raises: RemoteProtocolError if no place is left
+        Raises: RemoteProtocolError if the connection is not admitted
         """
         self._before_login.pop(connection, None)
         place_count = len(self._connections) - len(self._before_login) - len(self._control_only) - 1
@@ -209,7 +210,7 @@ class Listener:
             self._before_login[connection] = self._loop.time()
         if not may_exceed:
             raise RemoteProtocolError(
-                f"{self._limit_reason}, and the few more are for users with monitor or admin: try again later",
+                f"{self._limit_reason}, and only users with the right monitor or admin may exceed it: try again later",
                 Code.LIMIT,
             )
         if len(self._control_only) >= CONTROL_ONLY_CONNECTIONS_MAX:

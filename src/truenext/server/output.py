@@ -3,8 +3,8 @@
     deliver, answer ──▶ parts ──flush──▶ socket
                           └── what it does not take ──▶ unsent frames ──on_writable──▶ socket
 
-Each unsent frame has an owner, its subscriber. So `cancel_unsent` can drop the messages of a subscriber that the socket
-has not taken, and tell how many the socket has taken.
+Each unsent frame has an owner, its subscriber. So `cancel_unsent` can drop a subscriber's unsent messages, and count
+the messages that the socket has taken.
 """
 
 from asyncio import AbstractEventLoop
@@ -26,12 +26,12 @@ from truenext.server.life import CLOSES_WHEN_SENT, OPEN, WITHOUT_SOCKET, WITHOUT
 from truenext.wire.session import WireReplies
 
 WRITE_BYTES = 256 * 1024
-"""Bytes of one write when the data is larger than LARGE_WRITE_BYTES, or the socket could not take everything before."""
+"""Bytes of one write if the data is larger than LARGE_WRITE_BYTES, or if an earlier write has left unsent bytes."""
 LARGE_WRITE_BYTES = 2 * UNSENT_BYTES_MAX
 """Bytes up to which a flush is one write. Larger data is written in parts of WRITE_BYTES."""
 JOINED_ANSWER_BYTES = 4096
-"""Bytes up to which unsent answers are joined to one frame: each object takes more memory than a small answer
-itself."""
+"""Bytes up to which unsent answers are joined to one frame: a bytes object takes more memory than the content of a
+small answer."""
 
 
 class Cancelled(Enum):
@@ -82,18 +82,16 @@ class Output:
         self.bytes_sent = 0
         """Bytes that the socket has taken."""
         self._has_sent = False
-        """Bytes were written since the last call of `send_heart_beat`."""
+        """True if bytes were written since the last call of `send_heart_beat`."""
         self._parts: list[bytes] = []
         """Pieces of frames, to be joined and written by the next flush."""
         self._part_owners: list[tuple[Subscriber | None, int]] = []
         """Owners of `_parts`, in order: a subscriber and its number of messages, or None and 1 for a frame that is no
         message."""
         self._has_messages = False
-        """`_parts` or `_unsent` hold a message."""
         self._unsent: deque[tuple[bytes, Owner]] = deque()
         """Frames that the socket has not taken yet, each with its owner. Empty unless the client reads slowly."""
         self._unsent_messages: Counter[Subscriber] = Counter()
-        """Number of unsent messages by subscriber."""
         self._unsent_answer_bytes = 0
         self._counted_answer_bytes = 0
         """Bytes of unsent answers as they were last reported to the broker."""
@@ -144,7 +142,7 @@ class Output:
         self._part_owners.append((None, 1))
 
     def forget_answers(self) -> None:
-        """Tell the broker that no answers are unsent any more, as the connection is closed."""
+        """Report zero unsent answer bytes to the broker, because the connection is closed."""
         if self._counted_answer_bytes:
             self._count_answers(0)
 
@@ -179,7 +177,7 @@ class Output:
             self._ending.half_close()
 
     def flush_tls(self) -> None:
-        """Send the bytes that TLS makes by itself, such as answers of its handshake, once the socket takes them."""
+        """Send the bytes that TLS itself generates, such as those of its handshake, once the socket takes them."""
         is_due = self._tls is not None and self._tls.has_unsent and not self._unsent
         if is_due and self._life.state not in WITHOUT_SOCKET:
             self._socket.watch_writes(self.on_writable)
@@ -251,7 +249,7 @@ class Output:
         return sent, partially_sent
 
     def _send(self, data: bytes | bytearray | memoryview) -> int:
-        """Write to the socket. Returns the number of bytes that it took."""
+        """Write to the socket. Returns the number of bytes that the socket took."""
         self._has_sent = True
         try:
             sent = self._socket.send(data)
@@ -265,8 +263,8 @@ class Output:
         return sent
 
     def _buffer_unsent(self, sent: int, data: bytes | None) -> None:
-        """Move `_parts` to `_unsent`, frame by frame. The socket has taken the first `sent` bytes of the frames. `data`
-        is all parts joined, or None if the caller has not joined them."""
+        """Move the frames in `_parts` to `_unsent`. The socket has taken the first `sent` bytes of these frames. `data`
+        is all parts joined; None if the caller has not joined the parts."""
         at = 0
         is_one_frame = len(self._part_owners) == 1 and self._part_owners[0][1] == 1
         for consumer, count in self._part_owners:

@@ -18,8 +18,8 @@ from truenext.spark.source.admin import reject as reject
 from truenext.spark.source.offset import mark_queue
 
 BEGINNING_LENGTH_MIN = 6
-"""Smallest number of an id's first characters that an operator must give. With fewer, a slip could name another
-query."""
+"""Minimum number of leading characters of an id that an operator must give. With fewer, a typing error could name
+another query."""
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def find_source(broker: BrokerConnection, query_id: str) -> QueryStatus:
 def find_sink(broker: BrokerConnection, query_id: str) -> SinkStatus:
     """Return the query or batch write that writes to queues, and whose id is `query_id` or begins with it.
 
-    Raises: TruenextError if there is none, or several
+    Raises: TruenextError if there is no such query or batch write, or several
     """
     return _only(query_id, _sinks(broker), " that writes")
 
@@ -43,7 +43,7 @@ def find_sink(broker: BrokerConnection, query_id: str) -> SinkStatus:
 def find(broker: BrokerConnection, query_id: str) -> QueryStatus | SinkStatus:
     """Return the source or sink whose id is `query_id` or begins with it.
 
-    Raises: TruenextError if there is none, or several
+    Raises: TruenextError if there is no such source or sink, or several
     """
     known: list[tuple[str, QueryStatus | SinkStatus]] = [*_sources(broker), *_sinks(broker)]
     return _only(query_id, known)

@@ -95,7 +95,7 @@ class TruenextDataSource(DataSource):
 
 
 class BrowsingReader(DataSourceReader):
-    """Reader for `spark.read`. It returns the waiting messages, and leaves them in the queue."""
+    """Reader for `spark.read`. The reader returns the waiting messages, which stay in the queue."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -124,7 +124,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._driver: SourceDriver | None = None
         self._rows_left: int | None = None
-        """With the trigger AvailableNow: number of messages that waited at the start, and that belong to no batch
+        """With the trigger AvailableNow: number of messages that waited at the start and do not belong to a batch
         yet."""
         self._planned: Offset | None = None
         """With the trigger AvailableNow: end of the last batch that this run has planned."""
@@ -226,7 +226,8 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             _commit(self._options, SinkQueues(self._options.space, written[0].id), batchId, written)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing. Spark also calls this after a failed `commit`, when rows may be decided but not published yet."""
+        """Do nothing. Spark also calls this method after a failed `commit`; rows that are decided must then still be
+        published."""
 
 
 class QueueWriter(DataSourceArrowWriter):
@@ -252,7 +253,8 @@ class QueueWriter(DataSourceArrowWriter):
             )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing. Spark also calls this after a failed `commit`, when rows may be decided but not published yet."""
+        """Do nothing. Spark also calls this method after a failed `commit`; rows that are decided must then still be
+        published."""
 
 
 def _write(options: SinkOptions, queues: SinkQueues, batch: int, batches: Iterator[pa.RecordBatch]) -> WrittenDrafts:

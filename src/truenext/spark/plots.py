@@ -12,8 +12,8 @@ Spec = dict[str, Any]
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 POINTS_MAX = 8000
-"""Largest number of points in one plot. More cannot be told apart, and a page with several plots must open on a
-phone."""
+"""Largest number of points in one plot. More points cannot be distinguished, and a page with several plots must open on
+a phone."""
 BINS = 150
 """Number of columns in the band below the order plot."""
 MOMENTS_MAX = 1000
@@ -197,7 +197,7 @@ def _shares(positions: pandas.DataFrame, column: str, deliveries: int) -> pandas
 
 
 def _numbers(table: pandas.DataFrame, columns: list[str]) -> pandas.DataFrame:
-    """Return these columns as numbers, without rows in which one is missing. A plot gets only numbers."""
+    """Return these columns as numbers, without incomplete rows. A plot gets only numbers."""
     numbers = {name: pandas.to_numeric(table[name], errors="coerce").astype("float64") for name in columns}
     return pandas.DataFrame(numbers).dropna().convert_dtypes()
 

@@ -1,8 +1,8 @@
 """Recorder: runs a workload on any STOMP broker, and records the events that its client sees, in the form of a history.
 
 A client sees when a message arrives, but not when it was dispatched. So all messages are sent and confirmed before the
-only consumer subscribes. Then no message is added in between, and the order of arrival is the order of dispatch. The
-recorder uses this order, even if the client would hand the messages out in another one.
+only consumer subscribes. Then no message is added in between, and messages arrive in the order of dispatch. The
+recorder uses the order of arrival, even if a client would deliver the messages to a program in another order.
 """
 
 import random
@@ -24,7 +24,7 @@ from truenext.model.url import parse_url
 # ---- Messages of a recording: the cases in which a broker with two buckets breaks the order ----
 
 PRODUCTION_SHARE = 4
-"""Number of messages in the production case of which one is interactive."""
+"""Ratio of the production case: one of this many messages is interactive."""
 
 
 class WorkloadMessage(NamedTuple):
@@ -68,8 +68,8 @@ ARRIVAL_TIMEOUT_S = 10.0
 QUIET_TIMEOUT_S = 0.5
 """Seconds to wait after the last message once all have come. A message that is delivered twice comes in this time."""
 MESSAGES_MAX = 1_000_000
-"""Largest number of messages in one recording. Its events are in memory until it is complete, about half a kilobyte for
-each."""
+"""Largest number of messages in one recording. The events are in memory until the recording is complete, about half a
+kilobyte for each message."""
 IDENTITY_HEADER = "recorded-as"
 """Header that names the recording, and the sequence of the message."""
 
@@ -112,8 +112,8 @@ class Recorder:
     ) -> list[HistoryRow]:
         """Send `messages` to `queue`, receive and acknowledge each, and return the events in order.
 
-        The queue must be empty, and no other client may use it. Missing messages are not an error: the audit shows that
-        they still waited when the queue was found empty.
+        The queue must be empty, and no other client may use it. Missing messages are not an error here: the audit of
+        the events reports them as lost.
 
         Raises: ConfigurationError if there are too many messages, or `window` is invalid; RemoteProtocolError if the
         queue is not empty; Refused if the broker refuses a frame; ConnectionLost if the connection is lost

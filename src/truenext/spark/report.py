@@ -41,8 +41,8 @@ class AuditedHistory:
 
     name: str
     tables: Mapping[str, pandas.DataFrame]
-    """Tables of the audit, such as `positions`, `latency`, `depth` and `violations`. The page leaves out what is
-    missing."""
+    """Tables of the audit, such as `positions`, `latency`, `depth` and `violations`. The page leaves out tables that
+    are missing."""
     verdict: Verdict
 
 
@@ -52,9 +52,8 @@ def write_comparison(
     """Write one page on one or several runs to `path`. Plots of one queue are next to each other, with the same scale.
 
     Queues of the same name are compared. If each run has only one queue, these queues are compared whatever their names
-    are. A queue that only some runs have is drawn for these runs.
-
-    `sections` are further tables with facts about the runs. Each is shown under its heading, after the verdicts.
+    are. A queue that exists only in some runs is drawn for these runs. `sections` are further tables about the runs,
+    shown after the verdicts, each under its heading.
 
     Raises: ConfigurationError if the package that draws the plots is not installed; OSError if the page cannot be
     written
@@ -118,8 +117,8 @@ def _sections(sections: Mapping[str, pandas.DataFrame]) -> Iterator[str]:
 
 
 class _Plots:
-    """Sections with plots. The specification of each plot is added to `specs`; its place on the page carries the
-    index."""
+    """Sections with plots. The specification of each plot is added to `specs`; the plot's element on the page has the
+    index in `specs`."""
 
     def __init__(self, runs: Sequence[AuditedHistory], specs: list[plots.Spec]) -> None:
         self._runs = runs

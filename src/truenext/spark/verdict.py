@@ -9,7 +9,7 @@ class FindingSummary:
 
     kind: str
     count: int
-    """Number of dispatches, messages or times. The sentence says which."""
+    """Number of dispatches, messages or times. The sentence says which of these is counted."""
     sentence: str
 
 

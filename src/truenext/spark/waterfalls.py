@@ -13,7 +13,7 @@ from typing import Any
 import pandas
 
 OPEN_FLOWS = 3
-"""Number of flows that are shown open. Each of the others is one line until the reader opens it."""
+"""Number of flows that are shown open. Each other flow is one line until the reader opens it."""
 LINES_MAX = 40
 """Largest number of messages that are shown of one flow."""
 DEPTH_MAX = 8

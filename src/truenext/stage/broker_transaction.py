@@ -17,7 +17,7 @@ from truenext.stage.interceptors.interceptor import Execution, MessageToSend
 
 CONTENT_TYPE = "application/json"
 FRAME_BYTES = 1024
-"""Bytes of a message in a transaction besides its body: an estimate that is rather too high."""
+"""Estimated bytes of a message in a transaction besides its body; the true number is usually lower."""
 
 
 def encode_messages(
@@ -111,8 +111,8 @@ class MapToBrokerUnavailable:
 
 
 def sender_error(error: RolledBack) -> Refused | None:
-    """Return the broker's refusal of a transaction if the sender is at fault: the transaction is too large, has too
-    many messages, or is not allowed. Otherwise return None. A full disk is not the fault of the sender."""
+    """Return the broker's refusal of a transaction if the sender caused it: the transaction is too large, has too many
+    messages, or is not allowed. Return None for other reasons, such as a full disk."""
     cause = error.__cause__
     return cause if isinstance(cause, Refused) and cause.code not in (Code.NO_SPACE, Code.ROLLED_BACK) else None
 

@@ -35,8 +35,8 @@ class ServiceContext:
         self.instance = f"{definition.name} on {platform.node()} pid {os.getpid()}"
         """Service, host and process id, as people read them in causes and events."""
         self.run_id = secrets.token_hex(8)
-        """Random id of this run. Ids of messages are derived from it, and in the outbox it is the owner of
-        producers."""
+        """Random id of this run. Ids of messages are derived from this id. In the outbox, this id is the owner of the
+        run's producers."""
         self.stopping = asyncio.Event()
         self.chain = InterceptorChain(definition.interceptors)
         self.plans = plans

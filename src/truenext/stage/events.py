@@ -3,8 +3,8 @@ to the broker's history.
 
 Each event is a line of JSON (docs/reference/history.md). The worker appends events in memory, and a thread writes them,
 so that no stage waits for the disk. A crash of the process loses the events of the last tenth of a second at most, and
-may leave the last line incomplete. If the disk fails, events are lost, and stages go on. Events are numbered, so that a
-reader detects gaps.
+may leave the last line incomplete. If the disk fails, events are lost, but stages continue. Events are numbered, so
+that a reader detects gaps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gate of a service's database: while the database is unavailable, the gate is closed, and stages that use it wait.
 
-The stages release their messages without an attempt. The gate probes the database with growing pauses, and opens when a
-probe succeeds.
+Such stages release their messages without an attempt. The gate probes the database with growing pauses, and opens when
+a probe succeeds.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PAUSE_S = 0.5
 """Seconds until the first probe. Each further pause is twice as long, up to PAUSE_MAX_S."""
 PAUSE_MAX_S = 30.0
 STABLE_S = 60.0
-"""Seconds after an opening of the gate. If the gate closes again within this time, the pauses go on growing: a probe
-does not detect a full disk, so the gate may have opened too early."""
+"""Seconds after which an opening of the gate counts as lasting. If the gate closes earlier, the pauses continue to
+grow: a probe does not detect a full disk, so the gate may have opened too early."""
 ERROR_COUNTS_MAX = 1000
 """Largest number of entries in the counts of errors by message. Older entries are dropped."""
 UNCOUNTED_RETRIES = {DatabaseErrorKind.LOST: 1, DatabaseErrorKind.RETRYABLE: 5, DatabaseErrorKind.UNAVAILABLE: 5}
-"""Number of errors of each kind that count no attempt of one message, although the database is available."""
+"""Number of errors of one kind, for one message, that count no attempt although the database is available."""
 
 _DESCRIPTIONS = {
     DatabaseErrorKind.UNAVAILABLE: "the database is unavailable",
@@ -135,13 +135,11 @@ class DatabaseGate:
         self._retry_pause_s = min(2 * self._retry_pause_s, PAUSE_MAX_S)
 
     async def is_uncounted_error(self, kind: DatabaseErrorKind, error: BaseException, message_id: str) -> bool:
-        """Whether an error counts no attempt of its message. An error that is the database's fault closes the gate, and
-        counts no attempt.
-
-        A full disk and unusable tables are the database's fault. After a lost connection, or if the database seems
-        unavailable, a probe decides: if it fails, the database is at fault. If it succeeds, the message itself may have
-        caused the error, or may use another database. Such an error counts no attempt until the message has had
-        UNCOUNTED_RETRIES of its kind. The same holds for a conflict with another transaction.
+        """Return whether an error counts no attempt of its message. An error caused by the database closes the gate,
+        and counts no attempt. A full disk and unusable tables are such errors. After a lost connection, or if the
+        database seems unavailable, a probe decides: the database is the cause if the probe fails. If the probe
+        succeeds, the message may have caused the error, or may use another database. Then the first UNCOUNTED_RETRIES
+        errors of each kind count no attempt. Conflicts with other transactions are treated in the same way.
         """
         if kind in (DatabaseErrorKind.FULL, DatabaseErrorKind.TABLES):
             self.close_on_error(error, kind)
@@ -155,7 +153,7 @@ class DatabaseGate:
         return kind in UNCOUNTED_RETRIES and self._count_error(kind, message_id) <= UNCOUNTED_RETRIES[kind]
 
     async def _probe(self) -> None:
-        """Probe the database. Concurrent callers share one probe. Raises: DatabaseUnavailable"""
+        """Probe the database. Concurrent callers share one probe. Raises: DatabaseUnavailable if the probe fails"""
         if self._probing is None or self._probing.done():
             self._probing = asyncio.get_running_loop().create_task(self.database.probe(), name="truenext database")
         await asyncio.shield(self._probing)

@@ -124,7 +124,7 @@ class OutboxInitiationContext:
         self._key = None if key is None else inbox_id(definition.name, " key", key)
         self._seed = ""
         """Id of the unit, from which the ids of its messages are derived. The first call with a key chooses the seed,
-        and each further call with the key uses the same seed. So all these calls make the same ids."""
+        and further calls with this key reuse the seed, so that all these calls make the same ids."""
         self._output: Output | None = None
 
     async def __aenter__(self) -> Initiation:

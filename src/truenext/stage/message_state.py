@@ -28,8 +28,8 @@ class MessageState(Enum):
     SENDING = "sending"
     """The output is being sent, or was sent, in the broker's transaction. Then the SQL transaction is committed."""
     ACKNOWLEDGING = "acknowledging"
-    """The SQL transaction is committed, if there was one. The broker's COMMIT is under way. It only acknowledges the
-    message, since there is no output."""
+    """The SQL transaction is committed, if there was one. The broker's COMMIT is under way. This COMMIT only
+    acknowledges the message, since there is no output."""
     COMMITTING = "committing"
     """The SQL transaction is committed, if there was one. The broker's COMMIT is under way, with the output and the
     acknowledgement."""

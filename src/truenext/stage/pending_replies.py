@@ -1,6 +1,6 @@
 """Pending replies: the calls of `Service.ask` that wait for a reply, and the topic to which the replies come.
 
-Each process has a topic of its own for replies. A topic keeps no messages, so a reply is lost if it comes after its
+Each process has a topic of its own for replies. A topic stores no messages, so a reply is lost if it comes after its
 caller has stopped waiting.
 """
 
@@ -88,7 +88,8 @@ class PendingReplies:
 
     def expect_reply(self, to: Endpoint[Any, R]) -> tuple[Topic[R], int, asyncio.Future[R]]:
         """Register a request. Return the reply topic, the number of the request, and the future of the reply. The
-        request carries the number as `reply_state`, so the reply has it, too. Call `forget_reply` in the end.
+        request carries the number as `reply_state`, so that the reply has the number, too. Call `forget_reply` in the
+        end.
 
         Raises: FlowError if the endpoint does not reply
         """

@@ -33,7 +33,7 @@ class PriorityPool:
         self.name = "interactive" if is_interactive else "other"
         self.executor = ThreadPoolExecutor(max(threads, 1), thread_name_prefix=f"{THREAD_NAME_PREFIX} {self.name}")
         self.disk_full_pause_s = 0.0
-        """Last pause because the broker's disk was full, in seconds; 0 again after each commit."""
+        """Length in seconds of the last pause because of a full disk of the broker; 0 again after each commit."""
         self._disk_full_until = 0.0
         self.transaction_permits = FairSemaphore(TRANSACTIONS_MAX)
         """Permits for open transactions of the connection, as many as the broker allows (docs/reference/limits.md)."""
@@ -81,8 +81,8 @@ class FairSemaphore:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def acquired(self, count: int) -> AcquiredPermits:
-        """Hold `count` permits during a block: `async with semaphore.acquired(3):`. A request for more permits than
-        exist gets all that exist."""
+        """Hold `count` permits during a block: `async with semaphore.acquired(3):`. A request for more permits than the
+        semaphore has gets all of them."""
         return AcquiredPermits(self, min(count, self.total))
 
     async def acquire(self, count: int) -> None:
@@ -116,7 +116,8 @@ class FairSemaphore:
 
 
 class AcquiredPermits:
-    """Permits that are held during one block. A class is faster than a generator, and each message has two of these."""
+    """Permits that are held during one block. This is a class instead of a generator because a class is faster, and
+    each message needs two such objects."""
 
     __slots__ = ("_count", "_semaphore")
 

@@ -258,9 +258,9 @@ class Service(Definition):
                 the reply.
             **options: Options of the flow (`FlowOptions`).
 
-        Raises: TimeoutError if no reply comes within `timeout` seconds, and then the flow goes on; NotDecoded if the
-        reply is not of the endpoint's type; FlowError if an argument is invalid, or a stage asks its own endpoint; also
-        the errors of `send`
+        Raises: TimeoutError if no reply comes within `timeout` seconds (the flow continues); NotDecoded if the reply is
+        not of the endpoint's type; FlowError if an argument is invalid, or a stage asks its own endpoint; also the
+        errors of `send`
         """
         for name in ("delay", "at"):
             if name in options:
@@ -299,7 +299,7 @@ _SEND_INSTEAD: Final = (
 
 
 async def _stop(running: ServiceRun) -> None:
-    """Stop the run completely. A cancellation only ends the wait for running stages.
+    """Stop the run completely. A cancellation ends only the wait for running stages, not the rest of the stop.
 
     Raises: CancelledError after the stop, if this call was cancelled
     """

@@ -217,8 +217,8 @@ class ServiceRun:
             self._relay_opening = self.context.loop.create_task(self._open_relay(), name="truenext outbox")
 
     async def _open_relay(self) -> None:
-        """Open the outbox, and retry after errors. Until it is open, the processes that run the stages send the flows
-        that are started here."""
+        """Open the outbox, and retry after errors. Until the outbox is open, the processes that run the stages send the
+        flows that are started here."""
         pause_s = OPEN_PAUSE_S
         while self.exactly_once is None:
             try:
@@ -227,7 +227,7 @@ class ServiceRun:
                 await self._open_outbox()
             except Exception as error:
                 _logger.warning(
-                    "the outbox cannot be used here: flows that begin in transactions are sent by other processes",
+                    "this process cannot use the outbox: other processes send the flows that begin in transactions",
                     extra={"error": str(error), "next_s": pause_s},
                 )
                 await asyncio.sleep(pause_s)
@@ -361,8 +361,8 @@ class ServiceRun:
 
     async def stop(self, timeout: float = STOP_TIMEOUT_S) -> None:
         """Stop consuming, wait up to `timeout` seconds for running stages, release all other messages, and close all
-        resources. If this call is cancelled, call it again with a shorter timeout. An error in closing one resource
-        does not leave the others open."""
+        resources. If this call is cancelled, call it again with a shorter timeout. All resources are closed, even if
+        closing one of them fails."""
         self._state = "stopping"
         self.context.stopping.set()
         await self._stop_stage_consumers(timeout)

@@ -74,8 +74,8 @@ async def _result_of(awaitable: Awaitable[T]) -> T | _RaisedError:
 
 
 def _base_exception_raised(error: BaseException) -> BaseExceptionRaised:
-    """Wrap an error such as SystemExit. Raised as it is, the error would end this process, and then each process that
-    gets the message."""
+    """Wrap an error such as SystemExit. Raised unwrapped, the error would end this process, and after each redelivery
+    the next process."""
     return BaseExceptionRaised(f"{describe_error(error)} was raised, which is not an Exception")
 
 
@@ -93,8 +93,8 @@ def is_being_cancelled() -> bool:
 _logger = logging.getLogger("truenext.stage")
 
 HOOK_TIMEOUT_S = 30.0
-"""Seconds after which an `after_commit` function is cancelled. Its worker waits that long, and handles no other
-message."""
+"""Seconds after which an `after_commit` function is cancelled. The stage's worker waits that long, and handles no other
+message meanwhile."""
 
 
 async def call_after_commit(output: Output, fields: Mapping[str, object], in_thread: RunInThread | None) -> None:
@@ -171,8 +171,8 @@ def check_can_await(call: str, advice: str) -> None:
 
 def check_not_own_endpoint(to: Endpoint[Any, Any], stages: Mapping[str, Stage]) -> None:
     """Refuse an `ask` of the endpoint whose stage asks: the waiting stage would occupy a worker that the reply needs.
-    `stages` are the stages of the service, by queue. A stage of another service is not refused, since its broker may
-    have another endpoint of the same name.
+    `stages` are the stages of the service, by queue. A stage of another service is not refused, because its broker may
+    have a different endpoint of the same name.
 
     Raises: FlowError if a stage asks its own endpoint
     """

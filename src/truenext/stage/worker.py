@@ -197,8 +197,8 @@ class MessageHandler:
         self._life.end("released", error)
 
     async def _on_own_commit_failed(self, error: InDoubt | RolledBack) -> None:
-        """Settle the message after an `initiate` block in the stage has failed to commit. If the error is InDoubt, or
-        the sender is at fault, this is a failure of the stage. After a lost connection or a full disk, the message is
+        """Settle the message after an `initiate` block in the stage has failed to commit. InDoubt, or an error that the
+        sender has caused, is a failure of the stage. After a lost connection or a full disk, the message is
         released."""
         if isinstance(error, InDoubt) or sender_error(error) is not None:
             await self._on_failed(error)
@@ -232,8 +232,8 @@ class MessageHandler:
             await self._context.wait_or_stopping(self._pool.back_off_disk_full_s(self._context.loop.time()))
 
     async def _on_already_processed(self) -> None:
-        """Send the output of the message that is still in the outbox, and then acknowledge the message. In this order a
-        failure leads to a redelivery, which sends the rest.
+        """Send the output of the message that is still in the outbox, and then acknowledge the message. In this order,
+        a failure leads to a redelivery, and the redelivery sends the remaining output.
 
         Raises: RolledBack or InDoubt if the COMMIT has failed
         """
@@ -270,8 +270,8 @@ class MessageHandler:
             raise AlreadyProcessed("the message was already processed")
 
     def _check_attempts(self) -> None:
-        """Check that the message has attempts left. A process that dies counts an attempt, but cannot reject the
-        message. So the next process rejects the message here.
+        """Check that the message has attempts left. A dying process counts an attempt, but cannot reject the message.
+        So the next process that gets the message rejects it here.
 
         Raises: NoAttemptsLeft if the message has failed as often as the stage allows
         """

@@ -1,4 +1,5 @@
-"""Layout of a batch in the journal, and removal of contents by a batch.
+"""Layout of a batch in the journal, and removal of contents by a batch (a content is the part that copies of a message
+share).
 
 Little-endian, in this order:
 
@@ -43,14 +44,14 @@ class RareChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     """Changes that most batches do not have. Each field corresponds to the field of `Batch` with this name. The names
     are stored.
 
-    A field with an unknown name is rejected. Otherwise salvage could drop changes silently: a journal without its
-    checkpoint does not tell its format.
+    A field with an unknown name is rejected. Otherwise salvage could drop changes silently, because a journal without
+    its checkpoint does not reveal its format.
     """
 
     marks: dict[bytes, Mark] = {}
     causes: dict[bytes, tuple[int, int]] = {}
     """Causes by message key: the index in `texts` of the first cause, and of the last. So a text is stored once, even
-    if one NACK gives it to many messages."""
+    if one NACK is the cause for many messages."""
     texts: list[str] = []
     """Texts of causes. The first text is empty."""
     unmarks: list[bytes] = []
@@ -134,7 +135,7 @@ def encode_batch(batch: Batch, rare: RareChanges | None) -> list[bytes]:
 
 
 def decode_changes(payload: memoryview) -> Changes:
-    """Decode a batch. Raises: ValueError if `payload` is not exactly what `encode_batch` makes"""
+    """Decode a batch. Raises: ValueError if `payload` is not the exact result of `encode_batch`"""
     try:
         return _decode(payload)
     except (struct.error, msgspec.MsgspecError) as error:

@@ -1,6 +1,5 @@
-"""Check of a data folder that no broker uses: is everything that was written still there, and undamaged?
-
-The folder salvage/ finds the damage. This file reads everything, and counts.
+"""Check of a data folder that no broker uses: finds out whether all written data is still there and undamaged. The
+modules in salvage/ find the damage; this file reads everything, and counts.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class SalvageSummary(msgspec.Struct):
     """Bytes of the undamaged contents' records."""
     damage_count: int = 0
     notes_besides_damage: list[str] = []
-    """Notes for an operator on facts other than damage, such as dropped transient messages that still take space."""
+    """Notes for an operator on facts that are no damage, such as dropped transient messages that still take space."""
 
     def count(self, message: SalvagedMessage) -> None:
         if message.key.startswith(CONTENTS_LANE_KEY):

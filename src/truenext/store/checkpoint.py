@@ -190,7 +190,7 @@ class Checkpoint:
             return self._persistent.read_counts(txn) + self._transient.read_counts(txn)
 
     def transient_by_key(self, keys: Iterable[bytes]) -> dict[bytes, bool]:
-        """Return which of these keys have a message in the checkpoint. The value is True for a transient message.
+        """Return those of the keys that have a message in the checkpoint. The value is True for a transient message.
 
         Raises: StoreError if damage hides whether a message exists
         """
@@ -206,11 +206,13 @@ class Checkpoint:
         return found
 
     def snapshot(self) -> lmdb.Transaction[bytes]:
-        """Return a read transaction, which sees only changes committed by now. Use it in a `with` statement."""
+        """Return a read transaction, which sees only changes committed by now. Use the transaction in a `with`
+        statement."""
         return self._env.begin()
 
     def page(self, snapshot: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[UndecodedMessage]:
-        """Return a lane's messages after `after_sequence`, in order. Their contents are not read."""
+        """Return a lane's messages after `after_sequence`, in order. If a message shares a content, the content is not
+        read."""
         messages = self._persistent.page(snapshot, lane, after_sequence)
         transients = self._transient.page(snapshot, lane, after_sequence)
         first = next(transients, None)
@@ -219,8 +221,8 @@ class Checkpoint:
         return merge(messages, chain((first,), transients), key=attrgetter("key"))
 
     def find(self, snapshot: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> Iterator[UndecodedMessage]:
-        """Yield the messages with these keys that are in the checkpoint, in the order of `keys`. Their contents are not
-        read."""
+        """Yield the messages with these keys that are in the checkpoint, in the order of `keys`. If a message shares a
+        content, the content is not read."""
         for key in keys:
             found = self._persistent.find(snapshot, key) or self._transient.find(snapshot, key)
             if found is not None:
@@ -230,7 +232,7 @@ class Checkpoint:
                 self._transient.check_order_around(snapshot, key)
 
     def content(self, snapshot: lmdb.Transaction[bytes], key: bytes) -> bytes:
-        """Return the record of a content; empty if the checkpoint does not have it."""
+        """Return the record of a content; empty if the checkpoint lacks this content."""
         record = self._persistent.record(snapshot, key)
         return (self._transient.record(snapshot, key) or b"") if record is None else record
 
@@ -265,8 +267,8 @@ class Checkpoint:
     def delete_messages(self, keys: Iterable[tuple[bytes, bool]]) -> None:
         """Delete messages and their marks. Each key comes with True for a transient message.
 
-        Raises: StoreError if the checkpoint does not have one of them; then none is deleted. Damage hides such a
-        message, and a later start could find it again.
+        Raises: StoreError if the checkpoint lacks one of these messages; then no message is deleted. Damage hides the
+        missing message, and a later start could find it again.
         """
         keys_by_kind: tuple[list[bytes], list[bytes]] = ([], [])
         for key, is_transient in keys:
@@ -276,7 +278,8 @@ class Checkpoint:
             self._transient.delete(txn, keys_by_kind[True])
 
     def put_messages(self, messages: list[tuple[bytes, bytes]], *, are_transient: bool) -> None:
-        """Write messages. Raises: StoreError if the checkpoint has one of them already; then none is written"""
+        """Write messages. Raises: StoreError if the checkpoint already has one of these messages; then no message is
+        written"""
         tables = self._transient if are_transient else self._persistent
         with self._env.begin(write=True) as txn:
             tables.put(txn, messages)
@@ -301,8 +304,8 @@ class Checkpoint:
         self._transient.put_marks(txn, self._persistent.put_marks(txn, marks))
 
     def finish_checkpoint(self, indexes: Iterable[SegmentIndex], marks: Marks, position: CheckpointPosition) -> None:
-        """End the checkpoint of segments: write the rest of their changes from `indexes`, the `marks` that are not
-        written yet, and the new `position`. Messages have been written before."""
+        """End the checkpoint of segments whose messages are written: write the other changes from `indexes`, the
+        `marks` that are not written yet, and the new `position`."""
         with self._env.begin(write=True) as txn:
             self._put_marks(txn, marks)
             for index in indexes:
@@ -312,8 +315,8 @@ class Checkpoint:
             self._put_if_greater(txn, b"durable frame", position.durable_frame)
 
     def save_journal_end(self, durable_frame: int, sequence_limit: int) -> None:
-        """Record that the frame with this number is durable, and all frames before it. Also record the sequence limit
-        of one of these frames, if it is not 0."""
+        """Record that the frames up to this number are durable. Also record `sequence_limit`, the limit that one of
+        these frames has set, unless it is 0."""
         with self._env.begin(write=True) as txn:
             self._put_if_greater(txn, b"durable frame", durable_frame)
             self._put_if_greater(txn, b"sequence limit", sequence_limit)
@@ -363,8 +366,8 @@ class Checkpoint:
 
 
 def _make(folder: Path, map_size: int, segment_bytes: int) -> None:
-    """Make a new checkpoint. Its file gets its name once it is complete, because LMDB rejects a file that a crash has
-    cut.
+    """Make a new checkpoint. The file gets its name once the checkpoint is complete, because LMDB rejects a file that a
+    crash has cut.
 
     Raises: lmdb.Error, OSError if LMDB or the disk fails
     """

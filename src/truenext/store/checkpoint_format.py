@@ -28,8 +28,8 @@ Contents (record.py) are stored among the messages: persistent contents among pe
 transient messages. All values but the records carry a checksum, see checksummed.py. The keys in meta exist from the
 start.
 
-The frame in "durable frame", and all frames before it, were durable when its number was stored. Later writes do not
-change that, so the number never has to be lowered (docs/decisions/0019-damage.md).
+All frames up to the number in "durable frame" were durable when the number was stored, and stay durable. So the number
+is never lowered (docs/decisions/0019-damage.md).
 
 The first bit of a mark's attempts says that the last attempt was a lost connection. If consumers have given causes of
 their failures, three fields follow the mark: number of bytes of the first cause u32, first cause, last cause. The last

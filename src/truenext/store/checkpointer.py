@@ -1,7 +1,6 @@
-"""Checkpointer: a thread that copies the oldest segment's remaining messages into the checkpoint, and frees it.
-
-Messages that were consumed before that are not copied, so they cost no write to LMDB. Between segments, the same thread
-deletes transient messages that were dropped after unclean stops, and checks the disk space.
+"""Checkpointer: a thread that copies the oldest segment's remaining messages into the checkpoint, and then frees the
+segment. Messages consumed before this copy cost no write to LMDB. Between segments, the same thread deletes transient
+messages that were dropped after unclean stops, and checks the disk space.
 
 A crash may interrupt the copying at any point. Then the checkpoint has some messages that the journal still has, too.
 The position in the journal is stored only by the last write for a segment. Recovery removes from the overlay the
@@ -72,8 +71,9 @@ class Checkpointer:
         segments_max: int,
         sync_history: Callable[[], None],
     ) -> None:
-        """Make a checkpointer. `changed` guards the overlay. It is notified when a segment is new or checkpointed, and
-        when a view ends for which a checkpoint waits. `sync_history` is called before a segment is freed."""
+        """Make a checkpointer. `changed` is the condition that guards the overlay. `changed` is notified when a segment
+        is new or checkpointed, and when a view ends for which a checkpoint waits. `sync_history` is called before a
+        segment is freed."""
         self._journal = journal
         self._checkpoint = checkpoint
         self._overlay = overlay
@@ -99,7 +99,7 @@ class Checkpointer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread. It first ends the checkpoint of a segment, unless this would wait for disk space."""
+        """Stop the thread. A checkpoint in progress is finished first, unless this would wait for disk space."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -123,7 +123,7 @@ class Checkpointer:
         )
 
     def wait_for_segment(self) -> None:
-        """Wait until the journal may get another segment.
+        """Wait until the journal may have another segment.
 
         Raises: StoreError if checkpointing has failed
         """
@@ -231,8 +231,9 @@ class Checkpointer:
     def _delete_removed(self, indexes: Iterable[SegmentIndex]) -> None:
         """Delete from the checkpoint the messages that the journal has removed.
 
-        While the disk level is PLENTY, this is part of the checkpoint of a segment. Otherwise it is done at once:
-        senders wait for the space of acknowledged messages, and acknowledgements alone may never fill a segment.
+        While the disk level is PLENTY, this is part of the checkpoint of a segment. At other levels the messages are
+        deleted at once: senders wait for the space of acknowledged messages, and acknowledgements alone may never fill
+        a segment.
         """
         for index in indexes:
             while keys := self._removed_keys(index):
@@ -256,8 +257,8 @@ class Checkpointer:
             self._disk_space.note_disk_full(error)
 
     def _write(self, transaction: Callable[[], None]) -> None:
-        """Run one transaction. On a full disk, wait for space and repeat it. A failed transaction has changed
-        nothing."""
+        """Run one transaction. On a full disk, wait for space and repeat the transaction: a failed transaction has
+        changed nothing."""
         while True:
             try:
                 transaction()
@@ -272,7 +273,7 @@ class Checkpointer:
 
 
 def _pieces(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Split the items into pieces, one for each transaction. `size_of` returns an item's bytes."""
+    """Split the items into one list for each transaction. `size_of` returns an item's bytes."""
     piece: list[T] = []
     piece_size = 0
     for item in items:

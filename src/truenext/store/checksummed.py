@@ -30,7 +30,8 @@ def add_checksum(database: bytes, key: bytes, value: bytes) -> bytes:
 
 
 def remove_checksum(database: bytes, key: bytes, stored: bytes) -> bytes:
-    """Check the checksum, and return the value. Raises: DamagedValue if it is wrong for this database and key"""
+    """Check the checksum, and return the value. Raises: DamagedValue if the checksum is wrong for this database and
+    key"""
     value = stored[_CHECKSUM.size :]
     if len(stored) < _CHECKSUM.size or _CHECKSUM.unpack_from(stored)[0] != crc32(value, crc32(key, crc32(database))):
         name = key.decode() if database == b"meta" and key.isascii() else key.hex()

@@ -1,10 +1,11 @@
 """Disk level of a store, and its reserves for a full disk.
 
-A level ends only after somewhat more space is free than when it began. Without this margin, senders would be stopped
-and started again and again.
+A level ends only when somewhat more space is free than when the level began. Without this margin, senders would be
+stopped and started again and again.
 
-While the disk has space, a spare segment and the ballast are made. With the spare segment the journal can go on when
-the disk is full. The ballast is deleted when the checkpoint or the history finds no space, so that both can be written.
+While the disk has space, a spare segment and the ballast are made. With the spare segment the journal can grow even
+when the disk is full. The ballast is deleted when the checkpoint or the history finds no space, so that both can be
+written.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from truenext.store.store_errors import STORAGE_ERRORS, is_no_space, is_short_wr
 logger = logging.getLogger(__name__)
 
 LITTLE_FRACTION = 0.9
-"""Used fraction of a limit from which on the level is LITTLE. At the limit itself the level is NONE."""
+"""Used fraction of a limit at which the level becomes LITTLE. At the limit itself the level is NONE."""
 
 LITTLE_RESERVES = 2
-"""Multiple of the reserve: with less free space the level is LITTLE. With less than one reserve the level is NONE."""
+"""Number of reserves that must be free; with less free space the level is LITTLE. With less than one reserve the level
+is NONE."""
 
 HYSTERESIS = 0.03
 """Additional fraction, of the limit or of the required free space, that must become free before a level ends."""
@@ -77,7 +79,8 @@ class DiskSpace:
         """True after a write has found no space, until spare segment and ballast exist again."""
 
     def update_level(self) -> None:
-        """Measure the space, and set `level` and `bytes`. Raises: lmdb.Error, OSError if it cannot be measured"""
+        """Measure the space, and set `level` and `bytes`. Raises: lmdb.Error, OSError if the space cannot be
+        measured"""
         journal = self._journal
         reserve, free = self._reserve(), folder.free_bytes(self.path)
         found = {"free": free, "needed": LITTLE_RESERVES * reserve}
@@ -112,9 +115,9 @@ class DiskSpace:
         self.update_level()
 
     def delete_ballast(self, error: Exception) -> bool:
-        """Delete the ballast, because `error` says that the disk is full. Return False if the ballast is gone already.
+        """Delete the ballast, because `error` says that the disk is full. Return False if there is no ballast any more.
 
-        Raises: `error` itself, if it does not say that the disk is full
+        Raises: `error` itself, if it has another reason
         """
         self.note_disk_full(error)
         try:
@@ -126,7 +129,7 @@ class DiskSpace:
     def note_disk_full(self, error: Exception) -> None:
         """Record that the disk is full, as `error` says.
 
-        Raises: `error` itself, if it does not say that the disk is full
+        Raises: `error` itself, if it has another reason
         """
         is_short = is_short_write(error) and folder.free_bytes(self.path) < TRANSACTION_BYTES_MAX
         if not (is_no_space(error) or is_short):
@@ -143,6 +146,6 @@ class DiskSpace:
         return folder.free_bytes(self.path) >= 2 * self._checkpoint.segment_bytes
 
     def _reserve(self) -> int:
-        """Return the number of bytes that must stay free. They suffice to checkpoint the whole journal, into pages that
-        may be half empty, and for one more segment."""
+        """Return the number of bytes that must stay free. This space suffices to checkpoint the whole journal, into
+        pages that may be half empty, and for one more segment."""
         return 2 * self._journal.size + self._checkpoint.segment_bytes

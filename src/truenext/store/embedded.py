@@ -67,20 +67,20 @@ class EmbeddedStore:
         segments_max: int = SEGMENTS_MAX,
         disk_limit: int | None = None,
     ) -> None:
-        """Lock and open the data folder. If there is none, make it, with segments of `segment_bytes`.
+        """Lock and open the data folder. A missing folder is made, with segments of `segment_bytes`.
 
         Journal and checkpoint may use `disk_limit` bytes, from which `disk_level` follows; None means the whole disk.
 
         The journal keeps the history of a batch until the batch's segment is freed. `sync_history` is called before
         that.
 
-        Raises: StoreInUseError if another broker uses the folder; ConfigurationError if it has files that are not
-        truenext's; StoreError if it cannot be used
+        Raises: StoreInUseError if another broker uses the folder; ConfigurationError if the folder has files that are
+        not truenext's; StoreError if the folder cannot be used
         """
         self._path = path
         self.sync_history: Callable[[], None] = _do_nothing
-        """Function that makes the history's own files durable. Before a batch is applied, these files must have got the
-        history that `recover` has returned, and the history of every earlier batch."""
+        """Function that makes the history's own files durable. Before a batch is applied, these files must have the
+        history that `recover` has returned and that of every earlier batch."""
         self.last_history_chunk: tuple[int, int] | None = None
         """Run and first event of the last chunk of a batch in the history's own files. Set it before `recover`, which
         then checks that the journal has this batch."""
@@ -210,7 +210,7 @@ class EmbeddedStore:
     def delete_ballast(self, error: OSError) -> None:
         """Delete the ballast, because a write to the history has found the disk full, as `error` says.
 
-        Raises: `error` itself, if it does not say that the disk is full
+        Raises: `error` itself, if it has another reason
         """
         self._disk_space.delete_ballast(error)
 
@@ -240,7 +240,7 @@ class EmbeddedStore:
 
     def _mark_lookup(self) -> Callable[[bytes], Mark]:
         """Return a function from a message key to the mark. The function is valid until the next batch is written. If
-        another thread may write one, the caller must hold the lock."""
+        another thread may write a batch, the caller must hold the lock."""
         marks = [index.marks for index in reversed(self._overlay.indexes) if index.marks]
         # In this order: a mark that the overlay drops meanwhile is in the checkpoint.
         return lambda key: find_mark(key, marks) or self._checkpoint.mark(key)
@@ -291,8 +291,8 @@ class EmbeddedStore:
             action()
 
     def _save_journal_end(self, sequence_limit: int) -> None:
-        """Record in the checkpoint which frame of the journal is durable. On a full disk nothing is recorded: the last
-        record stays true.
+        """Record in the checkpoint which frame of the journal is durable. On a full disk nothing is recorded; the last
+        recorded number is still right.
 
         Raises: StoreError if the write fails for another reason
         """
@@ -313,7 +313,7 @@ class EmbeddedStore:
         limit: int,
         size_max: int,
     ) -> Page:
-        """Return a page from journal and checkpoint. Both are read as they were at one moment."""
+        """Return a page from journal and checkpoint. Journal and checkpoint are read as of the same moment."""
         with self._reading():
             with self._lock:
                 snapshot = self._checkpoint.snapshot()
@@ -420,8 +420,8 @@ class EmbeddedStore:
 
 
 def _deduplicated(messages: Iterable[UndecodedMessage]) -> Iterator[UndecodedMessage]:
-    """Yield each message once. A message that is being checkpointed is in the journal and in the checkpoint; the
-    journal's comes first, and is kept."""
+    """Yield each message once. A message that is being checkpointed comes twice, from the journal first and then from
+    the checkpoint; only the first is yielded."""
     last = b""
     for message in messages:
         if message.key != last:

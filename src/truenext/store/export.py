@@ -1,8 +1,8 @@
 """Export of a damaged data folder: writes the readable part into a new folder.
 
 The new folder has a checkpoint and no journal. Messages keep their keys, attempts, deliveries and due times. Queues,
-producers and timers are kept, too. Sequences that were given out are never given out again. If anything was damaged,
-acknowledged messages may be exported as well. Then all messages count as dispatched before.
+producers and timers are kept, too. Sequences that were used are never used again. If anything was damaged, acknowledged
+messages may be exported as well. Then every message counts as dispatched before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from truenext.store.salvage.references import ReferenceCounts
 from truenext.store.store_errors import translated_errors
 
 PIECE_BYTES_MAX = 4 * 1024 * 1024
-"""Largest number of bytes of records in one transaction. A larger message has a transaction of its own."""
+"""Maximum bytes of records in one transaction. A larger message has a transaction of its own."""
 
 PIECE_KEYS_MAX = 10_000
 """Largest number of messages or timers in one transaction."""
@@ -45,9 +45,9 @@ def export(
     *,
     last_history_chunk: tuple[int, int] | None = None,
 ) -> SalvageSummary:
-    """Write the readable part of the folder `data` into the folder `new`, which must be empty or missing. It is durable
-    on return. `on_damage` gets each damage, `on_progress` the bytes read and their total. `last_history_chunk` is the
-    run and the first event of the last chunk of a batch in the history's own files.
+    """Write the readable part of the folder `data` into the folder `new`, which must be empty or missing. The new
+    folder is durable on return. `on_damage` gets each damage, `on_progress` the bytes read and their total.
+    `last_history_chunk` is the run and the first event of the last chunk of a batch in the history's own files.
 
     Raises: StoreInUseError if a broker uses `data`; StoreError if `data` cannot be read or `new` cannot be written;
     then `new` is left empty

@@ -1,4 +1,4 @@
-"""Data folder: made for its owner only, and locked by one broker at a time. Its new files get their names once they are
+"""Data folder: made for its owner only, and locked by one broker at a time. A new file gets its name once the file is
 complete and durable."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from truenext.errors import ConfigurationError, StoreInUseError
 
 OWN_FILES = frozenset({"lock", "journal", "lmdb", "ballast", "new", "history"})
-"""Files that a broker makes in a data folder. An interrupted first start leaves some of them; `new` becomes
-`ballast`."""
+"""Files that a broker makes in a data folder. An interrupted first start may leave some of these files. `new` is the
+name of the ballast while it is being made."""
 
 IGNORED_FILES = frozenset({"lost+found", "truenext.toml", ".gitkeep"})
 """Other files that a data folder may have: the file system's own folder, the configuration file, git's placeholder."""
@@ -25,7 +25,7 @@ _ZEROS = bytes(1 << 20)
 
 
 def make(path: Path) -> None:
-    """Make the folder and its missing parents, durably. Raises: OSError if one cannot be made"""
+    """Make the folder and its missing parents, durably. Raises: OSError if a folder cannot be made"""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for folder in (path, *(folder.parent for folder in missing)):
@@ -35,7 +35,7 @@ def make(path: Path) -> None:
 def check_no_foreign_files(path: Path) -> None:
     """Check a folder that no broker has used before: it may not have files of other programs.
 
-    Raises: ConfigurationError if it has some; OSError if it cannot be read
+    Raises: ConfigurationError if there are such files; OSError if the folder cannot be read
     """
     if not path.is_dir():
         return
@@ -85,7 +85,6 @@ def is_writable_by_others(path: Path) -> bool:
 
 
 def has_journal(data: Path) -> bool:
-    """Return whether the folder has files of a journal."""
     journal = data / "journal"
     return journal.is_dir() and any(journal.iterdir())
 
@@ -111,8 +110,8 @@ def allocate(path: Path, size: int) -> None:
 
 
 def reserve(path: Path, size: int) -> None:
-    """Make a file that only reserves `size` bytes of disk. They are not written if the system can reserve without
-    writing.
+    """Make a file that only reserves `size` bytes of disk. The bytes are not written if the system can reserve space
+    without writing.
 
     Raises: OSError if the disk is full or fails; then there is no file
     """

@@ -8,8 +8,8 @@ Little-endian:
     number      u64     number of the frame; the journal's first frame is 1, counted over all segments
     payload     bytes
 
-Other bytes in a segment never pass for a frame. The checksum covers the segment's number, which is never used again,
-and the salt, which no sender of a message knows. If you change the layout, increase FORMAT_VERSION in
+No other bytes in a segment have the checksum of a frame: the checksum covers the segment's number, which is never used
+again, and the salt, which no sender of a message knows. If you change the layout, increase FORMAT_VERSION in
 checkpoint_format.py.
 """
 
@@ -50,7 +50,7 @@ def payload_at(content: memoryview, offset: int, segment: int, number: int, salt
 
 
 def iter_starts(content: bytearray, segment: int, after: int) -> Iterator[tuple[int, int, int]]:
-    """Yield each place after `after` where a frame may start: its offset, the size of the payload, and the frame's
+    """Yield each position after `after` where a frame may start: the offset, the size of the payload, and the frame's
     number."""
     needle = struct.pack("<Q", segment)
     at = content.find(needle, after + SEGMENT_OFFSET)
@@ -63,14 +63,14 @@ def iter_starts(content: bytearray, segment: int, after: int) -> Iterator[tuple[
 
 
 def may_follow(number: int, last: int, between: int) -> bool:
-    """Return whether frame `number` may start `between` bytes after the end of frame `last`: is there space for the
-    missing frames? This excludes most false frames, such as old frames of a reused file."""
+    """Return whether frame `number` may start `between` bytes after the end of frame `last`, because the frames between
+    them fit there. This excludes most false frames, such as old frames of a reused file."""
     return last < number <= last + 1 + between // FRAME.size
 
 
 def size_for_first_frame(content: memoryview, segment: int, number: int) -> int:
-    """Return the size that the segment's file must have at least to hold its first frame, if this is frame `number`.
-    Return 0 if another frame is first.
+    """Return the minimum size of the segment's file, from the header of its first frame. Return 0 if the first frame is
+    not frame `number`.
 
     The frame's header is in one sector, so a crash never leaves only a part of it.
     """
@@ -88,8 +88,8 @@ def describe_cut(segment: int, size: int, expected: int) -> str:
 
 def has_flipped_bit(content: memoryview, offset: int, segment: int, number: int, salt: int) -> bool:
     """Return whether frame `number` is at `offset`, with exactly one wrong bit. Such a frame was written completely,
-    and damaged later. A crash causes this only if a sector keeps old content that differs from the new content in one
-    bit."""
+    and damaged later. A crash leaves such a frame only if a sector keeps old content that differs from the new content
+    in one bit."""
     payload = offset + FRAME.size
     if payload > len(content):
         return False

@@ -43,8 +43,8 @@ SPARES_MAX = 2
 """Largest number of spare segments. Further ones are deleted."""
 
 SUSPECTS_MAX = 1000
-"""Largest number of places after the last frame that look like frames and are checked. A sender can put such bytes into
-a body."""
+"""Maximum number of positions after the last frame that look like frames and are checked. A sender can put such bytes
+into a body."""
 
 WRITE_BYTES_MAX = 1024 * 1024
 """Largest number of bytes that one write takes. A larger payload takes several writes."""
@@ -58,7 +58,7 @@ READ_GAP_MAX = 4 * 1024
 
 class Journal:
     """Journal in one folder. One thread calls `append`; any thread may call `read_extents`. A segment must not be freed
-    while it is read."""
+    while one of its records is read."""
 
     def __init__(self, folder: Path, *, salt: int, segment_bytes: int = SEGMENT_BYTES) -> None:
         """Count the spare segments, and delete spare segments of another size. `salt` is any u32 that never changes for
@@ -75,13 +75,13 @@ class Journal:
         self._end = 0
         """Offset in the newest segment at which the next frame starts."""
         self._last_start = 0
-        """Offset in the newest segment of its last replayed frame; 0 if it has none."""
+        """Offset of the newest segment's last replayed frame; 0 if there is none."""
         self._size = 0
-        """Size of the newest segment in bytes."""
         self.last_frame_number = 0
         """Number of the last frame; 0 if the journal has none."""
         self._last_frames: dict[int, int] = {}
-        """Number of each segment's last frame. If the segment has none, number of the last frame before it."""
+        """Number of each segment's last frame. For a segment without frames, the number of the last frame before that
+        segment."""
         self.newest_segment = 0
         """Number of the segment to which frames are appended; 0 if the journal has none."""
         self._spare_count = 0
@@ -98,7 +98,7 @@ class Journal:
         """Yield segment, offset and payload of each frame after frame `after_number`, which is the last one of
         `after_segment`. Segments up to `after_segment` become spare segments.
 
-        Read the iterator once, to its end. If the frames are accepted, call `finish_replay` then.
+        Read the iterator once, to its end. Then call `finish_replay`, if the frames are accepted.
 
         Raises: StoreError if a frame is damaged or a segment is missing; OSError if the disk fails
         """
@@ -170,9 +170,9 @@ class Journal:
                 )
 
     def _rewrite_last(self) -> None:
-        """Write the last frame again. If its first write failed, or the broker was killed during it, the frame may be
-        only in the system's memory. Once accepted, the frame must not be lost. A sync is not enough, because the system
-        reports a failed write only once."""
+        """Write the last frame again. If the first write failed, or the broker was killed during the write, the frame
+        may be only in the system's memory. A sync would not be enough, because the system reports a failed write only
+        once."""
         file = self._files[self.newest_segment]
         for offset in range(self._last_start, self._end, WRITE_BYTES_MAX):
             write(file, os.pread(file, min(WRITE_BYTES_MAX, self._end - offset), offset), offset)
@@ -211,8 +211,8 @@ class Journal:
         return self._spare_count * self._segment_bytes
 
     def last_frame(self, segment: int) -> int:
-        """Return the number of the segment's last frame. If it has none, return the number of the last frame before the
-        segment."""
+        """Return the number of the segment's last frame. For a segment without frames, return the number of the last
+        frame before the segment."""
         return self._last_frames[segment]
 
     def fits(self, size: int) -> bool:
@@ -220,8 +220,8 @@ class Journal:
         return self._end + FRAME.size + size <= self._size
 
     def append(self, parts: list[bytes], size: int) -> tuple[int, int]:
-        """Append a payload, and return its segment and offset. The payload is durable then. It consists of `parts`,
-        which have `size` bytes together. If the payload does not fit, call `start_segment` before.
+        """Append a payload, and return its segment and offset. On return the payload is durable. The payload consists
+        of `parts`, which have `size` bytes together. If the payload does not fit, call `start_segment` first.
 
         Raises: OSError if the disk fails; after that nothing may be appended
         """
@@ -306,7 +306,7 @@ class Journal:
             yield content[offset - start : offset - start + length]
 
     def free(self, segment: int) -> None:
-        """Turn a segment into a spare segment. It must be no longer needed, nor read. Another thread may append
+        """Turn a segment into a spare segment. Nothing may need or read the segment any more. Another thread may append
         meanwhile.
 
         Raises: OSError if the disk fails
@@ -372,10 +372,9 @@ def _read_all(file: int, size: int) -> bytearray:
 def describe_lost_tail(
     last: int, durable_frame: int, journal_chunk: bytes, last_history_chunk: tuple[int, int] | None
 ) -> str:
-    """Describe which data is missing after frame `last`. The text is empty if nothing proves a loss.
-
-    The checkpoint says that `durable_frame` was durable. `journal_chunk` is the last history chunk in the journal.
-    `last_history_chunk` is the run and the first event of the last chunk of a batch in the history's own files.
+    """Describe which data is missing after frame `last`. The text is empty if nothing proves a loss. By the checkpoint,
+    `durable_frame` was durable. `journal_chunk` is the last history chunk in the journal. `last_history_chunk` is the
+    run and the first event of the last chunk of a batch in the history's own files.
     """
     if last < durable_frame:
         first = last + 1

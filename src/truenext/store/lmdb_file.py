@@ -1,8 +1,8 @@
 """Reader of LMDB's file without LMDB, which verifies each page.
 
 LMDB does not verify its pages. With a damaged page it returns wrong data, or a signal ends the process. LMDB also does
-not tell which pages are in use and which are free. This reader does, reads as much as is left, and changes nothing. It
-reads with `pread`, so that a page that the disk cannot read costs only this page.
+not report which pages are in use and which are free. This reader reports it, reads all that is readable, and changes
+nothing. It reads with `pread`, so that a page that the disk cannot read affects no other page.
 
 The file of LMDB 0.9 is little-endian, in pages of one size (mostly 4096 bytes):
 
@@ -98,12 +98,13 @@ class _Node(NamedTuple):
 
 
 def read_metas(path: Path) -> tuple[list[LmdbMeta], str]:
-    """Return the readable meta pages, the current one first. The text says what is wrong; it is empty if nothing is.
+    """Return the readable meta pages, the current one first, and a text that says what is wrong. The text is empty if
+    nothing is wrong.
 
-    The page with the greater transaction number is current. So a flipped bit in the other page's number may bring back
-    an old state. To notice this, the numbers are compared: page 0 has even numbers, page 1 odd ones, and one number
-    follows the other. A flipped bit can still make the previous state current. Then the journal can be laid over that
-    state, or a missing segment is noticed.
+    The page with the greater transaction number is current. So a flipped bit in the other page's number could make an
+    old state current. To detect this, the numbers are compared: page 0 has even numbers, page 1 odd ones, and the two
+    numbers are consecutive. A flipped bit can still make the previous state current. That does no harm: the journal is
+    applied to the previous state, or a missing segment is detected.
 
     Raises: OSError if the file cannot be read
     """
@@ -198,14 +199,14 @@ class RawLmdbReader:
     # ---- Databases ----
 
     def walk(self, tree: LmdbTree, name: str) -> Iterator[LmdbEntry]:
-        """Yield all entries of a database that can be reached, in key order. From a damaged page everything is yielded
-        that looks like an entry: the caller must verify the checksums."""
+        """Yield all entries of a database that can be reached, in key order. From a damaged page, all that looks like
+        an entry is yielded: the caller must verify the checksums."""
         return _TreeWalk(self, tree, name).entries()
 
     def unreached(self) -> Iterator[LmdbEntry]:
         """Yield entries of all databases that are on unreached pages: not free, and reached by no walk, because a page
-        that led there is damaged. Call this after the walk through all databases, if the free pages are known. It may
-        be called again."""
+        that led there is damaged. Call this method after the walk through all databases, if the free pages are known.
+        More calls are allowed."""
         number = _FIRST_PAGE
         while number < self.pages:
             page = None if self._page_use[number] else self.read(number, 1)
@@ -343,7 +344,8 @@ class _TreeWalk:
         return is_leaf
 
     def value(self, page: bytes, node: _Node) -> bytes:
-        """Return the bytes at the place of a node's value. If they are not an undamaged value, report damage."""
+        """Return the bytes where a node says that its value is. If these bytes are no undamaged value, report
+        damage."""
         if not node.flags & _IN_OVERFLOW:
             return page[node.at : node.at + node.size]
         size = len(page)
@@ -366,8 +368,8 @@ class _TreeWalk:
 
 
 def read_nodes(page: bytes, *, is_leaf: bool) -> tuple[list[_Node], str]:
-    """Return the nodes of a page, and a text that says what is wrong; it is empty if nothing is. From a damaged leaf
-    everything is returned that looks like a node."""
+    """Return the nodes of a page, and a text that says what is wrong; the text is empty if nothing is wrong. From a
+    damaged leaf, all that looks like a node is returned."""
     _, _, _, lower, upper = _HEAD.unpack_from(page)
     size = len(page)
     if _HEAD.size <= lower <= upper <= size and lower % 2 == 0:

@@ -1,7 +1,7 @@
 """Tables of the checkpoint for one kind of messages, persistent or transient: messages, marks and counts.
 
-Each mark belongs to a message, and each lane has the number of its messages. So damage to one of the tables shows in
-the others. All methods read and write in transactions of the checkpoint.
+Each mark belongs to a message, and each lane has the number of its messages. So damage to one table is detected by
+comparison with the others. All methods read and write in transactions of the checkpoint.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class MessageTables:
         generation: bytes,
         data: Path,
     ) -> None:
-        """Use these databases. `generation` is the prefix of all message keys; it is empty for persistent messages.
-        `data` is the data folder."""
+        """Use these databases. `generation` is the prefix of the keys of all messages; the prefix is empty for
+        persistent messages. `data` is the data folder."""
         self.messages = messages
         self.marks = marks
         self.counts = counts
@@ -68,8 +68,8 @@ class MessageTables:
     def has(self, cursor: lmdb.Cursor[bytes], key: bytes) -> bool:
         """Return whether `key`, in its stored form, is in the database of `cursor`.
 
-        If the key is not there, its neighbours must be in order. Otherwise damage may hide the key, so that an
-        acknowledged message would come back.
+        If the key is missing, its neighbours must be in order. Otherwise damage may hide the key, and an acknowledged
+        message would be dispatched again.
 
         Raises: StoreError if the neighbours are out of order
         """
@@ -84,7 +84,8 @@ class MessageTables:
         return False
 
     def find(self, txn: lmdb.Transaction[bytes], key: bytes) -> UndecodedMessage | None:
-        """Return the message with this key, or None. Raises: StoreError if only its mark is there"""
+        """Return the message with this key, or None. Raises: StoreError if the message is missing but its mark
+        exists"""
         record, value = self.record(txn, key), self.marks.get(txn, self.generation + key)
         if record is not None:
             return stored_message(key, record, value)
@@ -100,7 +101,8 @@ class MessageTables:
         return None if mark is None else decode_mark(mark)[0]
 
     def page(self, txn: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[UndecodedMessage]:
-        """Yield a lane's messages after `after_sequence`, in order. Their contents are not read.
+        """Yield a lane's messages after `after_sequence`, in order. If a message shares a content, the content is not
+        read.
 
         Raises: StoreError if a message is missing or out of order, or its mark is damaged
         """
@@ -152,7 +154,7 @@ class MessageTables:
     # ---- Writing ----
 
     def put(self, txn: lmdb.Transaction[bytes], messages: list[tuple[bytes, bytes]]) -> None:
-        """Write keys and records. Raises: StoreError if one of the keys is there already"""
+        """Write keys and records. Raises: StoreError if one of the keys exists already"""
         generation = self.generation
         stored = [(generation + key, record) for key, record in messages] if generation else messages
         if txn.cursor(self.messages).putmulti(stored, overwrite=False)[1] != len(messages):
@@ -176,12 +178,12 @@ class MessageTables:
         return not_found
 
     def delete(self, txn: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> None:
-        """Delete messages with their marks. Raises: StoreError if one of them is not there"""
+        """Delete messages with their marks. Raises: StoreError if one of the messages is missing"""
         change: Counter[bytes] = Counter()
         for key in keys:
             stored = self.generation + key
             if not txn.delete(stored, db=self.messages):
-                raise self._damage(f"message {key.hex()} is gone, and cannot be deleted")
+                raise self._damage(f"message {key.hex()} is missing, and cannot be deleted")
             self.marks.delete(txn, stored)
             change[key[:LANE_KEY_SIZE]] -= 1
         self._count(txn, change)

@@ -1,5 +1,5 @@
-"""Overlay: the index of the journal. It has the messages in the journal, and the journal's changes to messages in the
-checkpoint. It is read before the checkpoint.
+"""Overlay: the index of the journal. The overlay has the positions of the messages in the journal, and the journal's
+changes to messages in the checkpoint. Reads go to the overlay first, then to the checkpoint.
 
 The store's state is the checkpoint, changed by the journal's segments one after the other, oldest first. Before the
 oldest segment is freed, its remaining messages are copied into the checkpoint. The overlay is only an index, and does
@@ -43,16 +43,16 @@ _RESOLVED_BYTES = 44
 
 
 class Overlay:
-    """Index of all segments. It is changed, and its views are made, under the store's lock. Any thread may read a
+    """Index of all segments. All changes, and the making of views, need the store's lock. Any thread may read a
     view."""
 
     def __init__(self) -> None:
         self._lanes: dict[bytes, JournalLane] = {}
         self.indexes: tuple[SegmentIndex, ...] = ()
-        """Segment indexes, oldest first. The tuple is replaced and never changed, so that a reader can keep an old
-        one."""
+        """Segment indexes, oldest first. A change replaces the tuple, so that a reader can keep an old one."""
         self.views: set[OverlayView] = set()
-        """Views that are being read. Each view is told of every change. A view is removed when it is no longer read."""
+        """Views that are being read. Each of these views is notified of every change. A view is removed when its reader
+        is done."""
         self.last_checkpoint_segment = 0
         """Number of the last segment whose messages are in the checkpoint, or are being copied there."""
 
@@ -64,7 +64,7 @@ class Overlay:
         return sum(index.memory for index in self.indexes)
 
     def apply_changes(self, changes: Changes, segment: int, offset: int) -> None:
-        """Apply the changes of a batch. Its payload is at `offset` in `segment`."""
+        """Apply the changes of a batch. The payload of the batch is at `offset` in `segment`."""
         for view in self.views:
             view.save_before(changes)
         indexes = self.indexes
@@ -122,7 +122,7 @@ class Overlay:
                 index.memory += _KEY_BYTES
 
     def _delete(self, key: bytes) -> int:
-        """Remove a message, and return the segment that had it; 0 if the journal does not have it."""
+        """Remove a message, and return the number of its segment; 0 if the journal does not have the message."""
         lane_key = key[:LANE_KEY_SIZE]
         lane = self._lanes.get(lane_key)
         found = lane.find(sequence_of(key)) if lane is not None else None
@@ -243,7 +243,8 @@ class Overlay:
             yield from iter_spans(index.segment, self.copy_segment(index.segment))
 
     def copy_segment(self, segment: int) -> list[tuple[bytes, array[int], array[int]]]:
-        """Return a copy of a segment's index of messages, for `iter_spans`. It takes 16 bytes for each message."""
+        """Return a copy of a segment's index of messages, for `iter_spans`. The copy takes 16 bytes for each
+        message."""
         return [
             (lane_key, index.chunks[lane_key].sequences[:], index.chunks[lane_key].packed[:])
             for index in self.indexes
@@ -268,7 +269,8 @@ class Overlay:
             self._delete(key)
 
     def drop_indexes(self, up_to_segment: int) -> None:
-        """Remove the indexes of all segments up to `up_to_segment`, because the checkpoint has what they describe."""
+        """Remove the indexes of all segments up to `up_to_segment`, because the checkpoint has the content of these
+        segments."""
         for index in self.indexes:
             if index.segment <= up_to_segment:
                 for lane_key in list(index.chunks):
@@ -311,7 +313,7 @@ class SegmentIndex:
     producers: dict[str, ProducerState] = field(default_factory=dict)
     forgotten_producers: set[str] = field(default_factory=set)
     timers: dict[bytes, bool] = field(default_factory=dict)
-    """Timers that were set (True) or cleared (False) in this segment. They override older segments and the
+    """Timers that were set (True) or cleared (False) in this segment. These timers override older segments and the
     checkpoint."""
     sorted_timers: list[bytes] | None = None
     """Keys of `timers`, sorted. None until the first read after a newer segment exists; from then on `timers` cannot
@@ -430,8 +432,8 @@ class OverlayView:
         return self._causes_before.get(key, causes)
 
     def content(self, key: bytes) -> Span | None:
-        """Return the span of a content that the journal had at the moment of the view; None if it had not. The caller
-        must hold the lock, so that the overlay does not change meanwhile."""
+        """Return the span of a content that the journal had at the moment of the view; None if the journal did not have
+        the content. The caller must hold the lock, so that the overlay does not change meanwhile."""
         span = self._removed_contents.get(key)
         return span if span is not None else self._content(key)
 
@@ -444,7 +446,7 @@ class OverlayView:
         return None
 
     def save_before(self, changes: Changes) -> None:
-        """Save the part of the state that `changes` will replace. They are about to be applied."""
+        """Save the part of the state that `changes` will replace. The overlay is about to apply `changes`."""
         for keys in (changes.removes, changes.transient_removes):
             for key in keys:
                 if key.startswith(CONTENTS_LANE_KEY) and (span := self._content(key)) is not None:

@@ -33,7 +33,7 @@ def unpack_extent(segment: int, packed: int) -> tuple[int, int, int]:
 
 
 class LaneSpans:
-    """Positions of one lane's messages in one segment. It is a chunk of a JournalLane."""
+    """Positions of one lane's messages in one segment. Such an object is a chunk of a JournalLane."""
 
     __slots__ = ("lane", "live_count", "packed", "segment", "sequences")
 
@@ -47,7 +47,8 @@ class LaneSpans:
         self.live_count = 0
 
     def insert(self, sequence: int, packed: int) -> None:
-        """Add a message at its place between others. Only a salvage needs this, because a broker's sequences rise."""
+        """Insert a message in order of sequence. Only a salvage calls this method; a broker's sequences rise, so that
+        each new message is appended."""
         at = bisect_left(self.sequences, sequence)
         if self.sequences[at] == sequence:
             self.packed[at] = packed

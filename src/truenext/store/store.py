@@ -81,10 +81,10 @@ class Recovered:
     clean_stop: bool
     """True if the last run stopped cleanly. If False, the store has dropped the transient messages."""
     sequence_limit: int = 1
-    """Limit of the sequences: all that were given out are lower."""
+    """Limit of the sequences: all sequences used so far are lower."""
     redelivered_below: int = 0
-    """Messages with a lower sequence count as redelivered: an earlier run may have dispatched them without recording
-    it."""
+    """Messages with a lower sequence count as redelivered: an earlier run of the broker may have dispatched these
+    without recording the dispatch."""
     queues: dict[int, str] = field(default_factory=dict)
     paused: set[int] = field(default_factory=set)
     """Numbers of the paused queues."""
@@ -101,15 +101,14 @@ class Store(Protocol):
 
     @property
     def disk_level(self) -> DiskLevel:
-        """Disk level of the last check, which was about a second ago at most. Any thread may read it, at no cost.
-
-        The level is valid after `recover`. It is only advice: at each level the store takes every batch that it can
-        write.
+        """Disk level of the last check, which was about a second ago at most. Any thread may read the level, at no
+        cost. The level is valid after `recover`. It only advises the broker: at each level the store takes every batch
+        that it can write.
         """
 
     @property
     def disk_level_bytes(self) -> dict[str, int]:
-        """Numbers of bytes from which `disk_level` was found: `free` and `needed` of the disk; producers wait while
+        """Sizes in bytes from which `disk_level` follows. `free` is the free space of the disk; producers wait while
         less than `needed` is free. A store with its own limit also has `used` and `limit`."""
 
     def recover(self) -> Recovered:
@@ -120,10 +119,10 @@ class Store(Protocol):
         """
 
     def apply(self, batch: Batch) -> None:
-        """Apply the whole batch. The call blocks, and returns once the batch is durable. The broker calls it on a
-        thread; on a quick disk it writes small batches in its event loop.
+        """Apply the whole batch. The call blocks, and returns once the batch is durable. The broker calls this method
+        on a thread; if the disk is quick, also on its event loop, for small batches.
 
-        Raises: StoreError if the batch could not be made durable. The broker then stops, and does not try again.
+        Raises: StoreError if the batch could not be made durable. The broker must then stop, without another try.
         """
 
     def read_page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
@@ -149,8 +148,8 @@ class Store(Protocol):
 
     def content_references(self, numbers: Collection[int]) -> dict[int, int]:
         """Return by content number how many messages refer to each of these persistent contents; 0 if the content is
-        missing. The number may be too high if a batch is being applied, but it is never too low for the batches for
-        which `apply` has returned. Any thread may call this while another is in `apply`.
+        missing. While a batch is being applied, the number may be too high. It is never too low for batches for which
+        `apply` has returned. Any thread may call this while another is in `apply`.
 
         Raises: StoreError if the counts cannot be read
         """

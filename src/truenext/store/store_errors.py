@@ -1,4 +1,5 @@
-"""Translation of errors of LMDB and of the system into a StoreError. Its text says what failed and what to do."""
+"""Translation of errors of LMDB and of the system into a StoreError. The text of a StoreError says what failed and what
+to do."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def store_error(action: str, error: Exception, data: Path) -> StoreError:
 
 @contextmanager
 def translated_errors(action: str, data: Path) -> Iterator[None]:
-    """Run a block. Its errors of STORAGE_ERRORS are raised as StoreError, whose text begins with "cannot" and
+    """Return a context manager that raises errors of STORAGE_ERRORS as StoreError. The text begins with "cannot" and
     `action`."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""Test kit: runs the real broker in the test's own process, with faults that a test can order.
+"""Test kit: runs the real broker in the test's own process, with faults that the test chooses.
 
     async with broker() as here:          a broker in the running event loop
     with blocking_broker() as here:       a broker on a thread of its own, for programs that block

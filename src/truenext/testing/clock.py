@@ -15,7 +15,7 @@ ADVANCE_MARGIN_NS = 1000
 
 
 class OffsetClock:
-    """Clock of one test broker, which the test can advance. It is the same after a restart of the broker."""
+    """Clock of one test broker, which the test can advance. A restart of the broker keeps the same clock."""
 
     def __init__(self) -> None:
         self._advanced_ns = 0
@@ -40,7 +40,7 @@ class AdvanceableLoop:
     """Wrapper of the real event loop, with the methods that a broker uses.
 
     Timers use the test's clock. Actions are counted, so that the test kit knows when the broker is idle. After `end`,
-    the loop runs no actions, as if its process had been killed.
+    the loop runs no further actions, like a killed process.
     """
 
     def __init__(self, loop: AbstractEventLoop, clock: OffsetClock, on_failed: Callable[[Exception], None]) -> None:
@@ -50,7 +50,6 @@ class AdvanceableLoop:
         self._on_failed = on_failed
         self._timers = DelayedCalls()
         self._first_timer_handle: TimerHandle | None = None
-        """Timer of the real loop that runs the first timer of this loop; None without timers."""
         self._readers: dict[socket, Callable[[], object]] = {}
         self._writers: dict[socket, Callable[[], object]] = {}
         self._unwatched: set[socket] = set()
@@ -151,7 +150,7 @@ class AdvanceableLoop:
     # ---- The end ----
 
     def end(self) -> None:
-        """Cancel all timers, and run no more actions. The caller has removed all readers and writers before."""
+        """Cancel all timers, and run no more actions. The caller must remove all readers and writers first."""
         self._timers = DelayedCalls()
         self._set_alarm()
         self._has_ended = True

@@ -19,7 +19,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 class CloseAfterCommit(CloseConnection):
     """Answer that cuts the connection in place of the RECEIPT of a COMMIT. The broker gives this answer once the COMMIT
-    is durable. Nothing more is sent."""
+    is durable; after it, nothing more is sent."""
 
 
 class FreezableSocket(socket.socket):
@@ -109,8 +109,8 @@ class CuttableConnection(ServerConnection):
             self._broker_loop.watch(self._freezable)
 
     def count_as_heart_beat(self) -> None:
-        """Treat the client as if it had just sent a heart-beat. The client's own clock does not advance with the
-        broker's clock, so real heart-beats would come too late."""
+        """Treat the client as if it had just sent a heart-beat. Advancing the broker's clock does not advance the
+        client's, so real heart-beats would come too late."""
         if not self._freezable.is_frozen:
             self._input.count_as_heard()
 

@@ -1,4 +1,4 @@
-"""Store of a test broker: keeps all data in memory, and acts as a slow or full disk when the test orders it."""
+"""Store of a test broker: keeps all data in memory, and acts as a slow or full disk when the test says so."""
 
 import threading
 
@@ -12,7 +12,7 @@ from truenext.testing.faults import Faults
 
 
 class FaultyStore:
-    """Store for one run of a test broker. It wraps the store in memory, and is slow or full when the test orders it."""
+    """Store for one run of a test broker. It wraps the store in memory, and is slow or full when the test says so."""
 
     def __init__(self, store: MemoryStore, loop: AdvanceableLoop, faults: Faults) -> None:
         self._memory_store = store
@@ -83,8 +83,8 @@ class FaultyStore:
 
 
 class FaultyWriteTimeEstimate(WriteTimeEstimate):
-    """Estimate of write times for a FaultyStore. While the disk is slow, no write counts as quick. So the event loop,
-    which makes quick writes itself, leaves all writes to the store's thread."""
+    """Estimate of write times for a FaultyStore. While the disk is slow, no write counts as quick. So the store's
+    thread makes all writes, and the event loop none."""
 
     def __init__(self, store: FaultyStore) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Faults that a test has ordered: single faults, such as the loss of a COMMIT, and states, such as a full disk."""
+"""Faults that a test wants to happen: single faults, such as the loss of a COMMIT, and states, such as a full disk."""
 
 import sys
 from collections import deque
@@ -13,7 +13,8 @@ _PACKAGE = "truenext.testing"
 
 
 class NeverReached(AssertionError):
-    """A test has ended before a required fault could happen. So its result proves nothing about that fault."""
+    """A test has ended, but a required fault has not happened, so that the test's result proves nothing about that
+    fault."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +37,8 @@ class Faults:
     ordered_faults: list[OrderedFault] = field(default_factory=list)
     """Faults ordered for a certain moment, including those that have happened."""
     commit_losses: deque[tuple[CommitMoment, OrderedFault]] = field(default_factory=deque)
-    """Connections that are still to be lost at a COMMIT: for each COMMIT, the moment and the fault."""
+    """COMMITs whose connection will be lost, in order: the moment of the loss (before or after the execution), and the
+    fault."""
     is_disk_full: bool = False
     disk_delay_s: float = 0.0
     """Seconds of the broker's clock for which each batch is delayed before it is durable."""
@@ -60,15 +62,17 @@ class Faults:
         self.commit_losses.append((when, self.order_fault(f'lose_commit("{when}")', required, location)))
 
     def take_commit_loss(self, when: CommitMoment) -> bool:
-        """Return whether the current COMMIT is to lose its connection at this moment. If so, the fault counts as
-        reached."""
+        """Return whether the current COMMIT is to lose its connection at this moment. If so, the fault has happened."""
         if not self.commit_losses or self.commit_losses[0][0] != when:
             return False
         self.commit_losses.popleft()[1].was_reached = True
         return True
 
     def check_all_reached(self) -> None:
-        """Check that each required fault was reached. Raises: NeverReached if a required fault was not reached"""
+        """Check that each required fault has happened.
+
+        Raises: NeverReached if a required fault has not happened
+        """
         missed = [
             f"{each.call_text}, ordered at {each.location}"
             for each in self.ordered_faults
@@ -78,12 +82,12 @@ class Faults:
             raise NeverReached(
                 "the test has ended, and these faults that it ordered never happened, so they were not tested:\n"
                 + "\n".join(missed)
-                + "\nMake the program reach them, or order them with required=False"
+                + "\nChange the test so that each of these faults happens, or order the fault with required=False"
             )
 
 
 def caller_location() -> str:
-    """Return the place of the innermost caller outside of this package, as FILE:LINE."""
+    """Return the location of the innermost caller outside of this package, as FILE:LINE."""
     frame = sys._getframe(1)
     while f"{frame.f_globals.get('__name__')}.".startswith(f"{_PACKAGE}.") and frame.f_back is not None:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Broker that cuts the connection of a COMMIT when a test orders it."""
+"""Broker that cuts the connection of a COMMIT when a test says so."""
 
 from asyncio import AbstractEventLoop
 from collections.abc import Iterable, Iterator
@@ -31,8 +31,8 @@ class FaultyBroker(Broker):
         self._engine_commit = engine.commands.commit
         self._execution.actions[Commit] = self._commit_and_lose_connection
         self._losing_sessions: set[ConnectionState] = set()
-        """Sessions with an executed COMMIT that is not durable yet. Their connection is cut when the COMMIT is
-        durable."""
+        """Sessions with an executed COMMIT that is not durable yet. The connection of such a session is cut when the
+        COMMIT is durable."""
 
     def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
         return super().execute(session, self._commands_until_lost(session, commands))

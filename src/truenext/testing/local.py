@@ -64,7 +64,7 @@ class LocalBroker:
     async def restart(self) -> None:
         """Stop the broker cleanly, and start it again. All waiting messages survive, including transient ones.
 
-        Frozen connections are thawed first. The broker waits up to two seconds for clients to close their connections.
+        Frozen connections are thawed first, and clients get up to two seconds to close their connections.
         """
         async with self._lock:
             await self._broker_run.stop()
@@ -123,7 +123,8 @@ class LocalBroker:
             one.freeze()
 
     def thaw(self, connection: HasSession | str | None = None) -> None:
-        """Let a frozen connection continue. If the broker has closed it meanwhile, the client sees that now.
+        """Let a frozen connection continue. If the broker has closed the connection meanwhile, the client sees that
+        now.
 
         Args:
             connection: Connection of a client, or the header `session` of its CONNECTED; None means all connections.
@@ -176,8 +177,8 @@ class LocalBroker:
     async def advance(self, *, seconds: float) -> None:
         """Advance the broker's clock.
 
-        Before the return, the broker has executed all commands that clients had sent before, and then all timers that
-        became due, one after the other. It has also written the results to the sockets.
+        The call returns once the broker has executed all commands that clients had sent before, has run all timers that
+        became due, one after the other, and has written the results to the sockets.
 
         Args:
             seconds: Seconds to advance, 0 or more.

@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 IDLE_PASSES = 3
-"""Number of passes of the event loop without an action after which the broker counts as idle. Bytes in a socket are
-seen one or two passes after they were sent."""
+"""Number of passes of the event loop without an action after which the broker counts as idle. More than one pass is
+needed, because the loop sees bytes in a socket only one or two passes after they were sent."""
 THREAD_POLL_S = 0.0005
 
 
@@ -71,7 +71,8 @@ class BrokerRun:
     # ---- Going on ----
 
     async def quiesce(self) -> None:
-        """Wait until the broker is idle. Work that waits for the clock, a client or a slow disk does not count.
+        """Wait until the broker is idle. A broker whose work waits for the clock, a client or a slow disk counts as
+        idle.
 
         Raises: TruenextError if the broker has failed; ConfigurationError if the time of the event loop stands still
         """

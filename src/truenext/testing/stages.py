@@ -144,7 +144,7 @@ class Stages:
 
     def __init__(self, service: Service, running: ServiceRun, local: LocalBroker, control: Connection) -> None:
         self.broker = local
-        """Broker of the test. Its methods order faults (docs/testing.md)."""
+        """Broker of the test. A test calls the broker's methods to make faults happen (docs/testing.md)."""
         self._service = service
         self._service_run = running
         self._control_connection = control
@@ -274,7 +274,7 @@ class Stages:
         """
         if point not in get_args(Point):
             raise ValueError(
-                f"there is no point {point!r} in the way of a message: {known_names_hint(point, get_args(Point))}"
+                f"there is no point {point!r} in the handling of a message: {known_names_hint(point, get_args(Point))}"
             )
         _check_plain_function(action, "action")
         queues = self._service.stages
@@ -296,7 +296,8 @@ class Stages:
                 each.action()
 
     async def advance(self, *, seconds: float) -> None:
-        """Advance the broker's clock. Then delays that have passed are over, and messages whose time has come expire.
+        """Advance the broker's clock. Delays that end in this time are over afterwards, and messages whose time to live
+        ends have expired.
 
         Args:
             seconds: Seconds to advance, 0 or more.

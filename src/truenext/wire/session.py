@@ -22,7 +22,7 @@ class DeliveryCauses(Protocol):
 
 
 class Delivery(Protocol):
-    """Fields of a dispatch that the client is told with the message."""
+    """Fields of a dispatch that the client gets with the message."""
 
     @property
     def sequence(self) -> int: ...
@@ -58,7 +58,7 @@ class WireReplies(Protocol):
 
     @property
     def heart_beat(self) -> bytes:
-        """Bytes of a heart-beat, which only show that the broker is there."""
+        """Bytes of a heart-beat."""
 
     def encode_deliveries(
         self,
@@ -77,7 +77,8 @@ class WireReplies(Protocol):
     def encode_end_of_pull_request(
         self, subscription: str, destination: Destination, unused: int, correlation: str | None
     ) -> bytes:
-        """Encode the end of a pull request. `unused` is the number of messages that were requested and do not come."""
+        """Encode the end of a pull request. `unused` is the number of messages that were requested and will not
+        come."""
 
     def encode_receipt(self, receipt: Receipt) -> bytes: ...
 
@@ -108,8 +109,8 @@ class WireSession(Protocol):
 
     @property
     def last_receipt(self) -> str | None:
-        """Receipt that the last frame has requested, for the ERROR if the frame is refused; None if it requested
-        none."""
+        """Receipt that the last frame has requested; None if none. If the frame is refused, the ERROR names this
+        receipt."""
 
     @property
     def send_interval_ms(self) -> int:
@@ -127,8 +128,8 @@ class WireSession(Protocol):
         """
 
     def accept_last(self) -> None:
-        """Note that the command that was yielded last is executed. A caller that takes the next command at once need
-        not call this."""
+        """Note that the command that was yielded last is executed. Taking the next command from `receive` implies this
+        call."""
 
     def mark_refused(self) -> int:
         """Note that the last frame was refused, and drop its remaining commands. Returns the number of the frame."""

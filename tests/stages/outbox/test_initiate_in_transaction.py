@@ -455,7 +455,7 @@ def test_units_unreadable_to_a_process_are_skipped_and_delay_no_other_unit(
         with pytest.raises(TimeoutError, match="the outbox has 2 unsent messages"):
             await t.wait_until_ended(timeout=1.5)
         assert sorted(shop.received) == [2, 3]
-        texts = [each for each in caplog.records if "leaves them to newer ones" in each.message]
+        texts = [each for each in caplog.records if "only processes of that version" in each.message]
         assert [each.__dict__["units"] for each in texts] == [2]
 
     run(shop.app, work, database=database)

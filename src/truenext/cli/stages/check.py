@@ -72,7 +72,7 @@ def check(target: str, file: Path, write: bool) -> None:
 
 
 def _read(file: Path, *, is_replaced: bool) -> ServiceInterface | None:
-    """Read an interface from `file`. Return None if its format is an older one and the file `is_replaced` anyway.
+    """Read an interface from `file`. Return None for an older format if the file `is_replaced` in any case.
 
     Raises: ConfigurationError if the file is missing, or its format or content cannot be used; OSError if it cannot be
     read

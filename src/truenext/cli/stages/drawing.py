@@ -1,7 +1,8 @@
 """Drawing of a service, in the language of Graphviz or of Mermaid.
 
 Each endpoint of the service is drawn as a group of its stages, in order. Endpoints of other services, and topics, are
-drawn outside. An arrow goes from each stage to each endpoint or topic that it names. Its label is the kind of call.
+drawn outside. An arrow goes from each stage to each endpoint or topic that it names. The label of the arrow is the kind
+of call.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """HTTP server that tells whether a process is live and ready, and shows its metrics.
 
-It serves the least possible of HTTP/1.1: one request for each connection, without a body. Any client that reaches the
+It serves only a small part of HTTP/1.1: one request for each connection, without a body. Any client that reaches the
 port may send a request, so the cost of a request is limited.
 
 Source: RFC 9112; Kubernetes, "Configure Liveness, Readiness and Startup Probes"

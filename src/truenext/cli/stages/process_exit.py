@@ -1,7 +1,7 @@
 """End of a service's process in time, whatever its stages do.
 
 A plain function that never returns holds its thread. An `async` function that ignores its cancellation holds the end of
-the event loop. A function that blocks the event loop holds everything. In each case this file ends the process.
+the event loop. A function that blocks the event loop holds everything. In each case this module ends the process.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class ExitDeadline:
     def bring_forward(self, seconds: float, status: int) -> None:
         """End the process in `seconds` with this exit status. If an earlier deadline is set, that one counts.
 
-        Signal handlers may call this. A signal may interrupt the handler of another one; the handler of the later
-        signal then finishes first. So the earliest deadline counts, and not the one that was set last.
+        Signal handlers may call this. The earliest deadline counts instead of the last one because a signal may
+        interrupt the handler of another signal; the handler of the later signal then finishes first.
         """
         self._requests.put((time.monotonic() + seconds, status))
 
@@ -55,8 +55,8 @@ class ExitDeadline:
 
 
 def join_threads(status: int) -> None:
-    """Wait up to THREADS_TIMEOUT_S for the threads of plain functions. If one still runs, end the process with
-    `status`; the message of that thread was released before."""
+    """Wait up to THREADS_TIMEOUT_S for the threads of plain functions. If a thread still runs, end the process with
+    `status`. The message of such a thread was released before."""
     deadline = time.monotonic() + THREADS_TIMEOUT_S
     threads = [each for each in threading.enumerate() if each.name.startswith(THREAD_NAME_PREFIX)]
     for thread in threads:

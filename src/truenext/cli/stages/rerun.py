@@ -45,9 +45,9 @@ def rerun(
 
     Sends the messages that wait in QUEUE, and removes them there.
 
-    An exactly-once stage knows a message by its id. It does not run again for a message that it has processed, even if
-    the message is moved back. Under a new id the stage runs again, and so do stages that it sends to. So all effects
-    happen a second time. This never happens with `truenext redrive`, which keeps the ids.
+    An exactly-once stage knows a message by its id. The stage does not run again for a message that it has processed,
+    even if the message is moved back. Under a new id the stage runs again, and so do stages that it sends to. So all
+    effects happen a second time. This never happens with `truenext redrive`, which keeps the ids.
     """
     if to == queue:
         raise click.UsageError(

@@ -47,7 +47,7 @@ STALLED_S = 300.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NO_TIMEOUT_S = 0.0
 CLOSE_TIMEOUT_S = 10.0
-"""Seconds for the rest of the end after STOP_TIMEOUT_S. It holds even if a stage blocks the event loop."""
+"""Seconds for the rest of the end after STOP_TIMEOUT_S. This limit holds even if a stage blocks the event loop."""
 
 
 @click.command()
@@ -172,8 +172,8 @@ def merge_credentials(line: Credentials, own: Credentials, environment: Credenti
     printed at the start.
 
     User and password come together, from the first source that names a user: the command line, the service, the
-    environment. A password without a user replaces the password of this source. It is taken from the command line, or
-    else from the environment. A certificate is replaced together with its key.
+    environment. A password without a user replaces the password of this source. Such a password comes from the command
+    line, or else from the environment. A certificate is replaced together with its key.
     """
     sources = {"--user": line, "its code": own, USER_VARIABLE: environment}
     if own.certificate is not None:
@@ -330,7 +330,7 @@ class QueueInfo(msgspec.Struct):
 
 async def _warn_of_orphaned_queues(running: ServiceRun, definition: Definition) -> None:
     """Log a warning for each queue of a former stage that has messages. An earlier version of the service has left
-    them, or still sends them."""
+    these messages, or still sends them."""
     try:
         queues = msgspec.json.decode(await running.connection.control_request("queues"), type=list[QueueInfo])
     except (TruenextError, TimeoutError) as error:

@@ -50,12 +50,12 @@ class ReceivedMessage(Content):
         self.ack_id = headers.get("ack", "")
         self.state = ReceivedMessageState.BUFFERED
         self.is_started = False
-        """The client has told the broker that the program has the message."""
+        """True if the client has reported to the broker that the program has the message."""
         self.transaction: object | None = None
         self.redelivery: ReceivedMessage | None = None
-        """Later dispatch of the same message. It arrived while the program still held this dispatch."""
+        """Later dispatch of the same message, which arrived while the program still held this dispatch."""
         self.may_have_missed: bool = False
-        """The connection was lost before this message, so earlier messages of its topic may be missing."""
+        """True if the connection was lost before this message, so that earlier messages of its topic may be missing."""
 
 
 class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_lossy(self) -> bool:
-        """The subscription loses messages that are sent while there is no connection."""
+        """Whether the subscription loses messages that are sent while there is no connection."""
         return self.durable is None and self.destination.startswith(("/topic/", "/temp-topic/"))
 
 
@@ -94,16 +94,16 @@ class Subscription:
     requested_count: int = 0
     """Number of messages that pull requests have requested, and that have not arrived."""
     is_exhausted: bool = False
-    """The broker had fewer messages than the last pull request wanted."""
+    """True if the broker had fewer messages than the last pull request asked for."""
     pull_id: str = ""
     is_suspended: bool = False
-    """The broker was told to send no messages until the client wakes the subscription."""
+    """True if the broker was asked to send no messages until the client wakes the subscription."""
     is_paused: bool = False
-    """The program has paused the consumer."""
+    """True if the program has paused the consumer."""
     is_release_due: bool = False
-    """The buffered messages must be released as soon as the broker has confirmed the subscription."""
+    """True if the buffered messages must be released as soon as the broker has confirmed the subscription."""
     is_polled: bool = False
-    """The program has requested a message since the reconciler last checked for idle buffers."""
+    """True if the program has requested a message since the reconciler last checked for idle buffers."""
     is_subscribe_sent: bool = False
     is_open: bool = False
     """The broker has confirmed the SUBSCRIBE."""
@@ -111,7 +111,7 @@ class Subscription:
     error: TruenextError | None = None
     """Error that has ended the subscription."""
     may_have_missed: bool = False
-    """The next message is the first one after a lost connection, so messages before it may be missing."""
+    """True if the next message is the first one after a lost connection, so that messages before it may be missing."""
     opened: Signal = field(default_factory=Signal)
     """Set when the subscription is open, or has ended."""
 
@@ -165,7 +165,7 @@ class ReceiveBuffer:
         self.subscriptions: list[Subscription] = []
         self._waiters: dict[Signal, Subscription | None] = {}
         self.is_closed = False
-        """No message is delivered any more, and calls that wait for one return."""
+        """True if no message is delivered any more, and calls that wait for a message must return."""
 
     def push(self, received: ReceivedMessage) -> None:
         subscription = received.subscription
@@ -187,19 +187,19 @@ class ReceiveBuffer:
         received.subscription.pop()
 
     def on_settled(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Handle the fact that the program no longer holds these messages."""
+        """Note that the program no longer holds these messages."""
 
     def on_cleared(self) -> None:
-        """Handle the fact that buffered messages of a subscription were dropped."""
+        """Note that buffered messages of a subscription were dropped."""
 
     withheld_count = 0
-    """Number of messages that have arrived, and that wait for the end of another message of their group."""
+    """Number of arrived messages that wait until another message of their group is settled."""
 
     # ---- Waiting callers ----
 
     def add_waiter(self, subscription: Subscription | None) -> Signal:
-        """Return a signal that is set when a message arrives, or when all waiting callers must check again. The caller
-        gives the signal back with `remove_waiter`."""
+        """Return a signal that is set when a message arrives, or when all waiting callers must check again. When the
+        caller stops waiting, it must pass the signal to `remove_waiter`."""
         signal = Signal()
         self._waiters[signal] = subscription
         return signal

@@ -1,4 +1,4 @@
-"""State machine of a client: it knows and decides everything about a program's connection, without a socket.
+"""State machine of a client: has all state and all decisions of a program's connection, but no socket.
 
     requests ──flows──▶ Client ──bytes, `data_to_send`──▶ driver, which has the socket
     answers  ◀─signals─        ◀──`receive_data`, `on_connection_lost`, `run_due_calls`──
@@ -40,8 +40,8 @@ from truenext.model.url import DEFAULT_URL, Address, parse_url
 from truenext.wire.stomp.frame import Frame
 
 ATTEMPT_TIMEOUT_S = 10.0
-"""Seconds within which a broker must accept a connection. CONNECTED must follow within the same time. The time allows
-for a broker that first ends a write of an old connection, which the client takes over."""
+"""Seconds within which a broker must accept a connection. CONNECTED must follow within the same time. The time is
+enough for a broker that must first finish a write of an old connection, which the client takes over."""
 HEART_BEAT_S_MAX = 24 * 3600
 REPORT_INTERVAL_S = 60.0
 """Seconds after a report within which the same problem with the same URL is not reported again."""
@@ -59,10 +59,10 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     heart_beat_s: float = 10.0
     """Interval of heart-beats in seconds; 0 disables heart-beats."""
     reconnects: bool = True
-    """True: a lost connection is opened again. False: it stays closed, and the first connection tries each address
-    once."""
+    """True: a lost connection is opened again. False: a lost connection stays closed, and the first connection tries
+    each address once."""
     heartbeat_thread: bool = False
-    """A thread sends the heart-beats, so that a blocked event loop does not lose the connection."""
+    """True: a thread sends the heart-beats, so that the connection survives a blocked event loop."""
     attempt_timeout_s: float = ATTEMPT_TIMEOUT_S
     """Seconds within which a broker must accept a connection. CONNECTED must follow within the same time."""
 
@@ -144,9 +144,9 @@ class Client:
         self.last_error: Exception | None = None
         """Error of the last failed attempt to connect."""
         self.is_listening = False
-        """The last attempt to connect has connected a socket, so a program listens at the address."""
+        """True if the last attempt to connect has connected a socket, so that a program listens at the address."""
         self.is_closing = False
-        """The program has closed the connection, and new requests are refused."""
+        """True if the program has closed the connection, so that new requests are refused."""
         self._is_disconnect_sent = False
         self.connection_state_since = context.clock()
         """Time at which the connection came up, or was lost."""
@@ -160,10 +160,9 @@ class Client:
         self.reconnect_count = -1
         self.browse_listener: BrowseListener | None = None
         self.is_read_buffer_full = False
-        """The driver must not read the socket for now, because a browser has enough messages."""
+        """True if the driver must not read the socket for now, because a browser has enough messages."""
         self._reconciler = Reconciler(context, self.subscriptions, self.pending_requests, self.on_connection_lost)
         self._last_link_number = 0
-        """Number of the last link. It rises with each link."""
         self._takeover_secret = ""
         self._last_store_id = ""
         self._is_pump_due = False
@@ -301,8 +300,9 @@ class Client:
         self.on_connection_lost(error if is_busy else ConnectionLost(f"the broker ended the connection: {error}"))
 
     def _is_refusal_final(self, code: str) -> bool:
-        """Return whether later logins would be refused, too. Other brokers send no code, and may refuse a login only
-        because they still have the lost connection. So their refusal is final only if no login has succeeded before."""
+        """Return whether later logins would be refused, too. A broker other than truenext sends no code, and may refuse
+        a login only because it still has the lost connection. So a refusal without a code is final only if no login has
+        succeeded before."""
         return code in _FINAL_REFUSAL_CODES or (not code and self.reconnect_count < 0)
 
     def on_connection_lost(self, error: Exception) -> None:
@@ -440,8 +440,8 @@ class Client:
         )
 
     def request_commit_outcome(self, transaction: TransactionState) -> None:
-        """Ask the broker for the outcome of a COMMIT in doubt. If the broker has not executed the COMMIT by then, it
-        never will."""
+        """Ask the broker for the outcome of a COMMIT in doubt. If the broker has not executed the COMMIT when it gets
+        this request, it never will."""
         producer = transaction.producer
         link = self.link
         if link is None or not link.is_up:
@@ -536,8 +536,8 @@ class Client:
     ) -> Flow[Subscription]:
         """Subscribe, and wait until the broker has confirmed the subscription.
 
-        Raises: Refused if the broker refuses it; TimeoutError at the deadline; ClosedError if the connection is closed;
-        the error that ended the connection for good
+        Raises: Refused if the broker refuses the subscription; TimeoutError at the deadline; ClosedError if the
+        connection is closed; the error that ended the connection for good
         """
         self.check_open()
         subscription = self.subscriptions.add(options, buffer)
@@ -649,10 +649,9 @@ class Client:
 
     def close(self, deadline: float | None) -> Flow[None]:
         """Release held messages without an attempt, wait until all sends are confirmed, and disconnect. If the
-        connection is lost meanwhile, the wait goes on over the next one.
-
-        Sends that are not confirmed by the deadline fail with TimeoutError; if this call is interrupted, with
-        ClosedError. Errors of the broker are not raised.
+        connection is lost meanwhile, the wait continues on the next connection. Sends that are not confirmed by the
+        deadline fail with TimeoutError. If this call is interrupted, they fail with ClosedError. Errors of the broker
+        are not raised.
         """
         self.is_closing = True
         error = ClosedError(_CLOSED_TEXT)
@@ -690,7 +689,7 @@ class Client:
 
     def _send_disconnect(self, link: Link) -> Signal:
         """Send DISCONNECT, with the names of producers that the broker may forget. The returned signal is set when the
-        broker has confirmed it."""
+        broker has confirmed the DISCONNECT."""
         headers = {}
         if link.is_truenext:
             in_doubt = {
@@ -710,7 +709,7 @@ class Client:
 
 
 class AnswerWaiter(AnswerHandler, msgspec.Struct, eq=False):
-    """Answer handler of one frame, with a signal that is set when the answer is there."""
+    """Answer handler of one frame, with a signal that is set when the answer has come."""
 
     answered: Signal = msgspec.field(default_factory=Signal)
     error: TruenextError | None = None

@@ -29,8 +29,8 @@ class ConsumeCall:
     def subscribe(self, options: SubscriptionOptions) -> Flow[None]:
         """Subscribe, and wait until the broker has confirmed the subscription.
 
-        Raises: Refused if the broker refuses it; TimeoutError without an answer; ClosedError if the connection is
-        closed
+        Raises: Refused if the broker refuses the subscription; TimeoutError without an answer; ClosedError if the
+        connection is closed
         """
         client = self.client
         self._subscription = yield from client.subscribe(options, self._buffer, client.clock() + DEFAULT_TIMEOUT_S)
@@ -75,7 +75,6 @@ class ConsumeCall:
         return self._buffer.is_closed
 
     def wait_until_stopped(self) -> Flow[None]:
-        """Wait until `stop` is called."""
         while not self._buffer.is_closed:
             yield Wait(self._changed)
 
@@ -117,7 +116,8 @@ class HandlerWorker:
     def next_message(self, owner: object) -> Flow[ReceivedMessage | None]:
         """Return the next message to handle, or None when the call has ended.
 
-        Raises: Refused, ConnectionLost if the subscription or the connection has ended; ClosedError if it is closed
+        Raises: Refused, ConnectionLost if the subscription or the connection has ended; ClosedError if the program has
+        closed the connection
         """
         call = self._consume_call
         if self.session.is_expired:
@@ -171,8 +171,8 @@ class HandlerWorker:
         session.on_handling_failed(received, error)
 
     def is_handler_failure(self, error: Exception) -> bool:
-        """Return whether the handler is at fault: not for RolledBack, nor for ClosedError after the program has closed
-        the connection."""
+        """Return whether `error` is the fault of the handler. RolledBack is not, nor is ClosedError after the program
+        has closed the connection."""
         if isinstance(error, ClosedError):
             return not self._consume_call.client.is_closed_by_program
         return not isinstance(error, RolledBack)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 LOGIN_BYTES_EACH_MAX = 2048
-"""Longest user, password and client id, in bytes. All of them must fit into a CONNECT, which may have 8 KiB."""
+"""Longest user, password and client id, in bytes. Together the three must fit into a CONNECT, which may have 8 KiB."""
 
 _FORBIDDEN_IN_LOGIN = frozenset("\r\n\0")
 """Characters that no header of CONNECT can contain, because STOMP does not escape the headers of CONNECT."""

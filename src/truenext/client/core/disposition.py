@@ -13,7 +13,7 @@ class Disposition(msgspec.Struct, frozen=True):
     delay_ms: int | None = None
     """Milliseconds until a failed message is redelivered. None: the queue's policy decides."""
     is_rejected: bool = False
-    """The failed message becomes a dead letter, and is not redelivered."""
+    """True if the failed message becomes a dead letter instead of being redelivered."""
     cause: str = ""
     """Cause of the failure, which the broker stores with the message."""
 

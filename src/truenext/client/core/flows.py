@@ -83,7 +83,8 @@ def parse_consumer_mode(ack: str) -> SessionMode:
 def subscribe(session: SessionCore, options: SubscriptionOptions) -> Flow[Subscription]:
     """Subscribe a session, and wait until the broker has confirmed the subscription.
 
-    Raises: Refused if the broker refuses it; TimeoutError without an answer; ClosedError if the session is closed
+    Raises: Refused if the broker refuses the subscription; TimeoutError without an answer; ClosedError if the session
+    is closed
     """
     session.check_open()
     client = session.client
@@ -169,8 +170,8 @@ def close_consumer(
     *,
     owns_session: bool,
 ) -> Flow[None]:
-    """Close a consumer. With `owns_session` also close its session; before that, settle delivered messages of mode auto
-    by `disposition`."""
+    """Close a consumer. With `owns_session`, first settle delivered messages of mode auto by `disposition`, and finally
+    close the consumer's session, too."""
     if owns_session:
         session.settle_awaiting_auto_ack(disposition)
         session.close(owner)
@@ -219,7 +220,8 @@ def rollback(session: SessionCore, owner: object, counted: CountedAttempts) -> F
 
 
 class TransactionBlock:
-    """Block of a program for one transaction. It commits or rolls back at its end, and tells the outcome."""
+    """Block of a program for one transaction. The end of the block commits or rolls back; afterwards the block has the
+    outcome."""
 
     def __init__(self, session: SessionCore, timeout: float) -> None:
         """Make a block whose commit may take `timeout` seconds.
@@ -367,7 +369,7 @@ def send_request(
 def send_control_request(client: Client, verb: str, arguments: object, deadline: float) -> Flow[bytes]:
     """Send a control request, and return the broker's answer, as JSON.
 
-    Raises: Refused if the broker refuses it; TimeoutError at the deadline; ConnectionLost before the answer;
+    Raises: Refused if the broker refuses the request; TimeoutError at the deadline; ConnectionLost before the answer;
     LocalProtocolError if the broker is not truenext
     """
     head, body = encode_control_request(verb, arguments)

@@ -24,7 +24,7 @@ class HandlerIsolation:
         self.buffers: WeakSet[SharedReceiveBuffer] = WeakSet()
 
     def may_start_handling(self, received: ReceivedMessage, buffer: SharedReceiveBuffer) -> bool:
-        """Return whether a handler may get `received` now; it is the first message of `buffer`."""
+        """Return whether a handler may get `received` now. `received` is the first message of `buffer`."""
         if self._is_isolated:
             return False
         if received.was_lost:
@@ -47,7 +47,7 @@ class HandlerIsolation:
             self._isolated_next = None
 
     def on_settled(self, count: int) -> None:
-        """Handle the fact that `count` handlers have settled their messages."""
+        """Note that `count` handlers have settled their messages."""
         others_wait = self._is_isolated or self._isolated_next is not None
         self._running_count -= count
         self._is_isolated = False

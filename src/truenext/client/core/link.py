@@ -1,8 +1,8 @@
 """Link: one TCP connection to a broker, with bytes in and out, and handlers that wait for answers.
 
-Frames are counted as the broker counts them: CONNECT is 1. A frame that may be refused is *unanswered* until a
-RECEIPT of this or a later frame arrives, or an ERROR that names it: the broker answers in the order of the frames.
-So a receipt is requested now and then, and its name is the number of its frame.
+Client and broker number the frames of a link in the same way: CONNECT is 1. A frame that may be refused is *unanswered*
+until a RECEIPT of this or a later frame arrives, or an ERROR with the frame's number. The broker answers in the order
+of the frames, so a receipt now and then is enough. The name of a receipt is the number of its frame.
 
 Source: docs/protocol.md, "Refused frames"
 """
@@ -53,7 +53,7 @@ class AnswerHandler:
         """Handle an ERROR for this frame. The frame had no effect."""
 
     def on_connection_lost(self) -> None:
-        """Handle the loss of the connection before an answer came. The frame may have had its effect."""
+        """Handle the loss of the connection before an answer. The broker may have executed the frame or not."""
 
 
 class SignalingAnswerHandler(AnswerHandler, msgspec.Struct, eq=False):
@@ -81,14 +81,14 @@ class Link:
         frame."""
         self.number = number
         self.is_up = False
-        """The broker has answered CONNECT with CONNECTED."""
+        """True once the broker has answered CONNECT with CONNECTED."""
         self.is_truenext = False
         self.store_id = ""
         self.session_id = ""
         self.server_name = ""
         self.release_count = 0
         self.out_chunks: list[bytes] = []
-        """Bytes that the driver has still to write."""
+        """Bytes that the driver still has to write."""
         self.frame_count = 0
         self.unanswered: dict[int, AnswerHandler] = {}
         """Handlers of unanswered frames by frame number, in ascending order."""
@@ -258,12 +258,12 @@ class Link:
 
 DELAY_FIRST_S = 0.1
 DELAY_MAX_S = 15.0
-"""Longest delay, in seconds, between two rounds over all addresses. The delay doubles with each round. A random part is
-taken off, so that many clients do not connect at the same moment."""
+"""Longest delay, in seconds, between two rounds over all addresses. The delay doubles with each round. The delay is
+shortened by a random part, so that many clients do not connect at the same moment."""
 STABLE_CONNECTION_S = 5.0
 """Lifetime, in seconds, from which on a connection counts as a success."""
 QUICK_FAILURES_MAX = 3
-"""Largest failure count after the loss of a short connection. The broker is there, so delays stay short."""
+"""Largest failure count after the loss of a short connection. The broker did answer, so the delays stay short."""
 
 
 class ConnectBackoff:

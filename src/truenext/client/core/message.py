@@ -33,8 +33,8 @@ class Content:
         self.rank: int = rank(min(max(int(priority), 0), PRIORITY_MAX)) if known is None else known
         """Rank: 9 - priority. Messages with the lowest rank are dispatched first."""
         self.sequence: int = int(headers.get("truenext-sequence", arrival))
-        """Position in the broker's order among messages of equal `rank`. It is `arrival` if the broker does not send a
-        sequence."""
+        """Position in the broker's order among messages of equal `rank`. If the broker does not send a sequence, the
+        value is `arrival`."""
 
     @property
     def text(self) -> str:
@@ -56,7 +56,7 @@ class Content:
 
     @property
     def persistent(self) -> bool:
-        """The message survives a crash of the broker."""
+        """True if the message survives a crash of the broker."""
         return self.headers.get("persistent", "") == "true"
 
     @property
@@ -81,18 +81,18 @@ class Content:
 
     @property
     def deliveries(self) -> int:
-        """Number of dispatches of the message, including this one; 0 if the broker does not send it."""
+        """Number of dispatches of the message, including this one; 0 if the broker does not send the number."""
         return int(self.headers.get("truenext-deliveries", "0"))
 
     @property
     def redelivered(self) -> bool:
-        """A program may have received the message before: this one or another one. A dispatch that a client only
+        """True if a program, this one or another, may have received the message before. A dispatch that a client only
         buffered does not count."""
         return self.headers.get("redelivered", "") == "true"
 
     @property
     def was_lost(self) -> bool:
-        """The last attempt was a lost connection, so that handling the message may crash the process."""
+        """True if the last attempt was a lost connection, so that handling the message may crash the process."""
         return self.headers.get("truenext-lost", "") == "true"
 
     @property
@@ -108,7 +108,7 @@ class Content:
     @property
     def timestamp_ms(self) -> int:
         """Time at which the broker accepted the message, in milliseconds since the epoch; 0 if the broker does not send
-        it."""
+        the time."""
         return int(self.headers.get("timestamp", "0"))
 
     @property

@@ -1,6 +1,6 @@
 """Requests to the broker and to other clients. Replies arrive at a temporary queue of the connection.
 
-When the connection is lost, its temporary queue is gone. So pending requests to other clients fail.
+The temporary queue ends with the connection. So pending requests to other clients fail when the connection is lost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SubscriptionStatus(msgspec.Struct):
     held: int
     """Number of messages that the subscription holds."""
     idle: str
-    """Reason why the broker dispatches no message to the subscription; empty if it could dispatch one."""
+    """Reason why the broker dispatches no message to the subscription; empty if the broker could dispatch one."""
 
 
 class ConnectionStatus(msgspec.Struct):
@@ -65,7 +65,6 @@ class _PendingRequest(AnswerHandler, msgspec.Struct, eq=False):
 class PendingRequests:
     def __init__(self) -> None:
         self._pending: dict[str, _PendingRequest] = {}
-        """Pending requests by correlation id."""
         self._numbers = count(1)
         self._subscribed_link: Link | None = None
 
@@ -121,7 +120,7 @@ class PendingRequests:
         return True
 
     def on_connection_lost(self, error: Exception) -> None:
-        """Fail the requests for whose replies callers wait."""
+        """Fail all requests whose callers wait for a reply."""
         requests, self._pending = self._pending, {}
         for request in requests.values():
             if request.on_failure is not _raise_connection_lost:

@@ -21,7 +21,7 @@ UNREAD_MESSAGES_MAX = 1000
 
 
 class QueueBrowser(AnswerHandler):
-    """Browser that hands the messages of a queue to the program one by one, and leaves them in the queue."""
+    """Browser that passes the messages of a queue to the program one by one. The messages stay in the queue."""
 
     def __init__(self, client: Client, destination: str, selector: str | None) -> None:
         self._client = client

@@ -58,8 +58,8 @@ class Reconciler:
     ) -> None:
         """Compare the number of messages that each subscription holds with the broker's number.
 
-        Messages on their way cause a short difference. A difference that stays means that a message was lost on the
-        way; only a new connection repairs that.
+        Messages on their way cause a short difference. A lasting difference means that a message was lost on the way;
+        then only a new connection helps.
         """
         if self._context.link is not link:
             return

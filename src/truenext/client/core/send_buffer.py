@@ -6,8 +6,9 @@
                └──────── connection lost ─────────┴─────────────────────────────────────────────────────┘
 
 After a reconnect the broker is asked for the highest number that it has accepted (C18.5). Sends up to this number count
-as confirmed. The others are written first, in order, under the next numbers. So no send is lost, doubled or overtaken,
-and no number is left out. The number and the bytes of unconfirmed sends are limited.
+as confirmed. The unconfirmed sends are written again, in order and before all later sends, under the next numbers. So
+no send is lost, doubled or overtaken, and no number is left out. The number and the bytes of unconfirmed sends are
+limited.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ UNCONFIRMED_BYTES_MAX = 8 * 1024 * 1024
 RECEIPT_INTERVAL_BYTES = 64 * 1024
 """Bytes written without a receipt request after which the next send requests a receipt."""
 FLUSH_BYTES = 64 * 1024
-"""Bytes of waiting sends from which on they are written at once. Then the broker works while the program makes more."""
+"""Bytes of waiting sends at which the sends are written at once. The broker then works while the program makes more
+messages."""
 NO_SPACE_RETRY_S = 0.25
-"""Seconds until a send is repeated that the broker has refused for lack of space."""
+"""Seconds after which a send that the broker has refused for lack of space is repeated."""
 HEAD_BYTES_ESTIMATE = 200
 """Bytes that are counted for the head of each message."""
 
@@ -53,11 +55,11 @@ class PendingSend(AnswerHandler, msgspec.Struct, eq=False):
     frame_number: int = 0
     """Number of the SEND on its link; 0 while the send waits to be written."""
     requests_receipt: bool = False
-    """The frame requests a receipt. The receipt also confirms all frames before this one."""
+    """True if the frame requests a receipt. The receipt also confirms all earlier frames."""
     is_done: bool = False
     error: Exception | None = None
     is_abandoned: bool = False
-    """The caller has stopped waiting for this send, so it is not repeated."""
+    """True if the caller has stopped waiting for this send, so that it is not repeated."""
     completed: Signal | None = None
     """Signal that is set when the outcome is known. None if no caller waits."""
     send_buffer: SendBuffer | None = None
@@ -88,8 +90,8 @@ class PendingSend(AnswerHandler, msgspec.Struct, eq=False):
 
 
 class SendBatch(msgspec.Struct, eq=False):
-    """Sends of one `send_many`, or all `send_nowait` of a connection. A caller may wait until all of them are
-    settled."""
+    """Sends of one `send_many`, or all `send_nowait` of a connection. A caller may wait until each send is confirmed or
+    has failed."""
 
     unsettled_count: int = 0
     confirmed_count: int = 0
@@ -117,7 +119,8 @@ class SendBatch(msgspec.Struct, eq=False):
 
 
 class BatchWaiter(msgspec.Struct, eq=False):
-    """Signal for a caller that waits until all sends of a batch are settled, and the batch's first error."""
+    """Signal for a caller that waits until each send of a batch is confirmed or has failed, and the batch's first
+    error."""
 
     completed: Signal = msgspec.field(default_factory=Signal)
     error: Exception | None = None
@@ -141,8 +144,8 @@ class SendBuffer:
         self._delayed_calls = delayed_calls
         self._clock = clock
         self._link: Link | None = None
-        """Link to which sends are written. None without a connection, and until the broker has told the highest number
-        that it has accepted."""
+        """Link to which sends are written. None without a connection, and until the broker has reported the highest
+        number that it has accepted."""
         self._to_write: deque[PendingSend] = deque()
         self._in_flight_count = 0
         self._interrupted: list[PendingSend] = []
@@ -153,7 +156,8 @@ class SendBuffer:
         self._no_space_error: Refused | None = None
         """Last refusal for lack of space. None once the broker has confirmed a send since."""
         self._is_backing_off = False
-        """Nothing is written for `NO_SPACE_RETRY_S`, because the broker has refused a send for lack of space."""
+        """True while nothing is written for `NO_SPACE_RETRY_S`, because the broker has refused a send for lack of
+        space."""
         self.unconfirmed_count = 0
         self._byte_count = 0
         self._capacity_waiters: list[Signal] = []
@@ -161,7 +165,7 @@ class SendBuffer:
         self._bytes_since_receipt = 0
         self._bytes_since_write = 0
         self.uses_producer_numbers = True
-        """The broker accepts numbers of producers, as truenext does."""
+        """True if the broker accepts numbers of producers, as truenext does."""
 
     # ---- Adding and giving up ----
 
@@ -198,8 +202,8 @@ class SendBuffer:
     def abandon(self, send: PendingSend) -> Refused | None:
         """Give up a send, because its caller has stopped waiting. The send is not repeated.
 
-        Return the refusal because of which the broker has not accepted the send. None if the broker may have accepted
-        it.
+        Return the refusal for which the broker has not accepted the send. None if the broker may have accepted the
+        send.
         """
         # A send that waits although there is a connection was never written, or was refused.
         reason = None if send.frame_number or send.is_done else self.no_space_error
@@ -210,9 +214,8 @@ class SendBuffer:
         return reason
 
     def abandon_batch(self, batch: SendBatch) -> Refused | None:
-        """Give up all sends of a batch that are not settled.
-
-        Return a refusal if the broker has accepted none of these sends. None if it may have accepted one.
+        """Give up all sends of a batch that are neither confirmed nor failed. Return a refusal if the broker has
+        accepted none of these sends; None if it may have accepted one.
         """
         link = self._link
         in_flight = [] if link is None else [each for each in link.unanswered.values() if isinstance(each, PendingSend)]
@@ -233,7 +236,7 @@ class SendBuffer:
 
     def start_on_link(self, link: Link, highest: int) -> None:
         """Start sending on a new connection. `highest` is the highest number that the broker has accepted from this
-        producer. Interrupted sends up to this number are confirmed; the others are written again."""
+        producer. Interrupted sends up to this number count as confirmed; the others are written again."""
         interrupted, self._interrupted = self._interrupted, []
         for send in interrupted:
             if 0 < send.producer_number <= highest and not send.is_done:
@@ -251,7 +254,7 @@ class SendBuffer:
         self._in_flight_count = self._bytes_since_receipt = 0
 
     def pump(self) -> None:
-        """Write the waiting sends, if the link is there and no refusal holds them back."""
+        """Write the waiting sends, unless there is no link or a refusal holds the sends back."""
         self._bytes_since_write = 0
         link = self._link
         if link is None or self._is_backing_off or self._to_resend is not None:
@@ -380,7 +383,8 @@ class SendBuffer:
         _set_all(self._capacity_waiters)
 
     def fail_interrupted(self, error: Exception) -> None:
-        """Fail the sends that were in flight when the connection was lost, because the next broker is another one."""
+        """Fail the sends that were in flight when the connection was lost, because the client now connects to another
+        broker."""
         for send in self._interrupted:
             if not send.is_done:
                 self._complete(send, error)

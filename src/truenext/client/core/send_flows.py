@@ -54,7 +54,7 @@ def try_enqueue(client: Client, batch: SendBatch, send: PendingSend) -> bool:
 def send(client: Client, send: PendingSend, deadline: float | None) -> Flow[None]:
     """Send a message, and wait until the broker has accepted it; a persistent message is durable then.
 
-    Raises: Refused if the broker refuses it; TimeoutError without a confirmation in time; ConnectionLost if no
+    Raises: Refused if the broker refuses the message; TimeoutError without a confirmation in time; ConnectionLost if no
     confirmation can come any more
     """
     yield from _await_capacity(client, deadline)
@@ -156,8 +156,8 @@ def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) ->
 
 
 def _abandon_batch(client: Client, batch: SendBatch, default_text: str) -> TimeoutError:
-    """Give up the unsettled sends of a batch, and make their error. Its text is `default_text`, unless the broker has
-    no space."""
+    """Give up the unsettled sends of a batch, and make their error. The error's text is `default_text`, unless the
+    broker has no space."""
     count, confirmed = batch.unsettled_count, batch.confirmed_count
     is_none_accepted = client.send_buffer.abandon_batch(batch) is not None
     if client.send_buffer.no_space_error is None:

@@ -19,7 +19,7 @@ class SendOptions(TypedDict, total=False):
     priority: int
     """Priority from 0 to 9. Messages of priority 9 come first; the default is 4."""
     persistent: bool
-    """The message survives a crash of the broker; True by default."""
+    """True, the default: the message survives a crash of the broker."""
     ttl: float
     """Time until the message expires. It starts at the call; in a transaction at the commit; for a scheduled message
     when it is due. If the message expires before it can be sent, the call raises TimeoutError."""
@@ -36,10 +36,10 @@ class SendOptions(TypedDict, total=False):
     group: str
     """Message group. The messages of a group go to one consumer, one after the other."""
     closes_group: bool
-    """This message is the last one of its group for the current consumer. After it the group may go to another
-    consumer."""
+    """True: this message is the last one of its group for the current consumer. The next message of the group may go to
+    another consumer."""
     reply_to: str
-    """Destination for a reply, such as /queue/answers. The client sets it for a `request`."""
+    """Destination for a reply, such as /queue/answers. `request` sets this option itself."""
     correlation_id: str
     """Id that connects a reply with its request."""
     content_type: str
@@ -48,10 +48,10 @@ class SendOptions(TypedDict, total=False):
     """The program's own headers. A selector names a header with underscores in place of hyphens. A persistent message
     without other options has space for 110 headers; each option needs one or two of them."""
     producer: str
-    """Name under which the program numbers its sends. The broker ignores a message, without an error, unless its
-    `number` is higher than all numbers accepted under this name."""
+    """Name under which the program numbers its sends. If the broker has already accepted this `number` or a higher one
+    under this name, it ignores the message, without an error."""
     number: int
-    """Number of the send under the name `producer`; it rises with each send. It needs the option `producer`."""
+    """Number of the send under the name `producer`; it rises with each send. Requires the option `producer`."""
 
 
 class Outgoing:
@@ -203,7 +203,7 @@ def ttl_line(left_s: float) -> str:
 def encode_body(body: bytes | bytearray | memoryview | str) -> bytes:
     """Return a body as bytes; text is encoded as UTF-8.
 
-    Raises: TypeError if it is neither text nor bytes; ValueError if it is too large
+    Raises: TypeError if the body is neither text nor bytes; ValueError if it is too large
     """
     if type(body) is not bytes:
         if isinstance(body, str):

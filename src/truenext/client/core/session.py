@@ -5,8 +5,8 @@
     transacted    a message is acknowledged in the transaction when it is delivered to the program
     at commit     a message is acknowledged in the transaction when that is committed
 
-A rollback, a cancellation and a nack release the buffered messages. The next delivered message was dispatched after
-this release, so it is the broker's true next. Source: docs/contract.md, "Release"
+A rollback, a cancellation and a nack release the buffered messages. The next delivered message is one that was
+dispatched after this release, so it is the broker's true next. Source: docs/contract.md, "Release"
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SessionCore(msgspec.Struct, eq=False):
     buffer: ReceiveBuffer
     is_closed: bool = False
     is_expired: bool = False
-    """The session was made for one call of a handler, and this call has ended. Later calls of the session are
+    """True if the session was made for one call of a handler, and this call has ended. Later calls of the session are
     refused."""
     _has_ended: bool = False
     transactions: SessionTransactions | None = None
@@ -73,7 +73,7 @@ class SessionCore(msgspec.Struct, eq=False):
     def check_open(self) -> None:
         """Check that session and connection are open.
 
-        Raises: ClosedError if the program has closed one of them; the error that ended the connection for good
+        Raises: ClosedError if the program has closed either; the error that ended the connection for good
         """
         if self.is_closed:
             raise ClosedError(
@@ -93,7 +93,8 @@ class SessionCore(msgspec.Struct, eq=False):
     # ---- Receiving ----
 
     def try_receive(self, subscription: Subscription | None, owner: object) -> ReceivedMessage | None:
-        """Return the next message if that needs no wait, otherwise None. This is the fast path of `receive`."""
+        """Return the next message if it is there without waiting, otherwise None. This is the fast path of
+        `receive`."""
         client = self.client
         if self.is_closed or client.error is not None or client.is_closing:
             return None
@@ -190,7 +191,8 @@ class SessionCore(msgspec.Struct, eq=False):
     def _check_consumers(self, subscription: Subscription | None) -> None:
         """Check that there is a consumer to receive from.
 
-        Raises: LocalProtocolError if there is none; ClosedError if it is closed; the error that ended it
+        Raises: LocalProtocolError if there is no consumer; ClosedError if the consumer is closed; the error that has
+        ended the consumer
         """
         self.check_open()
         if not self.buffer.subscriptions and not self.buffer.is_closed:
@@ -240,7 +242,8 @@ class SessionCore(msgspec.Struct, eq=False):
     def _wait_for_messages(
         self, subscription: Subscription | None, max_count: int, deadline: float | None, *, no_wait: bool
     ) -> Flow[bool]:
-        """Wait for a message to arrive. Return False at the deadline, or with `no_wait` if the broker has none."""
+        """Wait for a message to arrive. Return False at the deadline; with `no_wait`, also if the broker has no
+        message."""
         client = self.client
         subscriptions = [subscription] if subscription is not None else self.buffer.subscriptions
         pulled = []
@@ -289,8 +292,8 @@ class SessionCore(msgspec.Struct, eq=False):
         pulled: Sequence[Subscription],
         deadline: float | None,
     ) -> Flow[bool]:
-        """Wait until a message arrives, or the broker says that it has none. Return whether the caller should look
-        again."""
+        """Wait until a message arrives, or the broker reports that it has none. Return whether the caller should check
+        the buffers again."""
         client = self.client
         yield from client.wait_until_up(deadline, "request messages")
         link = client.link
@@ -344,7 +347,7 @@ class SessionCore(msgspec.Struct, eq=False):
         return is_expected
 
     def on_receive_interrupted(self, subscription: Subscription | None, messages: list[ReceivedMessage]) -> None:
-        """Release the messages that an interrupted call was about to return. Also release messages that it has
+        """Release the messages that an interrupted call was about to return. Also release messages that the call has
         pulled."""
         client = self.client
         self._undo_delivery(messages)
@@ -379,8 +382,8 @@ class SessionCore(msgspec.Struct, eq=False):
         )
 
     def _is_overtaken(self, subscription: Subscription | None, messages: Iterable[ReceivedMessage]) -> bool:
-        """Return whether a message has arrived whose place is before one of these. Only truenext's order is known; for
-        other brokers return False."""
+        """Return whether a message has arrived that precedes one of these in the broker's order. Only truenext's order
+        is known; for other brokers return False."""
         link = self.client.link
         first = self.buffer.first(subscription)
         if first is None or link is None or not link.is_truenext:
@@ -388,7 +391,7 @@ class SessionCore(msgspec.Struct, eq=False):
         return key_of(first) < max(map(key_of, messages))
 
     def _undo_delivery(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Take back messages that the program was about to get, and release them."""
+        """Release messages that the program was about to get."""
         held = [each for each in messages if each.state is ReceivedMessageState.HELD]
         for received in held:
             received.subscription.may_have_missed |= received.may_have_missed
@@ -523,8 +526,8 @@ class SessionCore(msgspec.Struct, eq=False):
     def require_transactions(self) -> SessionTransactions:
         """Return the transactions of the session.
 
-        Raises: LocalProtocolError if the session is not transacted; ClosedError if it was made for a handler that has
-        returned
+        Raises: LocalProtocolError if the session is not transacted; ClosedError if the session was made for a handler
+        that has returned
         """
         if self.transactions is None:
             raise LocalProtocolError("the session is not transacted: connection.session(transacted=True)")
@@ -580,11 +583,11 @@ class SessionCore(msgspec.Struct, eq=False):
         yield from self.require_transactions().flush(deadline)
 
     def commit(self, deadline: float | None, caller_number: CallerNumber | None = None) -> Flow[bool]:
-        """Commit the transaction. Return True once the commit is durable. Return False if its number was used before:
-        then the transaction has no effect.
+        """Commit the transaction. Return True once the commit is durable. Return False if `caller_number` was used
+        before; then the transaction has no effect.
 
         Raises: RolledBack if the transaction has no effect for another reason; InDoubt if the outcome is not known
-        before the deadline; LocalProtocolError if there is a number and nothing to commit
+        before the deadline; LocalProtocolError if `caller_number` is given and there is nothing to commit
         """
         transactions = self.require_transactions()
         transaction = transactions.transaction
@@ -609,7 +612,7 @@ class SessionCore(msgspec.Struct, eq=False):
         return (yield from transactions.commit(transaction, deadline, caller_number))
 
     def expire(self) -> None:
-        """Refuse all later calls of this session. It was made for one call of a handler, which has ended."""
+        """Refuse all later calls of this session, because it was made for one call of a handler, which has ended."""
         self.is_closed = self.is_expired = True
 
     def commit_and_expire(self, deadline: float | None) -> Flow[None]:
@@ -689,4 +692,5 @@ PULLED_MAX = 1000
 """Largest number of messages that one pull request requests."""
 
 _TRANSIENT_IDLE_REASONS = frozenset({"", "reading", "scanning", "committing", "joining", "unread"})
-"""Reasons for which the broker dispatches no message, and which soon pass. Source: docs/reference/control.md, `idle`"""
+"""Reasons for which the broker dispatches no message, but only for a short time. Source: docs/reference/control.md,
+`idle`"""

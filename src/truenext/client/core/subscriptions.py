@@ -1,8 +1,9 @@
 """Subscriptions of a client: their frames on the current connection, and the messages that arrive.
 
-A message of a lost connection that the program still holds is *orphaned*. The broker redelivers it, here or elsewhere.
-If it arrives here while the program holds it, it is not delivered again: its settlement applies to the new dispatch. If
-the broker may not know a disposition, the client keeps it until the message is redelivered.
+A message of a lost connection that the program still holds is *orphaned*. The broker redelivers such a message, to this
+client or to another. If it arrives while the program still holds the earlier dispatch, it is not delivered again: the
+program's settlement applies to the new dispatch. If a disposition may not have reached the broker, the client keeps it
+until the message is redelivered.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from truenext.model.pattern import is_pattern
 from truenext.wire.stomp.frame import Frame
 
 UNCONFIRMED_DISPOSITIONS_MAX = 100_000
-"""Largest number of dispositions that the client keeps because the broker may not know them."""
+"""Maximum number of dispositions kept because they may not have reached the broker."""
 
 
 class Subscriptions:
@@ -41,8 +42,8 @@ class Subscriptions:
         self.orphaned_messages: dict[str, ReceivedMessage] = {}
         """Messages of lost connections that the program still holds, by message id."""
         self.unconfirmed_dispositions: dict[str, tuple[Disposition, int]] = {}
-        """Dispositions that the broker may not know, by message id, each with the attempts that the message then
-        had."""
+        """Dispositions that may not have reached the broker, by message id, each with the number of attempts of the
+        message at that time."""
         self._context = context
         self._make_message = make_message
         self._arrivals = count(1)
@@ -147,7 +148,7 @@ class Subscriptions:
         subscription.buffer.wake_all()
 
     def wake(self, subscription: Subscription) -> None:
-        """Tell the broker that a suspended subscription wants messages again."""
+        """Ask the broker to send messages to a suspended subscription again."""
         link = self._context.link
         if subscription.is_suspended and link is not None and not subscription.is_paused:
             subscription.is_suspended = False
@@ -309,8 +310,8 @@ class Subscriptions:
         return True
 
     def _on_not_delivered(self, subscription: Subscription) -> None:
-        """Wake callers that pull, because a requested message is not delivered to the program. They request another
-        one."""
+        """Wake callers that pull, because a requested message is not delivered to the program. These callers then
+        request another message."""
         if subscription.pulls:
             subscription.buffer.wake_all()
         self._context.flush_soon()
@@ -331,14 +332,14 @@ class Subscriptions:
     # ---- Settling ----
 
     def report_started(self, received: ReceivedMessage) -> None:
-        """Tell the broker that the program has a message, unless it knows already."""
+        """Report to the broker that the program has a message, unless this was reported before."""
         link = self._context.link
         if link is not None and link.is_truenext and not received.is_started:
             received.is_started = True
             link.write(frames.encode_started(received.ack_id))
 
     def hold(self, received: ReceivedMessage) -> None:
-        """Record that the program holds a message, and tell the broker."""
+        """Record that the program holds a message, and report that to the broker."""
         received.subscription.held_by_ack_id[received.ack_id] = received
         self.report_started(received)
 
@@ -404,7 +405,7 @@ class Subscriptions:
             self.release_buffered([received.subscription])
 
     def remember_disposition(self, received: ReceivedMessage, disposition: Disposition) -> None:
-        """Keep a disposition. It is sent when the message is redelivered."""
+        """Keep a disposition, to be sent when the message is redelivered."""
         self.unconfirmed_dispositions[received.message_id] = disposition, received.attempts
         if len(self.unconfirmed_dispositions) > UNCONFIRMED_DISPOSITIONS_MAX:
             del self.unconfirmed_dispositions[next(iter(self.unconfirmed_dispositions))]
@@ -461,7 +462,8 @@ class Subscriptions:
 
 
 class PendingSettlement(AnswerHandler, msgspec.Struct, eq=False):
-    """Answer handler of an ACK or NACK. If the connection is lost before the answer, it keeps the disposition."""
+    """Answer handler of an ACK or NACK. If the connection is lost before the answer, the handler keeps the disposition
+    for the message's redelivery."""
 
     _subscriptions: Subscriptions
     _received: ReceivedMessage
@@ -507,7 +509,7 @@ def _nack_headers(received: ReceivedMessage, disposition: Disposition, link: Lin
 
 
 def _allows_express(destination: str) -> bool:
-    """Return whether the broker can use express dispatch for a destination. It cannot for a pattern of queues."""
+    """Return whether the broker can use express dispatch for a destination. For a pattern of queues it cannot."""
     name = destination.partition("?")[0]
     return name.startswith(("/topic/", "/temp-topic/")) or not is_pattern(name)
 
@@ -527,10 +529,10 @@ class ConsumerOptions(TypedDict, total=False):
     """Priority from -127 to 127; 0 is the default. If several consumers could take a message, the one with the highest
     priority gets it."""
     exclusive: bool
-    """True if no other consumer gets messages of the queue while this consumer is subscribed."""
+    """True: no other consumer gets messages of the queue while this consumer is subscribed."""
     durable: str
-    """Name of a durable subscription to a topic. It collects messages also while the client has no connection. It needs
-    `client_id`."""
+    """Name of a durable subscription to a topic. Such a subscription collects messages also while the client has no
+    connection. Requires `client_id` of `connect`."""
     headers: Mapping[str, str]
     """Additional headers of the SUBSCRIBE frame."""
 

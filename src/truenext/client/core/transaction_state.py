@@ -35,7 +35,7 @@ class Outcome(Enum):
     COMMITTING = "committing"
     """COMMIT was sent, and the broker has not answered it."""
     IN_DOUBT = "in doubt"
-    """The connection was lost during the commit, and the broker has not told the outcome yet."""
+    """The connection was lost during the commit, and the broker has not reported the outcome yet."""
     ROLLBACK_ONLY = "rollback only"
     """The transaction can only be rolled back, for a reason that the transaction's own code does not know yet."""
     COMMITTED = "committed"
@@ -64,7 +64,7 @@ class ProducerNumbers:
     """Highest number that the broker keeps over a crash: it was used for persistent content, or the broker has reported
     it."""
     link_number: int = 0
-    """Number of the link on which the client last sent a number to the broker, or the broker reported one."""
+    """Number of the link on which the client last sent a producer number, or the broker last reported one."""
     store_id: str = ""
     """Id of the store that knows the numbers; empty if none does."""
     is_retired: bool = False
@@ -73,7 +73,7 @@ class ProducerNumbers:
 
     def set_last_number(self, highest: int, link_number: int) -> bool:
         """Set the highest number to the one that the broker has reported, which is durable now. If the broker has lost
-        a durable number, change nothing and return False: then it refuses the next COMMIT."""
+        a durable number, change nothing and return False; the broker then refuses the next COMMIT."""
         self.link_number = link_number
         if highest < self.last_durable_number:
             return False
@@ -100,17 +100,18 @@ class TransactionState(AnswerHandler, msgspec.Struct, eq=False):
     """Task or thread that runs the code of the transaction."""
     has_begun: bool = False
     has_settled_messages: bool = False
-    """ACKs or NACKs were sent in the transaction."""
+    """True if ACKs or NACKs were sent in the transaction."""
     is_begin_refused: bool = False
-    """The broker has refused BEGIN, so there is nothing to abort."""
+    """True if the broker has refused BEGIN, so that there is nothing to abort."""
     is_commit_refused: bool = False
-    """The broker has refused COMMIT, so the transaction is still open there."""
+    """True if the broker has refused COMMIT, so that the transaction is still open at the broker."""
     outcome: Outcome = Outcome.OPEN
     rollback_cause: Exception | None = None
     """Reason why the transaction was rolled back, unless its own code has rolled it back."""
     delivered_messages: list[ReceivedMessage] = []
     is_durable: bool = False
-    """The transaction has persistent content for or from a queue. So its commit is durable, and the number with it."""
+    """True if the transaction sends a persistent message to a queue, or acknowledges one from a queue. Then its commit
+    and the commit's number are durable."""
     last_send_frame: int = 0
     """Frame number of the transaction's last SEND; 0 if it has none."""
     failed_messages: dict[ReceivedMessage, None] = {}
@@ -125,8 +126,8 @@ class TransactionState(AnswerHandler, msgspec.Struct, eq=False):
 
     @property
     def token(self) -> str:
-        """Token with which a program asks the broker for the outcome. Empty if the outcome is known, or no broker can
-        tell it."""
+        """Token with which a program asks the broker for the outcome. Empty if the outcome is known, or if no broker
+        can report it."""
         producer = self.producer
         if producer is None or self.outcome not in _RESOLVABLE_OUTCOMES:
             return ""

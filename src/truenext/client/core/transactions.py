@@ -39,7 +39,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
     """Receive buffer of the session. A rollback releases its messages."""
     _producer: ProducerNumbers
     _acknowledges_at_commit: bool
-    """True: messages are acknowledged by the commit. False: each is acknowledged when the program gets it."""
+    """True: messages are acknowledged by the commit. False: each message is acknowledged when the program gets it."""
     transaction: TransactionState | None = None
     """Current transaction: it is open, its outcome is not known, or its code has not ended. None if there is none."""
     last_ended: TransactionState | None = None
@@ -58,7 +58,10 @@ class SessionTransactions(msgspec.Struct, eq=False):
         return transaction.outcome is Outcome.OPEN
 
     def check_not_rolled_back(self) -> None:
-        """Check that the transaction was not ended from elsewhere. Raises: RolledBack if it was"""
+        """Check that nothing but its own code has ended the transaction.
+
+        Raises: RolledBack if something else has
+        """
         transaction = self.transaction
         if transaction is not None and transaction.outcome is Outcome.ROLLBACK_ONLY:
             raise transaction.rolled_back_error()
@@ -85,7 +88,8 @@ class SessionTransactions(msgspec.Struct, eq=False):
 
     @property
     def _is_commit_number_uncertain(self) -> bool:
-        """A crash of the broker may have lost the last numbers, because their transactions had nothing persistent.
+        """Whether a crash of the broker may have lost the last numbers, because the transactions with these numbers had
+        nothing persistent.
         Source: docs/contract.md, "In doubt"
         """
         producer = self._producer
@@ -255,8 +259,8 @@ class SessionTransactions(msgspec.Struct, eq=False):
     def commit(
         self, transaction: TransactionState, deadline: float | None, caller_number: CallerNumber | None
     ) -> Flow[bool]:
-        """Commit the transaction. Return True once the commit is durable. Return False if its number was used before:
-        then the transaction has no effect.
+        """Commit the transaction. Return True once the commit is durable. Return False if `caller_number` was used
+        before; then the transaction has no effect.
 
         Raises: RolledBack if the transaction has no effect for another reason; InDoubt if the outcome is not known
         before the deadline
@@ -344,7 +348,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
     def _check_resolved(self, transaction: TransactionState) -> None:
         """Check that the outcome of a commit is known.
 
-        Raises: InDoubt if it is not, because the connection has ended for good
+        Raises: InDoubt if the outcome is unknown because the connection has ended for good
         """
         if transaction.outcome is Outcome.IN_DOUBT:
             self._finish_when_resolved(transaction)
@@ -386,7 +390,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
             self._buffer.wake_all()
 
     def mark_rollback_only(self, transaction: TransactionState, reason: str) -> None:
-        """Abort the transaction if it is open. Its code gets RolledBack at its next call."""
+        """Abort the transaction if it is open. The code of the transaction gets RolledBack at its next call."""
         if transaction.outcome is Outcome.OPEN:
             self._abort(transaction, CountedAttempts.NONE)
             transaction.mark_rollback_only(RolledBack(reason))
@@ -425,7 +429,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
     def check_may_settle(self, received: ReceivedMessage, disposition: Disposition) -> None:
         """Check that `disposition` is possible for a message of a transaction.
 
-        Raises: LocalProtocolError if it is not; RolledBack if another task has ended the transaction
+        Raises: LocalProtocolError if it is not possible; RolledBack if another task has ended the transaction
         """
         transaction = received.transaction
         assert isinstance(transaction, TransactionState), "a transaction has it"
@@ -473,8 +477,8 @@ class SessionTransactions(msgspec.Struct, eq=False):
             self.transaction = None
 
     def _finish_when_resolved(self, transaction: TransactionState) -> None:
-        """Finish a transaction as soon as its outcome is known. Its code has stopped waiting, but the next call of the
-        session waits for the outcome."""
+        """Finish a transaction as soon as its outcome is known. The transaction's code has stopped waiting, but the
+        next call of the session waits for the outcome."""
         if transaction.outcome in ENDED_OUTCOMES:
             self._finish(transaction)
         else:

@@ -1,9 +1,9 @@
 """Flows: requests of a program that can wait without knowing tasks or threads.
 
-A *flow* is a generator. It runs until it must wait, and then yields a Wait. The driver, with a task or with a thread,
-waits for the signal, and sends into the flow whether the signal was set before the deadline. An exception that ends the
-wait, such as a cancellation, is thrown into the flow. So each flow also decides what happens with a request if its
-caller stops waiting.
+A *flow* is a generator. It runs until it must wait, and then yields a Wait. The driver waits for the signal in a task
+or a thread. Then it sends True into the flow if the signal was set before the deadline, else False. An exception that
+ends the wait, such as a cancellation, is thrown into the flow. So each flow also decides what happens with a request if
+its caller stops waiting.
 """
 
 from collections.abc import Callable, Generator

@@ -2,10 +2,8 @@
 
 All code runs in the loop. Only the socket's writes have a lock, because heartbeat_thread.py writes from another thread.
 Received bytes are handled at once. Bytes are written at once as far as the socket accepts them, and the rest when the
-socket is ready.
-
-After the loop was blocked for a long time, timers are due and received bytes are unread. Loops differ in which they
-handle first. So the driver reads the socket before each decision that depends on the time.
+socket is ready. After a long blocking of the loop, timers are due while received bytes are unread, and event loops
+differ in which they handle first. So the driver reads the socket before each decision that depends on the time.
 """
 
 from __future__ import annotations
@@ -92,8 +90,8 @@ class Driver(BaseDriver):
         self._is_reading = True
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
-        """Time at which the timer is due. uvloop's timers do not tell their time if they were due when they were
-        made."""
+        """Time at which the timer is due. Stored here because a timer of uvloop that was due when it was made does not
+        report its time."""
         self._socket_closed: asyncio.Future[None] | None = None
         self._connect_task: asyncio.Task[None] | None = None
         self._is_confirmation_checked = False
@@ -149,7 +147,8 @@ class Driver(BaseDriver):
         return step
 
     def try_receive(self, session: SessionCore, subscription: Subscription, owner: object) -> ReceivedMessage | None:
-        """Return the next message if that needs no wait, otherwise None. This is the fast path of receiving."""
+        """Return the next message if it is there without waiting, otherwise None. This is the fast path of
+        receiving."""
         if asyncio._get_running_loop() is not self.loop:
             raise self._wrong_caller_error()
         return session.try_receive(subscription, owner)
@@ -159,7 +158,7 @@ class Driver(BaseDriver):
         return make_health(self.client)
 
     async def run_flow(self, flow: Flow[T], on_interrupted: Callable[[T], None] | None = None) -> T:
-        """Run a flow to its end, and return its result. `on_interrupted` is ignored: it is there so that both drivers
+        """Run a flow to its end, and return its result. `on_interrupted` is ignored; it exists because both drivers
         have the same signature."""
         self.check_caller()
         try:
@@ -179,7 +178,8 @@ class Driver(BaseDriver):
             self._after_step()
 
     async def exit_block(self, flow: Flow[None], error: BaseException | None) -> None:
-        """Run the flow that ends a block. If `error` has left the block, it is raised even if the flow fails."""
+        """Run the flow that ends a block. If there is an `error`, which has left the block, this error is raised even
+        if the flow fails."""
         try:
             await self.run_flow(flow)
         except Exception as exit_error:
@@ -301,7 +301,8 @@ class Driver(BaseDriver):
 
     @property
     def _is_forked(self) -> bool:
-        """This process is a forked child. It has a copy of the running loop, and the socket belongs to its parent."""
+        """Whether this process is a forked child. A child has a copy of the running loop, but the socket belongs to its
+        parent."""
         return os.getpid() != self.process_id
 
     def _on_readable(self) -> None:

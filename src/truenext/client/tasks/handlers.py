@@ -129,4 +129,4 @@ class Handlers:
                     task.cancel()
 
     def abandon(self) -> None:
-        """Do nothing: `run` waits for its tasks. The method is there because the handlers in threads have it."""
+        """Do nothing: `run` waits for its tasks. The method exists because the handlers in threads have it."""

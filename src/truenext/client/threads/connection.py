@@ -53,15 +53,16 @@ def connect(
 
     A lost connection is opened again, however long that takes. Without `reconnect` a lost connection is closed for
     good. Then each URL is tried only once, or again while its broker is busy with other logins. `client_id` names this
-    client for durable subscriptions. Each side notices within two `heart_beat`s (seconds; 0 disables heart-beats) that
-    the other side is gone. `timeout` (seconds) limits the first connection.
+    client for durable subscriptions. `heart_beat` is the interval of heart-beats in seconds; 0 disables them. Each side
+    notices within two intervals that the other side is gone. `timeout` (seconds) limits the first connection.
 
     The first line of `password_file` is the password. The file is read for each login, so that the next reconnect uses
     a changed password. If a reconnect cannot read the file, it tries again; the first connection fails.
 
     At a stomp+ssl:// address the broker must show a certificate for its host name. The certificate must be signed by an
-    authority that the system trusts, or by `ca`. The client shows `certificate`, with its private `key`, if the broker
-    asks for one. All are PEM files, read for each connection. The file of a certificate may also contain its key.
+    authority that the system trusts, or by `ca`. If the broker asks for a client certificate, the client shows
+    `certificate`, with its private `key`. `ca`, `certificate` and `key` are PEM files, read for each connection. The
+    file of a certificate may also contain its key.
 
     Raises: ConfigurationError for an invalid URL, or a file that cannot be used; ValueError, TypeError for another
     invalid argument; ConnectionLost if no broker answers in time; Refused if a broker refuses the login, such as for
@@ -104,8 +105,8 @@ class Message(ReceivedMessage):
         seconds; with None the queue's policy sets the delay. If a transaction has not acknowledged the message
         (`ack="commit"`), the transaction is rolled back, and its other messages count no attempt.
 
-        `cause` says why handling failed. The message and its dead letter keep it as `first_cause` and `last_cause`, cut
-        to 4096 bytes of UTF-8. Brokers other than truenext do not get it.
+        `cause` says why handling failed. The cause is shown as `first_cause` and `last_cause` of the message and of its
+        dead letter, cut to 4096 bytes of UTF-8. Only truenext gets the cause, no other broker.
 
         Raises: LocalProtocolError if the message was settled already, or a transaction has acknowledged it; RolledBack
         if another task has ended its transaction; ValueError, TypeError for an invalid argument
@@ -205,8 +206,8 @@ class Consumer(_Block):
         self._owns_session = owns_session
 
     def receive(self, timeout: float | None = None) -> Message | None:
-        """Return the next message; None if no message arrives within `timeout` seconds. With a `timeout` of None wait
-        for ever. With 0 return a message only if the broker can dispatch it now.
+        """Return the next message; None if no message arrives within `timeout` seconds. With a `timeout` of None, wait
+        for ever. With 0, return a message only if the broker can dispatch one now.
 
         Raises: RolledBack if the session's transaction was ended from elsewhere; Refused if the broker has ended the
         subscription; TimeoutError if `timeout` is 0 and there is no connection for 60 seconds; ClosedError if the
@@ -283,8 +284,8 @@ class Transaction(_Block):
 
     @property
     def outcome(self) -> Outcome:
-        """Outcome of the transaction. Before the end it is the transaction's state. It may change after an interrupted
-        commit."""
+        """Outcome of the transaction. Before the end it is the transaction's state. After an interrupted commit the
+        outcome may still change."""
         return self._block.outcome
 
     @property
@@ -360,7 +361,7 @@ class Session(_Block):
     def transaction(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> Transaction:
         """Return a block for one transaction: `with session.transaction():`. It commits at its end, and rolls
         back after an exception. A rollback counts an attempt for messages marked by `Message.process` or
-        `Transaction.mark_failed`. If none is marked, it counts for all messages of the transaction.
+        `Transaction.mark_failed`. If no message is marked, an attempt counts for all messages of the transaction.
 
         Raises: LocalProtocolError if the session is not transacted. The end of the block raises RolledBack if the
         transaction had no effect, InDoubt if its outcome is not known.
@@ -392,8 +393,8 @@ class Session(_Block):
         return self._driver.run_flow(flows.commit(self._source.core, timeout, producer, number))
 
     def rollback(self, *, failed: bool = True) -> None:
-        """Roll back the open transaction. Its messages and the buffered ones return to their places in the queue. With
-        `failed` an attempt counts for messages marked as failed; if none is marked, for all messages of the
+        """Roll back the open transaction. Its messages and the buffered ones return to their positions in the queue.
+        With `failed` an attempt counts for messages marked as failed; if none is marked, for all messages of the
         transaction.
 
         Raises: LocalProtocolError while the transaction is being committed, or if the session is not transacted
@@ -556,7 +557,7 @@ class Connection:
     def control_request(self, verb: str, arguments: object = None, *, timeout: float = DEFAULT_TIMEOUT_S) -> bytes:
         """Send a control request to the broker, and return its answer as JSON (docs/reference/control.md).
 
-        Raises: Refused if the broker refuses it; TimeoutError without an answer within `timeout` seconds;
+        Raises: Refused if the broker refuses the request; TimeoutError without an answer within `timeout` seconds;
         ConnectionLost if the connection is lost before the answer; LocalProtocolError if the broker is not truenext
         """
         driver = self._driver
@@ -568,9 +569,9 @@ class Connection:
         """Open a session, whose consumers share one buffer. A `transacted` session has one transaction after the other.
         In any other session the program settles each message. `with` closes the session.
 
-        `ack` says when a transaction acknowledges a message. With "receive" it does so when the program receives the
-        message. With "commit" it does so at the commit: until then the program may nack or reject the message, and it
-        counts in the prefetch.
+        `ack` says when a transaction acknowledges a message. With "receive" a message is acknowledged when the program
+        receives it. With "commit" all messages are acknowledged by the commit. Until then the program may nack or
+        reject them, and they count in the prefetch.
 
         Raises: ValueError for another `ack`; ClosedError if the connection is closed
         """
@@ -612,8 +613,9 @@ class Connection:
         the error is logged, and the message has failed. Two messages of one group never run at once. A message whose
         last attempt was a lost connection runs alone.
 
-        An interruption is a cancellation or Ctrl-C. It waits for the running handlers, and is raised again. A second
-        interruption waits no longer: it cancels tasks, leaves threads running, and releases their messages.
+        After an interruption (a cancellation or Ctrl-C) the call waits for the running handlers, and raises the
+        interruption again. After a second interruption the call stops waiting: it cancels tasks, leaves threads
+        running, and releases their messages.
 
         Raises: Refused if the broker refuses or ends the subscription; ClosedError, or the error that ended the
         connection for good; ValueError, TypeError for an invalid argument
@@ -647,8 +649,8 @@ class Connection:
     def unsubscribe(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """End a durable subscription that no consumer uses, and delete its messages.
 
-        Raises: Refused if a consumer uses it, or it does not exist; TimeoutError without an answer within `timeout`
-        seconds
+        Raises: Refused if a consumer uses the subscription, or there is no such subscription; TimeoutError without an
+        answer within `timeout` seconds
         """
         driver = self._driver
         driver.run_flow(driver.client.end_durable_subscription(name, monotonic() + timeout))
@@ -713,7 +715,7 @@ class Connection:
 
 
 def connect_with_options(options: ConnectOptions, timeout: float = CLOSE_TIMEOUT_S) -> Connection:
-    """Connect with options that `connect` has checked. They may have been used for another connection before."""
+    """Connect with options that `connect` has checked. The same options may serve several connections."""
 
     connection = Connection(options)
     connection._open(timeout)

@@ -75,8 +75,8 @@ class Driver(BaseDriver):
         """
         super().__init__(options, name, make_message, clock=monotonic, report=self._report, has_owner_ended=_has_ended)
         self.isolation = HandlerIsolation()
-        """Isolation of messages that may crash the process. It holds for this connection only, because the connection's
-        lock guards no other."""
+        """Isolation of messages that may crash the process. The isolation covers this connection only, because the
+        connection's lock guards no other."""
         self._lock = threading.Lock()
         self._main_thread_id = threading.main_thread().ident
         self._thread = threading.Thread(target=self._run, name="truenext connection", daemon=True)
@@ -123,7 +123,7 @@ class Driver(BaseDriver):
     # ---- Callers ----
 
     def check_caller(self) -> None:
-        """Check the caller before the lock is taken. In a forked process the lock may never be released.
+        """Check the caller before the lock is taken. In a forked process the lock could stay locked for ever.
 
         Raises: ClosedError in another process than the connection's, and at the end of the program
         """
@@ -161,7 +161,8 @@ class Driver(BaseDriver):
         return cast("Callable[[*Ts], T]", partial(self.run_step_of_many, step))
 
     def try_receive(self, session: SessionCore, subscription: Subscription, owner: object) -> ReceivedMessage | None:
-        """Return the next message if that needs no wait, otherwise None. This is the fast path of receiving."""
+        """Return the next message if it is there without waiting, otherwise None. This is the fast path of
+        receiving."""
         self.check_caller()
         lock = self.state_lock()
         with lock:
@@ -209,7 +210,8 @@ class Driver(BaseDriver):
                 self._after_step()
 
     def exit_block(self, flow: Flow[None], error: BaseException | None) -> None:
-        """Run the flow that ends a block. If `error` has left the block, it is raised even if the flow fails."""
+        """Run the flow that ends a block. If there is an `error`, which has left the block, this error is raised even
+        if the flow fails."""
         try:
             self.run_flow(flow)
         except Exception as exit_error:
@@ -315,7 +317,8 @@ class Driver(BaseDriver):
             self._start_link(sock, address, password)
 
     def _connect(self, address: Address) -> socket.socket | TlsSocket | None:
-        """Connect a socket; None if the client has ended meanwhile. Raises: OSError if no address answers"""
+        """Connect a socket, and return it; None if the client has ended meanwhile. Raises: OSError if no address
+        answers"""
         client = self.client
         deadline = monotonic() + client.options.attempt_timeout_s
         client.is_listening = False

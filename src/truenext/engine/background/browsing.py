@@ -1,7 +1,7 @@
 """Browsers: show the messages of a queue without any effect on the messages.
 
-A browser has a position in its queue, a lane and a sequence, which only moves on. The messages after the position are
-shown in slices. A turn shows one slice of one browser, so that other work is not held up:
+A browser has a position in its queue: a lane and a sequence. The position only moves forward. The browser shows the
+messages after its position in slices. A turn shows one slice of one browser, so that other work is not held up:
 
     below the horizon      the entries of the lane
     above the horizon      a page of the store, and the entries that were in memory when the page was requested
@@ -44,7 +44,7 @@ class BrowseSlice(NamedTuple):
 
 
 class BrowseRead(SideRead):
-    """Read of a page that is shown to a browser. The page's messages do not enter the lane."""
+    """Read of a page of messages that is shown to a browser. These messages do not enter the lane's memory."""
 
     __slots__ = ("_browsing", "browser", "last_sequence", "selected_sequences", "unread_in_memory")
 
@@ -99,9 +99,9 @@ class BrowseTask(BackgroundTask):
         self._queues = queues
         self._slices: list[BrowseSlice] = []
         self._current_read: BrowseRead | None = None
-        """Read that is under way. All browsers together have one, so that reads for consumers do not wait long."""
+        """Read in progress. All browsers together have at most one, so that reads for consumers do not wait long."""
         self._pending_page: tuple[BrowseRead, PageResult] | None = None
-        """Page that was read and not shown yet, with its request."""
+        """Page that was read but not shown yet, with its request."""
 
     def start(self, browser: Browser) -> None:
         self._clients.active_browsers[browser] = None
@@ -236,7 +236,8 @@ class BrowseTask(BackgroundTask):
         browser.after_sequence = last
 
     def _entry_to_show(self, read: BrowseRead, found: PageMessage) -> Entry | None:
-        """Return an entry to show for a message of a page. None if the message is damaged or must be dead-lettered."""
+        """Return an entry to show for a message of a page. None if the message is damaged or is to become a dead
+        letter."""
         lane = read.lane
         message = found.message
         attempts, deliveries, due_ms, _ = found.mark
@@ -286,7 +287,7 @@ class BrowseTask(BackgroundTask):
 
 
 def _entries_in_memory(lane: Lane, after_sequence: int) -> list[Entry]:
-    """Return the entries in memory after a sequence, in order: at most one more than a slice shows. If the lane has
-    messages that only the store has, entries above the horizon are left out."""
+    """Return the entries in memory after a sequence, in order. The result has at most one entry more than a slice
+    shows. If the lane has messages that only the store has, entries above the horizon are left out."""
     up_to = lane.horizon if lane.needs_page else UNBOUNDED
     return lane.entries_between(after_sequence, up_to, limit=BROWSE_MESSAGES_PER_TURN + 1)

@@ -7,9 +7,9 @@
     unschedule  waiting scheduled sends are removed (engine/background/scheduled.py)
 
 A piece is one page of the store, together with the messages of the lane that are in memory. The only state between two
-pieces is a position, which the client passes on. A message of the page may have changed since the page was read: the
-piece handles a message only if it still waits in the lane. One batch removes the messages and accepts their
-replacements. Pages read before this batch is durable still contain the messages; `Lane.removed` excludes them.
+pieces is a position, which the client passes on. A message of the page may have been dispatched or removed since the
+page was read. A piece handles only messages that still wait in the lane. One batch removes the messages and accepts
+their replacements. Pages read before this batch is durable still contain the messages; `Lane.removed` excludes them.
 
 While the page is being read, no message leaves the lane's memory (`Lane.is_pinned`). So each message is on the page or
 in memory.
@@ -54,8 +54,8 @@ class BulkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fields that all JSON requests for a piece of bulk work have."""
 
     queue: str
-    """Name of the queue, as `queues` reports it. For scheduled sends the queue to which they go; "" is for all sends
-    that go to a topic or to several destinations."""
+    """Name of the queue, as `queues` reports it. For requests about scheduled sends: name of the queue to which the
+    sends go; "" stands for the sends that go to a topic or to several destinations."""
     sequences: Annotated[tuple[_Sequence, ...], Meta(max_length=CONTROL_REQUEST_SEQUENCES_MAX)] | None = None
     """Sequences of the messages, or numbers of the scheduled sends; None is all."""
     selector: str | None = None
@@ -121,9 +121,10 @@ class BulkResult(msgspec.Struct):
     to: dict[str, int]
     """Number of messages moved, by queue."""
     left: int
-    """Number of matching messages that stay. These are uncommitted or damaged, have no original queue (`redrive`),
-    count in `ended`, or are held by consumers and open transactions. A held message counts in the piece that would have
-    handled it. Evicted held messages, and held messages beyond 5000, count even if the selector does not match."""
+    """Number of matching messages that stay. A message stays if it is uncommitted or damaged, if `redrive` finds no
+    original queue in it, if it counts in `ended`, or if a consumer or an open transaction holds it. A held message
+    counts in the piece that would otherwise have handled the message. Evicted held messages, and held messages beyond
+    5000, count even if the selector does not match."""
     next: tuple[int, int] | None
     """Rank and sequence after which the next piece begins, for `after` of the next request; None at the end."""
     until: int
@@ -132,12 +133,11 @@ class BulkResult(msgspec.Struct):
     """Sequences of the messages moved, removed or cancelled, if the request had `sequences`."""
     ended: dict[str, int] = msgspec.field(default_factory=dict)
     """Number of messages among `left` that cannot go back to their durable subscription, by the name of its queue: the
-    subscription has ended, or has begun anew for another topic or with another selector. `move` can take these messages
-    to a queue."""
+    subscription has ended, or was created again for another topic or with another selector. A `move` request can move
+    these messages to a queue."""
     error: str = ""
-    """Reason why the work cannot go on, found after the request was accepted, for instance that the durable
-    subscription has ended; "" if there is none. If the queue was removed because it was empty, there is no error:
-    nothing is left to do."""
+    """Reason why the work cannot continue after the request was accepted, for instance that the durable subscription
+    has ended; "" if there is none. A queue that was removed because it was empty is no error: nothing is left to do."""
 
 
 class ScheduledSendInfo(msgspec.Struct):
@@ -179,8 +179,8 @@ class ScheduledResult(BulkResult):
 
 
 HELD_COMPARED_MAX = 5000
-"""Maximum number of held messages that one piece compares with a selector, only to count the matches. That takes about
-50 ms, during which the broker does nothing else."""
+"""Maximum number of held messages that one piece compares with a selector, only to count the matches. The comparisons
+take about 50 ms, during which the broker does nothing else."""
 
 
 class PlannedRemoval(NamedTuple):
@@ -188,7 +188,8 @@ class PlannedRemoval(NamedTuple):
 
     entry: Entry
     replacement: tuple[Destination, SentMessage] | None
-    """Destination and message that is accepted there; None if the message is only removed."""
+    """Destination and content of the message to accept in place of the removed one; None if the message is only
+    removed."""
 
 
 class BulkPageHandler(Protocol):
@@ -406,7 +407,8 @@ def _message_of(entry: Entry | None, found: PageMessage | None) -> SentMessage |
 def _replacement_function(
     request: BulkRequest, now_ms: int
 ) -> Callable[[SentMessage], tuple[Destination, SentMessage] | None] | None:
-    """Return a function that returns a message's new destination and replacement; None if messages are only removed."""
+    """Return a function from a message to its new destination and its replacement. None if the request only removes
+    messages."""
     if isinstance(request, Move):
         return partial(redirect, destination=target_of(request))
     return partial(restore_original, now_ms=now_ms) if isinstance(request, Redrive) else None

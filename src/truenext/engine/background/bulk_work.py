@@ -52,8 +52,8 @@ class BulkPieceExecutor:
         self._scheduler = scheduler
 
     def check_request(self, request: bulk.BulkRequest) -> None:
-        """Check that messages can be moved or removed. If the queue was removed after an earlier piece, nothing is
-        checked: the result of the piece will say so.
+        """Check that messages can be moved or removed. Nothing is checked if the queue was removed after an earlier
+        piece of the same work: the result of the piece will say that nothing is left.
 
         Raises: RemoteProtocolError if there is no such queue, the queue has no dead letters to re-drive, or there is no
         memory for the target queue. NoSpaceError if the disk has no space for moved messages.
@@ -93,7 +93,7 @@ class BulkPieceExecutor:
 
     @property
     def can_execute(self) -> bool:
-        """Whether the last piece is durable, so that pages do not contain its messages any more."""
+        """Whether the last piece is durable. Only then do pages lack the messages that this piece removed."""
         return self._commit_state.last_control_batch <= self._commit_state.last_committed
 
     def next_read(self, request: bulk.BulkRequest) -> bulk.BulkRead | None:
@@ -129,10 +129,9 @@ class BulkPieceExecutor:
         return result
 
     def freeze_scheduled(self) -> bool:
-        """Keep scheduled sends from becoming due until a piece is executed, or `unfreeze_scheduled` is called.
-
-        Returns whether all sends accepted before the freeze are durable. If not, call this method again after the next
-        commit.
+        """Stop scheduled sends from becoming due, until a piece is executed or `unfreeze_scheduled` is called. Returns
+        whether all sends accepted before the freeze are durable. After False, call this method again when the next
+        batch is durable.
         """
         batch = self._scheduler.freeze()
         self._commit_state.is_batch_awaited |= batch == self._commit_state.batch.number

@@ -9,7 +9,8 @@
 Messages above a lane's horizon are removed without coming into memory. Pages that were requested before the removal is
 durable may still contain these messages; until all such pages were applied, `Lane.removed` excludes the messages.
 
-Messages that consumers or open transactions have do not expire. Their block is checked again after RECHECK_MS.
+Messages that consumers or open transactions have do not expire. The block of such a message is checked again after
+RECHECK_MS.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ class ExpiryBlockRead(SideRead):
         """First sequence after the block."""
         self.timer = timer
         self.recheck_ms = recheck_ms
-        """Time of another check of the block, because held messages of the block may be requeued after this check. 0 if
-        none is needed."""
+        """Time at which the block must be checked again, because messages held now may be requeued later; 0 if no
+        second check is needed."""
         self.had_uncommitted = had_uncommitted
-        """Expired messages of the block were uncommitted when the timer was due. Such a message may have become visible
-        and been evicted since, so that the page lacks it."""
+        """Expired messages of the block were uncommitted when the timer was due. Since then, such a message may have
+        become visible and been evicted; then the page lacks the message."""
 
     def on_page(self, page: PageResult) -> None:
         self._expiry.on_page_read(self, page)
@@ -86,7 +87,7 @@ class ExpiryTask(BackgroundTask):
         self._queues = queues
         self._settlement = settlement
         self._current_read: ExpiryBlockRead | None = None
-        """Read that is under way; there is at most one."""
+        """Read in progress; there is at most one."""
         self._unsent_read: ExpiryBlockRead | None = None
         """The current read, until a step has returned it."""
         self._waiting_timers: list[bytes] = []
@@ -159,7 +160,7 @@ class ExpiryTask(BackgroundTask):
                 self._finish_timer(lane, due, recheck_ms)
 
     def on_page_read(self, read: ExpiryBlockRead, page: PageResult) -> None:
-        """Remove the expired messages of a page. All batches that the page contains are known to be durable."""
+        """Remove the expired messages of a page. All batches whose messages the page contains are durable."""
         lane, until = read.lane, read.until
         if self._queues.lane_of(lane.key) is not lane:
             # The lane has ended with its queue.
@@ -219,8 +220,8 @@ class ExpiryTask(BackgroundTask):
         return len(expired)
 
     def _unloaded_entries(self, lane: Lane, found: PageMessage) -> list[Entry]:
-        """Return a list with the entry of a message whose body only the store has. The list is empty if the message is
-        in memory or held, or awaits its dead letter."""
+        """Return the entry of a message whose body only the store has, as a list of one. The list is empty if the
+        message is in memory or held, or is about to become a dead letter."""
         assert found.message is not None, "it is known to be over"
         if found.sequence > lane.horizon and (lane.selected is None or found.sequence not in lane.selected.entries):
             return [self._page_reader.load_entry(lane, found, found.message)]

@@ -68,7 +68,7 @@ _decode_schedule = msgspec.json.Decoder(Schedule).decode
 
 
 class DueSendsRead(SideRead):
-    """Read of the records that are due first. They may be in several lanes."""
+    """Read of the records that are due first, which may be in several lanes."""
 
     __slots__ = ("_scheduler", "lanes")
 
@@ -121,11 +121,10 @@ class Scheduler(BackgroundTask):
         self._by_number: dict[int, Queue] = {}
         """Hidden queues (`Queues.hidden_by_name`) by number."""
         self._maybe_empty_queues: dict[Queue, None] = {}
-        """Hidden queues that may be empty."""
         self._uncommitted_batches: dict[int, int] = {}
         """Batches of uncommitted records, by number of the record."""
         self._current_read: DueSendsRead | None = None
-        """Read that is under way; there is at most one."""
+        """Read in progress; there is at most one."""
         self._page: DuePage | None = None
         """Due sends that were read; some wait for the next step."""
         self._read_limit = DUE_SENDS_PER_READ
@@ -134,7 +133,7 @@ class Scheduler(BackgroundTask):
         """Batch with which all records accepted before `freeze` are durable; None if sends are not frozen."""
 
     def restore_queue(self, number: int, name: str) -> Queue:
-        """Restore the hidden queue that the store knows under this number and name."""
+        """Restore the hidden queue that the store has under this number and name."""
         queue = self._by_number[number] = self._queues.restore_hidden(number, name)
         # Until recovery finds messages of it.
         self._maybe_empty_queues[queue] = None
@@ -235,8 +234,8 @@ class Scheduler(BackgroundTask):
         self._page = None
 
     def _is_routed_ahead(self, page: DuePage, number: int, record: SentMessage) -> bool:
-        """Find the queues of the next due send ahead, if that takes long. Returns whether the search goes on in the
-        next step."""
+        """Find the queues of the next due send before the message is accepted, if the search takes long. Returns
+        whether the search continues in the next step."""
         if not self._queues.routing_may_take_long:
             return False
         timing, message = _decode_record(record)
@@ -265,7 +264,8 @@ class Scheduler(BackgroundTask):
         self.timers.on_committed()
 
     def remove_empty_queues(self) -> None:
-        """Remove empty hidden queues, unless they are needed or due sends are being read."""
+        """Remove hidden queues that are empty. A queue stays while it is needed, and all stay while due sends are being
+        read."""
         emptied, self._maybe_empty_queues = self._maybe_empty_queues, {}
         for queue in emptied:
             if queue.waiting_count():
@@ -299,7 +299,6 @@ class Scheduler(BackgroundTask):
     def list_or_cancel(
         self, request: bulk.ScheduledRequest, read: bulk.BulkRead, page: PageResult
     ) -> bulk.ScheduledResult:
-        """List or cancel the scheduled sends of a page."""
         lane = read.lane
         chosen = selector.compile_selector(request.selector) if request.selector is not None else None
         budget = ComparisonBudget(SCAN_NS_PER_TURN)
@@ -388,7 +387,7 @@ class Scheduler(BackgroundTask):
         self.timers.set(scheduled_timer_key(timing.due_ms, number, lane.key))
 
     def _lane_by_key(self, key: bytes) -> Lane | None:
-        """Return the lane with this key; None if the lane has had no records in this run."""
+        """Return the lane with this key; None if the lane has had no records since the broker started."""
         number, rank = split_lane_key(key)
         queue = self._by_number.get(number)
         return None if queue is None else queue.find_lane(rank)

@@ -1,4 +1,5 @@
-"""Background tasks of the engine. In each turn, tasks that answer clients step after dispatch, all others before it."""
+"""Background tasks of the engine. In each turn, tasks that answer clients do a step after dispatch; all other tasks do
+a step before dispatch."""
 
 from __future__ import annotations
 

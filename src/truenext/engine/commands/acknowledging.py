@@ -79,7 +79,8 @@ class Acknowledging:
                 session.last_batch = self._commit_state.batch.number
 
     def acknowledge_run(self, session: ConnectionState, run: AckRun) -> None:
-        """Execute the ACKs of a run up to the first that is not usual, as `acknowledge` would one after the other."""
+        """Execute the ACKs of a run with the same effect as one call of `acknowledge` for each. Stops at the first ACK
+        that needs `acknowledge` itself."""
         consumer = session.consumers.get(run.subscription)
         if consumer is None or consumer.mode is not _INDIVIDUAL or consumer.queue is None:
             return
@@ -187,8 +188,8 @@ class Acknowledging:
     def _move_to_transaction(
         self, session: ConnectionState, consumer: BrokerConsumer, covered: list[int]
     ) -> list[Entry]:
-        """Take messages from their consumer for a transaction. The history records them as started, if the client is a
-        truenext client."""
+        """Take messages from their consumer for a transaction. If the client is a truenext client, the history records
+        these messages as started."""
         entries = [consumer.held.pop(sequence) for sequence in covered]
         if session.is_truenext_client:
             for entry in entries:
@@ -215,8 +216,8 @@ class Acknowledging:
             self._settlement.acknowledge(consumer.held.pop(sequence))
 
     def hold_partially_sent(self, consumer: BrokerConsumer) -> Entry:
-        """Take the first message from its consumer, because it is partially sent. The caller keeps it until
-        `resolve_partially_sent`."""
+        """Take the first held message from its consumer, because the socket has taken only a part of the message. The
+        caller holds the message until it calls `resolve_partially_sent`."""
         return consumer.held.pop(next(iter(consumer.held)))
 
     def resolve_partially_sent(self, entry: Entry, *, is_sent: bool) -> None:

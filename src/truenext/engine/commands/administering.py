@@ -79,7 +79,7 @@ class Administering:
     # ---- Answers ----
 
     def expect_reply(self, destination: Destination) -> None:
-        """Create the temporary queue for the reply to a control request, if it is missing.
+        """Create the temporary queue for the reply to a control request, if the queue is missing.
 
         Raises: RemoteProtocolError if the connection has too many queues, or memory for queues is full.
         """

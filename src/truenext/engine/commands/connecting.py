@@ -48,12 +48,10 @@ class Connecting:
 
     def park(self, session: ConnectionState) -> bool:
         """Park a lost connection of a truenext client: end all its parts whose end counts no attempt, keep the others.
-
-        Browsers end, and so do consumers without started messages. Messages that were not started are requeued, and
-        transactions that would count no attempt are aborted. Kept are started messages, their consumers, which are
-        suspended, and the other transactions.
-
-        All this is done even if nothing is kept. Then the method returns False, and the caller must end the connection.
+        These end: browsers, consumers without started messages, and transactions whose abort counts no attempt.
+        Messages that were not started are requeued. These are kept: started messages, their consumers, which are
+        suspended, and the other transactions. Returns whether anything is kept. After False, the caller must end the
+        connection.
         """
         session.may_lack_reports = True
         for browser in session.browsers.values():
@@ -73,10 +71,10 @@ class Connecting:
         """End a connection, and requeue all messages that it held in one step. Does nothing if the connection has ended
         before.
 
-        With `is_exempt` no attempt counts. Without it, an attempt counts for messages of consumers as
-        `Subscribing.end_consumer` says, and for messages that open transactions have nacked or acknowledged. For
-        acknowledged messages, a transaction's BEGIN may have excluded that. `is_requested` is True if the client has
-        sent DISCONNECT.
+        With `is_exempt` no attempt counts. Otherwise an attempt counts for messages of consumers as
+        `Subscribing.end_consumer` says, and for messages that open transactions have nacked or acknowledged. The BEGIN
+        of a transaction may have excluded its acknowledged messages from the count. `is_requested` is True if the
+        client has sent DISCONNECT.
         """
         if self._clients.sessions.pop(session.id, None) is None:
             return

@@ -83,8 +83,8 @@ class Releasing:
         self._commit_state.touch(consumer)
 
     def _release_held(self, consumer: BrokerConsumer, retained: set[tuple[str, int, int]]) -> None:
-        """Release all messages that the consumer holds except `retained`. Its items are subscription, sequence and
-        number of deliveries of a message."""
+        """Release all messages that the consumer holds except `retained`. Each item of `retained` has the subscription,
+        sequence and number of deliveries of a message."""
         held, name = consumer.held, consumer.subscription
         for entry in list(held.values()):
             if retained and (name, entry.sequence, entry.deliveries) in retained:
@@ -104,7 +104,6 @@ class Releasing:
                 self._commit_state.touched_queues[queue] = None
 
     def wake_consumer(self, consumer: BrokerConsumer) -> None:
-        """Wake the consumer, if it is suspended."""
         if consumer.is_suspended:
             consumer.wake(self._commit_state.now_ms)
             self._log_window(consumer, consumer.window)

@@ -1,4 +1,4 @@
-"""SEND: accepts a message, in a way that depends on where and when it is sent. Source: docs/contract.md
+"""SEND: accepts a message. The destination, the time and the transaction decide how. Source: docs/contract.md
 
 to one queue          the message is accepted at once
 to several queues     each queue accepts a copy
@@ -104,7 +104,8 @@ class Sending:
             session.last_batch = self._commit_state.batch.number
 
     def send_run(self, session: ConnectionState, run: SendRun) -> None:
-        """Accept all SENDs of a run, if nothing but their places in an existing queue is to be decided; else none."""
+        """Accept all SENDs of a run, or none of them. The run is accepted if only the positions of its messages in an
+        existing queue remain to be decided."""
         queue = self._by_name.get(run.destination.name)
         if (
             queue is None
@@ -168,8 +169,8 @@ class Sending:
             )
 
     def find_queues_ahead(self, session: ConnectionState, command: Command) -> Iterator[None] | None:
-        """Return a search for the queues of the command's messages to topics; each step of it does a piece. None if the
-        search is quick enough to be done when the command is executed."""
+        """Return a generator that searches for the queues of the command's messages to topics, a part of the search in
+        each step. None if the search is so quick that executing the command can include it."""
         if not self._queues.routing_may_take_long:
             return None
         sends: list[Send] = []
@@ -249,8 +250,8 @@ class Sending:
             raise _disk_full_error()
 
     def contents_to_count(self, session: ConnectionState, command: Command) -> Collection[int]:
-        """Return the numbers of shared contents whose copies the store must count before this SEND is executed. Empty
-        if the disk is not full. The caller passes the counts to `count_contents`."""
+        """Return the numbers of shared contents whose copies the store must count before this SEND is executed. The
+        result is empty if the disk is not full. The caller passes the store's counts to `count_contents`."""
         if self._commit_state.disk_level is not DiskLevel.NONE or not isinstance(command, Send):
             return ()
         transaction = session.transactions.get(command.transaction or "")
@@ -262,8 +263,8 @@ class Sending:
         session.transactions[command.transaction].counted_balance().count_contents(references)
 
     def waits_while_disk_short(self, session: ConnectionState, command: Command) -> bool:
-        """Return whether a command, and all later ones of its connection, must wait for disk space, because the
-        connection only sends.
+        """Return whether a command and all later commands of its connection must wait for disk space. Only a connection
+        that sends and does nothing else can wait.
 
         Raises: NoSpaceError instead of returning True if the client is a truenext client, which an ERROR does not
         disconnect.

@@ -34,7 +34,6 @@ class DiscardedSubscription(NamedTuple):
     """Durable subscription whose messages were dropped because a SUBSCRIBE changed its topic or selector."""
 
     durable_key: str
-    """Key from `destination.durable_key`."""
     message_count: int
     old_destination: Destination
     """Destination of the discarded queue, with the old topic and selector."""
@@ -52,7 +51,7 @@ class Subscribing:
         pull_requests: PullRequests,
         browsing: BrowseTask,
     ) -> None:
-        """Needs seven parts, because each of them must be told when a consumer begins or ends."""
+        """Needs seven parts, because each of these must be notified when a consumer begins or ends."""
         self._commit_state = state.commit_state
         self._events = state.commit_state.events
         self._memory = state.memory
@@ -127,7 +126,7 @@ class Subscribing:
         self._wildcards.step()
 
     def _new_consumer_fields(self) -> dict[str, int]:
-        """Return the arguments that the constructor of each consumer takes, with a new consumer number."""
+        """Return the arguments that all consumer classes' constructors take, with a new consumer number."""
         self._clients.last_consumer_number += 1
         return {
             "number": self._clients.last_consumer_number,
@@ -282,7 +281,8 @@ class Subscribing:
     # ---- Memory ----
 
     def _check_memory(self, subscribe: Subscribe | Browse, size: int) -> None:
-        """Check that there is memory for a subscription. `size` is the bytes that it takes in existing queues.
+        """Check that there is memory for a subscription. `size` is the number of bytes that the subscription takes in
+        existing queues.
 
         Raises: RemoteProtocolError if there is no memory, even after unused queues were removed.
         """

@@ -42,10 +42,11 @@ class Transactions:
         session.transactions.begin(command.transaction, self._limits, counts_all=command.counts_all)
 
     def commit(self, session: ConnectionState, commit: Commit) -> None:
-        """Commit a transaction. A repeated COMMIT aborts the transaction instead, if that is open.
+        """Commit a transaction. If the COMMIT is a repeat and the transaction is open, the transaction is aborted
+        instead.
 
         Raises: RemoteProtocolError if the transaction is rollback-only, the COMMIT's number may not be used, or the
-        COMMIT would make too many copies; also if the transaction is not open and the COMMIT is no repeat.
+        COMMIT would make too many copies; also if the transaction is not open, unless the COMMIT is a repeat.
         """
         transaction = session.transactions.get(commit.transaction)
         if transaction is not None and transaction.is_rollback_only:
@@ -116,8 +117,8 @@ class Transactions:
         self.abort_open(session, abort.transaction, counts_all=abort.counts_all)
 
     def abort_open(self, session: ConnectionState, name: str, *, counts_all: bool) -> None:
-        """Abort an open transaction, and requeue the messages that it has. An attempt counts for nacked messages, and
-        for acknowledged messages if both `counts_all` and the transaction's BEGIN say so."""
+        """Abort an open transaction, and requeue the messages that the transaction holds. An attempt counts for nacked
+        messages. For acknowledged messages it counts if both `counts_all` and the transaction's BEGIN say so."""
         transaction = self._end(session, name)
         counts_all = counts_all and transaction.counts_all
         for entry in transaction.acknowledged():
@@ -150,8 +151,8 @@ class Transactions:
             session.transactions[name].is_rollback_only = True
 
     def abort_all(self, session: ConnectionState, reason: RequeueReason) -> None:
-        """End all transactions of a connection that ends, and requeue their messages. `reason` holds for nacked
-        messages, and for acknowledged messages of a transaction with `counts_all`; all others are released."""
+        """End all transactions of a connection that ends, and requeue their messages. Nacked messages are requeued for
+        `reason`, and so are acknowledged messages of a transaction with `counts_all`. All others are released."""
         for name in list(session.transactions):
             transaction = self._end(session, name)
             for entry in transaction.acknowledged():

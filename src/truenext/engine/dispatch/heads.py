@@ -21,8 +21,8 @@ from truenext.engine.state.queue import UNBOUNDED, Entry
 
 
 class WaitReason(Enum):
-    """Reason why a subscription gets no message. The first reason that is true is reported; with several queues, the
-    one of the queue with the next message."""
+    """Reason why a subscription gets no message. The first reason in this order that is true is reported. For a
+    subscription to several queues, the reason of the queue with the next message is reported."""
 
     BROWSES = "browses"
     """The subscription is a browser."""
@@ -101,10 +101,8 @@ def group_cursor_head(cursor: GroupScanCursor, consumer: BrokerConsumer | None, 
 
 
 def first_head(heads: Iterable[Head]) -> Head:
-    """Return the head that is next of several lanes. `heads` are in order of rank.
-
-    A message that is being committed holds back only its own priority. Any other reason holds back the later lanes,
-    too.
+    """Return the head that comes first among several lanes. `heads` are in order of rank. A message that is being
+    committed holds back only its own lane. Any other reason to wait holds back the later lanes, too.
     """
     first = None
     for head in heads:

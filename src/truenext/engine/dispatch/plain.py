@@ -68,8 +68,8 @@ class Dispatcher:
         self._queue_share = max(DISPATCHES_PER_TURN // max(queue_count, 1), QUEUE_SHARE_MIN)
 
     def dispatch(self, queue: Queue, deliveries: Deliveries) -> Lane | None:
-        """Dispatch true nexts until no consumer has credit, no message is ready, or the budget is spent. With the
-        budget spent, the queue is touched again for the next turn.
+        """Dispatch true nexts until no consumer has credit, no message is ready, or the budget is spent. If the budget
+        is spent, the queue is marked for the next turn.
 
         Adds dispatched entries to `deliveries`. Returns the last lane that was reached; its next page may have to be
         read.
@@ -217,7 +217,7 @@ class Dispatcher:
         entries: list[Entry],
         consumer_numbers: list[int],
     ) -> bool:
-        """Dispatch the ready messages of one lane. Returns whether the lanes after it may be served."""
+        """Dispatch the ready messages of one lane. Returns whether the lanes after this one may be served."""
         if len(receivers) == 1 and len(lane.arrived) > 1 and not lane.requeued and lane.selected is None:
             consumer = receivers[0][4]
             self._dispatch_run(lane, consumer, deliveries, entries, consumer_numbers)
@@ -293,8 +293,8 @@ class Dispatcher:
         entries: list[Entry],
         consumer_numbers: list[int],
     ) -> None:
-        """Dispatch ready messages of a lane without requeued ones to its only receiver, as `_dispatch_lane` would one
-        after the other; that goes on with the first that is not usual."""
+        """Dispatch ready messages to the only receiver of a lane without requeued messages, with the same effect as
+        `_dispatch_lane`. Stops at the first message that needs `_dispatch_lane`, which then continues."""
         memory, session, held = self._memory, consumer.session, consumer.held
         committed, now_ms = self._commit_state.last_committed, self._commit_state.now_ms
         arrived = lane.arrived

@@ -2,9 +2,9 @@
 
 All consumers with the same selector form a class, and so do all without a selector. A consumer that owns a group with
 waiting messages is a class by itself. One search for each class finds the first message that is ready for its
-consumers, and offers it to the class. Of all offered messages the first is dispatched, to the preferred consumer of the
-classes to which it was offered. So there are as many searches as classes, however many consumers there are; and no
-search goes through a lane, because the scans (selecting/) have found the matches before. Source: docs/contract.md,
+consumers, and offers it to the class. The first of all offered messages is dispatched, to the preferred consumer of the
+classes that were offered this message. So there are as many searches as classes, however many consumers there are; and
+no search goes through a lane, because the scans (selecting/) have found the matches before. Source: docs/contract.md,
 "True next"
 """
 
@@ -63,7 +63,7 @@ class ConsumerClass:
         self.offered_entry: Entry | None = None
         """Message that the last search found for the class; None if none was found, or it was dispatched."""
         self.may_get_better_offer = False
-        """An earlier message may become ready for this class by a dispatch to another class."""
+        """True if a dispatch to another class may make an earlier message ready for this class."""
 
     def has_receiver(self, rank: int) -> bool:
         """Return whether a consumer of the class may get a message of this rank. Removes consumers without credit."""
@@ -73,8 +73,8 @@ class ConsumerClass:
         return bool(self.receivers)
 
     def best_preference(self) -> tuple[int, int, int, int]:
-        """Return the preference of the first consumer: the class with the smallest preference is served. Call it only
-        if the class has a consumer."""
+        """Return the preference of the first consumer: the class with the smallest preference is served. Call this
+        method only if the class has a consumer."""
         return self.receivers[0][:4]
 
 
@@ -126,15 +126,16 @@ class QueueDispatch:
         self._page_reader = page_reader
         self._settlement = settlement
         self._has_skipped_uncommitted = False
-        """The last search skipped an earlier message because it is being committed."""
+        """True if the last search skipped an earlier message because that message is being committed."""
         self._is_express = False
-        """Messages are being dispatched beyond the windows, because no consumer has credit."""
+        """True while messages are dispatched beyond the windows, because no consumer has credit."""
         self.awaited_lane: Lane | None = None
         """Last lane that a search without a selector reached; its next page may have to be read."""
         self.expired_count = 0
-        """Messages that this search has expired."""
+        """Number of messages that this search has expired."""
         self.is_cut = False
-        """The limit of this turn was reached while there were more messages to dispatch or expire."""
+        """True if the limit of this turn was reached before all ready messages were dispatched and all expired ones
+        removed."""
 
     def dispatch(
         self, consumers: Sequence[BrokerConsumer], dispatch_entry: Callable[[Entry, BrokerConsumer], object], limit: int
@@ -229,7 +230,6 @@ class QueueDispatch:
         return consumer_class
 
     def _owns_groups(self, consumer: BrokerConsumer, scan: QueueScan | None) -> bool:
-        """Return whether the consumer owns groups with waiting messages."""
         return False
 
     def _is_available_to(self, consumer_class: ConsumerClass, entry: Entry) -> bool:
@@ -238,12 +238,11 @@ class QueueDispatch:
     def _classes_to_query(
         self, classes: dict[Hashable, ConsumerClass], queried: list[ConsumerClass], offers: list[Offer]
     ) -> list[ConsumerClass]:
-        """Return the classes that need a new search after a dispatch. `queried` are the classes to which the dispatched
-        message was offered. All other classes keep their offers."""
+        """Return the classes that need a new search after a dispatch. `queried` are the classes that were offered the
+        dispatched message. All other classes keep their offers."""
         return queried
 
     def head_for(self, consumer: BrokerConsumer) -> Head:
-        """Return the head of the queue for a consumer."""
         return self._head_of_queue(None if self._selection is None else self._scans.find_scan(consumer, self._queue))
 
     def _head_of_class(self, consumer_class: ConsumerClass) -> Head:
@@ -300,7 +299,8 @@ class QueueDispatch:
             self._page_reader.request_body(cursor.found[wait.sequence])
 
     def lane_head_for(self, consumer: BrokerConsumer, rank: int, *, may_read: bool = True) -> Head:
-        """Return the head of one lane for a consumer. With `may_read`, an evicted head is requested from the store."""
+        """Return the head of one lane for a consumer. If `may_read` and the head is evicted, its body is requested from
+        the store."""
         scan = None if self._selection is None else self._scans.find_scan(consumer, self._queue)
         if scan is None:
             lane = self._queue.find_lane(rank)
@@ -312,8 +312,8 @@ class QueueDispatch:
         return is_expired(entry.message, self._commit_state.now_ms)
 
     def _expire(self, entry: Entry) -> bool:
-        """Expire a message whose time has come, and return True. Return False if this turn has expired as many messages
-        as it may: the search must then wait for the next turn."""
+        """Expire a message whose time has come, and return True. Return False if this turn has already expired the
+        permitted number of messages; the search must then wait for the next turn."""
         if self.expired_count == EXPIRED_PER_TURN:
             self.is_cut = True
             return False

@@ -37,7 +37,8 @@ READ_AHEAD = 8
 """Maximum number of lanes of which pages are read at the same time for one wildcard consumer."""
 
 _NO_LANE: Lane | None = None
-"""None, typed so that a type checker does not conclude that `awaited_lane` stays None: the next call may set a lane."""
+"""Constant None, typed as a lane or None. Assigned directly, a type checker would conclude that `awaited_lane` stays
+None, although the next call may set a lane."""
 
 
 class WildcardDispatch:
@@ -82,7 +83,6 @@ class WildcardDispatch:
         """Wildcard consumers whose true next is unknown until a message is read or compared."""
         self._queue_dispatches: dict[Queue, QueueDispatch] = {}
         self._searched_last: dict[QueueDispatch, None] = {}
-        """Searched queues since the last dispatch."""
         self._classes_by_queue: dict[Queue, list[ConsumerClass]] = {}
         """By queue: classes of the consumers that have credit. Wildcard consumers are left out."""
         self._first_by_source: dict[Queue | Wildcard, Entry | None] = {}
@@ -91,13 +91,13 @@ class WildcardDispatch:
         """Messages of `_first_by_source`, as a heap. An item is rank, sequence, a number that makes items distinct, and
         the queue or wildcard consumer. Items may be outdated."""
         self._first_uncommitted_cache: dict[tuple[Wildcard, int], int] = {}
-        """Results of `_first_uncommitted`, by wildcard consumer and rank."""
+        """Cached results of `_first_uncommitted`, by wildcard consumer and rank."""
         self._awaited_lanes: dict[Lane, None] = {}
         self._dispatched_by_queue: dict[Queue, tuple[list[Entry], list[int]]] = {}
 
     def update(self, queues: Iterable[Queue]) -> None:
-        """Find the next messages of wildcard consumers in these queues, and dispatch nothing. The queues have no other
-        consumers."""
+        """Find the next messages of wildcard consumers in these queues without dispatching. The queues must have no
+        other consumers."""
         for queue in queues:
             self._update_heads(queue)
         self._touch_again()
@@ -138,7 +138,7 @@ class WildcardDispatch:
         return self._queue_dispatches
 
     def _touch_again(self) -> None:
-        """Touch the queues in which the next turn must go on."""
+        """Mark the queues in which the next turn must continue."""
         for queue, queue_dispatch in self._queue_dispatches.items():
             if queue_dispatch.is_cut:
                 self._commit_state.touched_queues[queue] = None
@@ -255,8 +255,8 @@ class WildcardDispatch:
     def _query_queue(self, queue: Queue, dispatched: Entry | None = None) -> None:
         """Find the first ready message of each class of the queue. Wildcard consumers are not in these classes.
 
-        `dispatched` is the only message that has left the queue since the last search, None if more has changed. If it
-        is given, and the queue has no groups, only the classes to which it was offered are searched again.
+        `dispatched` is the only message that has left the queue since the last search; None if more has changed. With
+        `dispatched` and without groups, only the classes that were offered this message are searched again.
         """
         self._first_by_source[queue] = None
         receivers = self._receivers.get(queue, NO_RECEIVERS)
@@ -305,8 +305,8 @@ class WildcardDispatch:
         return [one for one in self._first_by_source if isinstance(one, Wildcard)]
 
     def has_nothing_ready_for(self, wildcard: Wildcard) -> bool:
-        """Return whether a wildcard consumer has credit, and no message is or may be ready for it. Its true next must
-        have been searched for in this turn."""
+        """Return whether a wildcard consumer has credit, and there is certainly no message ready for this consumer. A
+        search in this turn must have looked for the consumer's true next."""
         return self._first_by_source[wildcard] is None and wildcard not in self._awaiting_page and wildcard.has_credit()
 
     def _query_wildcard(self, wildcard: Wildcard) -> None:
@@ -379,7 +379,7 @@ class WildcardDispatch:
 
     def _first_uncommitted(self, wildcard: Wildcard, rank: int) -> int:
         """Return the sequence of the first message of this rank that is being committed and that the consumer could
-        take; UNBOUNDED if there is none."""
+        get; UNBOUNDED if there is none."""
         limit = self._first_uncommitted_cache.get((wildcard, rank))
         if limit is None:
             limit = self._first_uncommitted_cache[wildcard, rank] = self._wildcards.first_uncommitted(wildcard, rank)

@@ -113,8 +113,8 @@ class Arrivals:
         return is_stored
 
     def may_accept_run(self, queue: Queue, count: int) -> bool:
-        """Return whether `count` messages without group and expiry may arrive as a run: nothing but their places and
-        their storing depends on them."""
+        """Return whether `count` messages without group and expiry may be accepted by `accept_run`: nothing but their
+        positions and their storing remains to be decided."""
         commit_state = self._commit_state
         return (
             queue.observer is None
@@ -125,8 +125,8 @@ class Arrivals:
         )
 
     def accept_run(self, queue: Queue, messages: Sequence[SentMessage]) -> bool:
-        """Accept new messages, all of them persistent or all transient, as `accept` does one after the other; return
-        whether they are stored. Only if `may_accept_run`."""
+        """Accept new messages with the same effect as one call of `accept` for each. All must be persistent, or all
+        transient. Call this method only if `may_accept_run`. Returns whether the messages are stored."""
         commit_state = self._commit_state
         now_ms = commit_state.now_ms
         sequence = commit_state.next_sequence
@@ -180,8 +180,8 @@ class Arrivals:
         return put_shared_content(self._commit_state.batch, message, queues, self._commit_state.next_sequence)
 
     def accept_scheduled(self, name: str, to: str, message: SentMessage, ahead: RouteAhead | None) -> int:
-        """Accept a scheduled send that is due: into the queue `name`, or, if `to` is not empty, into all queues that
-        get messages sent to the address `to`. Returns the number of copies."""
+        """Accept a scheduled send that is due. If `to` is empty, the queue `name` gets the message; else all queues
+        that get messages sent to the address `to`. Returns the number of copies."""
         needed = self._queues.ensure
         if to:
             queues = self._queues.queues_for_copies(parse_stored_address(to), message, needed, ahead)

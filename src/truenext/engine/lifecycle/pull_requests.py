@@ -26,7 +26,6 @@ class PullRequests:
     def __init__(self, events: EventLog) -> None:
         self._events = events
         self.open_consumers: dict[BrokerConsumer, None] = {}
-        """Consumers with an open request."""
         self.no_wait_by_queue: dict[Queue | BrokerConsumer, dict[BrokerConsumer, None]] = {}
         """Consumers whose open request does not wait, by queue. The key of a wildcard consumer is the consumer."""
         self.ended: list[EndedPullRequest] = []
@@ -72,7 +71,6 @@ class PullRequests:
         self._remove_no_wait(consumer)
 
     def deduct_dispatched(self, deliveries: Mapping[BrokerConsumer, list[Entry]]) -> None:
-        """Deduct dispatched messages from the requests."""
         for consumer, entries in deliveries.items():
             pull_request = consumer.pull_request
             if pull_request is not None:
@@ -87,7 +85,6 @@ class PullRequests:
         return [one for one in ended if one.consumer.is_subscribed]
 
     def _remove_no_wait(self, consumer: BrokerConsumer) -> None:
-        """Remove a consumer from `no_wait_by_queue`, if it is there."""
         key = consumer.queue or consumer
         consumers = self.no_wait_by_queue.get(key)
         if consumers is not None:

@@ -1,7 +1,7 @@
 """Rules of redelivery: the delay before a failed message's next try, and the making and restoring of dead letters.
 
-The headers of a dead letter say why it is one, and describe the original message. `restore_original` restores that
-message from these headers:
+The headers of a dead letter give the reason of its failure, and describe the original message. `restore_original`
+restores that message from these headers:
 
     truenext-dead-letter-cause            "attempts exhausted", "expired" or "rejected"
     truenext-dead-letter-timestamp        time when the message became a dead letter, in milliseconds since the epoch
@@ -58,7 +58,7 @@ def retry_delay_ms(policy: Policy, attempts: int, random: Callable[[], float]) -
 def make_dead_letter(
     message: SentMessage, origin: str, policy: Policy, *, attempts: int, causes: Causes, reason: str, now_ms: int
 ) -> tuple[Destination, SentMessage]:
-    """Return destination and dead letter of a message that failed in queue `origin`.
+    """Return the dead letter of a message that failed in queue `origin`, and its destination.
 
     The dead letter is always persistent and never expires, so that it can be examined.
     """
@@ -114,10 +114,8 @@ def redirect(message: SentMessage, destination: Destination) -> tuple[Destinatio
 
 
 def restore_original(letter: SentMessage, now_ms: int) -> tuple[Destination, SentMessage] | None:
-    """Return destination and original message of a dead letter. None if `letter` is no dead letter.
-
-    A past expiry is left out. Otherwise the message would be removed before a consumer gets it.
-    """
+    """Return the original message of a dead letter, and its destination. None if `letter` is no dead letter. An expiry
+    in the past is left out, because the message would be removed before a consumer gets it."""
     headers = decode_header_lines(letter.header)
     address = headers.get(ORIGINAL_DESTINATION, "")
     name = letter.redrive_queue or address.removeprefix("/queue/")

@@ -48,13 +48,13 @@ class Settlement:
     # ---- Completion ----
 
     def acknowledge(self, entry: Entry) -> bool:
-        """Acknowledge a message. Returns whether the message's removal must become durable."""
+        """Acknowledge a message. Returns whether the store must remove the message, too."""
         self._events.acknowledged(entry)
         return self.complete(entry)
 
     def complete(self, entry: Entry) -> bool:
         """Complete an acknowledged, expired or moved message: free its memory and remove it from the store. Returns
-        whether the removal must become durable."""
+        whether the store must remove the message, too."""
         self._resident.unload(entry)
         if entry.lane.selected is not None:
             self._resident.forget_selected(entry)
@@ -147,7 +147,8 @@ class Settlement:
         self._resident.on_requeued(entry)
 
     def end_delay(self, entry: Entry) -> None:
-        """Note that the delay of a message has ended. If the message is in `Lane.delayed`, put it back to its place."""
+        """Note that the delay of a message has ended. Moves a message in `Lane.delayed` back to its position in the
+        lane."""
         lane = entry.lane
         queue = lane.queue
         if lane.delayed.get(entry.sequence) is entry:
@@ -169,7 +170,7 @@ class Settlement:
     # ---- Dead letters and expiry ----
 
     def dead_letter(self, entry: Entry, reason: str = "") -> None:
-        """Move a message that is in no lane to the dead-letter queue: at once, or, if it is evicted, when it has been
+        """Move a message that is in no lane to the dead-letter queue. An evicted message is moved after its body was
         read."""
         message: SentMessage | None = entry.message
         if message is None:
@@ -196,7 +197,7 @@ class Settlement:
         self._arrivals.accept(dead_letters, letter, self._commit_state.batch.number)
 
     def dead_letter_exhausted(self, lane: Lane) -> None:
-        """Dead-letter all messages of a lane in memory that have failed too often by the current policy."""
+        """Dead-letter the messages of a lane in memory that have failed too often by the queue's current policy."""
         failed = [entry for entry in lane if is_undeliverable(lane.queue, entry.attempts, entry.due_us)]
         if not failed:
             return

@@ -1,7 +1,8 @@
 """Delayed entries: failed messages that wait for their next try, in order of due time.
 
 A delayed message that does not block its queue is in `Lane.delayed`, and in no other container of its lane. A delayed
-message that blocks its queue keeps its place in the lane; when it is the head, dispatch stops there until it is due.
+message that blocks its queue keeps its position in the lane. When such a message is the head, dispatch stops there
+until it is due.
 
 Due times in memory are those of a monotonic clock. The store gets due times of the wall clock, because a restart resets
 the monotonic clock. A message that was due once stays due, even if it is evicted and the wall clock is set back before

@@ -4,7 +4,7 @@
     if memory is still short           bodies of held messages leave, then bodies of requeued and delayed messages
     if memory is still short           the connection with the largest reply queue is closed
 
-An evicted transient message becomes a record in the store, written with the gathering batch; nothing waits for this
+An evicted transient message becomes a record in the store, written with the gathering batch. No client waits for this
 write. Copies of one message in several subscriptions leave together, so that the content is written once.
 """
 
@@ -33,11 +33,12 @@ from truenext.model.limits import (
 from truenext.model.order import RANKS
 
 EVICTION_DIVISOR = 4
-"""Divisor of a limit. When a limit is passed, limit / EVICTION_DIVISOR bytes are freed, so that many messages leave at
-a time."""
+"""Divisor of a limit. When memory passes a limit, limit / EVICTION_DIVISOR bytes are freed, so that many messages leave
+memory together."""
 
 EVICTED_BYTES_PER_BATCH = 512 * 1024
-"""Maximum bytes of evicted messages in one batch. So few, because clients wait for the write of the batch."""
+"""Maximum bytes of evicted messages in one batch. The maximum is low, because clients may wait for the write of the
+batch."""
 
 EVICTION_GROUP_QUEUES = 500
 """Maximum number of subscriptions whose copies of a message leave together. With more subscriptions, the content is
@@ -60,13 +61,12 @@ class Eviction:
         self._queues_by_name = state.queues_by_name
         self._spilling = spilling
         self._round: Generator[None, None, None] | None = None
-        """Eviction that goes on with the next call; None if none is under way."""
+        """Unfinished eviction, which the next call continues; None if no eviction is in progress."""
         self._round_start = NEVER_EXHAUSTED
         """Value of `_moment` when `_round` began."""
         self._batch = 0
         """Number of the last batch that has taken evicted messages."""
         self._batch_bytes = 0
-        """Bytes of the evicted messages in batch `_batch`."""
 
     @property
     def is_unfinished(self) -> bool:
@@ -79,8 +79,8 @@ class Eviction:
         return self._batch == self._commit_state.batch.number and self._batch_bytes >= EVICTED_BYTES_PER_BATCH
 
     def enforce_memory_limits(self, queues: Collection[Queue]) -> list[Queue]:
-        """Evict messages until the limits are kept, at most as many as one turn may. Messages that the store lacks are
-        added to the gathering batch.
+        """Evict messages until memory is within its limits, at most as many as one turn may evict. Messages that the
+        store lacks are added to the gathering batch.
 
         Do not call it between a dispatch and the writing of the dispatched messages. Returns temporary queues whose
         connections must be closed: the largest reply queue, if nothing else can leave memory, and topic subscriptions
@@ -135,7 +135,7 @@ class Eviction:
         return too_slow if largest is None or not largest.is_reply_queue else [*too_slow, largest]
 
     def _moment(self) -> tuple[int, int, int]:
-        """Return three numbers. As long as the three numbers stay the same, no further messages can leave memory."""
+        """Return three numbers that change whenever further messages may be able to leave memory."""
         return self._commit_state.last_committed, self._memory.message_bytes, self._clients.dispatch_count
 
     def _evict_largest_first(self, queues: Collection[Queue]) -> Generator[None, None, None]:
@@ -289,8 +289,8 @@ class Eviction:
             self._resident.lanes_with_unread_in_memory[lane] = None
 
     def _unload_bodies(self, entries: list[Entry], needed: int, *, are_held: bool = False) -> int:
-        """Evict the bodies of messages, but keep the entries. With `are_held` the sizes are kept, too, because a
-        transaction that acknowledges the messages may need them.
+        """Evict the bodies of messages, but keep the entries. With `are_held`, the sizes of the bodies are kept, too,
+        because a transaction that acknowledges the messages may need the sizes.
 
         Returns how many bytes have left memory, or can leave it when the messages are durable.
         """

@@ -1,8 +1,8 @@
 """Horizon of a lane: the sequence up to which its messages are in memory; and removal of single messages.
 
-The horizon moves up with a page (`apply_page`), and down when memory is short (`lower_horizon`). It is UNBOUNDED when
-all waiting messages are in memory (`update_horizon`). Selected entries are in one container below the horizon and in
-another above it. When the horizon moves, `_move_selected_across` moves entries between the two.
+The horizon moves up with a page (`apply_page`), and down when memory is short (`lower_horizon`). The horizon is
+UNBOUNDED when all waiting messages are in memory (`update_horizon`). Selected entries are in one container below the
+horizon and in another above it. When the horizon moves, `_move_selected_across` moves entries between the two.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def lower_horizon_keeping_last(lane: Lane) -> None:
 
 
 def update_horizon(lane: Lane) -> None:
-    """Set the horizon to UNBOUNDED if no messages above it are left. Called whenever messages above it have left."""
+    """Set the horizon to UNBOUNDED if no messages above it are left. Called whenever messages above the horizon have
+    left the lane."""
     if not lane.unread:
         if lane.selected is not None and lane.horizon != UNBOUNDED:
             lane.selected.horizon_rise_count += 1
@@ -130,7 +131,7 @@ def _remove_from_arrived(lane: Lane, removed: set[int]) -> None:
 
 
 def move_arrived_to_requeued(lane: Lane) -> None:
-    """Move the entries of `arrived` to `requeued`, where their bodies may be evicted while the entries stay."""
+    """Move the entries of `arrived` to `requeued`. There, bodies may be evicted while their entries stay."""
     for entry in lane.arrived:
         if lane.selected is None or entry.sequence not in lane.selected.arrived_gaps:
             entry.is_requeued = True
@@ -155,10 +156,10 @@ def lower_horizon(lane: Lane) -> Entry:
 
 
 def is_first_uncommitted(lane: Lane, committed: int) -> bool:
-    """Return whether the first message of `unread_in_memory` is not visible yet, and comes before all messages in
-    `loaded_early`. Call it only if the lane has no head, and all unread messages are in `unread_in_memory`.
+    """Return whether the first message of `unread_in_memory` is not visible yet, and precedes all messages in
+    `loaded_early`. Call this function only if the lane has no head, and all unread messages are in `unread_in_memory`.
 
-    `loaded_early` may have a requeued message even when the queue's selectors and groups are gone.
+    `loaded_early` may have a requeued message even when the queue no longer has selectors or groups.
     """
     first = lane.unread_in_memory[0]
     if first.batch <= committed:
@@ -167,8 +168,8 @@ def is_first_uncommitted(lane: Lane, committed: int) -> bool:
 
 
 def load_unread_in_memory(lane: Lane) -> None:
-    """Move all messages of `unread_in_memory` to `arrived`, so that the whole lane is in memory. Call it only if all
-    unread messages are in `unread_in_memory`."""
+    """Move all messages of `unread_in_memory` to `arrived`, so that the whole lane is in memory. Call this function
+    only if all unread messages are in `unread_in_memory`."""
     if lane.arrived is NO_ENTRIES:
         lane.allocate_arrived()
     lane.arrived.extend(lane.unread_in_memory)

@@ -103,7 +103,7 @@ class PageReader:
         return reads
 
     def request_body(self, entry: Entry) -> None:
-        """Request the body of a selected or requeued message, unless that is requested already."""
+        """Request the body of a selected or requeued message, unless this body is requested already."""
         lane = entry.lane
         assert lane.selected is not None, "the lane has selected entries"
         if entry.sequence not in lane.selected.body_reads:
@@ -134,7 +134,7 @@ class PageReader:
         self._unsent_reads.append(read)
 
     def on_page_read(self, read: LaneRead, page: PageResult) -> None:
-        """Apply a page of a lane. All batches that the page includes are known to be durable.
+        """Apply a page of a lane. All batches that the page includes are durable.
 
         Raises: StoreError if the store lacks messages that it should have.
         """
@@ -184,7 +184,8 @@ class PageReader:
         self._resident.free_durable_in_lane(lane)
 
     def collect_exhausted(self, entry: Entry) -> None:
-        """Collect a message of a page that has failed too often and is to be dead-lettered. It is in no lane."""
+        """Collect a message of a page that has failed too often and is to be dead-lettered. Such a message is in no
+        lane."""
         self._exhausted_entries.append(entry)
         self._resident.remember_removed(entry)
 
@@ -250,8 +251,8 @@ class PageReader:
         self._resident.load_causes(entry, causes)
 
     def _restore_body(self, entry: Entry, found: PageMessage) -> bool:
-        """Restore the body of an entry, unless its record is damaged. Returns True if the entry awaits its dead letter;
-        such an entry is in no lane, and is dead-lettered even if the policy has changed."""
+        """Restore the body of an entry, unless its record is damaged. Returns True if the entry was waiting to become a
+        dead letter. Such an entry is in no lane, and is dead-lettered even if the policy has changed."""
         was_awaiting = self._resident.stop_awaiting_dead_letter(entry)
         if found.message is None:
             entry.lane.forget_requeued(entry)

@@ -34,8 +34,8 @@ class ResidentSet:
         self.queues_over_limit: dict[Queue, None] = {}
         """Queues that may be above their own limits."""
         self.queues_still_over_limit: dict[Queue, None] = {}
-        """Queues above their own limits from which no more messages can leave now. They are checked again when a batch
-        is durable or a page was applied."""
+        """Queues above their own limits from which no more messages can leave now. These queues are checked again when
+        a batch is durable or a page was applied."""
         self.limited_subscriptions: dict[Queue, None] = {}
         """Topic subscriptions that end with their connections, have their own limit, and have messages on disk."""
         self._lanes_awaiting_page: dict[Lane, None] = {}
@@ -120,8 +120,8 @@ class ResidentSet:
             self.queues_over_limit[queue] = None
 
     def can_unload_causes(self, entry: Entry) -> bool:
-        """Return whether the causes of a message may leave memory: the store has them durably, and no page of the lane
-        is being read that may lack them. If a page is being read, eviction is repeated after it was applied."""
+        """Return whether the causes of a message may leave memory: the store has them durably, and no page is being
+        read that may lack these causes. If a page is being read, eviction is repeated after it was applied."""
         known, lane = entry.causes, entry.lane
         if known is None:
             return True
@@ -140,7 +140,8 @@ class ResidentSet:
             self.nothing_evictable_at = NEVER_EXHAUSTED
 
     def on_requeued(self, entry: Entry) -> None:
-        """Note that a message was requeued. A message that a transaction had can leave memory only from now on."""
+        """Note that a message was requeued. A message that a transaction held could not leave memory; from now on, the
+        message can."""
         if entry.message is not None:
             self.nothing_evictable_at = NEVER_EXHAUSTED
             queue = entry.lane.queue
@@ -183,7 +184,7 @@ class ResidentSet:
             self.queues_over_limit[queue] = None
 
     def await_dead_letter(self, entry: Entry) -> None:
-        """Let an evicted message be read, so that it can be dead-lettered."""
+        """Request the body of an evicted message, so that the message can be dead-lettered."""
         entry.lane.add_unloaded(entry)
         self._unread_dead_letters.append(entry)
 
@@ -192,7 +193,7 @@ class ResidentSet:
         return self._unread_dead_letters[:]
 
     def stop_awaiting_dead_letter(self, entry: Entry) -> bool:
-        """Note that a message was read. Returns whether it awaited its dead letter."""
+        """Note that a message was read. Returns whether the message was waiting to become a dead letter."""
         remaining = [one for one in self._unread_dead_letters if one is not entry]
         was_awaiting = len(remaining) < len(self._unread_dead_letters)
         self._unread_dead_letters = remaining

@@ -8,8 +8,8 @@ to close.
     the broker ends             a crash drops transient messages; after a clean stop, the next start finds an ended
                                 queue and removes its messages
 
-So such a subscription is never restored, however the broker ends. Each name contains a sequence, so no two names are
-equal. Source: docs/decisions/0034-what-a-subscription-leaves-to-the-disk.md
+So such a subscription is never restored, whether the broker stops or crashes. Each name contains a sequence, so no two
+names are equal. Source: docs/decisions/0034-what-a-subscription-leaves-to-the-disk.md
 """
 
 from __future__ import annotations
@@ -72,11 +72,9 @@ class SpilledSubscriptions:
         *,
         needs_space: bool,
     ) -> tuple[ConnectionState, str] | None:
-        """Return the connection that must be closed to make space, with the reason. None if there is none, or no space
-        is needed.
-
-        Such a connection has made no progress for `stalled_subscriber_ms` of its topic's policy. Of several, the one
-        whose subscription has most bytes is returned. Called about once a second.
+        """Return a connection that must be closed to make space, with the reason. None if there is no such connection,
+        or no space is needed. The connection has made no progress for `stalled_subscriber_ms` of its topic's policy. If
+        there are several, the connection whose subscription has the most bytes is returned. Called about once a second.
         """
         now_us = self._commit_state.now_us
         before, self._progress = self._progress, {}

@@ -156,7 +156,8 @@ class Timers:
         self._forget_durable(self._commit_state.last_committed)
 
     def _forget_durable(self, committed: int) -> None:
-        """Forget which timers durable batches have set: all pages requested from now on contain these timers."""
+        """Forget which batches have set timers, for batches that are durable: pages requested from now on contain these
+        timers."""
         if self._unstored_batches and self._reading is None:
             self._unstored_batches = {
                 timer: batch for timer, batch in self._unstored_batches.items() if batch > committed

@@ -113,8 +113,8 @@ class Queues:
         return self._topics.has_subscription(topic)
 
     def has_subscription_ended(self, name: str) -> bool:
-        """Return whether this name belongs to a durable subscription that has ended. No send creates its queue
-        again."""
+        """Return whether this name belongs to a durable subscription that has ended. A send to this name creates no
+        queue."""
         return name.startswith(SUBSCRIPTION_PREFIX) and name not in self.by_name
 
     def lane_of(self, key: bytes) -> Lane | None:
@@ -150,7 +150,8 @@ class Queues:
         return self.by_name.get(destination.name) or self.create(destination)
 
     def ensure_if_connected(self, destination: Destination) -> Queue | None:
-        """Return the queue as `ensure` does. None if the queue is temporary and its connection has ended."""
+        """Return the queue, and create it if missing, as `ensure` does. None if the queue is temporary and its
+        connection has ended."""
         is_disconnected = (
             destination.kind is DestinationKind.TEMPORARY and destination.session not in self._clients.sessions
         )
@@ -210,11 +211,11 @@ class Queues:
 
     @property
     def routing_may_take_long(self) -> bool:
-        """Whether finding the queues of a send to a topic may take longer than one step should."""
+        """Whether finding the queues of a send to a topic may take longer than one step may."""
         return self._topics.may_take_long
 
     def routing_ns(self, destination: Destination, message: SentMessage, ahead: RouteAhead | None) -> int:
-        """Return roughly how many nanoseconds of comparisons it takes, at most, to find the queues of a send to a topic
+        """Return an upper estimate, in nanoseconds, of the comparisons needed to find the queues of a send to a topic
         or to several destinations."""
         topics: TopicRouter | RouteAhead = self._topics if ahead is None else ahead
         parts = destination.parts or (destination,)
@@ -224,7 +225,7 @@ class Queues:
         return RouteAhead(self._topics)
 
     def find_ahead(self, ahead: RouteAhead, destination: Destination, message: SentMessage) -> Iterator[None]:
-        """Find the queues of the topics to which a message is sent, one piece of work a step."""
+        """Find the queues of the topics to which a message is sent, a part of the search in each step."""
         message.arrived_ms = self._commit_state.now_ms
         for part in destination.parts or (destination,):
             if part.kind is DestinationKind.TOPIC:
@@ -234,7 +235,7 @@ class Queues:
         """Reserve memory for the queues of a SEND in a transaction, because COMMIT creates queues without a check. Adds
         the queues' names to `reserved`, the transaction's set of names.
 
-        Raises: RemoteProtocolError if a queue cannot be created. Then nothing is reserved.
+        Raises: RemoteProtocolError if a queue cannot be created; then no memory is reserved.
         """
         destination = send.destination
         if not destination.is_multi_queue and send.schedule is None:
@@ -268,7 +269,6 @@ class Queues:
         new.append(name)
 
     def has_open_sends(self, queue: Queue) -> bool:
-        """Return whether an open transaction sends to the queue."""
         return queue.name in self._reservations
 
     def free_reserved(self, reserved: Iterable[str]) -> None:
@@ -386,7 +386,7 @@ class Queues:
         )
 
     def await_introduction(self, session: ConnectionState, destination: Destination) -> None:
-        """Delay the connection's receipts until the queues of this destination that must be kept are durable."""
+        """Delay the connection's receipts until each queue of this destination that must survive a crash is durable."""
         if self._introduction_batches:
             for part in destination.parts or (destination,):
                 queue = self.by_name.get(part.name)
@@ -446,7 +446,8 @@ class Queues:
         return removed
 
     def is_removable(self, queue: Queue) -> bool:
-        """Return whether the queue is empty, unused, and has nothing to remember."""
+        """Return whether the queue can be removed without loss: the queue is empty, unused, and has no state such as a
+        pause."""
         if queue.is_needed or must_keep(queue) or self._clients.receivers_of(queue).consumers:
             return False
         if (
@@ -463,7 +464,6 @@ class Queues:
         return not queue.has_unloaded_held
 
     def remove(self, queue: Queue) -> None:
-        """Remove an unused queue."""
         self._unregister(queue)
         self.wildcards.on_queue_removed(queue)
         self._numbers.free(queue)

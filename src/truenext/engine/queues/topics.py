@@ -8,8 +8,8 @@ queue of each subscription whose selector matches; all these queues share one me
     RouteAhead    the queues that get one message, found before the message is accepted
 
 Matching many patterns, or comparing many or large selectors, takes longer than one step should. In that case the broker
-finds the queues ahead: in pieces, before it accepts the message. When the message is accepted, only subscriptions made
-since are compared.
+finds the queues *ahead*: before it accepts the message, in several steps. When the message is accepted, only
+subscriptions made since are compared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ QUICK_SUBSCRIPTIONS_MAX = 128
 """Number of subscriptions up to which queues are not found ahead, if no subscription has a selector."""
 
 PIECE_NS = 250_000
-"""Nanoseconds that one piece of a search ahead should take."""
+"""Nanoseconds that one step of a search ahead should take."""
 MATCH_NS = 1500
 """Nanoseconds that it takes at most, roughly, to match a topic with a pattern of a few words."""
 
@@ -92,7 +92,7 @@ class TopicRouter:
 
     @property
     def may_take_long(self) -> bool:
-        """Whether finding the queues of a message may take longer than one step should."""
+        """Whether finding the queues of a message may take longer than one step may."""
         return self._base_ns > 0 or len(self._subscriptions) > QUICK_SUBSCRIPTIONS_MAX
 
     # ---- Subscriptions ----
@@ -133,7 +133,6 @@ class TopicRouter:
             self._pattern_count += 1
 
     def remove(self, queue: Queue) -> None:
-        """Remove the queue of an ended subscription."""
         subscription = self._subscriptions.pop(queue)
         queue.memory.remove_selector(subscription.selector)
         if subscription.selector is not None:
@@ -174,7 +173,7 @@ class TopicRouter:
         return [each.queue for each in route.subscriptions if each.selector is None or each.selector.matches(message)]
 
     def cost_ns(self, topic: str, message: SentMessage) -> int:
-        """Return roughly how many nanoseconds the comparisons of `queues_of` take at most."""
+        """Return an upper estimate, in nanoseconds, of the comparisons of `queues_of`."""
         route = self._routes.get(topic)
         if route is None:
             # At most all subscriptions are to this topic.
@@ -183,7 +182,7 @@ class TopicRouter:
         return route.base_ns + route.byte_ns * len(message.header) + MATCH_NS * added
 
     def find_route(self, topic: str) -> Generator[None, None, Route]:
-        """Find the subscriptions to a topic, one piece of work a step."""
+        """Find the subscriptions to a topic, a part of the search in each step."""
         as_of = self.last_number
         known = self._routes.get(topic)
         if known is None:
@@ -245,8 +244,8 @@ class RouteAhead:
         return sum(map(self._router.has, queues))
 
     def find(self, topic: str, message: SentMessage) -> Iterator[None]:
-        """Find the queues that get the message from one topic, one piece of work a step. A second call finds the queues
-        of subscriptions made since the first."""
+        """Find the queues that get the message from one topic, a part of the search in each step. A second call finds
+        the queues of subscriptions made since the first."""
         queues, as_of = self._found.get(topic, ([], -1))
         if as_of < 0:
             route = yield from self._router.find_route(topic)
@@ -273,7 +272,7 @@ class RouteAhead:
         self._found[topic] = (queues + found, as_of)
 
     def cost_ns(self, topic: str, message: SentMessage) -> int:
-        """Return roughly how many nanoseconds the comparisons that are left for `queues_of` take at most."""
+        """Return an upper estimate, in nanoseconds, of the comparisons that are left for `queues_of`."""
         if topic not in self._found:
             return self._router.cost_ns(topic, message)
         added = self._router.added_since(self._found[topic][1])

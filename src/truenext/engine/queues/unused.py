@@ -1,7 +1,7 @@
 """Removal of unused queues, and memory reserved for queues of open transactions.
 
-Even an empty queue takes memory. So a queue that is empty, unused and has nothing to remember is removed, also from the
-store. It is created again when a client names it. Source: docs/contract.md, "Queues that come and go"
+Even an empty queue takes memory. So a queue that is empty, unused and has no state such as a pause is removed from
+memory and store. The queue is created again when a client names it. Source: docs/contract.md, "Queues that come and go"
 
     every second                   some queues are checked; queues unused for a minute are removed
     a new queue finds no memory    queues unused for UNUSED_QUEUE_SECONDS_SHORT are removed
@@ -25,7 +25,8 @@ class UnusedQueueFinder:
         self._commit_state = commit_state
         self._memory = memory
         self._remaining: list[Queue] = []
-        """Queues that are still to be checked in this round; the next one is at the end."""
+        """Queues that are still to be checked in this pass over all queues; the next queue to check is the last
+        element."""
 
     def candidates(self, count: int) -> Iterator[Queue]:
         """Check up to `count` queues, and yield those that have not been used for UNUSED_QUEUE_SECONDS, or for
@@ -102,7 +103,7 @@ class QueueReservations:
             self._memory.queue_bytes += _queue_bytes(destination)
 
     def free(self, names: Iterable[str]) -> None:
-        """Count one open transaction less for each of these queues."""
+        """Reduce the number of open transactions that send to each of these queues by one."""
         senders = self._transaction_counts
         for name in names:
             remaining = senders[name] - 1
@@ -114,12 +115,12 @@ class QueueReservations:
                 self.on_queue_created(name)
 
     def on_queue_created(self, name: str) -> None:
-        """Free the memory reserved for a queue, because the queue exists now or no transaction sends to it."""
+        """Free the memory reserved for a queue: either the queue exists now, or no transaction sends to the queue any
+        more."""
         destination = self._missing_queues.pop(name, None)
         if destination is not None:
             self._memory.queue_bytes -= _queue_bytes(destination)
 
 
 def _queue_bytes(destination: Destination) -> int:
-    """Return the bytes of a queue with one lane."""
     return queue_size(destination) + LANE_BYTES

@@ -30,13 +30,13 @@ class Wildcards(BackgroundTask):
         self._clients = state.clients
         self._selections = selections
         self._wildcards: dict[Wildcard, None] = {}
-        """Wildcard consumers in order of subscription."""
         self.joining: dict[Wildcard, int] = {}
         """Wildcard consumers that have not joined all their queues, with the bytes reserved for further queues. The
         first consumer joins first."""
         self._joining_now: Wildcard | None = None
         self._queues_to_join: list[Queue] = []
-        """Queues that existed when `_joining_now` began, and were not compared with its pattern yet."""
+        """Queues that existed when the consumer `_joining_now` began to join, and were not compared with the consumer's
+        pattern yet."""
         self.uncommitted: list[deque[Entry]] = [deque() for _ in RANKS]
         """Messages that were not durable when accepted, by rank, in order of sequence. Some may be durable by now."""
         self.express_queues: dict[Queue, None] = {}
@@ -171,8 +171,8 @@ class Wildcards(BackgroundTask):
 
     def first_uncommitted(self, wildcard: Wildcard, rank: int) -> int:
         """Return the sequence of the first message of this rank that is being committed and that the consumer could
-        take; UNBOUNDED if there is none. This message holds back later messages in all queues of the consumer, even if
-        another message of its own queue holds it back."""
+        get; UNBOUNDED if there is none. This message holds back later messages in all queues of the consumer, even if
+        an earlier message of its queue blocks this message, too."""
         return next(
             (entry.sequence for entry in self.uncommitted[rank] if self._could_take(wildcard, entry)), UNBOUNDED
         )

@@ -1,8 +1,8 @@
 """Message groups of a queue: their owners, and the messages that each consumer may get.
 
-The queue tracks groups from its first message with a group on. Tracking ends when the queue is removed, or when its
-last consumer ends while the queue is empty. While a queue has groups, a scan finds each consumer's next message, as for
-a selector (selecting.py); a consumer without a selector matches all messages. The found messages of a lane are kept in
+A queue tracks groups once it has had a message with a group. Tracking ends when the queue is removed, or when its last
+consumer ends while the queue is empty. While a queue has groups, a scan finds each consumer's next message, as for a
+selector (selecting.py); a consumer without a selector matches all messages. The found messages of a lane are kept in
 these containers:
 
     messages without a group    one heap, for all consumers
@@ -10,10 +10,11 @@ these containers:
     heads of free groups        one heap, for all consumers
     heads of owned groups       one heap for each owner
 
-So the next message of a consumer is the first of three: without a group, of a free group, or of a group of its own.
+So the next message of a consumer is the first of three heads: of the messages without a group, of the free groups, and
+of the groups that the consumer owns.
 
 A group queue is short. Messages that do not fit are skipped, and `_skipped` notes only the first skipped sequence. When
-a group queue is nearly used up, `refill` scans the lane again from that sequence, for all groups with space. Only
+a group queue is nearly empty, `refill` scans the lane again from that sequence, for all groups with space. Only
 consumers that could take these messages wait meanwhile. Source: docs/contract.md, "Groups"
 """
 
@@ -61,14 +62,15 @@ class GroupOwnership:
         """Owner of each group that is not free. The group dispatched last is at the end."""
         self._groups_by_owner: dict[BrokerConsumer, dict[str, None]] = {}
         self.suspended_owners: dict[BrokerConsumer, tuple[int, int]] = {}
-        """Suspended consumers, each with two numbers as of the last check of its groups: messages that it held, and
-        transactions of its connection that had ended."""
+        """Suspended consumers, each with two numbers from the last check of its groups: messages that the consumer
+        held, and ended transactions of its connection."""
         self._owned_max = GROUPS_MAX + GROUPS_MAX // 4
         """Number of owned groups above which some groups are freed."""
         self._owned_max_if_short = GROUPS_MIN
         """Limit in place of `_owned_max` while memory for queues is short."""
         self.assigned_count = self.freed_count = 0
-        """Number of times that a free group got an owner; and that a group was freed, or a delay in a group ended."""
+        """Counter of changes of ownership: a free group got an owner, a group was freed, or a delay in a group
+        ended."""
         self._delayed: dict[str, set[tuple[int, int]]] = {}
         """Rank and sequence of delayed messages, by group."""
         self._first_delayed: dict[str, tuple[int, int]] = {}
@@ -77,7 +79,6 @@ class GroupOwnership:
         return self.owners.get(group, consumer) is consumer
 
     def owns_any(self, consumer: BrokerConsumer) -> bool:
-        """Return whether the consumer owns a group."""
         return consumer in self._groups_by_owner
 
     def has_earlier_delayed(self, group: str, rank: int, sequence: int) -> bool:
@@ -346,8 +347,8 @@ class GroupScanCursor(ScanCursor):
             self.update_head(group)
 
     def _will_be_refilled(self, entry: Entry) -> bool:
-        """Return whether the current refill will still reach the entry. A refill begins, for each group, at the first
-        skipped sequence: the group queue has the messages before."""
+        """Return whether the current refill will still reach the entry. For each group, a refill begins at the first
+        skipped sequence; the group queue has the earlier messages."""
         return entry.sequence > self.position and entry.sequence >= self._refilling.get(entry.group, UNBOUNDED)
 
     def _limit_per_group(self) -> int:
@@ -385,10 +386,8 @@ class GroupScanCursor(ScanCursor):
                 self.update_head(group)
 
     def first_for(self, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
-        """Return the first message that the consumer could take, and False; None and False if there is none.
-
-        Returns None and True if only tests or a refill can show which message is first. `consumer` is None for all
-        consumers that own no group.
+        """Return a pair: the first message that the consumer could get, or None; and whether tests or a refill are
+        needed to know that message. `consumer` is None for all consumers that own no group.
         """
         ungrouped = self._first_ungrouped()
         candidates = [] if ungrouped is None else [(ungrouped, True)]
@@ -439,8 +438,8 @@ class GroupScanCursor(ScanCursor):
         return None
 
     def _head_and_is_known(self, group: str) -> tuple[int | None, bool]:
-        """Return the first sequence of a group, None if there is none; and whether it is a found message (True) or a
-        skipped one (False)."""
+        """Return the first sequence of a group, or None; and whether this message was found (True) or skipped
+        (False)."""
         group_queue = self._group_queues.get(group)
         while group_queue and not self._is_current(group_queue[0]):
             heappop(group_queue)

@@ -13,8 +13,8 @@ from truenext.model.message import SentMessage
 from truenext.model.selector import Selector
 
 PENDING_ENTRIES_MAX = 10_000
-"""Maximum number of messages that are collected at once for tests. So many, because it takes a while to reach the
-middle of a lane."""
+"""Maximum number of messages that are collected at once for tests. The number is high, because reaching the middle of a
+lane takes long."""
 
 
 class ComparisonBudget:
@@ -76,7 +76,6 @@ class ScanCursor:
         self.found: dict[int, Entry] = {}
         """Matches by sequence. Some may have been dispatched since."""
         self._found_heap: list[int] = []
-        """Sequences of `found`, as a heap."""
         self._untested = NO_SEQUENCES
         """Sequences in `found` of evicted messages, which cannot be tested before they are read."""
         self.pending: list[Entry] = []
@@ -108,12 +107,12 @@ class ScanCursor:
 
     @property
     def has_space(self) -> bool:
-        """Whether at most half of the permitted number of matches wait. A scan that was full goes on when this is
+        """Whether at most half of the permitted number of matches wait. A scan that was full continues when this is
         true."""
         return len(self.found) <= SCAN_FOUND_MAX // 2
 
     def stop_before(self, sequence: int, *, if_full: bool = True) -> bool:
-        """Stop the scan before this sequence; with `if_full` only if the scan is full. Returns whether it has
+        """Stop the scan before this sequence; with `if_full`, only if the scan is full. Returns whether the scan has
         stopped."""
         if if_full and not self.is_full:
             return False
@@ -175,8 +174,8 @@ class ScanCursor:
             self.add_pending(entry)
 
     def add_pending(self, entry: Entry) -> None:
-        """Add a requeued, untested message to `pending`, if its sequence is in the range of `pending`. It is not added
-        to `found`: many such messages would leave no space there for earlier matches."""
+        """Add a requeued, untested message to `pending`, if its sequence is in the range of `pending`. The entry is not
+        added to `found`, because many such messages would leave no space there for earlier matches."""
         pending = self.pending
         if not pending or entry.sequence > self.pending_to:
             return
@@ -252,7 +251,6 @@ class ConsumerScans:
             self._by_wildcard.setdefault(consumer, {})[queue] = scan
 
     def remove(self, consumer: BrokerConsumer, queue: Queue) -> QueueScan | None:
-        """Remove and return the scan of a consumer that leaves a queue."""
         if consumer.queue is not None:
             return self._by_consumer.pop(consumer, None)
         scans = self._by_wildcard.get(consumer)

@@ -41,7 +41,7 @@ from truenext.model.selector import Selector
 
 _MISSING = object()
 Load = Callable[[Lane, PageMessage], Entry]
-"""Function that loads a message of a page into memory. If the message is not due, it is put among the delayed ones."""
+"""Function that loads a message of a page into memory. A message that is not due is put into `Lane.delayed`."""
 
 
 class QueueSelection:
@@ -63,8 +63,8 @@ class QueueSelection:
     def __init__(
         self, queue: Queue, memory: MemoryBudget, consumer_scans: ConsumerScans, arrival_budget: ComparisonBudget
     ) -> None:
-        """`consumer_scans` has the scans of all queues. `arrival_budget` is shared by all queues; it is the budget for
-        messages that arrive or are requeued."""
+        """`consumer_scans` has the scans of all queues. `arrival_budget`, which all queues share, limits the
+        comparisons of messages that arrive or are requeued."""
         self._memory = memory
         self._arrival_budget = arrival_budget
         self.queue = queue
@@ -121,7 +121,7 @@ class QueueSelection:
                     self.unfinished_cursors.pop(cursor, None)
 
     def _restart_deferred(self) -> None:
-        """Begin all comparisons of the first deferred messages anew, because the scans have changed."""
+        """Restart all comparisons of the first deferred messages, because the scans have changed."""
         for lane in self._deferred_lanes.values():
             _deferred_of(lane).compared_scans = 0
 
@@ -216,12 +216,12 @@ class QueueSelection:
             self._deferred_lanes[lane.rank] = lane
 
     def _may_requeue(self, budget: ComparisonBudget) -> bool:
-        """Return whether there is time to find the place of a requeued message in its group."""
+        """Return whether there is time to find the position of a requeued message in its group."""
         return self.groups is None or budget.has_time
 
     def _test_requeued(self, entry: Entry, budget: ComparisonBudget, first: int = 0) -> int | None:
-        """Test a requeued message with all scans, beginning with the scan of number `first`. Returns None when done; if
-        the budget is spent earlier, the number of the next scan."""
+        """Test a requeued message with all scans, beginning with the scan of number `first`. Returns None if all tests
+        are done; else the number of the next scan, because the budget is spent."""
         message = entry.message
         scans = list(self.scans.values()) if message is None else self._keyed.candidate_scans(message)
         for number in range(first, len(scans)):
@@ -255,7 +255,7 @@ class QueueSelection:
                 cursor.pending = []
 
     def has_found(self, entry: Entry) -> bool:
-        """Return whether a scan has found the entry. A found entry must stay in memory; its body need not."""
+        """Return whether a scan has found the entry. A found entry must stay in memory; its body may be evicted."""
         for scan in self.scans.values():
             cursor = scan.cursors.get(entry.lane.rank)
             if cursor is not None and entry.sequence in cursor.found:

@@ -1,4 +1,4 @@
-"""Selections of all queues, and the order in which their scans go on.
+"""Selections of all queues, and the order in which their scans continue.
 
 A turn tests one slice of one queue. For all queues together, only one page is read at a time.
 """
@@ -129,13 +129,13 @@ class Selections(BackgroundTask):
             selection.close()
 
     def activate_queue(self, queue: Queue) -> None:
-        """Let the scans of a queue go on in the next steps, if they have something to test and need no page."""
+        """Let the scans of a queue continue in the next steps, if they have something to test and need no page."""
         selection = self.by_queue.get(queue)
         if selection is not None:
             self.activate_selection(selection)
 
     def activate_selection(self, selection: QueueSelection) -> None:
-        """Let the scans of a selection go on in the next steps, if they have something to test and need no page."""
+        """Let the scans of a selection continue in the next steps, if they have something to test and need no page."""
         current_read = self._current_read
         if selection in self._awaiting_page or (
             current_read is not None and current_read.lane.queue is selection.queue
@@ -224,8 +224,8 @@ class Selections(BackgroundTask):
 
 
 def _is_page_current(read: ScanRead) -> bool:
-    """Return whether the horizon has not moved up since the page was requested, and is not above the page's beginning.
-    Otherwise messages that the page lacks may be below the horizon now."""
+    """Return whether a page can be used: since its request the horizon has not moved up, and is not above the page's
+    beginning. Otherwise messages that the page lacks may be below the horizon now."""
     lane = read.lane
     return (
         lane.selected is not None

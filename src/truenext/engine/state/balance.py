@@ -20,8 +20,8 @@ CopyCount = Callable[[Send], int]
 
 
 class DiskBalance:
-    """Bytes on disk that one transaction frees and needs. They decide which sends are allowed while the disk is
-    full."""
+    """Bytes on disk that one transaction frees and needs. The difference decides which sends are allowed while the disk
+    is full."""
 
     __slots__ = ("_freed", "_sends_of_copies", "_sent", "_sent_to_spark", "shared_copies")
 
@@ -66,7 +66,7 @@ class DiskBalance:
             self._sent += _record_bytes(send.message)
 
     def allows(self, send: Send, copy_count: CopyCount) -> bool:
-        """Return whether the transaction, with this send, needs no more bytes than it frees."""
+        """Return whether the transaction, with this send, needs at most as many bytes as it frees."""
         sent, sent_to_spark = self._sent, self._sent_to_spark
         for one in (*self._sends_of_copies, send):
             size = _record_bytes(one.message)
@@ -95,7 +95,7 @@ def _record_bytes(message: SentMessage) -> int:
 
 
 def _stored_bytes(entry: Entry) -> int:
-    """Return the bytes of an entry's record, or of its content if copies share that."""
+    """Return the bytes of an entry's record; if copies share the content, the bytes of the content."""
     if entry.message is not None:
         return _record_bytes(entry.message)
     # The body was evicted while a consumer held the message.

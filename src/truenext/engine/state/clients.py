@@ -84,10 +84,9 @@ class ClientRegistry:
         self.last_consumer_number = 0
         """Number of the last consumer that was created."""
         self.dispatch_count = 0
-        """Number of dispatches so far: the logical clock of the service order."""
+        """Number of dispatches so far. The broker serves the consumers by this number instead of by the time."""
         self.express_ack_count = 0
-        """Number of acknowledgements by express consumers: a logical clock that shows which consumer acknowledged
-        last."""
+        """Number of acknowledgements by express consumers so far. The number shows which consumer acknowledged last."""
 
     def receivers_of(self, queue: Queue) -> QueueReceivers:
         return self.receivers_by_queue.get(queue, NO_RECEIVERS)
@@ -117,7 +116,6 @@ class ClientRegistry:
             receivers.add_exclusive(wildcard)
 
     def remove_consumer(self, consumer: BrokerConsumer, queue: Queue) -> None:
-        """Remove a consumer from the receivers of one queue."""
         receivers = self.receivers_by_queue[queue]
         if isinstance(consumer, QueueConsumer):
             del receivers.consumers[bisect_left(receivers.consumers, consumer.number, key=_number)]

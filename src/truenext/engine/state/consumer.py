@@ -141,7 +141,7 @@ class BrokerConsumer(Subscriber, EntryHolder):
         return session.is_truenext_client and not session.may_lack_reports and self.mode is not AckMode.AUTO
 
     def has_credit(self) -> bool:
-        """Return whether window and connection allow another message."""
+        """Return whether the window and the connection allow another message."""
         session = self.session
         return (
             len(self.held) < self.window
@@ -160,7 +160,6 @@ class BrokerConsumer(Subscriber, EntryHolder):
             self.window = SUSPENDED_WINDOW
 
     def wake(self, now_ms: int) -> None:
-        """Wake the consumer, if it is suspended."""
         if self.awake_window is not None:
             self.window, self.awake_window = self.awake_window, None
             self.restart_auto_window(now_ms)
@@ -171,8 +170,8 @@ class BrokerConsumer(Subscriber, EntryHolder):
             self.auto_window.reset(now_ms)
 
     def adjust_window(self, now_ms: int) -> bool:
-        """Fit the window to recent acknowledgements, or to the pull request. Returns whether an automatic window has
-        changed."""
+        """Set the window from recent acknowledgements, or from the pull request. Returns whether an automatic window
+        has changed."""
         if self.awake_window is not None:
             return False
         auto_window = self.auto_window
@@ -199,7 +198,8 @@ class BrokerConsumer(Subscriber, EntryHolder):
 
     def has_express_credit(self, rank: int) -> bool:
         """Return whether a message of this rank may be dispatched beyond the window, because less urgent messages fill
-        the window. After False, the answer is False for less urgent ranks, and for the rest of the turn."""
+        the window. Once the result is False, it stays False for this rank and all less urgent ones until the end of the
+        turn."""
         beyond = len(self.held) - self.window
         if not (self.has_express and self.window > 1 and 0 <= beyond < EXPRESS_MAX):
             return False
@@ -285,7 +285,7 @@ class ConnectionState:
     consumers: dict[str, BrokerConsumer] = field(default_factory=dict)
     """Consumers by subscription."""
     served_consumers: dict[BrokerConsumer, None] = field(default_factory=dict)
-    """Consumers that have got messages since the socket last had taken all bytes."""
+    """Consumers that have got messages since the last moment when the socket had taken all bytes."""
     browsers: dict[str, Browser] = field(default_factory=dict)
     """Browsers by subscription; a browser that is done stays until it is unsubscribed."""
     transactions: OpenTransactions = field(default_factory=OpenTransactions)
@@ -295,20 +295,20 @@ class ConnectionState:
     last_batch: int = 0
     """Last batch with changes of this connection. The connection's answers wait for that batch."""
     has_sent: bool = False
-    """The connection has sent a message to a queue."""
+    """True if the connection has sent a message to a queue."""
     unsent_bytes: int = 0
     """Bytes of messages dispatched to this connection that its socket has not taken."""
     held_estimate: int = 0
     """Upper bound of the number of held messages: the last count, and all dispatches since."""
     holds_too_much: bool = False
-    """The connection held HELD_MAX messages or more at the last count, so its consumers have no credit."""
+    """True if the connection held HELD_MAX messages or more at the last count. Its consumers then have no credit."""
     release_count: int = 0
     """Number of releases by this connection so far."""
     is_truenext_client: bool = False
-    """The client is a truenext client: it may release messages, reports the dispatches that it has started, and is not
-    disconnected by an ERROR."""
+    """True if the client is a truenext client. Such a client may release messages, reports which dispatches its program
+    has started, and is not disconnected by an ERROR."""
     may_lack_reports: bool = False
-    """The connection has ended without a DISCONNECT: reports of started dispatches may be lost."""
+    """True if the connection has ended without a DISCONNECT, so that reports of started dispatches may be lost."""
 
     @property
     def only_sends(self) -> bool:
@@ -413,7 +413,7 @@ class ConnectionState:
 
 
 def _uses_own_queue(consumer: BrokerConsumer) -> bool:
-    """Return whether a consumer receives from a temporary queue: always one of its own connection."""
+    """Return whether a consumer receives from a temporary queue, which always belongs to its own connection."""
     return consumer.destination.kind is DestinationKind.TEMPORARY
 
 
@@ -437,6 +437,7 @@ class PullRequest:
     remaining: int = 0
     """Number of messages requested and not dispatched yet."""
     waits_for_messages: bool = True
-    """True: the request stays open until all messages have come. False: it ends when no message is ready."""
+    """If True, the request stays open until all messages have come. If False, the request ends when no message is
+    ready."""
     correlation: str | None = None
-    """Name that the client gave its last request; None if it gave none."""
+    """Correlation id that the client gave its last request; None if there was none."""

@@ -2,9 +2,9 @@
 
     --memory-limit  =  memory of the broker itself  +  messages, up to `limit`  +  queues, up to `queues_limit`
 
-Messages and queues have separate limits, because memory that many small objects have freed is fragmented, and hardly
-usable for other objects. A message's memory is freed when the message is evicted or gone, a queue's when the queue is
-removed (queues/unused.py).
+Messages and queues have separate limits, because memory freed by many small objects is fragmented, and hardly usable
+for other objects. A message's memory is freed when the message is evicted or gone, a queue's when the queue is removed
+(queues/unused.py).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class MemoryBudget:
         return self.queue_bytes + QUEUE_BYTES + LANE_BYTES <= self.queues_limit
 
     def has_space_for_consumer(self, size: int) -> bool:
-        """Return whether a consumer may be added for which `size` bytes are kept in all."""
+        """Return whether memory has space for a consumer that takes `size` bytes in all."""
         return self.queue_bytes + size <= self.queues_limit + CONSUMERS_RESERVE
 
     def bytes_for_selector(self, selector: Selector | None) -> int:
@@ -198,7 +198,7 @@ def consumer_size(subscription: str, destination: Destination) -> int:
 
 
 def _raise_shared(*_: object) -> NoReturn:
-    raise TypeError("it is shared")
+    raise TypeError("this empty container is shared by all lanes, and cannot be changed")
 
 
 class _EmptyDict(dict[int, Any]):

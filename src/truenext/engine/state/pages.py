@@ -37,7 +37,7 @@ class PageResult(msgspec.Struct, gc=False):
     messages: list[PageMessage]
     """Messages in order of sequence."""
     as_of: int
-    """Last batch whose changes the page includes; changes of later batches may be missing."""
+    """Number of the last batch whose changes the page includes; changes of later batches may be missing."""
     is_end: bool
     """No message of the lane followed the page after batch `as_of`."""
 

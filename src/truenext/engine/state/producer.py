@@ -86,8 +86,8 @@ class Producer(msgspec.Struct, gc=False):
 
     @property
     def is_unused(self) -> bool:
-        """Whether no number of the producer is known: a user's producer that was forgotten. It must not begin again
-        with the numbers that its name had before there were users."""
+        """Whether no number of the producer is known, because the producer was forgotten. A user's forgotten producer
+        must not begin again with the numbers that its name had before the broker had users."""
         return self.highest_send == self.highest_commit == NO_NUMBER and not self.resolved
 
     # ---- SENDs and COMMITs ----
@@ -130,7 +130,7 @@ class Producer(msgspec.Struct, gc=False):
             self.is_gapless = declares_gapless
 
     def is_use_unknown(self, number: int, *, is_commit: bool) -> bool:
-        """Return whether a number that counts as used may never have been used."""
+        """Return whether a number counts as used although the producer may never have used it."""
         if is_commit and number <= self.highest_unknown_commit:
             return True
         return not self.is_gapless and number < (self.highest_commit if is_commit else self.highest_send)

@@ -71,8 +71,7 @@ class QueueObserver(Protocol):
         """Called when a message is in its lane again."""
 
     def on_delayed(self, entry: Entry) -> None:
-        """Called when a message of a group begins to wait for its next try, and other messages are dispatched
-        meanwhile."""
+        """Called when a message of a group begins to wait for its next try, while other messages are dispatched."""
 
     def on_delay_ended(self, entry: Entry) -> None:
         """Called when a message of a group stops waiting for its next try, for any reason."""
@@ -110,38 +109,38 @@ class Entry(msgspec.Struct, gc=False):
     batch: int
     """Batch that makes the entry visible once it is durable; 0 if the entry is visible at once."""
     persistent: bool
-    """The entry must survive a crash; always False in a temporary queue."""
+    """True if the entry must survive a crash; always False in a temporary queue."""
     store_batch: int | None
     """Number of the batch that stores the message. 0 if an earlier run of the broker stored the message; None if the
     store does not have it. Unless None, the message's removal must be stored, too."""
     deliveries: int = 0
     attempts: int = 0
     has_mark: bool = False
-    """The store has a mark (batch.Mark) for the message."""
+    """True if the store has a mark (batch.Mark) for the message."""
     due_us: int = 0
     """Time of the next try in microseconds, by the clock of `DelayedEntries`; 0 if there is no delay. DUE_NEVER if the
     message was rejected."""
     is_out_of_lane: bool = False
-    """The entry is no longer in its lane. Maintained only while the queue has selectors or groups."""
+    """True if the entry is no longer in its lane. Maintained only while the queue has selectors or groups."""
     is_requeued: bool = False
-    """The entry is not in `Lane.arrived`: it was requeued, or stays in memory while its body may be evicted."""
+    """True if the entry is not in `Lane.arrived`, because the message was requeued or its body may be evicted
+    separately."""
     group: str = ""
     """Name of the message's group; "" if the message has none."""
     is_first_of_group: bool = False
-    """The last dispatch made the consumer the owner of the group."""
+    """True if the last dispatch made the consumer the owner of the group."""
     content_number: int = 0
     """Number of the content that the store has once for several queues; 0 if the message has its own."""
     start_state: StartState = UNSTARTED
     """Whether this dispatch is started, and whether an earlier one may have been. One field for both facts, because
     another field would cost 16 bytes for each message."""
     was_lost: bool = False
-    """The last attempt was a lost connection."""
+    """True if the last attempt was a lost connection."""
     causes: KnownCauses | None = None
     """Causes of the message's failures; None if no consumer gave any."""
 
     @property
     def address(self) -> str:
-        """Address of the entry's queue."""
         return self.lane.queue.destination.address
 
     @property
@@ -151,7 +150,7 @@ class Entry(msgspec.Struct, gc=False):
 
     @property
     def was_never_started(self) -> bool:
-        """Whether the message was dispatched before, and no earlier dispatch can have reached a program."""
+        """Whether the message was dispatched before, but none of these dispatches can have reached a program."""
         return self.start_state is NEVER_STARTED
 
 
@@ -164,12 +163,11 @@ class DeferredEntries:
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
         self._heap: list[int] = []
-        """Sequences of `_entries`, as a heap."""
         self.compared_scans = 0
         """Number of scans with which the first entry was compared so far."""
         self.was_in_memory = True
         """Whether the first entry was in memory when it was compared. When this changes, all comparisons of the entry
-        are done anew."""
+        are repeated."""
 
     def add(self, entry: Entry) -> None:
         if self._heap and entry.sequence <= self._heap[0]:
@@ -273,7 +271,7 @@ class Lane:
         self.queue = queue
         self.rank = key[-1]
         self.arrived = NO_ENTRIES
-        """Entries that are not in `requeued`, in order of sequence. Call `allocate_arrived` before the first is
+        """Waiting entries that are not in `requeued`, in order of sequence. Call `allocate_arrived` before the first is
         appended."""
         self.requeued = _NO_REQUEUED
         """Requeued entries, and other entries whose bodies may be evicted; a heap by sequence."""
@@ -296,7 +294,7 @@ class Lane:
         self.pending_read: object | None = None
         """Request for the lane's next page, while it is being read."""
         self.is_pinned = False
-        """No message of the lane may leave memory, because the page that is being read and memory must together have
+        """True if no message of the lane may leave memory, because memory and the page being read must together have
         all messages."""
         self.side_read_count = 0
         """Number of side reads in progress."""
@@ -394,7 +392,7 @@ class Lane:
         return entry
 
     def requeue(self, entry: Entry) -> None:
-        """Put a dispatched entry back to its place in the lane."""
+        """Put a dispatched entry back to its position in the lane."""
         sequence = entry.sequence
         entry.is_out_of_lane = False
         entry.is_requeued = True
@@ -435,14 +433,12 @@ class Lane:
             self.queue.observer.on_delayed(entry)
 
     def end_delay(self, sequence: int) -> None:
-        """End the delay of an entry, if it is delayed."""
         entry = self.delayed.pop(sequence, None)
         if entry is not None and entry.group:
             assert self.queue.observer is not None, "there are groups"
             self.queue.observer.on_delay_ended(entry)
 
     def forget_requeued(self, entry: Entry) -> None:
-        """Remove a requeued entry from the lane."""
         entry.is_out_of_lane = True
         if self.selected is not None:
             self.selected.loaded_early.pop(entry.sequence, None)
@@ -477,7 +473,8 @@ class Lane:
     # ---- Containers ----
 
     def allocate_arrived(self) -> deque[Entry]:
-        """Allocate `arrived` for a first entry. It is freed when dispatch finds the lane empty, or memory is short."""
+        """Allocate `arrived` for a first entry. `arrived` is freed when dispatch finds the lane empty, or memory is
+        short."""
         assert self.arrived is NO_ENTRIES, "it has begun"
         self.queue.memory.deque_bytes += DEQUE_BYTES
         self.arrived = deque()
@@ -620,20 +617,20 @@ class Queue:
         """Number of the queue in the store, reserved before the store knows the queue; 0 if the queue is never
         stored."""
         self.is_temporary = destination.kind is DestinationKind.TEMPORARY
-        """The queue is removed with its connection; nothing of it survives a crash."""
+        """True if the queue is removed with its connection; nothing of such a queue survives a crash."""
         self.holds_dead_letters = holds_dead_letters
         self.is_known_to_store = False
         self.is_paused = False
-        """The queue is paused: no message is dispatched."""
+        """True if the queue is paused: no message is dispatched."""
         self.lanes: tuple[Lane, ...] = ()
         """Existing lanes, by rank: the first non-empty lane is served first."""
         self._lane_index = _lane_index_of(())
         self.has_wildcards = False
-        """Wildcard consumers have joined the queue."""
+        """True if wildcard consumers have joined the queue."""
         self.observer: QueueObserver | None = None
         """Object that is notified of changes in the queue; None while the queue has no selectors and groups."""
         self.has_groups = False
-        """The queue has had a message of a group. Such a queue has an observer."""
+        """True if the queue has had a message of a group. Such a queue has an observer."""
         self.resident_bytes = 0
         """Bytes of memory that the queue's messages take, waiting or held."""
         self.spilled_bytes = 0
@@ -644,7 +641,7 @@ class Queue:
         self.resident_count = 0
         """Number of messages that `resident_bytes` counts."""
         self.has_unloaded_held = False
-        """Bodies of held messages were evicted, so messages may be held although `resident_bytes` is 0."""
+        """True if bodies of held messages were evicted; then messages may be held although `resident_bytes` is 0."""
         self.last_used_us = last_used_us
         """Time when a turn last found a change in the queue that concerns dispatch, in microseconds of the clock of
         `DelayedEntries`."""
@@ -674,7 +671,6 @@ class Queue:
         return self.is_temporary or self.holds_dead_letters
 
     def lane_of(self, message: SentMessage) -> Lane:
-        """Return the lane of a message of this queue."""
         index = self._lane_index[message.priority]
         return self.lanes[index] if index >= 0 else self.lane(rank(message.priority))
 
@@ -696,8 +692,8 @@ class Queue:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the queue has messages in memory, has a lane that is needed, or is temporary. A held message whose
-        body was evicted is not seen here."""
+        """Whether the queue has messages in memory, has a lane that is needed, or is temporary. Held messages whose
+        bodies were evicted do not count."""
         return bool(self.resident_bytes or self.is_temporary or any(lane.is_needed for lane in self.lanes))
 
     def dispose(self) -> None:
@@ -720,8 +716,9 @@ class Queue:
 
 
 def is_undeliverable(queue: Queue, attempts: int, due: int) -> bool:
-    """Return whether a message must be dead-lettered: it has failed too often or was rejected, in a queue that does not
-    keep failed messages. `attempts` includes the last failure; `due` is the due time of an entry, or of its mark."""
+    """Return whether a message must be dead-lettered. That is so if it has failed too often or was rejected, unless its
+    queue keeps failed messages. `attempts` includes the last failure; `due` is the due time of an entry, or of its
+    mark."""
     return (attempts >= queue.policy.attempts_max or due == DUE_NEVER) and not queue.keeps_failures
 
 

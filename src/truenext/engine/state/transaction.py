@@ -57,7 +57,7 @@ class BrokerTransaction(EntryHolder):
         """Whether a rollback counts an attempt for acknowledged messages, too. If not, only for nacked messages."""
         self.sends: list[Send] = []
         self.sends_of_copies: list[Send] = []
-        """The elements of `sends` that go to topics or several destinations at COMMIT."""
+        """Elements of `sends` that go to topics or to several destinations at COMMIT."""
         self.cron_count = 0
         """Number of sends with a cron expression. COMMIT computes the times of each."""
         self.held = {}
@@ -72,9 +72,10 @@ class BrokerTransaction(EntryHolder):
         self.total_bytes = 0
         """Bytes of the messages in `sends`, and of causes in NACKs."""
         self.is_rollback_only = False
-        """A frame of the transaction was refused, on a connection that stays open: only ABORT is possible."""
+        """True if a frame of the transaction was refused on a connection that stays open. Then only ABORT is
+        possible."""
         self.balance: DiskBalance | None = None
-        """Bytes that the transaction frees and needs on disk; None if these bytes are not counted now."""
+        """Bytes that the transaction frees and needs on disk; None while these bytes are not counted."""
 
     def acknowledge(self, entries: list[Entry]) -> None:
         for entry in entries:

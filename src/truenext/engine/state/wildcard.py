@@ -2,8 +2,8 @@
 
 A wildcard consumer has the heads of all lanes of its queues, in one heap per rank. Its true next is at the top of one
 heap, however many queues there are. Each change that can make an earlier message ready touches its queue, and the next
-dispatch updates the queue's heads. If a message is gone, its head is noticed as outdated at the top of the heap.
-dispatch/wildcard.py dispatches from these heaps.
+dispatch updates the queue's heads. The head of a message that has left the queue is removed when it reaches the top of
+the heap. dispatch/wildcard.py dispatches from these heaps.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ class Wildcard(BrokerConsumer):
         return list(self.queues)
 
     def matches_queue(self, queue: Queue) -> bool:
-        """Return whether the pattern matches a queue."""
         destination = queue.destination
         name = destination.name
         if (

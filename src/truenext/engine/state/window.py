@@ -20,7 +20,7 @@ from truenext.model.limits import WINDOW_DEFAULT
 SIZE_INITIAL = 10
 """Initial size in messages, before anything is measured."""
 SIZE_MIN = 2
-"""Smallest size in messages. With 2, the next message is there when the consumer is done with one."""
+"""Smallest size in messages. With 2, a consumer that has finished a message already has the next one."""
 QUEUED_WORK_MS = 50
 """Milliseconds of work that may wait at a consumer, besides twice the messages that it handles at once."""
 MEASURE_MIN_MS = 20
@@ -49,7 +49,7 @@ class AutoWindow:
         self.size = SIZE_INITIAL
         """Number of messages that the consumer may hold."""
         self.is_stretched = False
-        """The window has doubled since the consumer last settled a message."""
+        """True if the window has doubled since the consumer last settled a message."""
         self._rate_per_ms = 0.0
         """Messages handled in a millisecond; 0 if not known."""
         self._handling_ms = 0
@@ -57,7 +57,6 @@ class AutoWindow:
         self.settled_count = 0
         """Number of messages acknowledged or nacked since the last measurement; counted by the callers."""
         self._measured_since_ms = now_ms
-        """Time of the last measurement."""
         self._last_activity_ms = now_ms
         """Time when the consumer last settled a message, or got one while it held none."""
         self._sampled_sequence = 0

@@ -3,10 +3,10 @@
     tick            sets the time
     batch           the gathering batch: changes for the store, from all parts of the engine
     close_batch     returns the gathering batch, to be made durable, and begins the next one
-    set_committed   notes that a batch is durable; then the queues and answers that waited for it go on
+    set_committed   notes that a batch is durable; then the queues and answers that waited for the batch continue
 
-A message is visible once `entry.batch <= commit_state.last_committed`. Whatever waits for a batch keeps the batch's
-number.
+A message is visible once `entry.batch <= commit_state.last_committed`. All that waits for a batch is stored under the
+batch's number.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from truenext.model.limits import GATHERING_BYTES_MAX, PENDING_ANSWER_BYTES, SEQ
 
 class CommitState:
     def __init__(self, events: EventLog, *, sequence_limit: int = 1, redelivered_below: int = 0) -> None:
-        """`sequence_limit` is the first sequence that no earlier run can have given out."""
+        """`sequence_limit` is the first sequence that no earlier run of the broker can have used."""
         self.events = events
         """Events of all messages. Each batch carries its events to the history."""
         self.now_ms = 0
         """Time of the last tick, in milliseconds since the epoch."""
         self.is_read_long = False
-        """The commands from the current read of a socket may take long. The broker sets this flag anew before each
+        """True if commands from the current read of a socket may take long. The broker sets this flag before each
         read; a command that may take long sets it to True."""
         self.now_us = 0
         """Time of the last tick, in microseconds of a monotonic clock."""
@@ -42,19 +42,18 @@ class CommitState:
         self.disk_level = DiskLevel.PLENTY
         """Disk space for new messages."""
         self.is_stopped = False
-        """The broker is stopping: no message is dispatched, expires or becomes due, and waiting messages are being
+        """True while the broker stops: no message is dispatched, expires or becomes due, and waiting messages are being
         stored."""
         self.batch = Batch(1)
-        """The gathering batch."""
         self.is_eviction_behind = False
-        """Memory is short, and the gathering batch takes no more evicted messages."""
+        """True if memory is short and the gathering batch takes no more evicted messages."""
         self.last_committed = 0
         """Number of the last batch known to be durable. All batches before it are durable, too."""
         self.last_control_batch = 0
         """Last batch in which a control request paused a queue, or moved or removed messages. Replies wait for this
         batch."""
         self.is_batch_awaited = False
-        """The gathering batch must be written soon, so that a message becomes visible or an answer is sent."""
+        """True if the gathering batch must be written soon, so that a message becomes visible or an answer is sent."""
         self.touched_queues: dict[Queue, None] = {}
         """Queues in which a dispatch may have become possible, in order of the first touch."""
         self.touched_wildcards: dict[Wildcard, None] = {}
@@ -98,7 +97,7 @@ class CommitState:
 
     @property
     def last_sequence(self) -> int:
-        """Last sequence that was given out."""
+        """Last sequence that was allocated."""
         return self.next_sequence - 1
 
     def allocate_sequence(self) -> int:
@@ -110,8 +109,8 @@ class CommitState:
         return sequence
 
     def reserving_batch(self, sequence: int) -> int:
-        """Return the batch that reserves a sequence just given out. The sequence's message must not be visible before
-        this batch is durable."""
+        """Return the batch that reserves a sequence allocated just now. A message with this sequence must not be
+        visible before that batch is durable."""
         if sequence >= self._requested_limit:
             self.request_sequence_range()
         return self.sequences_requested_in
@@ -245,7 +244,7 @@ class BackgroundTask(ABC):
 
     @abstractmethod
     def step(self) -> Sequence[StoreRead]:
-        """Do a slice of the work. Returns the reads of pages that the task needs to go on."""
+        """Do a slice of the work. Returns the reads of pages that the task needs to continue."""
 
     def next_due_ms(self) -> int | None:
         """Return the time when a step is due, in milliseconds since the epoch. None if the task waits for no time."""

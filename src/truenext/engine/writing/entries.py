@@ -86,7 +86,7 @@ def dereference_content(batch: Batch, content: int, *, persistent: bool) -> None
 
 
 def _cancel_content_copy(batch: Batch, content: int, *, persistent: bool) -> None:
-    """Count one copy less of a content that this batch stores, because the copy is not written at all."""
+    """Count one copy less of a content that this batch stores, because the copy is removed before it is written."""
     key = content_key(content)
     copies = batch.marks[key].attempts - 1
     if copies:
@@ -103,7 +103,7 @@ def _as_stored(message: SentMessage, *, persistent: bool) -> SentMessage:
 
 
 def remove(batch: Batch, entry: Entry) -> None:
-    """Remove a stored message with this batch. A message that this batch has put is not written at all."""
+    """Remove a stored message with this batch. If this batch also puts the message, neither change is written."""
     key = message_key(entry.lane.key, entry.sequence)
     if entry.store_batch == batch.number:
         batch.size -= len((batch.puts if entry.persistent else batch.transient_puts).pop(key)) + _batch_overhead_bytes(

@@ -109,7 +109,6 @@ class EventLog:
         self._started_entries: list[Entry] = []
         """Entries of the block of started events, which may be open at the same time as the other block."""
         self._started_consumer_numbers: list[int] = []
-        """Number of the consumer of each entry in `_started_entries`."""
         self._started_us = 0
         """Time of the first event in the block of started events, in microseconds since the epoch."""
         self.block_entries: list[Entry] = []
@@ -123,7 +122,6 @@ class EventLog:
         self._block_consumers: list[int] = []
 
     def tick(self, now_us: int) -> None:
-        """Set the time, in microseconds since the epoch."""
         opened_us = self._opened_us if self.block_entries else self._started_us
         if (self.block_entries or self._started_entries) and now_us - opened_us > BLOCK_US_MAX:
             self.end_block()
@@ -269,8 +267,8 @@ class EventLog:
             )
 
     def window_changed(self, consumer: BrokerConsumer, queue: Queue, window: int) -> None:
-        """Add the event that the consumer may hold `window` messages; 0 while it is suspended. Add dispatches by the
-        former window before. Wildcard consumers and consumers that pull have no such event."""
+        """Add the event that the consumer may hold `window` messages; 0 while it is suspended. Add dispatches made
+        under the former window first. Wildcard consumers and consumers that pull have no such event."""
         if queue.number:
             self._add_single_event(
                 EventKind.WINDOW, queue.number, other=consumer.number, columns=_column("I", [window])
@@ -278,7 +276,7 @@ class EventLog:
 
     def pull_requested(self, consumer: BrokerConsumer, queue: Queue, count: int) -> None:
         """Add the event that the consumer may get `count` more messages; 0 if its pull request was withdrawn or has
-        ended. Add dispatches by the former request before. Wildcard consumers have no such event."""
+        ended. Add dispatches made under the former request first. Wildcard consumers have no such event."""
         if queue.number:
             self._add_single_event(
                 EventKind.REQUESTED, queue.number, other=consumer.number, columns=_column("I", [count])
@@ -422,8 +420,8 @@ class EventLog:
         self._add_block(BLOCK.pack(_STARTED, 0, len(entries), queue, 0, self._started_us) + columns, len(entries))
 
     def _single_event_block(self, kind: int, entry: Entry) -> bytes:
-        """Encode a block of one event, at a third of the cost of the general way. A message that comes alone needs
-        three such blocks."""
+        """Encode a block of one event, at a third of the cost of `end_block`. A message that arrives alone needs three
+        such blocks."""
         sequence = entry.sequence
         queue, other, opened_us = self._block_queue, self._block_other, self._opened_us
         if kind == _ACCEPTED:

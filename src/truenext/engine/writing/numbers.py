@@ -1,7 +1,7 @@
 """Numbers of queues, for the store and the history: allocation and reuse.
 
-A queue gets its number when it is created. The number is reused once the queue is gone from memory, durably from the
-store, and from the current file of the history.
+A queue gets its number when it is created. The number may be reused once the queue was removed from memory, durably
+from the store, and from the current file of the history.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class ProducerRegistry:
     def query(self, name: str, commit: int | None, *, resolves: bool) -> ProducerInfo:
         """Return a producer with its numbers, and the outcome of its COMMIT of number `commit`.
 
-        With `resolves`, a COMMIT that was not accepted so far is resolved as rolled back. That is left undone if
+        With `resolves`, a COMMIT that was not accepted so far is resolved as rolled back. Nothing is resolved if
         `Producer.resolve` refuses the number, or if there is no space for one more producer or resolved COMMIT.
 
         Raises: RemoteProtocolError if there is no space for a copy of the producer that had this name before there were
@@ -178,7 +178,7 @@ class ProducerRegistry:
         """Return a producer; None if no number of it is known. A user's producer begins with a copy of the numbers that
         the name had before there were users.
 
-        Raises: RemoteProtocolError if there is no space for such a copy.
+        Raises: RemoteProtocolError if there is no space for that copy.
         """
         producer = self._producers.get(name)
         if producer is not None:

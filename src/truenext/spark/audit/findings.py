@@ -9,9 +9,9 @@ _WHERE = ("queue", "event", "at")
 # ---- Messages that were not the true next when they were dispatched ----
 
 ORDER_KINDS = ("inversion", "order", "premature")
-"""Kinds of order violations. `inversion`: the message overtook a ready one of higher priority. `order`: it overtook one
-of equal priority and smaller sequence, which was ready or being committed. `premature`: the message itself was not
-visible or not due yet, or its queue was paused."""
+"""Kinds of order violations. `inversion`: the dispatched message overtook a ready message of higher priority. `order`:
+it overtook a message of equal priority and smaller sequence, which was ready or being committed. `premature`: the
+dispatched message was not visible or not due yet, or its queue was paused."""
 
 
 def ordering(sweep_rows: DataFrame) -> DataFrame:
@@ -37,16 +37,16 @@ def lost(sweep_rows: DataFrame) -> DataFrame:
     """Return one row for each time that messages were found to be lost. `count` is their number, `detail` is `found
     empty` or `not recovered`.
 
-    `sequence` is the first message that may be lost. `persistent` is null if the lost messages may be persistent or
-    not.
+    `sequence` is the first message that may be lost. `persistent` is null if it is unknown whether the lost messages
+    were persistent.
     """
     return _found(sweep_rows, F.col("kind") == "lost", *_WHERE, "sequence", "priority", "persistent", "count", "detail")
 
 
 def duplicates(sweep_rows: DataFrame) -> DataFrame:
-    """Return one row for each duplicate: a message that was dispatched while another consumer held it or after its end,
-    or that ended after its durable subscription, other than by expiry. A row `resurrected` says that more messages were
-    recovered than there can be."""
+    """Return one row for each duplicate: a message that was dispatched while another consumer held it, or after its
+    end; or a message that ended after its durable subscription, other than by expiry. A row `resurrected` means that
+    more messages were recovered than the history allows."""
     return _found(
         sweep_rows,
         F.col("kind").isin("duplicate", "resurrected"),
@@ -75,8 +75,8 @@ def _if_known(column: str) -> Column:
 CONSUMER_KINDS = ("uncredited", "miscount", "stale", "lost-failure")
 """Kinds of findings about consumers. `uncredited`: a dispatch without credit, or to another consumer than the exclusive
 one. `miscount`: an attempt counted without a failure. `stale`: a dispatch to a consumer that had ended, or an act of a
-consumer that had ended or did not hold the message. `lost-failure`: a recorded failure that the broker has lost, so
-that its attempt does not count any more or its cause is missing in the dead letter."""
+consumer that had ended or did not hold the message. `lost-failure`: a recorded failure that the broker has forgotten;
+its attempt does not count any more, or its cause is missing in the dead letter."""
 
 
 def consumers(sweep_rows: DataFrame) -> DataFrame:
@@ -96,8 +96,8 @@ def consumers(sweep_rows: DataFrame) -> DataFrame:
 
 
 def stuck(sweep_rows: DataFrame) -> DataFrame:
-    """Return one row for each idle time that was too long: the event at its start, its `seconds`, the number of
-    `waiting` messages, and as `sequence` the true next message."""
+    """Return one row for each idle time that was too long: the event at the start of that time, its length in
+    `seconds`, the number of `waiting` messages, and the `sequence` of the true next message."""
     return _found(
         sweep_rows,
         F.col("kind") == "stuck",

@@ -10,7 +10,7 @@ from truenext.model.events import FAILURES
 # ---- Times until dispatch and until acknowledgement ----
 
 ACCURACY = 10_000
-"""Accuracy of percentiles: they are wrong by at most a 10,000th of the messages."""
+"""Accuracy of percentiles: their rank is wrong by at most a 10,000th of the number of messages."""
 
 MEASURES = {"visible to dispatched": "wait", "dispatched to acknowledged": "hold"}
 """Column of the sweep's rows that has a measure, in microseconds, by the measure's name."""
@@ -47,9 +47,8 @@ def starvation(sweep_rows: DataFrame) -> DataFrame:
     """Return for each queue and priority the longest wait for a first dispatch, with its message, and how far messages
     were overtaken.
 
-    A message loses a place to each later arrival that is dispatched before it. It wins a place from each earlier
-    arrival that is dispatched after it. `overtaken` is the difference. Much of it follows from priorities, and is no
-    violation.
+    `overtaken` is the number of later arrivals dispatched before a message, minus the number of earlier arrivals
+    dispatched after it. A large number usually follows from priorities, and is no violation.
     """
     return (
         sweep_rows.where(F.col("row") == "message")

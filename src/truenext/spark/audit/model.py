@@ -9,8 +9,8 @@ import msgspec
 NEVER = 1 << 62
 """`visible_event` of a message for which the history has no proof that it became durable."""
 AUTO_WINDOW = 1
-"""Window that the audit assumes in `auto` mode. Once the consumer holds a message, it may lack capacity for the bytes
-of another one."""
+"""Window that the audit assumes in `auto` mode. A consumer that already holds a message may have no capacity for the
+bytes of a second one."""
 SELECTOR_WINDOW = -1
 """Window that the audit assumes for a consumer with a selector. The history does not have the selector, so dispatches
 to this consumer prove nothing."""
@@ -64,7 +64,7 @@ NO_FLAGS = ConsumerFlags(0)
 
 
 class ReturnReason(IntEnum):
-    """Reason why a message returned. It decides whether the return may count an attempt."""
+    """Reason why a message returned. The reason decides whether the return may count an attempt."""
 
     OTHER = 0
     RELEASED = 1
@@ -79,11 +79,11 @@ HAS_CAUSE = 4
 
 
 class StartFlag(IntEnum):
-    """Flags that the audit gives to the start of a run. They tell facts about the run before, this run, and the
+    """Flags that the audit gives to the start of a run. Each flag states a fact about the run before, this run, or the
     history."""
 
     CLEAN = 1
-    """The run before stopped cleanly, so its transient messages are still there."""
+    """The run before stopped cleanly, so its transient messages still exist."""
     CONTINUED = 2
     """The history has the run before."""
     RECOVERED = 4
@@ -99,7 +99,7 @@ class MessageState(IntEnum):
     """The message may have ended in a gap of the history. After the next start a persistent message counts as certain
     again."""
     UNCERTAIN = 3
-    """The message may not be durable, or was reported as lost. It may come again or not."""
+    """The message may not be durable, or was reported as lost. The message may still exist or not."""
     DELAYED = 4
     """The message has failed, and is not due yet."""
     ENDED = 5
@@ -125,10 +125,10 @@ class AuditedMessage(msgspec.Struct, gc=False):
     receiver: AuditedConsumer | None = None
     """State of the consumer whose number is `consumer`; None if it is not known."""
     is_started: bool = False
-    """The client has started the message after its last dispatch."""
+    """True if the client has started the message after its last dispatch."""
     dispatched_at: int = 0
     wait: int | None = None
-    """Microseconds from the time at which the message became visible to its first dispatch. If there is none, to the
+    """Microseconds from the time at which the message became visible to its first dispatch. Without a dispatch: to the
     end of the history."""
     hold: int | None = None
     """Microseconds from the last dispatch of the message to its acknowledgement."""
@@ -140,21 +140,20 @@ class AuditedMessage(msgspec.Struct, gc=False):
     attempts: int = 0
     has_known_attempts: bool = True
     has_cause: bool = False
-    """A consumer has given a cause for a failure of the message."""
+    """True if a consumer has given a cause for a failure of the message."""
 
 
 class AuditedConsumer(msgspec.Struct, gc=False):
     """State of one consumer, as far as the history shows it."""
 
     window: int
-    """Number of messages that the consumer may hold, if it is known. SELECTOR_WINDOW: the audit assumes that it may
-    hold none."""
+    """Number of messages that the consumer may hold, if known. With SELECTOR_WINDOW, the audit assumes 0."""
     flags: ConsumerFlags = NO_FLAGS
     requested: int = UNLIMITED
     """Number of messages that the consumer has requested, and that were not delivered yet."""
     limit: int = UNLIMITED
-    """Number of unstarted messages from which on the consumer must get no more. Only unstarted messages are certainly
-    in its window. A message acknowledged inside a transaction is in no window any more, and counts as started."""
+    """Number of unstarted messages at which the consumer must get no further message. Only unstarted messages are
+    certainly in its window. A message acknowledged inside a transaction has left the window, and counts as started."""
     rank: tuple[int, int] | None = None
     """For an exclusive consumer: its negated consumer priority, and its number. The exclusive consumer with the lowest
     rank owns the queue."""
@@ -162,17 +161,17 @@ class AuditedConsumer(msgspec.Struct, gc=False):
     unstarted: int = 0
     """Number of messages that the consumer holds and has not started."""
     is_free: bool = False
-    """The consumer is one of the `free_consumers` that its queue counts."""
+    """True if the consumer counts among the `free_consumers` of its queue."""
     has_ended: bool = False
 
     @property
     def counts_started(self) -> bool:
-        """The history tells which messages the consumer has started, so that all others are unstarted."""
+        """Whether the history shows which messages the consumer has started, so that all others are unstarted."""
         return bool(self.flags & ConsumerFlags.NAMES_STARTED) and not self.flags & ConsumerFlags.AUTO
 
     @property
     def has_exact_window(self) -> bool:
-        """The history has each change of the window, so that no dispatch may exceed it."""
+        """Whether the history has each change of the window, so that no dispatch may exceed the window."""
         return (
             self.counts_started
             and self.window != SELECTOR_WINDOW
@@ -203,8 +202,8 @@ class Finding(msgspec.Struct, gc=False):
 
 
 class RemovedMessages:
-    """Codes that tell how removed messages ended, one byte for each message. Sequences of all queues are close
-    together, so arrays have few unused bytes."""
+    """Ends of removed messages: one code, of one byte, for each message. The sequences are close together, so
+    the arrays have few unused bytes."""
 
     __slots__ = ("pages",)
 

@@ -1,12 +1,12 @@
 """Audit of one queue: follows the queue's state event by event, and checks each event against docs/contract.md.
 
 The audit reads the events of one queue in order, once. It keeps only messages and consumers that still exist. It is
-plain Python without Spark, and `sweep.py` calls it. All of it is in one file, because one event changes how others are
-judged.
+plain Python without Spark, and `sweep.py` calls it. The whole audit of a queue is in one file, because each event
+changes how others are judged.
 
 Some messages are not certain: after a gap, or if they were accepted before the history begins. An uncertain message is
-no evidence: it is never reported as overtaken, lost or delivered twice. A consumer is no evidence if some of its events
-are in a gap. A message of a group is evidence only for dispatches of its group, because the history does not say which
+no evidence: it is never reported as overtaken, lost or delivered twice. A consumer with events in a gap is no evidence
+either. A message of a group is evidence only for dispatches of its group, because the history does not say which
 consumer owned the group. While such a message is being committed, later messages of its priority are no evidence
 either: they may not be ready for the consumer.
 """
@@ -56,13 +56,13 @@ class QueueAudit:
         self.stuck_limit = stuck_limit
         self.messages: dict[int, AuditedMessage] = {}
         self.expiring: dict[int, AuditedMessage] = {}
-        """Messages of an earlier durable subscription with this name, which has ended. They are not known to be
-        removed: no consumer gets them any more, but a start still finds them."""
+        """Messages of an earlier durable subscription with this name, which has ended. No consumer gets these messages
+        any more, but a start of the broker may still find them."""
         self.lanes: list[list[int]] = [[] for _ in range(10)]
         """For each priority, a heap of the sequences of waiting messages, visible or not. Sequences of other messages
         are dropped when they become the head."""
         self.group_lanes: dict[int, list[list[int]]] = {}
-        """Lanes of each group, by the group's hash. `lanes` only has messages without a group."""
+        """Lanes of each group, by the group's hash. `lanes` has only messages without a group."""
         self.unlisted_committing: list[list[int]] = [[] for _ in range(10)]
         """For each priority, a heap of sequences that are being committed and are not in `lanes`: messages of groups,
         and messages that were being committed when a gap came. Committed ones are dropped when they become the head."""
@@ -93,8 +93,8 @@ class QueueAudit:
         self.first_dispatches = 0
         """Number of messages that were dispatched at least once."""
         self.idle_message: AuditedMessage | None = None
-        """Message that was the true next when the idle time started. None if there is no idle time: no consumer is
-        free, or no message is ready."""
+        """Message that was the true next when the idle time started. None without an idle time, because no consumer is
+        free or no message is ready."""
         self.idle_since = 0
         self.idle_event = 0
         self.expected: tuple[int, int] | None = None
@@ -144,7 +144,7 @@ class QueueAudit:
             self.group_blocking.get(message.group, {}).pop(sequence, None)
 
     def become_visible(self, event: int) -> None:
-        """Count the messages that were committed by the time of `event` as waiting."""
+        """Count the messages that were committed at the time of `event` as waiting."""
         committing = self.committing
         while committing and committing[0][0] <= event:
             visible_event, sequence = heappop(committing)
@@ -174,8 +174,8 @@ class QueueAudit:
         return None
 
     def waits_for_commit(self, message: AuditedMessage, event: int) -> bool:
-        """Return whether an earlier message of the same priority is being committed, or may be, and is not in
-        `lanes`."""
+        """Return whether an earlier message of the same priority is or may be in the process of being committed, and is
+        not in `lanes`."""
         committing = self.unlisted_committing[message.priority]
         while committing:
             first = self.messages.get(committing[0])
@@ -440,8 +440,8 @@ class QueueAudit:
         self.update_idle_time(event, at)
 
     def end_after_queue_ended(self, event: int, at: int, sequence: int, code: EventCode) -> None:
-        """Record the end of a message that the queue does not have: its durable subscription has ended, or it was never
-        known."""
+        """Record the end of a message that the queue does not have: its durable subscription has ended, or the message
+        was never known."""
         if code != EventCode.EXPIRED and self.removed.get(sequence) == EventCode.ENDED:
             self.add_finding(
                 "duplicate", event, at, sequence, detail=f"{END_REASONS[code]} although {END_REASONS[EventCode.ENDED]}"
@@ -468,8 +468,8 @@ class QueueAudit:
     def on_delayed(
         self, event: int, at: int, sequence: int, attempts: int, reason: int = ReturnReason.OTHER, *, is_blocking: bool
     ) -> None:
-        """Record that a message waits for its retry. It has just failed, or a page of the store has shown it as
-        delayed."""
+        """Record that a message waits for its retry. The message has just failed, or a page of the store has shown the
+        message as delayed."""
         # A changed policy may have made it blocking, or no longer blocking.
         self.clear_delay(sequence)
         message = self.messages.get(sequence)

@@ -38,7 +38,7 @@ def blocks(events: DataFrame) -> DataFrame:
 
 
 def _is_unknown() -> Column:
-    """Return a condition that is true for events that no broker writes in this truenext's history version."""
+    """Return a condition that is true for events that do not exist in this version of the history."""
     kind, reason, mode = F.col("kind"), F.col("reason"), F.col("mode")
     return (
         ~kind.isin(*sorted(KINDS))

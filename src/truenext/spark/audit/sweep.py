@@ -1,4 +1,4 @@
-"""Sweep: hands the events of a partition to the audits of its queues, and returns their results as rows."""
+"""Sweep: passes the events of a partition to the audits of its queues, and returns their results as rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SWEEP_SCHEMA = pa.schema(
         ),
     }
 )
-"""Schema of the sweep's rows. Column `row` tells their kind: `message` (one for each message; `kind` is its
+"""Schema of the sweep's rows. Column `row` has the kind of row: `message` (one for each message; `kind` is its
 `end_reason`), `finding` (a violation of the contract), or `depth` (numbers of waiting and held messages at an event).
 Times are in microseconds."""
 
@@ -77,8 +77,8 @@ def _sweep(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.R
 
 
 def _process(accounts: list[QueueAudit], columns: list[list[Any]]) -> None:
-    """Hand events to the audits, with one call for each event and no lookup by kind: most of an audit's time is spent
-    here."""
+    """Pass events to the audits. There is one call for each event, and no lookup by kind, because most of an audit's
+    time is spent here."""
     accepted, dispatched, acknowledged = map(int, (EventCode.ACCEPTED, EventCode.DISPATCHED, EventCode.ACKNOWLEDGED))
     started, returned, recovered = map(int, (EventCode.STARTED, EventCode.RETURNED, EventCode.RECOVERED))
     last_of_events = started

@@ -48,7 +48,7 @@ FLAGS = {
 }
 """Flag for each word in a consumer's mode."""
 RETURN_REASONS = {"released": ReturnReason.RELEASED, "lost": ReturnReason.STARTED, "aborted": ReturnReason.STARTED}
-"""ReturnReason for each word with which the reason of a return may begin."""
+"""ReturnReason for each first word of a return's reason."""
 
 
 def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataFrame) -> DataFrame:
@@ -177,8 +177,8 @@ def proven(events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
     """Return messages whose commit is not in the history, but that occur in a later run: `sequence`, `proven_event`,
     `proven_at`.
 
-    These messages were recovered, so the start of the next run made them visible. Messages that never occur again may
-    not have been durable.
+    These messages were recovered, so the start of the next run made them visible. Messages that occur in no later run
+    may not have been durable.
     """
     last = commits.groupBy("run").agg(F.max("batch").alias("last_batch"))
     open_runs = (

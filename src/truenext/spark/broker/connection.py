@@ -116,7 +116,7 @@ class BrokerConnection:
             self.close()
 
     def close(self) -> None:
-        """Close the socket without DISCONNECT. For the broker the connection is lost."""
+        """Close the socket without DISCONNECT. The broker then takes the connection for lost."""
         self._has_ended.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -144,14 +144,14 @@ class BrokerConnection:
     def call(self, command: str, headers: Mapping[str, str], body: bytes = b"") -> Frame:
         """Write a frame, and return its receipt.
 
-        Raises: Refused if the broker refuses it; ConnectionLost if the connection is lost
+        Raises: Refused if the broker refuses the frame; ConnectionLost if the connection is lost
         """
         return self.wait(self.start_call(command, headers, body))
 
     def ask(self, verb: str, question: Mapping[str, Any] | None = None) -> Any:
         """Send a control request, and return the decoded reply. Source: docs/reference/control.md
 
-        Raises: Refused if the broker refuses it; ConnectionLost if the connection is lost
+        Raises: Refused if the broker refuses the request; ConnectionLost if the connection is lost
         """
         if not self._question_count:
             self.post("SUBSCRIBE", {"id": "answers", "destination": _REPLIES})
@@ -236,8 +236,8 @@ class BrokerConnection:
         return answer.receipt
 
     def next_message(self, subscription: str | tuple[str, ...], seconds: float) -> Frame | None:
-        """Return the next MESSAGE of this subscription, or of one of these. None if none arrives within `seconds`.
-        Messages of other subscriptions are answers to earlier requests, and are dropped.
+        """Return the next MESSAGE of one subscription, or of any of several. None if no such MESSAGE arrives within
+        `seconds`. Messages of other subscriptions are answers to earlier requests, and are dropped.
 
         Raises: Refused with the first refusal that was not raised yet; ConnectionLost if the connection is lost
         """
@@ -258,8 +258,8 @@ class BrokerConnection:
                 return None
 
     def answer(self, subscription: str, what: str = "answer") -> Frame:
-        """Return the next MESSAGE of a subscription, which must come. After a pull that does not wait, it is a message,
-        or the notice that none is ready. `what` names in an error what the broker has not sent.
+        """Return the next MESSAGE of a subscription; its absence is an error. After a pull that does not wait, the
+        MESSAGE is a message, or the notice that none is ready. `what` names the missing MESSAGE in the error.
 
         Raises: Refused with the first refusal that was not raised yet; ConnectionLost if no MESSAGE comes in time
         """

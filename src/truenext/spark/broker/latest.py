@@ -1,6 +1,6 @@
 """A queue with one message that records the progress of a query. A new message replaces the old one in one transaction.
 
-The broker forgets the numbers of a producer after a week. It never forgets this message.
+The broker forgets the numbers of a producer after a week, but never this message.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def replace_latest(
 ) -> bool:
     """Replace the message in one transaction. After a crash there is either the old message or the new one.
 
-    `replaces` decides whether the message may be replaced. It gets the highest batch found; None if no message is
-    ready. Return False, with no change, if `replaces` does, or if the `number` was used before. If two connections use
-    one number, the first COMMIT wins.
+    `replaces` decides whether the message may be replaced. This function gets the highest batch found; None if no
+    message is ready. Return False, with no change, if `replaces` does, or if the `number` was used before. If two
+    connections use one number, the first COMMIT wins.
 
     Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """

@@ -32,7 +32,7 @@ class Patience:
     def wait(self, error: Exception) -> None:
         """Sleep until the next attempt.
 
-        Raises: `error` if another attempt cannot help; TruenextError, with `error` as its cause, if the time is over
+        Raises: `error` if a retry cannot help; TruenextError, with `error` as its cause, if the time is over
         """
         if not isinstance(error, (ConnectionLost, Refused)) or (
             isinstance(error, Refused) and error.code not in PASSING_CODES

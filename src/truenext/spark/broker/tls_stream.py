@@ -1,8 +1,8 @@
 """TLS of a blocking connection, with the methods of a blocking socket.
 
-One thread reads and another one writes heart-beats, but two threads must not use a TLS object at the same time. A
-blocking `ssl.SSLSocket` with a lock would not do: a reader that waits for the broker would hold up the heart-beats. So
-the stream uses a TlsSocket, which locks but never blocks, and waits for the socket without holding that lock.
+One thread reads and another one writes heart-beats, but two threads must not use a TLS object at the same time. With a
+blocking `ssl.SSLSocket` and a lock, a reader that waits for the broker would delay the heart-beats. So the stream uses
+a TlsSocket, which locks but never blocks, and waits for the socket without that lock.
 """
 
 from __future__ import annotations

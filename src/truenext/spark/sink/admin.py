@@ -62,14 +62,14 @@ def publish_decision(broker: BrokerConnection, queues: SinkQueues) -> int:
     decision = finish_decision(broker, queues, _IMPATIENT)
     if decision is None:
         raise TruenextError(
-            f"{queues.id} has no decision to publish: its job was not that far, and will write all again"
+            f"{queues.id} has decided no output that could be published: restart its job, which then writes all rows"
         )
     return decision.published_batch
 
 
 def close_sink(broker: BrokerConnection, queues: SinkQueues) -> int:
-    """Publish the last decision, and prevent any further one. Return the last published batch; -1 if there is none. A
-    repeated call does no harm.
+    """Publish the last decision, and prevent any further one. Return the last published batch; -1 if there is none. The
+    call may be repeated.
 
     Raises: HeldByAnother if another connection holds a message that is needed; Refused, ConnectionLost if a step fails
     """
@@ -83,7 +83,8 @@ def _closed_after(last: Decision | None) -> Decision:
 
 
 def sinks_of(broker: BrokerConnection, query: str, space: str) -> list[SinkQueues]:
-    """Return the sinks of a query in all spaces. If it has none, return the sink that it would have in this space.
+    """Return the sinks of a query in all spaces. For a query without a sink, return the sink that the query would have
+    in this space.
 
     Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """

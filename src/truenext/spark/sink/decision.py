@@ -1,8 +1,8 @@
 """Decisions: which drafts are the output of a batch.
 
 A **decision** is the only message in the query's own queue. It names the drafts that are the output of a batch. A
-numbered COMMIT puts the decision there. After this COMMIT the batch cannot change any more: its named rows are
-published, each once, and no other rows.
+numbered COMMIT puts the decision there. After this COMMIT the batch cannot change any more: the rows of the named
+drafts are published, each once, and no other rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _FIRST_NUMBER = 1
 
 @dataclass(frozen=True)
 class Draft:
-    """Confirmed bundles of one partition. They have this draft's name, and a bundle number below `bundles`."""
+    """Confirmed bundles of one partition. These bundles carry the name of this draft, and a bundle number below
+    `bundles`."""
 
     partition: int
     name: str
@@ -35,7 +36,7 @@ class Decision:
     """Content of a decision: the drafts that are the output of one batch."""
 
     batch: int
-    """Number of the batch. CLOSED_BATCH if the query was abandoned, and publishes nothing more."""
+    """Number of the batch. CLOSED_BATCH for an abandoned query, which publishes nothing more."""
     drafts: tuple[Draft, ...] = ()
     last_batch: int = -1
     """For a closed query: its last published batch; -1 if there is none."""
@@ -89,10 +90,10 @@ def decide(
 ) -> bool:
     """Replace `last`, which is published, by `decision`. Return False if another driver was first.
 
-    If two drivers replace the same `last`, only one of them can acknowledge it. Before a first decision there is no
-    such message. Then both use the same number for the COMMIT, and the first COMMIT wins. If the query was forgotten,
-    that number is used already. Then only the decision that closes the query may use a higher number, because no other
-    decision competes with it.
+    If two drivers replace the same `last`, only one of them can acknowledge its message. Before a first decision there
+    is no such message; then both use the same number for the COMMIT, and the first COMMIT wins. If the query was
+    forgotten (`is_forgotten`), this number was used before. Then only the decision that closes the query may use a
+    higher number, because no other decision competes with it.
 
     Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """

@@ -1,8 +1,6 @@
-"""Drafts: the rows of one task as bundles in a queue of its partition. They are not published yet.
-
-A draft has a random name, and ends with its connection. After a lost connection, bundles after the last confirmed one
-may be in the queue or not. So the task sends these bundles again under a new name, and those under the old name are
-never published.
+"""Drafts: the unpublished rows of one task, as bundles in a queue of its partition. A draft has a random name, and ends
+with its connection. After a lost connection, unconfirmed bundles may be in the queue or not. So the task sends the
+unconfirmed bundles again in a new draft, and those of the old draft are never published.
 """
 
 from __future__ import annotations
@@ -27,7 +25,8 @@ _UNCONFIRMED_MAX = 2
 
 @dataclass
 class WrittenDrafts(WriterCommitMessage):
-    """Message from a task to the driver: the drafts that the task has written. A task without rows sends it, too."""
+    """Message from a task to the driver: the drafts that the task has written. A task without rows sends this message,
+    too."""
 
     id: str
     """Field `SinkQueues.id` of the query."""
@@ -44,7 +43,8 @@ def write_drafts(
 ) -> WrittenDrafts:
     """Send the bundles, and return their drafts once all are durable. After a lost connection the task connects again.
 
-    Raises: UnsendableRow if a row cannot become a message; TruenextError if the broker refuses a bundle or stays away
+    Raises: UnsendableRow if a row cannot become a message; TruenextError if the broker refuses a bundle or stays
+    unavailable
     """
     writer = _DraftWriter(bundles, queues, batch, partition, patience)
     while writer.has_more:

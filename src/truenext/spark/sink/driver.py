@@ -42,7 +42,7 @@ def commit_batch(
     decision instead.
 
     Raises: OutdatedBatch if a later batch is published; HeldByAnother if another connection holds a message that is
-    needed; TruenextError if the broker refuses a step or stays away
+    needed; TruenextError if the broker refuses a step or stays unavailable
     """
     drafts = tuple(sorted((each for each in drafts if each.bundles), key=lambda draft: draft.partition))
     with_broker(lambda broker: _commit_batch(broker, queues, Decision(batch, drafts), patience), connect, patience)
@@ -83,10 +83,8 @@ def decide_next(
     decision_after: Callable[[Decision | None], Decision],
     patience: Patience,
 ) -> Decision:
-    """Publish the last decision. If its batch is lower than `batch`, call `decision_after` with it, replace it by the
-    result, and publish this one.
-
-    Returns the decision that is the last one after that.
+    """Publish the last decision. If that decision is for a batch below `batch`, call `decision_after` with it, replace
+    the decision by the result, and publish the new decision. Returns the decision that is now the last one.
 
     Raises: OutdatedBatch if the id was forgotten; HeldByAnother if another connection holds a message that is needed;
     Refused, ConnectionLost if a step fails
@@ -152,7 +150,7 @@ def _check_not_later(last: Decision, batch: int) -> None:
 
 
 def drop_drafts(broker: BrokerConnection, queues: SinkQueues, batch: int) -> None:
-    """Remove drafts of failed attempts, up to this batch. No decision can name them any more.
+    """Remove drafts of failed attempts, up to this batch. No later decision can name these drafts.
 
     Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """

@@ -22,13 +22,13 @@ class SinkOptions:
     addresses: tuple[Address, ...]
     credentials: Credentials = NO_CREDENTIALS
     destination: str | None = None
-    """Address for all rows. None if the column `queue` has it."""
+    """Address for all rows. None if the column `queue` has the address of each row."""
     space: str = DEFAULT_SPACE
     """Word in the names of the sink's own queues."""
     patience_s: float = DEFAULT_PATIENCE_S
     """Longest time in seconds for which a task or the driver waits for the broker, or for space in it."""
     app: str | None = None
-    """Name of a batch job. It is the same in each run."""
+    """Name of a batch job. All runs of the job use the same name."""
     version: int = 0
     """Number of the batch job's output. A run with new output has a higher number."""
 

@@ -25,7 +25,7 @@ _HELD_LOOK_SECONDS = 0.2
 
 
 class HeldByAnother(TruenextError):
-    """Error: another connection holds a message that this run must publish or replace."""
+    """Error of a run that must publish or replace a message which another connection holds."""
 
 
 def publish(broker: BrokerConnection, queues: SinkQueues, decision: Decision, patience: Patience) -> None:

@@ -1,8 +1,8 @@
 """Rows as SEND frames, ready to be published.
 
 A bundle of the sink consists of such frames. The driver writes them unchanged, in the transaction that they name. A
-frame is at least as long as what the broker stores for it in one queue. So publishing a bundle frees as much space as
-it needs, and goes on even if the disk is full.
+frame is at least as long as the broker's record of its message in one queue. So publishing a bundle frees as much space
+as it needs, and works even if the disk is full.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ BODY_BYTES_MAX = 15 << 20
 """Largest number of bytes of a row's body. With its headers such a row still fits into one message of the broker."""
 
 _TTL_DIGITS_MIN = 10
-"""Smallest number of digits of a time to live. So the line is at least as long as `expires`, which the broker stores
-instead."""
+"""Smallest number of digits of a time to live. So the header line is at least as long as the line `expires` that the
+broker stores instead."""
 _TRANSACTION_LINE = f"transaction:{TRANSACTION}\n".encode()
 _INTERPRETER = FrameInterpreter("", "", ReplyEncoder(StompProtocol(Side.SERVER, REQUEST_SHAPES), ""))
 """Interpreter for a connection without subscriptions, such as the driver's."""

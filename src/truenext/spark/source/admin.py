@@ -1,7 +1,7 @@
 """Operator commands for queries with bundles in the broker: list, close, return rows, reject a row.
 
-Each step of a command is one transaction. So an interrupted command leaves every row in exactly one place, and can be
-repeated.
+Each step of a command is one transaction. So after an interrupted command every row is still stored exactly once, and
+the command can be repeated.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def list_queries(broker: BrokerConnection, space: str | None = None, *, with_row
 
 
 def close_source(broker: BrokerConnection, status: QueryStatus) -> list[str]:
-    """Prevent the query from taking more messages, and return the names of the queues with its bundles. A repeated call
-    does no harm.
+    """Prevent the query from taking more messages, and return the names of the queues with its bundles. The call may be
+    repeated.
 
     Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """
@@ -193,8 +193,8 @@ def _commit(broker: BrokerConnection, frames: list[tuple[str, dict[str, str], by
 
 
 def _take(broker: BrokerConnection, queue: str) -> Iterator[Frame]:
-    """Yield the bundles of a queue one at a time, until none is ready. At the end, bundles that were not acknowledged
-    return to the queue."""
+    """Yield the bundles of a queue one at a time, until none is ready. At the end, bundles that the caller has not
+    acknowledged return to the queue."""
     broker.subscribe_to_pull("take", f"/queue/{queue}", "client-individual")
     try:
         while True:

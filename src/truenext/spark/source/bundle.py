@@ -17,7 +17,7 @@ from truenext.wire.stomp.frame import Frame
 
 BUNDLE_FORMAT = 1
 BUNDLE_BYTES = 1 << 20
-"""Bytes of bodies at which a bundle is complete. Its last row may exceed them."""
+"""Bytes of bodies at which a bundle is complete. The last row may exceed this number."""
 BUNDLE_ROWS = 5_000
 BODY_BYTES_MAX = 15 << 20
 """Largest number of bytes of one body. With its columns it must fit into one message of the broker."""
@@ -66,7 +66,6 @@ class BundleRows:
         """Ack id of the last message of each subscription. An ACK with this id acknowledges all messages of the
         subscription up to this one."""
         self._total_bytes = 0
-        """Estimated bytes of the rows in the bundle."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -76,9 +75,10 @@ class BundleRows:
         return self.bytes >= BUNDLE_BYTES or len(self._rows) >= BUNDLE_ROWS
 
     def add(self, frame: Frame) -> bool:
-        """Add a message. Return False if it does not fit beside the others, and must go into the next bundle.
+        """Add a message. Return False if the message does not fit together with the others, and must go into the next
+        bundle.
 
-        Raises: TooLargeForBundle if it does not even fit alone
+        Raises: TooLargeForBundle if the message does not fit even alone
         """
         if len(frame.body) > BODY_BYTES_MAX:
             sequence = frame.headers.get("truenext-sequence")
@@ -136,7 +136,7 @@ def row_of(frame: Frame) -> tuple[Any, ...]:
 
 
 class BundleHead(NamedTuple):
-    """Headers of a bundle: its place in its batch, and the number and size of its rows."""
+    """Headers of a bundle: its position in its batch, and the number and size of its rows."""
 
     batch: int
     bundle: int
@@ -157,7 +157,7 @@ class BundleOrigin(NamedTuple):
     selector: str
     """Selector of the source; empty if it has none."""
     query: str
-    """Spark's id of the query. With it and `query_batch` an operator can find out whether a sink has published the
+    """Spark's id of the query. From this id and `query_batch` an operator can find out whether a sink has published the
     rows."""
     query_batch: str
 
@@ -188,7 +188,7 @@ def parse_bundle_origin(headers: Mapping[str, str]) -> BundleOrigin:
 
 
 def parse_bundle_head(headers: Mapping[str, str]) -> BundleHead:
-    """Parse the headers of a bundle: its place in its batch, and the number and size of its rows.
+    """Parse the headers of a bundle: its position in its batch, and the number and size of its rows.
 
     Raises: RemoteProtocolError if the message is not a bundle, or has an unknown format
     """

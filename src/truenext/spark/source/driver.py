@@ -43,8 +43,8 @@ class SourceDriver:
         self._broker: BrokerConnection | None = None
         self._has_warned = False
         self._probe_count = 0
-        """Number of probes on this connection. Each probe ends with a release, so this is also the release count of the
-        next one."""
+        """Number of probes on this connection. Each probe ends with a release, so this number is also the connection's
+        release count for the next probe."""
         self._probes = tuple(f"probe{number}" for number in range(len(options.queues)))
         """Names of the probe's subscriptions, one for each queue."""
         self._delayed_until = 0.0
@@ -64,29 +64,29 @@ class SourceDriver:
 
         The batch that ends with `start` is done. Its bundles are cleared first, even if `rows` is 0.
 
-        Raises: Superseded if the checkpoint is outdated; TruenextError if the broker refuses a request or stays away
+        Raises: Superseded if the checkpoint is outdated; TruenextError if the broker refuses a request or stays
+        unavailable
         """
         return self._patiently(lambda broker: self._next_end(broker, start, rows, waits=waits))
 
     def rows_read(self, end: Offset) -> int:
         """Return the number of rows in a batch that is not cleared. A task that was not read to its end counts with its
-        whole share.
-
-        Raises: TruenextError if the broker refuses a request or stays away
+        whole share.\n\nRaises: TruenextError if the broker refuses a request or stays unavailable
         """
         return self._patiently(lambda broker: self._rows_read(broker, end))
 
     def check_not_cleared(self, end: Offset) -> None:
         """Check that the broker still has the bundles of this batch.
 
-        Raises: Superseded if they are cleared already; TruenextError if the broker refuses a request or stays away
+        Raises: Superseded if they are cleared already; TruenextError if the broker refuses a request or stays
+        unavailable
         """
         self._patiently(lambda broker: self._check_not_cleared(broker, end))
 
     def waiting_count(self) -> int:
         """Return the number of waiting messages in all queues of the source. The selector is not applied.
 
-        Raises: TruenextError if the broker refuses a request or stays away
+        Raises: TruenextError if the broker refuses a request or stays unavailable
         """
         return self._patiently(self._waiting_count)
 
@@ -106,7 +106,8 @@ class SourceDriver:
                 patience.wait(error)
 
     def _once(self, action: Callable[[BrokerConnection], T]) -> T:
-        """Call `action` with the connection. If there is none, connect. If the action fails, drop the connection."""
+        """Call `action` with the connection, after connecting if there is none. If the action fails, drop the
+        connection."""
         if self._broker is None:
             self._broker = self._connect()
             self._probe_count = 0
@@ -205,8 +206,8 @@ class SourceDriver:
         for query in list_queries(broker, self._options.space, with_rows=False):
             if not query.is_abandoned and set(query.source.split(",")) & set(self._options.queues):
                 _log.warning(
-                    "another query has rows of this queue that it has not cleared: if it is not used any more, "
-                    "`truenext spark abandon` returns them",
+                    "another query still has rows of this queue: if that query is not used any more, "
+                    "`truenext spark abandon` returns the rows",
                     extra={"query": query.id, "queue": query.source},
                 )
 
@@ -231,7 +232,7 @@ class SourceDriver:
             raise _older_checkpoint(end, mark)
 
     def _clear(self, broker: BrokerConnection, done: Offset) -> None:
-        """Mark this batch as done, and remove its bundles. A repeated call does no harm."""
+        """Mark this batch as done, and remove its bundles. The call may be repeated."""
         mark = self._read_mark(broker, done)
         if mark > done.batch:
             raise _older_checkpoint(done, mark)
@@ -241,7 +242,8 @@ class SourceDriver:
             purge(broker, done.bundle_queue(partition), f"spark_batch <= {done.batch}")
 
     def _read_mark(self, broker: BrokerConnection, offset: Offset) -> int:
-        """Return the last batch of the query that is done. It must be the batch before `offset`, or a later one.
+        """Return the last batch of the query that is done. By the checkpoint, this is the batch before `offset`, or a
+        later one.
 
         Raises: Superseded if the offset belongs to another queue or broker, or to a state that this broker has lost
         """

@@ -1,8 +1,8 @@
 """Mark: the progress of a query, as the broker stores it.
 
-The **mark** is one small message in the query's own queue. It says which batch is done. One transaction replaces it
-before the bundles of that batch are removed. So the query notices an outdated checkpoint, and a broker whose store was
-restored from an older copy.
+The **mark** is one small message in the query's own queue. The mark says which batch is done. One transaction replaces
+the mark before the bundles of that batch are removed. So the query detects an outdated checkpoint, and a broker whose
+store was restored from an older copy.
 """
 
 from __future__ import annotations
@@ -44,6 +44,6 @@ def mark_producer(query_id: str) -> str:
 
 
 def close_mark(broker: BrokerConnection, queue: str, query_id: str) -> None:
-    """Prevent any further batch of this query. A repeated call does no harm."""
+    """Prevent any further batch of this query. The call may be repeated."""
     if read_mark(broker, queue, allow_closed=True) != CLOSED_BATCH:
         replace_mark(broker, queue, CLOSED_BATCH, mark_producer(query_id), CLOSED_BATCH)

@@ -10,7 +10,7 @@ from truenext.model.destination import SPARK_PREFIX
 
 OFFSET_VERSION = 1
 START: dict[str, Any] = {"v": OFFSET_VERSION, "batch": 0}
-"""Offset before the first batch. It is constant, because Spark asks for it more than once."""
+"""Offset before the first batch. This is a constant, because Spark asks for the first offset more than once."""
 
 QUEUES_PREFIX = f"{SPARK_PREFIX}source."
 """Prefix of the names of queues with marks and bundles. Space, id and partition follow it."""
@@ -22,14 +22,14 @@ BUNDLE_BITS = 20
 @dataclass(frozen=True, kw_only=True)
 class Offset:
     """End of a batch, as Spark stores it in its checkpoint. The tasks of the batch decide which messages belong to it,
-    and keep them as bundles."""
+    and store these messages as bundles."""
 
     store: str
-    """Id of the broker's store, as CONNECTED tells it."""
+    """Id of the broker's store, from CONNECTED."""
     queue: str
     space: str
     id: str
-    """Random id in the names of the query's queues. It is made with the first batch."""
+    """Random id in the names of the query's queues. The first batch makes this id."""
     batch: int
     """Number of the batch, from 1."""
     partitions: int
@@ -48,7 +48,7 @@ class Offset:
         return f"{self.mark_queue}.{partition}"
 
     def producer(self, partition: int) -> str:
-        """Return the producer name of a task. With it the broker notices that a COMMIT is repeated."""
+        """Return the producer name of a task. By this name the broker recognizes a repeated COMMIT."""
         return task_producer(self.id, partition)
 
     def number(self, bundle: int) -> int:
@@ -77,7 +77,7 @@ def task_producer(query_id: str, partition: int) -> str:
 
 
 def parse_offset(found: dict[str, Any]) -> Offset | None:
-    """Parse an offset of the checkpoint. None means that the query has no batch yet.
+    """Parse an offset of the checkpoint. An offset None means that the query has no batch yet.
 
     Raises: ConfigurationError if another version of truenext wrote it
     """

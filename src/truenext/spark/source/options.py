@@ -22,7 +22,7 @@ class SourceOptions:
     addresses: tuple[Address, ...]
     credentials: Credentials = NO_CREDENTIALS
     queues: tuple[str, ...]
-    """Names of queues, and patterns, without `/queue/`. They are sorted, and each comes once."""
+    """Names of queues, and patterns, without `/queue/`. The names are sorted, without duplicates."""
     selector: str | None = None
     partitions: int = 2
     """Number of tasks in a batch. Each task has a share of the rows."""
@@ -36,13 +36,13 @@ class SourceOptions:
     bytes_max: int = 256 * 1024 * 1024
     """Largest number of body bytes in a batch. Each task may exceed its share by one message."""
     has_text_body: bool = False
-    """Bodies are decoded as UTF-8. A body that is not UTF-8 becomes null."""
+    """True: bodies are decoded as UTF-8. A body that is not UTF-8 becomes null."""
     has_headers: bool = True
     space: str = DEFAULT_SPACE
     """Word in the names of the source's own queues."""
     patience_s: float = DEFAULT_PATIENCE_S
     """Longest time in seconds for which a task or the driver waits for the broker, or for disk space in it. After that
-    it fails."""
+    time the task or driver fails."""
 
     @property
     def queue(self) -> str:

@@ -60,13 +60,13 @@ class TaskPlan:
 
 
 class Superseded(TruenextError):
-    """Error of an outdated run. Another run of the query has gone on, with this checkpoint or another one."""
+    """Error of an outdated run. Another run of the query has continued, with this checkpoint or another one."""
 
 
 def check_store(broker: BrokerConnection, offset: Offset) -> None:
     """Check that the offset belongs to this broker.
 
-    Raises: Superseded if it belongs to another one
+    Raises: Superseded if it belongs to another broker
     """
     if broker.store_id != offset.store:
         raise Superseded(
@@ -82,7 +82,7 @@ class _Repeated(Exception):
 def read_task(plan: TaskPlan, connect: Callable[[], BrokerConnection], patience: Patience) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a task, bundle by bundle. After a lost connection the task connects again.
 
-    Raises: Superseded if another run has gone on; TruenextError if the broker refuses a request or stays away
+    Raises: Superseded if another run has continued; TruenextError if the broker refuses a request or stays unavailable
     """
     task = _Task(plan)
     while not task.is_done:
@@ -129,7 +129,7 @@ class _Task:
     def _check_only_source(self, broker: BrokerConnection) -> None:
         """Check that no other source of the same query reads the same queue with the same selector.
 
-        Raises: ConfigurationError if one does
+        Raises: ConfigurationError if there is such a source
         """
         own, origin = self._end.bundle_queue(0), self._plan.origin
         for queue in broker.ask("queues"):
@@ -157,13 +157,13 @@ class _Task:
     def _stored_bundles(self, broker: BrokerConnection) -> Iterator[tuple[BundleHead, bytes]]:
         """Yield the stored bundles of this batch that Spark has not got yet, in their order.
 
-        Raises: Superseded if one of them is missing
+        Raises: Superseded if a bundle is missing
         """
         expected = self._given
         selector = f"spark_batch = {self._end.batch} AND spark_bundle >= {expected}"
         early: dict[int, tuple[BundleHead, bytes]] = {}
-        """Bundles that have arrived before a bundle with a lower number. That bundle was sent again, without a row that
-        an operator has rejected."""
+        """Bundles that have arrived before a bundle with a lower number. The bundle with the lower number comes later
+        if an operator has rejected one of its rows, because it was then sent again."""
         for frame in broker.browse(self._queue, selector):
             head = parse_bundle_head(frame.headers)
             early[head.bundle] = (head, frame.body)
@@ -224,7 +224,7 @@ class _Task:
 
 
 class _Pull:
-    """Pull of a task's messages, about one bundle in advance, by requests that do not wait. The requests go to the
+    """Puller of a task's messages, about one bundle in advance, by requests that do not wait. The requests go to the
     queues that are not empty, one after the other."""
 
     def __init__(self, broker: BrokerConnection, options: SourceOptions, rows_max: int, first: int) -> None:
@@ -234,7 +234,6 @@ class _Pull:
         self._unrequested = rows_max
         """Number of messages that may still be requested."""
         self._requested = 0
-        """Number of messages that were requested and have not arrived."""
         self._request_count = 0
         self._ahead = _AHEAD_FIRST
         self._last_requests = {f"rows{number}": "" for number in range(len(options.destinations))}
@@ -253,7 +252,7 @@ class _Pull:
         return self._requested == 0 and not (self._unrequested and self._in_turn)
 
     def next_rows(self, bytes_max: int) -> BundleRows:
-        """Return messages for one bundle. There are fewer if no more are ready.
+        """Return the messages for one bundle: up to `bytes_max` bytes, or fewer if no more messages are ready.
 
         Raises: TooLargeForBundle if a body is too large; Refused if the broker refuses a request; ConnectionLost if the
         connection is lost

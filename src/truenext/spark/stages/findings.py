@@ -37,8 +37,8 @@ def stage_findings(joined: DataFrame, processes: DataFrame, last_gap: int) -> Da
 
 def commit_gaps(joined: DataFrame, processes: DataFrame) -> DataFrame:
     """Return one row for each execution whose SQL was committed, but whose message was not acknowledged. This is the
-    commit gap of best-effort 1PC (docs/stages.md). It is no finding, because the stage must expect it, or is
-    `exactly_once`."""
+    commit gap of best-effort 1PC (docs/stages.md). Such a gap is no finding: a stage must expect it, unless the stage
+    is `exactly_once`, and then it has no effect."""
     is_own = F.col("last_dispatch")["event"] == F.col("dispatch")["event"]
     is_with_it = F.col("acknowledged_event").isNotNull() & is_own
     is_known = F.col("again") | F.col("end_kind").isNotNull()
@@ -62,8 +62,9 @@ def _done() -> Column:
 
 def _unacknowledged(joined: DataFrame, last_gap: int) -> DataFrame:
     """Return completed messages that the history should show as acknowledged, but does not. The broker has confirmed
-    their commits. They came again or ended in another way, or their process has an acknowledgement for a later
-    execution. Only persistent messages count, because other acknowledgements are not durable."""
+    their commits. A message counts if it was dispatched again or ended in another way, or if its process has an
+    acknowledgement for a later execution. Only persistent messages count, because other acknowledgements are not
+    durable."""
     known = joined.where("started_at is not null")
     later = (
         known.where("acknowledged_event is not null")
@@ -143,11 +144,10 @@ def _repeated(joined: DataFrame) -> DataFrame:
 
 
 def _orphaned(joined: DataFrame, last_gap: int) -> DataFrame:
-    """Return messages that a stage has sent although its own message was never acknowledged: both happen in one commit.
-
-    The own message may be a dead letter or moved; then it may have been completed under another sequence, and is no
-    finding. Messages of exactly-once stages are no finding either, because any process may send them once the SQL is
-    committed.
+    """Return messages that a stage has sent although the message it was handling was never acknowledged. Both must
+    happen in one commit. A handled message that was dead-lettered or moved is no finding: it may have been completed
+    under another sequence. Messages of exactly-once stages are no finding either, because any process may send these
+    once the SQL is committed.
     """
     parents = (
         joined.where("message is not null and queue is not null")

@@ -69,7 +69,7 @@ def waterfalls(joined: DataFrame, flows: DataFrame) -> DataFrame:
 
 
 def stage_runs(joined: DataFrame) -> DataFrame:
-    """Return one row for each execution. It has the times at which its message was accepted and dispatched, by the
+    """Return one row for each execution. A row has the times at which the message was accepted and dispatched, by the
     broker's clock, and how the message ended (`end_kind`)."""
     return joined.where("started_at is not null").select(
         *("flow", "trace", "message", "parent", "sender", "stage", "queue", "sequence", "attempt", "deliveries"),

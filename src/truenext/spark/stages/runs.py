@@ -39,7 +39,7 @@ def runs(stage_events: DataFrame) -> DataFrame:
 
 def message_histories(events: DataFrame, queues: DataFrame) -> DataFrame:
     """Return one row for each message in `queues`, from the history: the time at which it was accepted, the events of
-    its acknowledgement and of its last return, how it ended, and all its dispatches."""
+    its acknowledgement and of its last return, the way in which it ended, and all its dispatches."""
     kind, event = F.col("kind"), F.col("event")
     dispatch = F.when(
         kind == "dispatched", F.struct("event", "at", F.col("run").alias("broker_run"), "consumer", "deliveries")

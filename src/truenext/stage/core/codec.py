@@ -113,7 +113,7 @@ class Codec(Generic[T]):
 
 
 EMPTY = msgspec.Raw(b"{}")
-"""JSON of an object in which every field has its default."""
+"""JSON of an empty object: every field then has its default."""
 
 
 def encode_any(value: object) -> msgspec.Raw:

@@ -93,8 +93,8 @@ class StageOptions(TypedDict, total=False):
     the queue. For an exception group, the rules of the errors in it count: "never" if one of them has it, else the
     longest delay."""
     exactly_once: bool | None
-    """True for exactly-once processing: the stage's changes in the database happen once, and its messages are sent
-    once. The service needs a database. By default False."""
+    """True: exactly-once processing. The stage's changes in the database happen once, and its messages are sent once.
+    Requires a database of the service. By default False."""
 
 
 class StageSettings:
@@ -124,7 +124,7 @@ class StageSettings:
         self.retries = RetryRules({} if retry is None else retry, subject)
 
     def with_defaults(self, defaults: StageSettings) -> StageSettings:
-        """Return a copy of these settings. An option that is not set has the value of `defaults`."""
+        """Return a copy of these settings. Options that are not set get the values of `defaults`."""
         merged = StageSettings("")
         merged.concurrency = self.concurrency or defaults.concurrency
         merged.attempts = self.attempts or defaults.attempts

@@ -66,8 +66,8 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     waiting: list[ReplyTo] = []
     """Addresses that wait for a reply, the outermost first. The next reply goes to the last address."""
     calls: int = 1
-    """Number of messages from the start of the flow to this one, each sent by the stage of the one before. Replies do
-    not count: a reply has the number of the message whose stage sent the reply."""
+    """Length of the chain of messages from the start of the flow to this message, each sent by the stage that got the
+    message before. A reply does not count: it has the number of the message whose stage sent it."""
     attachments: dict[str, bytes] = {}
     carrier: dict[str, str] = {}
     """Headers for tracing, such as traceparent, that interceptors have added."""
@@ -124,7 +124,7 @@ def as_occurrence(envelope: Envelope, due: str | None) -> Envelope:
 
 
 def find_version(decode: Callable[[], VersionedEnvelope]) -> int:
-    """Return the version of an envelope that cannot be decoded; VERSION if the envelope names no version."""
+    """Return the version that an undecodable envelope names; VERSION if it names none."""
     try:
         return decode().version
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -132,8 +132,8 @@ def find_version(decode: Callable[[], VersionedEnvelope]) -> int:
 
 
 def describe_remedy(found: int, wrote: str) -> str:
-    """Return a text for errors: which version this truenext reads, and what to do. `wrote` is the verb for the other
-    truenext, such as "sent"."""
+    """Return the end of an error's text: the version that this truenext reads, and what to do. `wrote` is the verb for
+    the act of the other truenext, such as "sent"."""
     remedy = "update truenext" if found > VERSION else f"use the version that {wrote} it"
     return f"this truenext reads version {VERSION}: {remedy}"
 
@@ -145,8 +145,8 @@ def _check_version(found: int) -> None:
 
 
 def _is_single_destination(address: str) -> bool:
-    """Return whether the address is one queue or one topic. A list of destinations is not, nor is a destination that
-    belongs to a connection."""
+    """Return whether the address is one queue or one topic. False for a list of destinations, and for a destination
+    that belongs to a connection."""
     if not address.startswith(("/queue/", "/topic/")):
         return False
     try:

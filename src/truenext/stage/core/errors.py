@@ -42,7 +42,7 @@ class NoAttemptsLeft(Reject):
 
 class BaseExceptionRaised(TruenextError):
     """A stage, or a function of `after_commit`, has raised an exception that is not an `Exception`, such as SystemExit.
-    It counts as a failure like any other."""
+    This counts as a failure like any other."""
 
 
 class NotDecoded(TruenextError):

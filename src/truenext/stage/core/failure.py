@@ -95,7 +95,8 @@ def _text(error: BaseException) -> str:
 
 
 def _location(error: BaseException) -> Iterator[str]:
-    """Yield the innermost line of the program's own code from which the error came; yield nothing if there is none."""
+    """Yield the location of the error: the innermost line of the program's own code in the traceback. Yield nothing if
+    there is no such line."""
     location = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename

@@ -38,11 +38,11 @@ from truenext.stage.core.output import Output, OutputMessage, checked_attachment
 from truenext.stage.core.signature import is_assignable
 
 WAITING_MAX: Final = 35
-"""Largest number of replies that may be pending in one flow, one within the other: those of endpoints, and the reply of
-the flow itself. More replies mean that an endpoint requests itself."""
+"""Maximum depth of nested requests in one flow: number of pending replies, including the reply of the flow itself. A
+deeper flow most likely has an endpoint that requests itself."""
 CALLS_MAX: Final = 200
-"""Largest number of messages of one flow that follow one another, not counting replies. More messages mean that the
-flow runs in a circle. The requests of one stage count as one."""
+"""Maximum length of a chain of messages in one flow, each sent by the stage that got the message before; replies do not
+count. A longer flow most likely runs in a circle. Several requests of one stage count as one message."""
 UNSET: Final = object()
 
 M = TypeVar("M")

@@ -193,8 +193,8 @@ def check_topic(to: object) -> None:
 
 
 def state_for(to: Endpoint[Any, Any] | Topic[Any], state: object) -> msgspec.Raw:
-    """Encode the state for the first stage of `to`. The type of another service's state is not known here, and not
-    checked.
+    """Encode the state for the first stage of `to`. The state of another service's endpoint is not checked, because its
+    type is not known here.
 
     Raises: FlowError if the state is not of the endpoint's type, or the endpoint has no state
     """

@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 LOST_S: Final = 60.0
-"""Seconds after which a process that has lost the broker counts as not live. The process is then restarted only once,
+"""Seconds after which a process that has lost the broker counts as not live. Such a process is restarted only once,
 since the new process waits for the broker without a limit."""
 
 DATABASE_AVAILABLE: Final = "available"

@@ -28,7 +28,7 @@ _PLAIN: Final = frozenset({str, int, bool, NoneType})
 _NamedType = (
     inspect.StructType | inspect.DataclassType | inspect.TypedDictType | inspect.NamedTupleType | inspect.CustomType
 )
-"""Types of msgspec.inspect that stand for a class. A class may contain itself."""
+"""Types of msgspec.inspect that describe a class, and may therefore contain themselves."""
 
 
 class JsonLossChecks:
@@ -40,8 +40,8 @@ class JsonLossChecks:
         self.any_check: Final[JsonLossCheck | None] = _JsonLossCheckBuilder(inspect.AnyType).check(info)
         """Check of the parts whose type is `Any`; None if the type contains no `Any`."""
         self.float_check: Final[JsonLossCheck | None] = _JsonLossCheckBuilder(inspect.FloatType).check(info)
-        """Check of floats; None if the type contains no float. It is needed only if the JSON contains null, since nan
-        and the infinities are written as null."""
+        """Check of floats; None if the type contains no float. The check is needed only if the JSON contains null,
+        because nan and the infinities are written as null."""
 
     def fault(self, value: object, data: bytes) -> str | None:
         """Return the path and the reason of the first loss; None if JSON preserves the value. `data` is the JSON of the

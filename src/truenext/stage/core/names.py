@@ -4,8 +4,8 @@
     order.place.stage.reserve      the queue of its stage `reserve`
     .price                         in the service `shop`: shop.price
 
-The queue of a later stage has the stage's name and not its number. So if stages are added or change their order,
-messages under way are still in the right queue.
+The queue of a later stage is named after the stage, not numbered. So messages under way stay in the right queue if
+stages are added or change their order.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def cron_id(service: str, name: str) -> str:
 
 
 def inbox_id(service: str, queue: str, message_id: str) -> str:
-    """Return the id of a message in the inbox. It depends on service and queue, too, since one message may come to
+    """Return the id of a message in the inbox. The id also depends on service and queue, since one message may come to
     several queues, and several services may share a database."""
     return _derive_id(message_id, f"{service}\n{queue}\n{message_id}")
 

@@ -51,8 +51,8 @@ class RetryRules:
         """Decide about a failed message. `failures` includes the current failure; `attempts_max` is the stage's own
         limit, None without one.
 
-        A rule for an exception group's class decides about the group. Without such a rule, the errors in the group
-        decide: if one of them has the rule "never", the message is rejected, otherwise the longest delay counts.
+        For an exception group, a rule for the group's own class counts first. Without such a rule, the message is
+        rejected if an error in the group has the rule "never"; else the longest delay of the errors counts.
         """
         if attempts_max is not None and failures >= attempts_max:
             return REJECTED

@@ -28,8 +28,8 @@ ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "discriminator", "$defs"}
     | {"names", "members", "omitsDefaults"}
 )
-"""Keywords that do not decide whether a value can be read. `default`, `names`, `members` and `omitsDefaults` decide
-what a value means."""
+"""Keywords that do not decide whether a value can be read. `default`, `names`, `members` and `omitsDefaults` are among
+these, but decide what a value means."""
 
 _EMPTY: dict[Any, Any] = {list: [], set: [], frozenset: [], tuple: [], dict: {}, bytearray: ""}
 """JSON of the empty value that each of these default factories makes."""

@@ -1,9 +1,9 @@
 """Exit stack: closes the context managers of one run of a stage, and decides which of several errors is raised.
 
 All context managers are closed, the last one first, even after errors. Each context manager gets the first error so
-far: the error of the stage, or an error in closing another context manager. The first error is raised, and the others
-are logged. A context manager cannot suppress an error. An error that ends the program or its task, such as a
-cancellation or Ctrl-C, replaces an earlier `Exception`.
+far, which is the error of the stage or of closing an earlier context manager. In the end the first error is raised; the
+other errors are logged. A context manager cannot suppress an error. An error that ends the program or its task, such as
+a cancellation or Ctrl-C, replaces an earlier `Exception`.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ def _exc_info(
 
 
 def _more_severe(first: BaseException | None, other: BaseException, name: str) -> BaseException:
-    """Return the error to raise: `first`, unless only `other` would end the program or its task. If `first` is
-    returned, log `other`."""
+    """Return the error to raise: `other` if only this error would end the program or its task; else `first`, after
+    logging `other`."""
     if first is None or other is first:
         return other
     if isinstance(first, Exception) and not isinstance(other, Exception):
         return other
-    _logger.error("the end of a context has failed as well", extra={"context": name}, exc_info=other)
+    _logger.error("the end of a stage's context manager has failed as well", extra={"context": name}, exc_info=other)
     return first

@@ -15,7 +15,7 @@ ExecutionOutcome: TypeAlias = Literal["completed", "already processed", "failed"
     already processed  an exactly-once stage had processed the message before; now it is only acknowledged
     failed             the message counts an attempt: it is redelivered, or after too many attempts a dead letter
     rejected           the message becomes a dead letter at once
-    released           the message is redelivered without an attempt: the service stops, or broker or database is away
+    released           the message is redelivered without an attempt: the service stops, or broker or database is down
     in doubt           the client could not find out in time whether the commit happened
 """
 

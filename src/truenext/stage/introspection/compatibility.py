@@ -43,8 +43,7 @@ class ServiceInterface(msgspec.Struct, frozen=True):
 
 class Incompatibility(msgspec.Struct, frozen=True):
     is_breaking: bool
-    """True if messages under way or all callers break; False if only some callers may break, or it is uncertain whether
-    anything breaks."""
+    """True if the change breaks messages under way or all callers. False if it may break some callers, or nothing."""
     location: str
     """Endpoint or queue that the change affects."""
     change: str

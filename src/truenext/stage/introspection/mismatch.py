@@ -37,8 +37,8 @@ _COMPARED = ANNOTATIONS | {
     *("properties", "required", "additionalProperties", "items", "prefixItems", "keys", *_LOWER_BOUNDS, *_UPPER_BOUNDS),
 }
 _ANYTHING: Schema = {}
-"""Schema of any value. It is always this object: pairs of schemas are recognized by their `id`, so a comparison of
-types that contain themselves ends."""
+"""Schema of any value. Always the same object, because pairs of schemas are recognized by their `id`, so that a
+comparison of types that contain themselves ends."""
 _INFINITE = float("inf")
 _UNKNOWN = object()
 _ENCODINGS = ("base64", "base64url")
@@ -184,7 +184,7 @@ class _SchemaComparison:
         return self._of_type(written, expected, path)
 
     def _any_of(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> list[Mismatch]:
-        """Return the mismatches of a value with the option that it matches best."""
+        """Compare a value with all alternatives of an `anyOf`, and return the mismatches with the best one."""
         nearest = [Mismatch(path, "type", str(written), str(expected))]
         is_near = False
         options = expected.alternatives or ()
@@ -333,8 +333,8 @@ class _SchemaComparison:
 
 
 def _of_default(default: Any, expected: Any, path: str) -> Iterator[Mismatch]:
-    """Yield a mismatch if writer and reader have different defaults for a field. The writer leaves out the field if it
-    has the default."""
+    """Yield a mismatch if writer and reader have different defaults for a field. The writer leaves out a field that has
+    its default."""
     other = expected.get("default", _UNKNOWN) if isinstance(expected, dict) else _UNKNOWN
     if other is _UNKNOWN:
         yield Mismatch(path, "default", _json(default), "an unknown value")
@@ -353,8 +353,8 @@ def _names(names: list[str]) -> str:
 
 
 def _merge_types(found: list[Mismatch], path: str) -> list[Mismatch]:
-    """Merge several type mismatches of one value into one mismatch. They arise if the writer may write several types,
-    and the reader accepts none of them."""
+    """Merge several type mismatches of one value into one mismatch. Several mismatches arise if the writer may write
+    several types and the reader accepts none of these."""
     here = [each for each in found if (each.path, each.kind) == (path, "type")]
     if len(here) < 2:
         return found

@@ -5,14 +5,14 @@
     ├── housekeeping     deletes rows of sent units, and rows whose retention has ended
     └── publishing       sends one unit, under its number
 
-A producer sends one unit at a time. SQL's COMMIT stores the unit, with the producer's next number. After the broker has
-answered its COMMIT, the unit is deleted. If an answer of the broker or the database is missing, the producer is in
-doubt. Then the relay claims it again under a lock, and sends its units again under their numbers. The relay does not
-claim a producer that this process is using.
+A producer sends one unit at a time. SQL's COMMIT stores the unit, with the producer's next number. The unit is deleted
+once the broker has answered the COMMIT. If an answer of the broker or the database is missing, the producer is in
+doubt. Then the relay claims the producer again under a lock, and sends its units again under their numbers. The relay
+claims no producer that a worker of this process is using.
 
-If the broker does not know numbers before the number of a unit, these numbers are resolved as rolled back. If there are
-too many of them, the unit gets a new number. If a combined unit is too large for the broker, its number is resolved,
-and then its parts become units without a number.
+If the broker does not know some numbers before the number of a unit, these unknown numbers are resolved as rolled back.
+If there are too many unknown numbers, the unit gets a new number. If a combined unit is too large for the broker, its
+number is resolved, and then its parts become units without a number.
 
 Source: docs/stages-database.md; decision 67; every rule has a planted fault in tests/stages/outbox/protocol/rules.py
 """

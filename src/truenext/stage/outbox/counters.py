@@ -15,14 +15,13 @@ class ExactlyOnceCounters:
         self.already_processed = 0
         """Number of messages that were found in the inbox, since they were already processed."""
         self.in_doubt = 0
-        """Number of times that this process has claimed one of its own producers again, because an answer was
-        missing."""
+        """Number of times that this process has claimed one of its own producers again, after a missing answer."""
         self.claimed = 0
         """Number of producers of dead processes that this process has claimed."""
         self.renumbered = 0
         """Number of units that got new numbers, because the broker did not know the old numbers."""
         self.refused = 0
-        """Number of messages that the broker refused. They were sent to the queue `SERVICE.refused` instead."""
+        """Number of messages that the broker refused, and that were sent to the queue `SERVICE.refused` instead."""
 
 
 def format_metrics(counters: ExactlyOnceCounters, unsent: UnsentCounts | None) -> str:

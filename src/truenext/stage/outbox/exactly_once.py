@@ -71,7 +71,7 @@ class ExactlyOnceProcessing:
 
     async def stop(self) -> None:
         """Stop the background tasks, and free this process's producers for other processes. If the database is
-        unavailable, other processes can claim them some seconds later."""
+        unavailable, other processes can claim these producers only some seconds later."""
         await self._relay.stop()
         await self._cleaner.stop()
         with suppress(DatabaseUnavailable, TimeoutError):
@@ -93,8 +93,8 @@ class ExactlyOnceProcessing:
     async def ensure_sent(self, id: str, pool: PriorityPool) -> None:
         """Send the unit of an already processed message, if the unit is still in the outbox.
 
-        Raises: BrokerUnavailable, InDoubt or RolledBack if the unit was perhaps not sent, and then the message must not
-        be acknowledged; DatabaseUnavailable
+        Raises: BrokerUnavailable, InDoubt or RolledBack if the unit was perhaps not sent; the message must then not be
+        acknowledged; DatabaseUnavailable
         """
         self.counters.already_processed += 1
         unit = await self._outbox.find_unit(id)

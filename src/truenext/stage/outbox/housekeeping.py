@@ -89,8 +89,8 @@ class PeriodicTask:
 CHECK_INTERVAL_S = 60.0
 """Seconds until the next check after all expired rows were deleted."""
 TIME_SHARE = 0.1
-"""Largest share of time that is spent on deletions. It suffices to delete as many rows as are added, and hardly delays
-messages."""
+"""Largest share of time that is spent on deletions. This share suffices to delete as many rows as are added, and hardly
+delays messages."""
 
 
 class OutboxCleaner(PeriodicTask):

@@ -1,4 +1,4 @@
-"""Publishing: sends one unit of the outbox under its number. Any process may send it."""
+"""Publishing: sends one unit of the outbox under its number. Any process may send any unit."""
 
 from __future__ import annotations
 
@@ -33,12 +33,10 @@ TIMEOUT_S = 30.0
 
 async def send_unit(pool: PriorityPool, unit: StoredUnit, service: str, counters: ExactlyOnceCounters) -> bool:
     """Send all messages of one unit of the outbox, in one COMMIT under the unit's number. Return True if the unit was
-    sent now or before. Return False if the broker does not know the number before this one: then it is another broker,
-    or has lost data.
-
-    If the broker refuses a message, for example because it is too large, that message goes to the queue
-    `SERVICE.refused` with the reason. It is sent in the same COMMIT, so that the number is used and the next number can
-    follow.
+    sent now or before. Return False if the broker does not know the preceding number: then it is another broker, or has
+    lost data. If the broker refuses a message, for example because it is too large, that message goes to the queue
+    `SERVICE.refused` with the reason. This happens in the same COMMIT, so that the number is used and the next number
+    can follow.
 
     Raises: BrokerUnavailable or RolledBack if nothing was sent; InDoubt if the client cannot know whether the unit was
     sent; UnreadableUnit

@@ -1,9 +1,9 @@
 """Relay: sends outbox units that their worker did not send, and units that programs wrote in their own transactions.
 
-Each process has a relay. It checks the outbox once a second, and after an error in its process. It claims this
-process's producers in doubt, for which an answer of the database or the broker is missing. It also claims producers of
-dead processes. It sends the units of claimed producers, each under the unit's number. So if another process sends the
-same unit, the second COMMIT has no effect.
+Each process has a relay. The relay checks the outbox once a second, and after an error in its process. It claims
+producers of dead processes, and this process's own producers in doubt, for which an answer of the database or the
+broker is missing. Then it sends the units of the claimed producers, each under the unit's number. So if another process
+sends the same unit, the second COMMIT has no effect.
 
 Source: docs/stages-database.md, "Producers"; decision 67
 """
@@ -45,13 +45,13 @@ CLAIMED_MAX = 100
 CONCURRENT_SENDS_MAX = 3
 """Largest number of newly numbered units that are sent at once."""
 BACKOFFS_MAX = 100
-"""Largest number of producers in backoff. Other units are sent while these wait. At this number no further unit gets a
-number."""
+"""Maximum number of producers in backoff. Other units are sent while these producers wait. At the maximum, no further
+unit gets a number."""
 BACKOFF_S, BACKOFF_MAX_S = 1.0, 30.0
 """Seconds until a producer in backoff is tried again. Each further pause is twice as long, up to the second value."""
 RESOLVED_MAX = 100
-"""Largest number of unknown numbers before a unit that the relay resolves at the broker. The broker remembers that many
-(C19.4)."""
+"""Maximum number of unknown numbers before a unit that the relay resolves at the broker: as many as the broker
+remembers (C19.4)."""
 DEEP_CHECK_INTERVAL_S = 60.0
 """Seconds between two deep checks, which look for rare faults."""
 
@@ -75,12 +75,12 @@ class OutboxRelay(PeriodicTask):
         self._pool = pool
         self._service = service
         self._producers_in_doubt: dict[str, bool] = {}
-        """Producers in doubt, by name. The value is True if the producer was claimed from a dead process."""
+        """Producers in doubt, by name. The value is True if the producer belonged to a dead process."""
         self._backoffs: dict[str, BackoffState] = {}
         """Backoffs of producers, by the producer's name."""
         self._parts_max = COMBINED_UNITS_MAX
-        """Largest number of units that are combined into one. It is reduced after the broker has refused a combined
-        unit as too large."""
+        """Maximum number of units that are combined into one, reduced after the broker has refused a combined unit as
+        too large."""
         self._free_producers: list[OutboxProducer] = []
         self._borrowed_producers: set[str] = set()
         self._heartbeat = PeriodicTask("truenext alive", self._record_heartbeat)
@@ -131,7 +131,7 @@ class OutboxRelay(PeriodicTask):
         return producer
 
     def return_producer(self, producer: OutboxProducer) -> None:
-        """Free a borrowed producer. It must have no unit that still has to be sent."""
+        """Free a borrowed producer, which must not have any unsent unit."""
         self._borrowed_producers.discard(producer.name)
         self._free_producers.append(producer)
 
@@ -159,8 +159,8 @@ class OutboxRelay(PeriodicTask):
         return 0.0 if is_more else CHECK_INTERVAL_S
 
     async def _record_heartbeat(self) -> float:
-        """Record a heartbeat if the last one is HEARTBEAT_S old. It has a task of its own, since the relay may wait for
-        the broker for longer than ALIVE_MS."""
+        """Record a heartbeat if the last one is HEARTBEAT_S old. Heartbeats have a task of their own, because the relay
+        may wait for the broker for longer than ALIVE_MS."""
         now = asyncio.get_running_loop().time()
         if now - self._checked_at >= HEARTBEAT_S:
             with suppress(DatabaseUnavailable):
@@ -191,7 +191,7 @@ class OutboxRelay(PeriodicTask):
         return is_more
 
     async def _claim_or_back_off(self, name: str, *, owner_is_dead: bool) -> None:
-        """Claim a producer, and send its units. If only a unit of this producer cannot be sent, back off.
+        """Claim a producer, and send its units. Back off if the failure concerns only a unit of this producer.
 
         Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS if no unit can be sent now
         """
@@ -220,8 +220,8 @@ class OutboxRelay(PeriodicTask):
         return {*self.free_producer_names, *self._borrowed_producers, *self._producers_in_doubt}
 
     async def _find_unknown(self) -> None:
-        """Mark producers in doubt that the database has for this process, but that the process does not know, since an
-        answer was lost. Otherwise their units would never be sent.
+        """Find producers that the database has for this process but that the process does not know, because an answer
+        was lost. Mark these in doubt; otherwise their units would never be sent.
 
         Raises: DatabaseUnavailable
         """
@@ -245,7 +245,7 @@ class OutboxRelay(PeriodicTask):
         await self._drop_unused()
         if unreadable := await self._outbox.count_unreadable():
             _logger.error(
-                "units of a newer truenext are in the outbox: this process leaves them to newer ones",
+                "units of a newer truenext are in the outbox: only processes of that version can send them",
                 extra={"units": unreadable},
             )
         self._deep_check_at = now + DEEP_CHECK_INTERVAL_S
@@ -452,12 +452,10 @@ class OutboxRelay(PeriodicTask):
 
     async def _send_after_gap(self, unit: StoredUnit) -> bool:
         """Send a unit although the broker does not know numbers before the unit's number. Return False if more than
-        RESOLVED_MAX numbers are unknown.
-
-        The broker was restored from an older copy. The units of the unknown numbers were sent and deleted before. This
-        resolves the unknown numbers as rolled back, so that the broker accepts this unit under its own number. A new
-        number could send the unit twice: a stalled process may still send the missing units, and then this unit under
-        its old number.
+        RESOLVED_MAX numbers are unknown. Numbers are unknown if the broker was restored from an older copy; their units
+        were sent and deleted before. The unknown numbers are resolved as rolled back, so that the broker accepts this
+        unit under its own number. Under a new number, the unit could be sent twice: a stalled process may still send
+        the missing units, and then this unit under its old number.
 
         Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS
         """
@@ -466,7 +464,7 @@ class OutboxRelay(PeriodicTask):
         if number - highest > RESOLVED_MAX:
             return False
         _logger.error(
-            "the broker has lost numbers of a producer: they are not used any more",
+            "the broker has lost numbers of a producer: these numbers are resolved as rolled back",
             extra={"producer": name, "number": number, "broker": highest},
         )
         for missing in range(highest + 1, number):

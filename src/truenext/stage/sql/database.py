@@ -75,8 +75,8 @@ class Database:
             await self._run_probe(sqlite.enable_wal)
 
     async def probe(self) -> None:
-        """Check that the database is available. If it could be written to when it was opened, check that it still can
-        be. The probe has a connection of its own, so that it does not wait for workers.
+        """Check that the database is available. Unless the database was read-only when it was opened, check that it can
+        still be written to. The probe has a connection of its own, so that it does not wait for workers.
 
         Raises: DatabaseUnavailable if the database does not answer, or can no longer be written to
         """

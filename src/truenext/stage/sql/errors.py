@@ -23,14 +23,14 @@ class DatabaseErrorKind(Enum):
     """Kind of a database error: whether the message or the database is at fault, and what the stage does."""
 
     FULL = "full"
-    """No disk space, no memory, or a failing disk. The message is not at fault; stages wait."""
+    """No disk space, no memory, or a failing disk. The database is at fault; stages wait."""
     UNAVAILABLE = "away"
-    """The database is unavailable or read-only. The message is not at fault; stages wait. If a probe then finds the
+    """The database is unavailable or read-only. The database is at fault; stages wait. But if a probe then finds the
     database available, the function may have used another database, or may lack the right to write."""
     RETRYABLE = "again"
     """Conflict with another transaction. The function may succeed if it runs again at once."""
     TABLES = "tables"
-    """The tables of exactly-once processing cannot be used. The message is not at fault; stages wait."""
+    """The tables of exactly-once processing cannot be used. The database is at fault; stages wait."""
     LOST = "lost"
     """The connection was lost during the transaction. If a probe then finds the database available, the function may
     have caused the loss."""
@@ -61,7 +61,7 @@ class Swallowed(TruenextError):
     """The function has returned, but its transaction cannot be committed. The function has ignored an error or a
     refused call, or has left a statement running. Nothing was committed.
 
-    `__cause__` is the ignored error, if it is known. Its kind decides about the message.
+    `__cause__` is the ignored error, if known. The kind of that error decides what happens to the message.
     """
 
 

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from truenext.stage.core.outbox_unit import CommitNumber, OutboxUnit
 
 WAIT_S: Final = 5
-"""Seconds for which this transaction waits if another transaction is handling the same message."""
+"""Seconds for which the transaction waits for another transaction that is handling the same message."""
 IDLE_S: Final = 300
-"""Seconds after which PostgreSQL ends this transaction if it is idle. Its process may be dead, or may have stopped."""
+"""Seconds after which PostgreSQL ends this transaction if it is idle. The transaction's process may be dead, or may
+have stopped."""
 
 CLOCK: Final = {
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)",

@@ -62,7 +62,7 @@ class StoredUnit(NamedTuple):
 
 
 class PendingWork(NamedTuple):
-    """Facts about the outbox, read with a heartbeat. They tell the relay what to do."""
+    """Facts about the outbox, read with a heartbeat, from which the relay knows what to do."""
 
     is_owner_registered: bool
     """True if this process has a row among the owners."""
@@ -214,8 +214,8 @@ class Outbox:
 
     async def claim(self, name: str, *, owner_is_dead: bool) -> OutboxProducer | Literal["busy", "another's"]:
         """Claim a producer of this process, or with `owner_is_dead` a producer whose process is dead. Return "busy" if
-        an open transaction uses the producer. Return "another's" if the producer does not exist, or now has another
-        owner. Read the units of a claimed producer in a later transaction, which sees all earlier commits.
+        an open transaction uses the producer. Return "another's" if the producer no longer exists or has another owner.
+        Read the units of a claimed producer in a later transaction, so that all earlier commits are visible.
 
         Raises: DatabaseUnavailable
         """
@@ -543,7 +543,7 @@ IS_READABLE = {
     "postgresql": "substr(unit, 1, 2) IN (" + ", ".join(f"'\\x{each.hex()}'" for each in UNIT_PREFIXES) + ")",
     "sqlite": "substr(unit, 1, 2) IN (" + ", ".join(f"x'{each.hex()}'" for each in UNIT_PREFIXES) + ")",
 }
-"""SQL condition for units that this process can read. It leaves units of other formats to newer processes."""
+"""SQL condition for units that this process can read. Units of other formats are left to newer processes."""
 
 _COMBINE = f"""
     WITH first_rows AS (

@@ -1,9 +1,9 @@
 """Connections to PostgreSQL: tests a connection before use if it was idle, and turns off prepared statements if there
 is a pooler.
 
-A connection may have been lost while it was idle in its pool. So it is tested with a ping when it is taken from the
-pool, and replaced if it was lost. A connection that was used a moment ago is not tested, since that would cost each
-message a round trip.
+A connection may have been lost while it was idle in its pool. So an idle connection is tested with a ping when it
+leaves the pool, and replaced if it was lost. A connection used a moment ago is not tested, because a ping would cost
+each message a round trip.
 
 psycopg prepares a statement at the server when the statement was used several times. A pooler such as PgBouncer in
 transaction mode may give each transaction another server process. That process has not prepared the statement, or has
@@ -30,8 +30,8 @@ _IDLE_SINCE = "truenext: idle since"
 
 def set_up(engine: Engine, *, limits: str = "") -> None:
     """Set up all connections of `engine`; for an AsyncEngine pass its `sync_engine`. `limits` is SQL that sets the
-    session's timeouts, executed once for each new connection. Behind a pooler it is not executed, since other clients
-    would then get these timeouts, too."""
+    session's timeouts, executed once for each new connection. Behind a pooler this SQL is not executed, because other
+    clients would then get these timeouts, too."""
     dialect = engine.dialect
 
     @event.listens_for(engine, "connect")

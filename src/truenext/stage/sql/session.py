@@ -67,7 +67,8 @@ class StageSession(Session):
             raise
 
     def forbid(self, what: str) -> NoReturn:
-        """Refuse a call, and mark the transaction so that it is not committed. Raises: LocalProtocolError always"""
+        """Refuse a call of the function, and mark the transaction so that it cannot be committed. Raises:
+        LocalProtocolError always"""
         raise self.stage_transaction.forbid_statement(what)
 
 

@@ -100,8 +100,8 @@ class SessionOutbox:
         return await self._execute_async(_seed, key, new)
 
     def write_unit(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
-        """Write a unit into the outbox. It is sent after the commit. If the flows were already started under the key,
-        this writes nothing.
+        """Write a unit into the outbox. The relay sends the unit after the commit. If the flows were already started
+        under the key, this writes nothing.
 
         Raises: FlowError if other flows were started under the key; ConfigurationError if the tables are missing or the
         session commits each statement by itself; errors of SQLAlchemy
@@ -109,8 +109,8 @@ class SessionOutbox:
         _execute(self._sync_session, _write, service, id, key, unit)
 
     async def write_unit_async(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
-        """Write a unit into the outbox, in an AsyncSession. It is sent after the commit. If the flows were already
-        started under the key, this writes nothing.
+        """Write a unit into the outbox, in an AsyncSession. The relay sends the unit after the commit. If the flows
+        were already started under the key, this writes nothing.
 
         Raises: FlowError if other flows were started under the key; ConfigurationError if the tables are missing or the
         session commits each statement by itself; errors of SQLAlchemy

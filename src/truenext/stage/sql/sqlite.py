@@ -1,9 +1,10 @@
 """Connections to SQLite: makes commits durable, lets writers wait in a queue, and begins transactions with a write
 lock.
 
-Each commit syncs the write-ahead log (WAL). The writers of this process wait in one queue, in a fair order. For writers
-of other processes, SQLite itself waits. Python's driver would begin a transaction without a write lock. Then, if two
-transactions have read and both want to write, one of them fails. So this module begins transactions with the lock.
+Each commit syncs the write-ahead log (WAL). The writers of this process wait in one queue, in a fair order. Writers of
+other processes are not in this queue: SQLite itself waits for their locks. Python's driver would begin a transaction
+without a write lock. Then, if two transactions have read and both want to write, one of them fails. So this module
+begins transactions with the lock.
 
 Source: https://sqlite.org/wal.html, https://sqlite.org/lang_transaction.html, https://sqlite.org/c3ref/close.html
 """
@@ -153,8 +154,8 @@ BUSY_S = 5.0
 CONNECT_ARGS: dict[str, Any] = {"isolation_level": None, "timeout": BUSY_S}
 """Options for connections. With `isolation_level` None, the driver itself begins and ends no transactions."""
 THREAD_ARGS = CONNECT_ARGS | {"factory": SerializedConnection}
-"""Options for connections of plain functions. Their calls are serialized by a lock, since a thread that the function
-has left running may use the connection while it is closed."""
+"""Options for connections of plain functions. A lock serializes the calls on such a connection, because a thread that
+the function has left running may use the connection while it is closed."""
 
 _READ_ONLY = "truenext_reads"
 READ_ONLY: dict[str, Any] = {_READ_ONLY: True}
@@ -173,7 +174,7 @@ async def enable_wal(connection: AsyncConnection) -> None:
 
 
 def set_up(engine: Engine, write_queue: WriteQueue, *, is_interactive: bool) -> None:
-    """Prepare every connection that `engine` makes: its PRAGMAs, and its place in `write_queue` before it writes.
+    """Prepare every connection that `engine` makes: it gets its PRAGMAs, and waits in `write_queue` before it writes.
 
     For an AsyncEngine pass its `sync_engine`. With `is_interactive`, these connections write before others in the
     queue.

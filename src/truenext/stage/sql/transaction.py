@@ -54,7 +54,8 @@ class SqlTransaction:
         """Lock of `attach` and `stop_attaching`. A connection that arrives after `stop_attaching` is returned to its
         pool."""
         self._is_connection_unusable = False
-        """True if the connection must be closed after an UNAVAILABLE error: its server may have become read-only."""
+        """True after an UNAVAILABLE error. The connection must then be closed, because its server may have become
+        read-only."""
         self._connection: Connection | None = None
         self._has_begun = False
         """True if the database has begun the transaction. psycopg begins it with the first statement."""
@@ -63,7 +64,7 @@ class SqlTransaction:
         self._unread_cursors: set[DBAPICursor] | WeakSet[DBAPICursor] = set()
         """Cursors from which rows may still be read. Some of them may have been read to their end."""
         self._keeps_cursors = False
-        """True if the driver reads rows from the database only when the function requests them."""
+        """True if the driver reads rows from the database only on request of the function."""
         self.has_returned = False
         """True if the function has returned. Then only the worker may execute statements."""
         self._forbidden: LocalProtocolError | None = None
@@ -224,8 +225,8 @@ class SqlTransaction:
                     self._connection.close()
 
     def _interrupt(self, connection: Connection) -> None:
-        """Interrupt running statements, and wait until they have ended, so that the connection can be closed. If it
-        were closed while a thread reads from it, the thread might read from the next connection."""
+        """Interrupt running statements, and wait until they have ended, so that the connection can be closed. Closing
+        it while a thread reads would be unsafe: the thread might then read from the next connection."""
         pause_s, until = 0.001, time.monotonic() + INTERRUPT_S
         while self._is_running() and time.monotonic() < until:
             with contextlib.suppress(Exception):
@@ -497,7 +498,7 @@ _FORBIDDEN = re.compile(
 def find_transaction_statement(statement: str) -> str | None:
     """Return the part of `statement` that would begin or end a transaction; None if there is none.
 
-    This looks only at keywords of SQL. If a procedure or the driver ends the transaction, that is noticed after the
+    Only keywords of SQL are found. A procedure or the driver may also end the transaction; this is detected after the
     statement.
     """
     if ";" not in statement:

@@ -83,9 +83,8 @@ class _SqlWork(Generic[S]):
         return True
 
     def classify_error(self, error: BaseException) -> DatabaseErrorKind:
-        """Return the kind of an error that has ended the function. If the function had ignored an earlier error that
-        broke the transaction, the kind of that error may count. Call this before the rollback, which forgets the
-        earlier error."""
+        """Return the kind of an error that has ended the function. An earlier error that broke the transaction and that
+        the function ignored may decide instead. Call this before the rollback, which forgets the earlier error."""
         kind = classify_error(error)
         fault = self._transaction.commit_fault()
         return kind if kind is not DatabaseErrorKind.APPLICATION or fault is None else classify_error(fault)
@@ -187,7 +186,7 @@ class ThreadSqlWork(_SqlWork[StageSession]):
 
     def complete(self, service: str, number: CommitNumber | None, unit: OutboxUnit) -> None:
         """Flush the session, check the transaction, and write the unit of an exactly-once message into the outbox.
-        `number` is the number of the unit; None if the message sends nothing, and then no unit is written.
+        `number` is the number of the unit; None if the stage sends nothing; then no unit is written.
 
         Raises: AlreadyProcessed, InProgress or ProducerLost if nothing may be committed; Swallowed if the function has
         ignored an error that broke the transaction; errors of SQLAlchemy

@@ -1,7 +1,8 @@
 """Salvage of a checkpoint: reads what is readable, wherever the damage is.
 
-The checkpoint is read page by page (lmdb_file.py). If a page is damaged, the pages to which it led are *unreached*. If
-the free pages are known, the entries on unreached pages are found as well; their checksums tell what they are.
+The checkpoint is read page by page (lmdb_file.py). Pages to which only a damaged page leads are *unreached*. If the
+free pages are known, the entries on unreached pages are found as well; their checksums show to which database they
+belong.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ class SalvagedCheckpoint:
     # ---- Timers and messages ----
 
     def timers(self) -> Iterator[bytes]:
-        """Yield the stored timers. They are in order, and each comes once, unless the checkpoint is damaged."""
+        """Yield the stored timers, in order and each once, unless the checkpoint is damaged."""
         for timer, _ in self._checksummed_values(b"timers"):
             if len(timer) == TIMER_SIZE:
                 yield timer
@@ -224,7 +225,7 @@ class SalvagedCheckpoint:
                 self._report(f"{describe_lane(lane, queues)}: {problem}")
 
     def unreached(self, is_known_timer: Callable[[bytes], bool]) -> Iterator[CheckpointEntry]:
-        """Yield the messages found on unreached pages. Add the timers found there to `unreached_timers`, unless
+        """Yield the messages found on unreached pages. Add the timers on these pages to `unreached_timers`, unless
         `is_known_timer` returns True for the timer."""
         file = self._file
         if file is None:

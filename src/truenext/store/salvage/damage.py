@@ -31,7 +31,8 @@ class Damage(NamedTuple):
 
 
 class DamageReport:
-    """Damage and notes that a salvage has found so far. Damage is handed on at once, and only counted here."""
+    """Damage and notes that a salvage has found so far. This object passes each damage on at once, and keeps only its
+    count."""
 
     def __init__(self, on_damage: Callable[[Damage], None]) -> None:
         """Start with nothing found. `on_damage` gets each damage at once, because there may be very many."""

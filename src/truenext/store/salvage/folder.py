@@ -1,10 +1,10 @@
 """Salvage of a data folder: reads what is readable despite damage, reports damage as it is found, and changes nothing.
 
-    journal        Every undamaged frame is laid over the checkpoint, also one after a damaged frame: messages that it
-                   acknowledges stay acknowledged. The batch of a damaged frame is missing: its new messages are lost,
-                   and messages that it acknowledged are there again. (journal.py)
-    checkpoint     Read page by page. Damaged pages are read, too, and the pages to which they led, as far as checksums
-                   tell what is there. (checkpoint.py)
+    journal        All undamaged frames are applied to the checkpoint, also those after a damaged frame: messages that
+                   these frames acknowledge stay acknowledged. The batch of a damaged frame is missing: its new messages
+                   are lost, and messages that it acknowledged exist again (journal.py).
+    checkpoint     Read page by page. Entries on damaged pages, and on pages to which these led, are read if their
+                   checksums are right (checkpoint.py).
 
 A salvage takes the memory of the journal's overlay (overlay.py), one byte for each page of the checkpoint, and 16 bytes
 for each content that several messages share. It also keeps all names, and messages whose content is missing.
@@ -126,8 +126,7 @@ class Salvage:
         return overlay
 
     def timers(self) -> Iterator[bytes]:
-        """Yield the timers of journal and checkpoint. They are in order, and each comes once, unless the checkpoint is
-        damaged."""
+        """Yield the timers of journal and checkpoint, in order and each once, unless the checkpoint is damaged."""
         return self._overlay.timer_view().iter_after(b"", self.checkpoint.timers())
 
     def messages(self) -> Iterator[SalvagedMessage]:

@@ -31,12 +31,12 @@ from truenext.store.salvage.damage import DamageReport, SalvageProgress
 from truenext.store.spans import Span
 
 SEARCH_BYTES_MAX = 1 << 34
-"""Number of bytes whose checksums are computed to find an undamaged frame after a damaged one. Bytes may be counted
-several times. A sender can put bytes that look like frames into a body; this number limits the search to about ten
-seconds."""
+"""Number of bytes whose checksums are computed to find an undamaged frame after a damaged one. The same byte may be
+counted several times. A sender can put bytes that look like frames into a body; this maximum limits the search to about
+ten seconds."""
 
 UNKNOWN_BYTES = 1 << 62
-"""Number that stands for an unknown number of bytes. It is large enough for any number of frames."""
+"""Value used if the number of bytes is unknown, large enough for any number of frames."""
 
 READ_BYTES = 64 * 1024
 """Size of one read. If the disk cannot read a byte, this many bytes of the journal are lost."""
@@ -184,7 +184,7 @@ class SalvagedJournal:
         self._unread += segment.size - offset
 
     def _check_tail(self, segment: _SegmentContent, offset: int, segment_bytes: int, *, is_newest: bool) -> None:
-        """Check the bytes from `offset` on. No undamaged frame starts there."""
+        """Check the bytes from `offset` on, where no undamaged frame starts."""
         last = self._last
         needed = 0 if last is None else size_for_first_frame(segment.content, segment.number, last + 1)
         if last is not None and has_flipped_bit(segment.content, offset, segment.number, last + 1, segment.salt):
@@ -245,7 +245,7 @@ class _SegmentContent:
         return number, payload_at(self.content, offset, self.number, number, self.salt)
 
     def may_be_torn(self, offset: int) -> bool:
-        """Return whether the start of a frame of this segment may be at `offset`."""
+        """Return whether the bytes at `offset` may be the start of a frame of this segment."""
         if self.size <= offset + FRAME.size:
             return False
         in_segment: int = FRAME.unpack_from(self.content, offset)[2]
@@ -253,8 +253,8 @@ class _SegmentContent:
 
 
 def _recover_salt(paths: dict[int, Path]) -> int | None:
-    """Compute the salt of the checksums from the first frames of the segments. It is the value on which most frames
-    agree; None if no two frames agree."""
+    """Compute the salt of the checksums from the first frames of the segments. The result is the salt on which most
+    frames agree; None if no two frames agree."""
     found: Counter[int] = Counter()
     for segment, path in paths.items():
         with path.open("rb", buffering=0) as file:

@@ -1,4 +1,5 @@
-"""Counts of references to contents. They show whether a salvage has found all messages that refer to a content."""
+"""Counts of references to contents. The counts show whether a salvage has found all messages that refer to a
+content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions: control requests that change only their own connection. They have no answer but a RECEIPT.
+"""Actions: control requests that change only their own connection. An action has no answer but a RECEIPT.
 
     started, credit, wake   headers
     release                 JSON, as it may name more messages than a header can hold
@@ -18,8 +18,8 @@ from truenext.wire.stomp.frame import Frame
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, require_header
 
 _EXTRA_QUOTES_MAX = 100
-"""Quotation marks that a release may have beside those around names and ids: around keys and other values, and inside
-names."""
+"""Number of quotation marks that a release may have besides those around names and ids, for keys, for other values, and
+inside names."""
 
 ConnectionAction = Started | Credit | Release | Wake
 
@@ -30,8 +30,8 @@ class ReleaseBody(msgspec.Struct, forbid_unknown_fields=True):
     subscriptions: list[str]
     """Subscriptions whose messages are released; may be empty."""
     keep: list[str] = []
-    """Messages that are not released, by their `ack` headers. Headers of messages that these subscriptions do not hold
-    have no effect."""
+    """Values of the `ack` headers of messages that are not released. Values of messages that these subscriptions do not
+    hold have no effect."""
     suspend: bool = False
     """If true, the subscriptions are suspended from then on."""
     abort: str | None = None
@@ -42,7 +42,8 @@ class ReleaseBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _started(frame: Frame) -> Started:
-    """Report that the program was handed a message, if no ACK reports it. Nothing is written to disk for it.
+    """Report that the client has passed a message to its program, unless an ACK has reported it. The report causes no
+    write to disk.
 
     - `id`: the `ack` of the MESSAGE.
     """
@@ -53,7 +54,7 @@ def _started(frame: Frame) -> Started:
 
 
 def _credit(frame: Frame) -> Credit:
-    """Request more messages for a subscription that pulls, and wake it.
+    """Request more messages for a subscription that pulls, and wake the subscription.
 
     - `id`: the subscription.
     - `messages`: number of messages, 0 to {WINDOW_MAX}. 0 withdraws the messages that were requested and have not come.
@@ -73,8 +74,8 @@ def _credit(frame: Frame) -> Credit:
 
 
 def _wake(frame: Frame) -> Wake:
-    """Wake a suspended subscription. For a subscription that is not suspended it has no effect; in `auto` mode it is
-    refused.
+    """Wake a suspended subscription. The request has no effect on a subscription that is not suspended, and is refused
+    for one in `auto` mode.
 
     - `id`: the subscription.
     """

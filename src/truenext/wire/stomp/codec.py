@@ -1,8 +1,8 @@
 """Decoder: makes frames from the bytes of a STOMP connection.
 
-Bytes go in as they arrive, in pieces of any size; whole frames come out. At bytes that are no frame by the
-specification the decoder raises RemoteProtocolError; it must not be used after that. It allocates nothing for a frame
-whose own header says that it is too large.
+The decoder takes bytes as they arrive, in parts of any size, and returns whole frames. At bytes that are no frame by
+the specification it raises RemoteProtocolError, and must not be used afterwards. It allocates nothing for a frame whose
+content-length exceeds the limit.
 
     frame = command EOL *(header EOL) EOL body NUL *(EOL)
     EOL   = LF, in STOMP 1.2 and before the version is known also CR LF
@@ -38,19 +38,20 @@ _NUMBER_LENGTH_MAX = 10
 _SHAPES_MAX = 4
 """Most shapes that one connection tries for each frame."""
 _SHAPE_CHECKS_AT = frozenset({1, 2, 4, 8, 16, 32})
-"""A shape is searched when so many frames in a row had no shape; after 32, at each _SHAPE_CHECK_INTERVAL. Searches are
-rare, so that they cost nothing for a client whose frames do not repeat."""
+"""Numbers of consecutive frames without a shape at which a shape is searched; after 32, at each _SHAPE_CHECK_INTERVAL.
+Searches are rare, so that they cost little for a client whose frames do not repeat."""
 _SHAPE_CHECK_INTERVAL = 64
 _UNUSUAL_BYTES_PER_CALL = 8 * 1024
 """Bytes of headers with escapes or repeated names that one call decodes. The next call decodes the rest: such headers
 take 0.4 us for each byte, which would be 0.1 s for one read of a socket."""
 _MISSES_MAX = 16
-"""Frames in a row without a shape after which the shapes of the connection are dropped: its frames have changed."""
+"""Number of consecutive frames without a shape after which the shapes of the connection are dropped, because the client
+now sends other frames."""
 
 
 class Decoder(Generic[Read]):
-    """Decoder for a client or a broker. A frame of a known shape becomes what the shape makes of it, such as a
-    command."""
+    """Decoder for a client or a broker. A known shape converts its frames, for example to commands; all other frames
+    become `Frame` objects."""
 
     __slots__ = (
         *(
@@ -77,33 +78,35 @@ class Decoder(Generic[Read]):
         on_names: Callable[[str, dict[str, str]], None] | None = None,
     ) -> None:
         """`on_names` is called with command and headers of the first plain frame, and of later ones for which a shape
-        is searched. So it sees each header name that no shape of the connection has, sooner or later."""
+        is searched. So `on_names` sees sooner or later each header name that no shape of the connection has."""
         self._on_names = on_names
         self._body_bytes_max = body_bytes_max
         self._header_bytes_max = header_bytes_max
         self._headers_max = headers_max
         self.version: Version | None = None
-        """Agreed version, which the caller sets; None before. Until then a frame must not be larger than a login."""
+        """Agreed version, which the caller sets; None before the login. Until then a frame must not be larger than a
+        login."""
         self.pending = bytearray()
         """Beginning of an incomplete frame. This is always the same object; a caller that stops reading may clear
         it."""
         self.has_more = False
-        """True if the caller must call `receive(b"")` now: there may be more frames, or an error after the returned
-        frames."""
+        """True if the caller must call `receive(b"")` now: `pending` may contain further frames, or the returned frames
+        are followed by an error."""
         self._missing_bytes = 0
         """Number of bytes that must still come for the frame in `pending`; 0 if it is not known."""
         self._awaited_bytes = b""
-        """Values of bytes. If `_missing_bytes` is 0, one of them must come before `pending` is decoded again."""
+        """Set of byte values. If `_missing_bytes` is 0, `pending` is decoded again only once one of these bytes has
+        come."""
         self._fault: RemoteProtocolError | None = None
         """Error in the bytes after the frames that were returned last; the next call raises it."""
         self._skipped_bytes = 0
         """Number of bytes that came between frames before a version was agreed."""
         self._has_rest = False
-        """The last call has left complete frames in `pending`, for the next call."""
+        """True if the last call has left complete frames in `pending`, for the next call."""
 
         self._known_shapes = shapes
         self._shapes: tuple[Shape[Read], ...] = ()
-        """Shapes that are tried for each frame of this connection, the one found last first."""
+        """Shapes that are tried for each frame of this connection, the most recently found first."""
         self._misses = 0
         """Number of plain frames that `_decode` has decoded since the last frame that was read by a shape."""
 
@@ -111,8 +114,8 @@ class Decoder(Generic[Read]):
         """Return the frames that `data` completes. Before a version is agreed this is at most one frame; `receive(b"")`
         returns the next.
 
-        Raises: RemoteProtocolError if the bytes are not STOMP, or exceed a limit. If complete frames come before the
-            fault, they are returned, and the next call raises. So it does not matter in which pieces the bytes come.
+        Raises: RemoteProtocolError if the bytes are not STOMP, or exceed a limit. Complete frames before the fault are
+        returned, and the next call raises. So the result does not depend on how the bytes are split.
         """
         if self._fault is not None:
             raise self._fault
@@ -127,8 +130,8 @@ class Decoder(Generic[Read]):
         return frames
 
     def _decode(self, data: bytes, frames: list[Frame | Read]) -> None:
-        """Decode the frames that `data` completes, and add them to `frames`. The code that most frames need is inlined,
-        as a call for each frame would cost some percent."""
+        """Decode the frames that `data` completes, and add them to `frames`. The code that most frames need is inlined
+        here, because calls for each frame would cost some percent."""
         if self.pending:
             self.pending += data
             if not self._may_be_complete(data):
@@ -289,8 +292,8 @@ class Decoder(Generic[Read]):
         return start
 
     def _find_shape(self, version: Version, command: str, headers: dict[str, str], data: bytes, start: int) -> None:
-        """Find a shape that reads the plain frame at `start`, and keep the shape for later frames. If none is found,
-        and shapes have read none of the last _MISSES_MAX plain frames, drop all shapes of the connection."""
+        """Find a shape that reads the plain frame at `start`, and use the shape for later frames. If there is none, and
+        no shape has read any of the last _MISSES_MAX plain frames, drop all shapes of the connection."""
         if self._on_names is not None:
             self._on_names(command, headers)
         shape = self._known_shapes.get(version, command, tuple(headers))
@@ -352,7 +355,8 @@ class Decoder(Generic[Read]):
             raise _malformed(f"{command} must have no body, and no content-length above 0")
 
     def _quoted(self, text: str) -> str:
-        """Return text of the peer in quotes, for an error. Before the login it is "", as the text may be a passcode."""
+        """Return text of the peer in quotes, for an error. Before the login the result is "", because the text may be a
+        passcode."""
         return "" if self.version is None else f" {text[:100]!r}"
 
     def _check_login(self, size: int) -> None:

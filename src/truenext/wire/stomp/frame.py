@@ -20,13 +20,15 @@ BROKER_FRAME_END = b"\0\n"
 and PHP's stomp extension takes a frame only once the line end has come."""
 
 UNESCAPED_COMMANDS = frozenset({"CONNECT", "STOMP", "CONNECTED"})
-"""Commands of frames whose headers are not escaped, as the version is not known yet (STOMP 1.2, "Value Encoding")."""
+"""Commands of frames whose headers are not escaped, because the version is not agreed yet (STOMP 1.2, "Value
+Encoding")."""
 
 
 class Frame(msgspec.Struct, gc=False):
     command: str
     headers: dict[str, str]
-    """Headers, unescaped. Of a repeated header this is the first (STOMP 1.2, "Repeated Header Entries")."""
+    """Headers, unescaped. If a header is repeated, only its first value is here (STOMP 1.2, "Repeated Header
+    Entries")."""
     body: bytes = b""
     lines: bytes = b""
     """Header lines as received, if header_lines.py would encode the headers to the same bytes; else empty."""
@@ -47,7 +49,8 @@ def header_line(name: str, value: str, version: Version) -> str:
 
 
 def _escape_1_1(text: str) -> str:
-    """Escape a text for STOMP 1.1. It has no escape for a carriage return, which does not end a line there."""
+    """Escape a text for STOMP 1.1. STOMP 1.1 has no escape for a carriage return, which does not end a line in that
+    version."""
     return "\r".join(map(escape, text.split("\r")))
 
 

@@ -7,12 +7,12 @@ A header that one of these brokers knows is treated in one of three ways:
     accepted      it asks for what truenext does in any case (SUBSCRIBE_RULES)
     refused       any other value (SUBSCRIBE_RULES); also if two headers for the same option disagree
 
-Names of headers must be exact; no prefix of a name is known. Any other header is the user's, as gateways pass on
+Names of headers must match exactly, not only by a prefix. Any other header is the user's, because gateways pass on
 headers that browsers add. On SEND all headers of other brokers are the user's. If such a header would have an effect in
 another broker and has none here, the log warns (INEFFECTIVE_HEADERS).
 
-Headers with OWN_PREFIX are truenext's own. One that the frame may not have is a mistake, and is refused
-(`check_own_headers`). On SEND it may be the user's, and causes a warning (`report_unknown_header`).
+Headers with OWN_PREFIX are truenext's own. Such a header on a frame that may not have it is a mistake, and is refused
+(`check_own_headers`). On SEND such a header may be the user's, and causes a warning (`report_unknown_header`).
 
 Source: docs/decisions/0038-other-brokers-headers.md
 """
@@ -101,7 +101,7 @@ class SubscribeTarget(Enum):
 @dataclass(frozen=True, slots=True)
 class HeaderValueRule:
     accepted: frozenset[str] | None
-    """Accepted values, in lower case: they ask for what truenext does in any case. None accepts all values."""
+    """Accepted values, in lower case, which ask for what truenext does in any case. None accepts all values."""
     why: str
     """Reason why other values are refused, and what the client can do instead."""
 
@@ -303,7 +303,7 @@ def parse_subscribe_options(
 def check_own_headers(command: str, headers: Mapping[str, str]) -> None:
     """Check the headers with OWN_PREFIX of a frame that is neither a SEND nor a login.
 
-    Raises: RemoteProtocolError at the first such header that the frame may not have
+    Raises: RemoteProtocolError at the first such header that this kind of frame may not have
     """
     for name in headers:
         if (
@@ -320,7 +320,8 @@ def check_own_headers(command: str, headers: Mapping[str, str]) -> None:
 def report_unknown_header(
     report: Callable[[str, str, str], None], reported: set[str], command: str, headers: Mapping[str, str]
 ) -> None:
-    """Report the first header of a SEND that has OWN_PREFIX and is none of truenext's: it is probably misspelt.
+    """Report the first header of a SEND that has OWN_PREFIX and is not truenext's, because the header is probably
+    misspelt.
 
     `report` is called with the command, the header, and what to use instead; the header is added to `reported`. Nothing
     is reported if `reported` has a header already, or if the SEND repeats a whole MESSAGE, whose producer may have set
@@ -367,7 +368,7 @@ def durable_name(values: Mapping[str, str], by_id: str | None) -> str | None:
     """Return the name of the durable subscription in a SUBSCRIBE or UNSUBSCRIBE; None if the subscription is not
     durable.
 
-    If the frame says `durable:true` and no name, the name is `by_id`.
+    If the frame has `durable:true` but no name, the name is `by_id`.
 
     Raises: RemoteProtocolError if two headers disagree
     """
@@ -409,14 +410,16 @@ def parse_nack_options(headers: Mapping[str, str]) -> tuple[int | None, bool]:
     )
     if is_rejected and delay_ms is not None:
         header = "truenext-reject:true" if "truenext-reject" in headers else "requeue:false"
-        raise RemoteProtocolError(f"{header} leaves no next try for truenext-delay; use one of them")
+        raise RemoteProtocolError(
+            f"{header} rejects the message, which then has no next try for truenext-delay; use one of them"
+        )
     return delay_ms, is_rejected
 
 
 def _read_any(
     values: Mapping[str, str], names: tuple[str, ...], read: Callable[[str, str], _Value | None]
 ) -> _Value | None:
-    """Read an option that several headers can set, by `read`; None if no header sets it.
+    """Read an option that several headers can set, with the function `read`; None if no header sets the option.
 
     Raises: RemoteProtocolError if two headers set different values
     """

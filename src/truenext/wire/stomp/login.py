@@ -1,4 +1,4 @@
-"""Login: reads the headers of a CONNECT that only truenext has. Source: docs/protocol.md, "Login" """
+"""Login: reads the headers of a CONNECT that only truenext defines. Source: docs/protocol.md, "Login" """
 
 from collections.abc import Mapping
 

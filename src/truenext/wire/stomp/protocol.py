@@ -1,4 +1,4 @@
-"""Session rules of STOMP: decide which frame may come when, on both sides of a connection.
+"""Session rules of STOMP: decide which frames are allowed in which state, on both sides of a connection.
 
 One class does this for both sides: a broker makes it with `Side.SERVER`, a client with `Side.CLIENT`. TRANSITIONS alone
 decides whether a frame may come. server.py decides what a frame means.
@@ -123,7 +123,7 @@ class StompProtocol(Generic[Read]):
         return self._decoder.has_more
 
     def check(self, frame: Frame) -> None:
-        """Check that a frame of the peer may come now, and change the state. The caller may leave this out for a
+        """Check that a frame of the peer may come now, and change the state. The caller may skip this call for a
         command in `stateless`.
 
         Raises: RemoteProtocolError if the frame may not come now

@@ -51,7 +51,7 @@ _TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
 
 
 class ProtocolDetector:
-    """Detector for one connection. It keeps the first bytes until they tell the protocol."""
+    """Detector for one connection. The detector buffers the first bytes until the protocol is known."""
 
     def __init__(self, prefixes: _Prefixes, make_error: Callable[[str], OtherProtocolError]) -> None:
         self._data = b""

@@ -33,14 +33,15 @@ class ReplyEncoder:
         self._message_id_prefix = message_id_prefix
         self._version = Version.V1_0
         self._heads: dict[str, tuple[str, str]] = {}
-        """Two pieces of the MESSAGE frames of each subscription: the bytes up to the first sequence, and those between
-        it and the second. Without an `ack` header, a frame has one sequence, in its message id, and the second piece is
-        empty."""
+        """Two constant parts of the MESSAGE frames of each subscription: the bytes before the first sequence, and the
+        bytes between the first sequence and the second. Without an `ack` header, a frame has one sequence, in its
+        message id, and the second part is empty."""
         self._is_truenext_client = False
         """True for a truenext client: its MESSAGEs state the release count and a lost attempt, and their `ack` headers
         the dispatch."""
         self._pattern_subscriptions: set[str] = set()
-        """Subscriptions to patterns of queues. Their MESSAGEs have the name of the queue as destination."""
+        """Subscriptions to patterns of queues. A MESSAGE of such a subscription has the name of the queue as
+        destination."""
 
     def on_connected(self, version: Version, login: Login) -> None:
         """Note the agreed version, and whether the client is a truenext client."""
@@ -69,14 +70,14 @@ class ReplyEncoder:
         self._pattern_subscriptions.discard(subscription)
 
     def encode_end_of_browse(self, subscription: str, destination: Destination) -> bytes:
-        """Encode the frame that tells a browser that this was all, as ActiveMQ does."""
+        """Encode the frame that tells a browser that no more messages follow, as ActiveMQ does."""
         return self._encode_end(subscription, destination, "browser:end\n")
 
     def encode_end_of_pull_request(
         self, subscription: str, destination: Destination, unused: int, correlation: str | None
     ) -> bytes:
-        """Encode the frame that ends a pull request. `unused` is the number of messages that were requested and do not
-        come."""
+        """Encode the frame that ends a pull request. `unused` is the number of messages that were requested and will
+        not come."""
         lines = f"truenext-unused:{unused}\n"
         if correlation is not None:
             lines += header_line("correlation-id", correlation, self._version)
@@ -99,8 +100,8 @@ class ReplyEncoder:
         *,
         is_browse: bool = False,
     ) -> None:
-        """Encode a subscription's dispatches as MESSAGE frames, and add each frame to `parts` in PARTS_PER_MESSAGE
-        pieces.
+        """Encode a subscription's dispatches as MESSAGE frames, and add each frame to `parts` as PARTS_PER_MESSAGE byte
+        strings.
 
         `round_number` is the release count. If `is_browse`, the messages are only shown to a browser, and count no
         delivery.
@@ -188,7 +189,7 @@ class ReplyEncoder:
 
 
 def _with_destination(header: bytes, address: str) -> bytes:
-    """Return header lines whose `destination` is this queue, whatever the SEND has named."""
+    """Return header lines whose `destination` is this queue, in place of the destination that the SEND has named."""
     line = f"\n{header_line('destination', address, Version.V1_2)}".encode()
     if line in b"\n" + header:
         return header

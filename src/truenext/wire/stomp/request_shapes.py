@@ -29,7 +29,7 @@ from truenext.wire.stomp.shapes import (
 )
 
 ShapedCommand = Send | SendRun | Ack | AckRun | Started | tuple[Send | Ack, str]
-"""Command; or command and receipt, if the frame requests a receipt. A run stands for several frames."""
+"""Command; or a command and the receipt that its frame requests. A run (SendRun, AckRun) stands for several frames."""
 
 DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
 
@@ -65,7 +65,7 @@ _ACK_HEADERS = {
     _STARTED: _ACK_ID,
 }
 _OTHER_ACK_VALUE = rb"%b{0,1000}+"
-"""Pattern of the values of other headers of an ACK. They are short, so that the frame is within the limits."""
+"""Pattern of the values of other headers of an ACK. Only short values match, so that the frame is within the limits."""
 _SLOW_PATH = (HOP_BY_HOP_HEADERS - _HOP_BY_HOP.keys()) | ADDED_HEADERS | {"reply-to"}
 _SHARED_KINDS = frozenset({DestinationKind.QUEUE, DestinationKind.TOPIC, DestinationKind.TEMPORARY})
 """Kinds of destinations whose address means the same on all connections, and to which clients can send."""

@@ -1,7 +1,7 @@
 """Requests: makes commands from a client's frames.
 
-Headers of ActiveMQ are understood (`persistent`, `priority`, `expires`, `reply-to`, `activemq.prefetchSize`). Those
-that truenext does not support are refused by name, and not silently ignored (headers.py)."""
+Headers of ActiveMQ are understood (`persistent`, `priority`, `expires`, `reply-to`, `activemq.prefetchSize`). Headers
+that truenext does not support are refused by name, instead of being ignored (headers.py)."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -80,7 +80,7 @@ class FrameInterpreter:
         replies: ReplyEncoder,
         on_ineffective_header: Callable[[str, str, str], None] = lambda *_: None,
     ) -> None:
-        """`replies` is told of each subscription. `on_ineffective_header` is called once for each header in
+        """`replies` is notified of each subscription. `on_ineffective_header` is called once for each header in
         INEFFECTIVE_HEADERS, with the command, the header, and what to use instead."""
         self._session_id = session_id
         self._message_id_prefix = message_id_prefix
@@ -88,7 +88,8 @@ class FrameInterpreter:
         self._on_ineffective_header = on_ineffective_header
         self._reported: frozenset[str] = frozenset()
         self._unusual_send = _UNUSUAL_SEND
-        """Headers for which a SEND needs more than a copy of its header lines, without those that were reported."""
+        """Headers that need more than copying if a SEND has one of them. Headers that were reported already are left
+        out."""
         self._version = Version.V1_0
         self._queue_by_subscription: dict[str, str] = {}
         """Name of the queue of each subscription to a queue. On the UNSUBSCRIBE of such a subscription the header
@@ -99,7 +100,6 @@ class FrameInterpreter:
         """Value of `client-id` on CONNECT; "" if the client has sent none."""
 
     def on_connected(self, version: Version, client_id: str) -> None:
-        """Note the agreed version and the client id."""
         self._version = version
         self.client_id = client_id
 
@@ -177,8 +177,8 @@ class FrameInterpreter:
                 self._on_ineffective_header(frame.command, name, known[name])
 
     def _forwarded(self, frame: Frame, priority: int) -> bytes:
-        """Return the header lines that are stored and sent to the consumer. Their priority is from 0 to 9, and a
-        reply-to is an address for all connections."""
+        """Return the header lines that are stored and sent to the consumer. In these lines the priority is from 0 to 9,
+        and a reply-to is an address that is valid on all connections."""
         headers = frame.headers
         priority_text = headers.get("priority")
         is_canonical = priority_text is None or priority_text in _PRIORITIES
@@ -391,13 +391,14 @@ FRAME_INTERPRETERS: dict[str, Callable[[FrameInterpreter, Frame], Command]] = {
     "ABORT": FrameInterpreter._parse_abort,
     "DISCONNECT": FrameInterpreter._parse_disconnect,
 }
-"""Functions that parse a client's frame after the login, by command. They are functions of the class: bound methods in
-an attribute of their own object would be a reference cycle, which keeps the last frame alive."""
+"""Functions that parse a client's frame after the login, by command. The values are functions of the class, not bound
+methods: bound methods in an attribute of their own object would form a reference cycle, which keeps the last frame
+alive."""
 
 
 def _numbered(headers: dict[str, str]) -> tuple[str | None, int, bool]:
     """Return producer and number of a SEND or COMMIT, and whether the producer's numbers have no gaps. Without a
-    producer this is None, 0, False."""
+    producer the result is None, 0, False."""
     producer = headers.get("truenext-producer")
     text = headers.get("truenext-number")
     gapless = headers.get("truenext-gapless")
@@ -438,10 +439,10 @@ def _ttl(headers: dict[str, str]) -> int:
 
 
 def _check_schedule_names(headers: dict[str, str]) -> None:
-    """Check that headers with the prefix of a schedule are known. If an unknown one were ignored, the message would be
-    sent at once.
+    """Check that all headers with the prefix of a schedule are known. Ignoring an unknown one would send the message at
+    once.
 
-    Raises: RemoteProtocolError at an unknown one
+    Raises: RemoteProtocolError at an unknown header
     """
     for name in headers:
         if name.startswith(SCHEDULE_PREFIX) and name not in SCHEDULE_HEADERS:
@@ -457,7 +458,9 @@ def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) ->
     """
     for part in destination.parts or (destination,):
         if part.session:
-            raise destination_error(f"{part.address} may be gone when a scheduled send is due")
+            raise destination_error(
+                f"{part.address} is temporary, and may have ended when a scheduled send is due: use another address"
+            )
     if headers.get("AMQ_SCHEDULED_CRON") == "":
         raise RemoteProtocolError("AMQ_SCHEDULED_CRON is empty: leave it out, or set five fields, such as 0 8 * * 1-5")
     if headers.get("AMQ_SCHEDULED_ZONE") == "":
@@ -504,7 +507,7 @@ def _priority(text: str) -> int:
 def _check_subscribe_destination(address: str, destination: Destination, *, is_browse: bool) -> None:
     """Check that a SUBSCRIBE may name the destination.
 
-    Raises: RemoteProtocolError if it may not
+    Raises: RemoteProtocolError if the destination is not allowed
     """
     if destination.kind is DestinationKind.CONTROL:
         raise destination_error(f"{address} is for control requests; subscribe to the queue in your reply-to")

@@ -47,11 +47,10 @@ class StompSession:
         server_name: str,
         on_ineffective_header: Callable[[str, str, str], None] = lambda *_: None,
     ) -> None:
-        """`identity` is a part of each message id, so that no other broker has the same ids.
-
-        `on_ineffective_header` is called once for each header that has an effect in other brokers and none here, and
-        for the first header of a SEND that only looks like truenext's. Its arguments are the command, the header, and
-        what to use instead."""
+        """`identity` is a part of each message id, so that no other broker has the same ids. `on_ineffective_header` is
+        called once for each header that has an effect in other brokers but none here. It is also called for the first
+        header of a SEND that has truenext's prefix and is unknown. Its arguments are the command, the header, and what
+        to use instead."""
         self._session_id = session_id
         self._identity = identity
         self._server_name = server_name
@@ -67,8 +66,8 @@ class StompSession:
         self._detector: ProtocolDetector | None = detector_for_client()
         """Detector of other protocols; None once the client's protocol is known."""
         self.last_receipt: str | None = None
-        """Receipt that the last frame has requested, for the ERROR if the frame is refused; None if it requested
-        none."""
+        """Receipt that the last frame has requested; None if none. If the frame is refused, the ERROR names this
+        receipt."""
         self.send_interval_ms = 0
         """Agreed heart-beat interval from broker to client, in milliseconds; 0 is none."""
         self.receive_interval_ms = 0
@@ -80,8 +79,8 @@ class StompSession:
         self._refused_frame = 0
         """Number of the frame that was refused last; 0 if none was."""
         self._last: tuple[Frame, Command] | None = None
-        """Command that `receive` has yielded last, with its frame; None once the interpreter knows that it was
-        accepted."""
+        """Command that `receive` has yielded last, with its frame; None once the interpreter was notified that the
+        command was accepted."""
 
     @property
     def client_id(self) -> str:
@@ -177,7 +176,7 @@ class StompSession:
             data = b""
 
     def _receive_run(self, run: SendRun | AckRun) -> Iterator[Command]:
-        """Yield a run, and then each of its commands that was not executed with it."""
+        """Yield a run, then each of its commands that the caller has not executed as part of the run."""
         self.last_receipt = None
         stateless = self._protocol.stateless
         before = self._frame_count - 1
@@ -192,8 +191,9 @@ class StompSession:
             yield command
 
     def accept_last(self) -> None:
-        """Note that the command that was yielded last is executed. To take the next command notes that as well. A
-        caller that takes none for now must call this, as MESSAGEs of a new subscription may come first."""
+        """Note that the command that was yielded last is executed. Taking the next command has the same effect. A
+        caller that takes no further command for now must call this method, because MESSAGEs of a new subscription may
+        be encoded first."""
         if self._last is not None:
             frame, command = self._last
             self._last = None
@@ -206,7 +206,8 @@ class StompSession:
         return self._frame_count - length_hint(self._remaining)
 
     def mark_refused(self) -> int:
-        """Note that the last frame was refused while the connection goes on, and drop the frame's remaining commands.
+        """Note that the last frame was refused while the connection stays open, and drop the frame's remaining
+        commands.
 
         Returns the number of the frame.
         """
@@ -216,7 +217,7 @@ class StompSession:
     def _check(self, command: Send | Ack | Started) -> None:
         """Check that the frame of this command may come now.
 
-        Raises: RemoteProtocolError if it may not
+        Raises: RemoteProtocolError if the frame is not allowed
         """
         self._protocol.check(Frame("ACK" if isinstance(command, Ack) else "SEND", {}))
 

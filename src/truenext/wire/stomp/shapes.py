@@ -1,7 +1,8 @@
 """Shapes: read frames whose header names have come before, in the same order, with one regular expression.
 
-A shape is a command with a sequence of header names. The frames of a producer usually have one shape, and differ only
-in their values. A shape that has come twice gets a compiled expression, which all connections with such frames share.
+A shape is a command with a sequence of header names. The frames of a producer usually have the same shape, and differ
+only in their values. A shape that was seen twice is compiled to an expression, which all connections with such frames
+share.
 
 A shape reads only plain frames. In these each name comes once; no value has a colon, backslash, carriage return or NUL,
 nor in STOMP 1.0 a space; all bytes are UTF-8; and the frame is complete and within all limits. `Decoder` (codec.py)
@@ -47,8 +48,8 @@ class Shape(Protocol[Read]):
     """Number of calls that have read a frame. It is halved whenever a shape is dropped."""
 
     def read(self, data: bytes, start: int, into: list[Frame | Read], body_bytes_max: int) -> int:
-        """Read frames of this shape from `start` on, as long as one follows the other, and add them to `into`. Return
-        the position of the first byte that was not read."""
+        """Read frames of this shape from `start` on, as long as such frames follow one another, and add them to `into`.
+        Return the position of the first byte that was not read."""
 
 
 def header_pattern(command: str, lines: bytes, after: bytes = b"") -> Callable[[bytes, int], re.Match[bytes] | None]:

@@ -43,7 +43,7 @@ def read_boolean(header: str, text: str) -> bool:
 
 
 def read_name(header: str, text: str) -> str:
-    """Check that a name which the broker will keep is not too long, and return the name."""
+    """Check that a name is not too long for the broker to remember, and return the name."""
     if len(text) > NAME_LENGTH_MAX:
         raise RemoteProtocolError(f"{header} of {len(text)} characters; at most {NAME_LENGTH_MAX}")
     return text
