@@ -121,7 +121,8 @@ def _check_occurrences(zone: str, send: Callable[[Any, CronFlow], Any], count: i
         await asyncio.sleep(0.3)
         async with t.sql() as sql:
             rows = list((await sql.execute(text("SELECT id FROM reports"))).scalars())
-        assert len(rows) == len(set(rows)) == count
+        # The minute of the test itself may end, too.
+        assert len(rows) == len(set(rows)) and len(rows) in (count, count + 1)
         assert all(message == flow and trace == "nightly" for message, flow, trace in runs)
 
     run(app, work, database=database)

@@ -188,7 +188,7 @@ class Flow:
         next_stage = self._next_stage("next")
         encoded = next_stage.takes.encode(message)
         waiting = self._envelope.waiting
-        due = delay_of(delay)
+        due = None if delay == 0 else delay_of(delay)
         expires_ms = self._source.expires_ms
         if due is not None and expires_ms and self._now_ms + due.ms >= expires_ms:
             left_s = max(expires_ms - self._now_ms, 0) / 1000

@@ -75,8 +75,12 @@ class OutboxUnit(NamedTuple):
     is_interactive: bool
 
     def encode(self) -> bytes:
-        is_delayed = any(each.delay is not None for each in self.messages)
-        return _ENCODER.encode(_EncodedUnit(DELAYED_VERSION if is_delayed else VERSION, list(self.messages)))
+        version = VERSION
+        # A loop: `any` with a generator takes 0.5 us more, for each unit.
+        for each in self.messages:
+            if each.delay is not None:
+                version = DELAYED_VERSION
+        return _ENCODER.encode(_EncodedUnit(version, list(self.messages)))
 
 
 class InitiationKey(NamedTuple):
