@@ -294,6 +294,9 @@ class Service(Definition):
         not of the endpoint's type; FlowError if an argument is invalid, or a stage asks its own endpoint; also the
         errors of `send`
         """
+        for name in ("delay", "at"):
+            if name in options:
+                raise FlowError(f"ask waits for the reply, so {name} is not for ask: use send with reply_to")
         check_can_await(f"{self.name}.ask", "request the endpoint with the flow: the reply comes to the next stage")
         return self._ask(to, message, trace, timeout, options)
 

@@ -36,7 +36,7 @@ from truenext.stage.broker_transaction import (
     sender_error,
     transaction_size,
 )
-from truenext.stage.core.envelope import Envelope, decode_envelope
+from truenext.stage.core.envelope import Envelope, as_occurrence, decode_envelope
 from truenext.stage.core.errors import NoAttemptsLeft, Reject
 from truenext.stage.core.failure import cause_of, describe_error, is_text_too_long
 from truenext.stage.core.names import inbox_id
@@ -152,6 +152,8 @@ class MessageHandler:
         """
         try:
             envelope = decode_envelope(self._message.body)
+            if envelope.recurring:
+                envelope = as_occurrence(envelope, self._message.headers.get("truenext-due"))
             self._life.record_start(envelope)
             await self._check_inbox(envelope)
             self._check_attempts()

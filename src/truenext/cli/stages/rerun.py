@@ -18,7 +18,7 @@ from truenext.errors import Refused, RolledBack, TruenextError
 from truenext.model.destination import DEAD_LETTER_PREFIX
 from truenext.stage.broker_transaction import CONTENT_TYPE
 from truenext.stage.context import ServiceContext
-from truenext.stage.core.envelope import decode_envelope, encode_envelope
+from truenext.stage.core.envelope import as_occurrence, decode_envelope, encode_envelope
 from truenext.stage.core.errors import NotDecoded
 
 BATCH_MAX = 100
@@ -137,6 +137,8 @@ def _resend(session: Session, message: Message, to: str) -> None:
             f"message {message.message_id} is not a message of stages ({error}): `truenext browse` shows it; skip it "
             "with --selector, or move it away"
         ) from error
+    if envelope.recurring:
+        envelope = as_occurrence(envelope, message.headers.get("truenext-due"))
     renewed = msgspec.structs.replace(envelope, id=ServiceContext.new_id())
     session.send(
         to,

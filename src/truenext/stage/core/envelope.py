@@ -15,6 +15,7 @@ from truenext.errors import RemoteProtocolError
 from truenext.model.destination import DestinationKind, parse_address
 from truenext.stage.core.codec import EMPTY
 from truenext.stage.core.errors import FlowError, NotDecoded
+from truenext.stage.core.names import occurrence_id
 
 VERSION = 2
 """Version of envelopes that this code writes and reads. Messages of all other versions are rejected."""
@@ -70,6 +71,9 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     attachments: dict[str, bytes] = {}
     carrier: dict[str, str] = {}
     """Headers for tracing, such as traceparent, that interceptors have added."""
+    recurring: bool = False
+    """True if the broker sends this body several times, such as by cron. Each occurrence then is a message and a flow
+    of its own (`as_occurrence`)."""
 
 
 class VersionedEnvelope(msgspec.Struct, frozen=True):
@@ -106,6 +110,17 @@ def decode_envelope(body: bytes) -> Envelope:
             # A sender may name one queue or topic for the reply, not any destination to which this service may send.
             raise NotDecoded(f"the reply address {each.to[:100]!r} is not a single queue or topic")
     return envelope
+
+
+def as_occurrence(envelope: Envelope, due: str | None) -> Envelope:
+    """Return the envelope of one occurrence of a recurring message. `due` is the header `truenext-due`. The ids are
+    made of it, so an occurrence has the same ids even if two schedules send it. A message without this header was not
+    scheduled, and keeps its ids."""
+    if due is None:
+        return envelope
+    id = occurrence_id(envelope.id, int(due))
+    flow = msgspec.structs.replace(envelope.flow, id=id, started_ms=int(due))
+    return msgspec.structs.replace(envelope, id=id, flow=flow, recurring=False)
 
 
 def find_version(decode: Callable[[], VersionedEnvelope]) -> int:
