@@ -14,7 +14,7 @@ import pytest
 from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, UnexpectedError, bodies, numbered
-from truenext.model.header_lines import DEAD_LETTER_HEADERS
+from truenext.model.header_lines import ADDED_HEADERS
 from truenext.wire.stomp.frame import Frame
 
 POISON, HEALTHY = 200, 2000
@@ -336,7 +336,7 @@ def test_a_client_cannot_forge_the_headers_of_a_dead_letter(broker: BrokerProces
     """Otherwise an operator's re-drive would move it where a client wants."""
     # C11.3
     client = broker.connect(version="1.0" if way == "1.0, padded" else "1.2")
-    forged = dict.fromkeys(DEAD_LETTER_HEADERS, "7") | {"truenext-original-destination": "/queue/target"}
+    forged = dict.fromkeys(ADDED_HEADERS, "7") | {"truenext-original-destination": "/queue/target"}
     if way == "1.0, padded":
         forged = {f" {name} ": value for name, value in forged.items()}
     extra: dict[str, str] = {}
@@ -354,7 +354,10 @@ def test_a_client_cannot_forge_the_headers_of_a_dead_letter(broker: BrokerProces
     assert broker.output_of("redrive", f"DLQ.{queue}").startswith("0 moved\n1 left")
     (message,) = broker.remaining_messages(f"DLQ.{queue}")
     assert message.body == b"forged"
-    assert not {name.strip() for name in message.headers} & DEAD_LETTER_HEADERS
+    # Only a scheduled send was due, and not when its client says.
+    added = {name.strip() for name in message.headers} & ADDED_HEADERS
+    assert added == ({"truenext-due"} if way == "scheduled" else set())
+    assert message.headers.get("truenext-due") != "7"
     assert "target" not in broker.queues()
 
 

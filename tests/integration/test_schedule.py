@@ -98,6 +98,56 @@ def test_a_cron_expression_is_taken_and_counted(own_broker: BrokerProcess) -> No
 HOUR_MS = 3_600_000
 
 
+def test_cron_expression_in_a_time_zone_is_shown_with_its_zone_after_a_restart(own_broker: BrokerProcess) -> None:
+    client = own_broker.connect()
+    headers = {"AMQ_SCHEDULED_CRON": "30 12 * * *", "AMQ_SCHEDULED_ZONE": "Asia/Tokyo"}
+    client.send("q", b"tick", persistent=True, confirmed=True, headers=headers)
+    client.disconnect()
+    own_broker.restart(is_clean=False)
+    (shown,) = map(json.loads, own_broker.output_of("scheduled", "--json").splitlines())
+    assert (shown["cron"], shown["zone"]) == ("30 12 * * *", "Asia/Tokyo")
+    assert time.gmtime(shown["due_ms"] / 1000)[3:5] == (3, 30)
+    assert "30 12 * * *, Asia/Tokyo" in own_broker.output_of("scheduled")
+
+
+def test_due_time_is_kept_over_dead_letter_redrive_move_and_restart(own_broker: BrokerProcess) -> None:
+    # C14.12
+    client = own_broker.connect()
+    before_ms = time.time_ns() // 1_000_000
+    later(client, "late", 200, confirmed=True)
+    client.send("q", b"plain", persistent=True, confirmed=True, headers={"truenext-due": "7"})
+    client.subscribe("q")
+    plain, late = client.messages(2)
+    due = late.headers["truenext-due"]
+    assert before_ms + 200 <= int(due) <= time.time_ns() // 1_000_000
+    assert "truenext-due" not in plain.headers
+    client.ack(plain)
+    client.nack(late, confirmed=True, headers={"truenext-reject": "true"})
+    client.disconnect()
+
+    def due_in(queue: str) -> str:
+        (message,) = own_broker.remaining_messages(queue)
+        assert message.body == b"late"
+        return message.headers["truenext-due"]
+
+    assert due_in("DLQ.q") == due
+    own_broker.restart(is_clean=False)
+    own_broker.output_of("redrive", "DLQ.q")
+    assert due_in("q") == due
+    own_broker.output_of("move", "q", "other")
+    assert due_in("other") == due
+
+
+def test_copies_of_a_scheduled_send_say_the_same_due_time(own_broker: BrokerProcess) -> None:
+    # C14.12
+    client = own_broker.connect()
+    client.subscribe("a", subscription="a")
+    client.subscribe("b", subscription="b")
+    headers = {"AMQ_SCHEDULED_DELAY": "50", "destination": "/queue/a,/queue/b", "persistent": "true"}
+    client.send_frame("SEND", headers, b"copy", confirmed=True)
+    assert len({each.headers["truenext-due"] for each in client.messages(2)}) == 1
+
+
 def fill(broker: BrokerProcess, count: int) -> None:
     """Schedule messages that are due one second after the other, from an hour on, the last one first."""
     client = broker.connect()
@@ -221,6 +271,9 @@ def test_scheduled_and_unschedule_report_invalid_arguments(
         ("/queue/q", {"AMQ_SCHEDULED_REPEAT": "-2", "AMQ_SCHEDULED_PERIOD": "1"}, "'-2' is not a number"),
         ("/queue/q", {"AMQ_SCHEDULED_CRON": ""}, "AMQ_SCHEDULED_CRON is empty"),
         ("/queue/q", {"AMQ_SCHEDULED_CRON": "* * 30 2 *"}, "30 2 .*' has no next time: its months have no such day"),
+        ("/queue/q", {"AMQ_SCHEDULED_ZONE": "Europe/Oslo"}, "AMQ_SCHEDULED_ZONE is for AMQ_SCHEDULED_CRON"),
+        ("/queue/q", {"AMQ_SCHEDULED_CRON": "0 3 * * *", "AMQ_SCHEDULED_ZONE": "Europe/Olso"}, "ZONE 'Europe/Olso' is"),
+        ("/queue/q", {"AMQ_SCHEDULED_CRON": "0 3 * * *", "AMQ_SCHEDULED_ZONE": ""}, "AMQ_SCHEDULED_ZONE is empty"),
         ("/queue/q", {"AMQ_SCHEDULED_CRON": "* * 32 2 *"}, "not a cron expression: its day of the month is '32'"),
         ("/temp-queue/q", {"AMQ_SCHEDULED_DELAY": "1"}, "may have ended"),
     ],

@@ -3406,6 +3406,7 @@ def _seen(entry: Entry, queue: str, *, is_browse: bool = False) -> Seen:
         failure,
         tuple(each.removeprefix("/queue/") for each in headers.get("truenext-on-failure", "").split(" ") if each),
         headers.get("truenext-original-destination", "").removeprefix("/queue/") if failure else "",
+        int(decode_header_lines(message.header).get("truenext-due", "0")),
     )
 
 

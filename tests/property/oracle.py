@@ -135,6 +135,8 @@ class Parcel:
     """C11.7: queue that gets the reports; empty if the message asks for none."""
     handlers: tuple[str, ...] = ()
     """C11.8: queues that handle the message if it fails."""
+    due_ms: int = 0
+    """C14.12: time at which the scheduled send was due; 0 of any other message."""
 
     @property
     def unsent(self) -> int:
@@ -427,6 +429,8 @@ class Seen:
     failure: str = ""
     handlers: tuple[str, ...] = ()
     failed_in: str = ""
+    due_ms: int = 0
+    """C14.12: what the MESSAGE says."""
 
 
 @dataclass(frozen=True)
@@ -1204,7 +1208,7 @@ class Oracle:
         self._event += 1
         first.removed_in = self.gathering
         # C14.6: it is sent now, to the subscriptions that are there now. C14.9: `expires` may be past already.
-        parcel = self._with_ttl(first.parcel)
+        parcel = replace(self._with_ttl(first.parcel), due_ms=first.due_ms)
         queues = self.copied_to(queue, parcel)
         self._accept(None, queues, parcel, visible_from=self.gathering, block=self._event)
 
@@ -2137,6 +2141,7 @@ class Oracle:
                     letter.failure,
                     letter.handlers,
                     letter.failed_in,
+                    letter.parcel.due_ms,
                 )
                 if seen != expected_seen:
                     raise Disagreement(f"{reader} got {seen}; by the contract {expected_seen}")

@@ -1790,6 +1790,18 @@ def the_time_to_live_of_a_scheduled_send_begins_when_it_is_scheduled(patch: Patc
     targets.ACCEPT_SCHEDULED.replace(patch, faulty)
 
 
+@shows_in(ScheduledMachine)
+def a_scheduled_send_says_when_it_was_sent_instead_of_when_it_was_due(patch: Patch) -> None:
+    due_message = targets.DUE_MESSAGE.original
+
+    def faulty(scheduler: Scheduler, message: SentMessage, timing: Schedule) -> SentMessage:
+        return due_message(
+            scheduler, message, structs.replace(timing, due_ms=targets.commit_state_of(scheduler).now_ms)
+        )
+
+    targets.DUE_MESSAGE.replace(patch, faulty)
+
+
 @shows_in(ExpiringMachine)
 def a_time_to_live_is_counted_in_seconds(patch: Patch) -> None:
     with_expiry = targets.WITH_TTL.original

@@ -4,6 +4,7 @@ docs/stages-database.md, "Kept replies" """
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from sqlalchemy import text
 
 import truenext
 from tests.stages.flows import Memo, Number, Text, run
-from truenext.clock import monotonic
+from truenext.clock import monotonic, time_ns
 from truenext.errors import ConfigurationError
 from truenext.stage import DefinitionError, Failure, Flow, FlowError, FlowFailed, NotDecoded, Reject, Service
 from truenext.stage.sql.errors import OutboxUnusable
@@ -237,6 +238,31 @@ def test_rows_of_8_days_are_deleted_and_their_key_starts_another_flow(database: 
         await once._outbox.delete_expired()
         with pytest.raises(FlowError, match="no flow with keep_reply was started"):
             await shop.app.reply(shop.place, key="o1", timeout=0)
+
+    run(shop.app, work, database=database)
+
+
+@pytest.mark.parametrize("option", ["delay", "at"])
+def test_retention_of_a_delayed_flow_begins_when_it_is_due(database: str, option: str) -> None:
+    shop = Shop()
+    day_s = 86_400
+    options: Any = {"delay": 3 * day_s} if option == "delay" else {"at": datetime.now(UTC) + timedelta(days=3)}
+
+    async def work(t: Stages) -> None:
+        asking = asyncio.create_task(t.ask(shop.place, Number(1), key="o1", timeout=25, **options))
+        async with asyncio.timeout(20):
+            rows: list[int] = []
+            while not rows:
+                await asyncio.sleep(0.02)
+                async with t.sql() as sql:
+                    for column in ("truenext_keys", "started_ms"), ("truenext_replies", "kept_ms"):
+                        rows += (await sql.execute(text(f"SELECT {column[1]} FROM {column[0]}"))).scalars()
+        now_ms = time_ns() // 1_000_000
+        assert len(rows) == 2
+        assert all(abs(each - now_ms - 3 * day_s * 1000) < 60_000 for each in rows)
+        assert shop.runs == []
+        await t.wait_until_ended()
+        assert await asking == Number(10)
 
     run(shop.app, work, database=database)
 

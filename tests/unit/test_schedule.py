@@ -30,6 +30,7 @@ from truenext.model.batch import Batch
 from truenext.model.commands import Abort, Begin, Commit, Send
 from truenext.model.destination import parse_address
 from truenext.model.disk_level import DiskLevel
+from truenext.model.header_lines import decode_header_lines
 from truenext.model.limits import DUE_COPIES_PER_STEP, SCHEDULE_TIME_MAX, TRANSACTION_CRON_SENDS_MAX
 from truenext.model.message import SentMessage
 from truenext.model.record import split_lane_key
@@ -205,6 +206,28 @@ def test_a_repetition_keeps_its_beat_and_makes_up_for_nothing() -> None:
     assert run.waiting() == {"q": (4, 0)}
 
 
+def test_each_occurrence_says_when_it_was_due_and_a_late_one_says_the_first_time() -> None:
+    # C14.12, C14.5
+    run = Run()
+    run.send("tick", Schedule(delay_ms=5, period_ms=10, repeat=FOR_EVER))
+    for at in (5, 17, 48):
+        run.at(NOON_MS + at)
+    (queue,) = (each for each in run.engine.queues.by_name.values() if each.name == "q")
+    headers = [decode_header_lines(entry.message.header) for entry in queue.lane(5).arrived if entry.message]
+    assert [int(each["truenext-due"]) - NOON_MS for each in headers] == [5, 15, 25]
+
+
+def test_delay_of_a_cron_hit_is_part_of_the_due_time() -> None:
+    # C14.12
+    run = Run()
+    run.send("hourly", Schedule(delay_ms=1000, period_ms=1000, repeat=1, cron="0 * * * *"))
+    for seconds in (0, 1, 2):
+        run.at(NOON_MS + HOUR_MS + seconds * 1000)
+    (queue,) = (each for each in run.engine.queues.by_name.values() if each.name == "q")
+    headers = [decode_header_lines(entry.message.header) for entry in queue.lane(5).arrived if entry.message]
+    assert [int(each["truenext-due"]) - NOON_MS - HOUR_MS for each in headers] == [1000, 2000]
+
+
 def test_endless_repetition_continues_after_a_restart() -> None:
     run = Run()
     run.send("tick", Schedule(period_ms=10, repeat=FOR_EVER))
@@ -226,7 +249,10 @@ def test_repetitions_have_their_own_time_to_live_also_after_a_restart() -> None:
     messages = [entry.message for entry in queue.lane(5).arrived if entry.message is not None]
     expires = [NOON_MS + at + 7000 for at in (5, 16, 30)]
     assert [message.expires_ms for message in messages] == expires
-    assert [message.header for message in messages] == [b"expires:%d\ncontent-length:4\n" % at for at in expires]
+    dues = [NOON_MS + at for at in (5, 15, 25)]
+    assert [message.header for message in messages] == [
+        b"expires:%d\ntruenext-due:%d\ncontent-length:4\n" % each for each in zip(expires, dues, strict=True)
+    ]
 
 
 def test_scheduled_send_that_is_due_after_its_expiry_time_expires_at_once() -> None:

@@ -7,7 +7,7 @@ import pytest
 from truenext.errors import RemoteProtocolError
 from truenext.model.commands import Browse, Command, Login, Nack, Send, Subscribe, Unsubscribe
 from truenext.model.destination import DestinationKind
-from truenext.model.header_lines import DEAD_LETTER_HEADERS
+from truenext.model.header_lines import ADDED_HEADERS
 from truenext.model.limits import WINDOW_MAX
 from truenext.wire.stomp.frame import Frame, Version, encode
 from truenext.wire.stomp.header_docs import CLIENT_HEADERS
@@ -536,7 +536,7 @@ def test_unsubscribe_from_a_queue_accepts_the_durable_headers_of_its_subscribe(
 
 OF_MESSAGE = [
     *("truenext-sequence", "truenext-deliveries", "truenext-attempts", "truenext-first-cause", "truenext-last-cause"),
-    *sorted(DEAD_LETTER_HEADERS),
+    *sorted(ADDED_HEADERS),
 ]
 FRAMES = {
     # what each asks for, and our names that it may have

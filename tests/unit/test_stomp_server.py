@@ -479,7 +479,7 @@ HOP_HEADERS = [
     *("receipt", "transaction", "truenext-producer", "truenext-number", "truenext-ttl", "truenext-gapless"),
     *("message-id", "subscription", "ack", "redelivered", "timestamp"),
     *("truenext-sequence", "truenext-deliveries", "truenext-attempts", "JMSXGroupFirstForConsumer", "browser"),
-    *sorted(header_lines.DEAD_LETTER_HEADERS),
+    *sorted(header_lines.ADDED_HEADERS),
 ]
 
 
@@ -1349,7 +1349,7 @@ def test_messages_of_a_subscription_with_any_name_are_whole(version: Version, mo
 
 
 BROKER_HEADERS = {*HOP_HEADERS, "destination", "content-length", "priority"}
-SCHEDULE_HEADERS = [f"AMQ_SCHEDULED_{name}" for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "TIME")]
+SCHEDULE_HEADERS = [f"AMQ_SCHEDULED_{name}" for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "ZONE", "TIME")]
 MEANT_FOR_THE_BROKER = {"", "reply-to", "priority", "persistent", "expires", *HOP_HEADERS[:6], *SCHEDULE_HEADERS}
 USER_NAMES = PRODUCER_TEXTS.filter(
     lambda name: name not in MEANT_FOR_THE_BROKER and not name.startswith("AMQ_SCHEDULED_")

@@ -142,6 +142,8 @@ def _preview(body: str) -> str:
 def _repetition_text(send: dict[str, Any]) -> str:
     """Return a text on the sends that follow the next one."""
     words = [send["cron"]] if send["cron"] else []
+    if send.get("zone"):
+        words.append(send["zone"])
     if send["delay_ms"]:
         words.append(f"+ {send['delay_ms']} ms")
     if send["repeat"]:

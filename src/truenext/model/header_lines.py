@@ -17,13 +17,18 @@ DEAD_LETTER_HEADERS = frozenset(
         "truenext-failure",
     }
 )
-"""Headers that the broker adds to a dead letter, a report or a handled message (engine/lifecycle/redelivery.py). No
-client can set them on a SEND."""
+"""Headers that the broker adds to a dead letter, a report or a handled message (engine/lifecycle/redelivery.py)."""
+
+DUE = "truenext-due"
+"""Header that the broker adds to the message of a scheduled send: its due time in milliseconds since the epoch."""
+
+ADDED_HEADERS = DEAD_LETTER_HEADERS | {DUE}
+"""Headers that the broker adds to a stored message. No client can set them on a SEND."""
 
 SCHEDULE_PREFIX = "AMQ_SCHEDULED_"
-SCHEDULE_HEADERS = frozenset(SCHEDULE_PREFIX + name for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "TIME"))
-"""Headers of a scheduled send: those of ActiveMQ, and AMQ_SCHEDULED_TIME for a fixed time, as in ActiveMQ's
-successor."""
+SCHEDULE_HEADERS = frozenset(SCHEDULE_PREFIX + name for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "ZONE", "TIME"))
+"""Headers of a scheduled send, as in ActiveMQ. AMQ_SCHEDULED_TIME and AMQ_SCHEDULED_ZONE are truenext's own: ActiveMQ
+has neither a due time nor a time zone of the cron expression."""
 FIRST_OF_GROUP = "JMSXGroupFirstForConsumer"
 HOP_BY_HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
     {

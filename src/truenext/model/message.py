@@ -30,6 +30,15 @@ class SentMessage(msgspec.Struct, gc=False):
     the message is no dead letter."""
 
 
+def with_due(message: SentMessage, due_ms: int) -> SentMessage:
+    r"""Return a copy of a message that was scheduled for `due_ms`. Its header `truenext-due` says so.
+
+    >>> with_due(SentMessage(4, True, 0, b"a:b\n", b""), 1000).header
+    b'truenext-due:1000\na:b\n'
+    """
+    return replace(message, header=b"truenext-due:%d\n%b" % (due_ms, message.header))
+
+
 def with_ttl(message: SentMessage, ttl_ms: int, now_ms: int) -> SentMessage:
     r"""Return a copy of a message that is accepted now. The copy expires after `ttl_ms`; its header `expires` says so.
 

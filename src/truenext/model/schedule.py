@@ -1,10 +1,15 @@
 """Schedules: compute when a scheduled send becomes a message, and how often. Times are those of the wall clock, in
-milliseconds since the epoch. Cron expressions use UTC, in which every day has 24 hours.
+milliseconds since the epoch. Cron expressions use UTC, in which every day has 24 hours, or the local time of a zone.
+
+A zone's local time may skip an hour, or show it twice. So a local time counts as come when the zone's clock first shows
+it or a later time (docs/contract.md, C14.11).
 """
 
+from bisect import bisect_left
 from calendar import monthrange
 from collections.abc import Iterator
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from cronsim import CronSim, CronSimError
@@ -49,6 +54,8 @@ class Schedule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Time at which the send is due next. Before the send is accepted: the time in AMQ_SCHEDULED_TIME, or 0."""
     number: int = 0
     """Number by which the send is known, if it has been due before; else 0."""
+    zone: str = ""
+    """Time zone of the cron expression; "" is UTC."""
 
 
 def check_schedule(schedule: Schedule) -> Schedule:
@@ -75,7 +82,25 @@ def check_schedule(schedule: Schedule) -> Schedule:
                 "characters in all, such as 0 8 * * 1-5"
             )
         _check_cron(schedule.cron)
+    if schedule.zone:
+        if not schedule.cron:
+            raise RemoteProtocolError("AMQ_SCHEDULED_ZONE is for AMQ_SCHEDULED_CRON, which is missing")
+        if find_zone(schedule.zone) is None:
+            raise RemoteProtocolError(
+                f"AMQ_SCHEDULED_ZONE {schedule.zone[:100]!r} is not a time zone that this machine knows: "
+                "use a name of the IANA database, such as Europe/Oslo, or leave it out for UTC"
+            )
     return schedule
+
+
+def find_zone(name: str) -> tzinfo | None:
+    """Return the time zone of the IANA database with this name; None if there is none. The first call for a zone reads
+    it from the machine's database, or from the package tzdata."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        # Names such as "Europe" and ".." are folders or no names.
+        return None
 
 
 def _check_cron(cron: str) -> None:
@@ -84,11 +109,11 @@ def _check_cron(cron: str) -> None:
     Raises: RemoteProtocolError, with the faulty field, otherwise
     """
     # From any time, as each cron expression comes round within a few years.
-    if _next_hit(cron, 0) is not None:
+    if _next_hit(cron, "", 0) is not None:
         return
     fields = cron.split()
     for number, (name, values) in enumerate(_CRON_FIELDS.items()):
-        if _next_hit(" ".join(field if at == number else "*" for at, field in enumerate(fields)), 0) is None:
+        if _next_hit(" ".join(field if at == number else "*" for at, field in enumerate(fields)), "", 0) is None:
             raise RemoteProtocolError(
                 f"AMQ_SCHEDULED_CRON {cron!r} is not a cron expression: its {name} is {fields[number]!r}; "
                 f"use * or {values}, and lists, ranges and steps of these"
@@ -102,7 +127,10 @@ def _check_cron(cron: str) -> None:
 def start_schedule(schedule: Schedule, now_ms: int) -> Schedule | None:
     """Return the schedule of a send that is accepted now, with the time at which the send is due first. A time in the
     past counts as now. Returns None if the send never becomes due."""
-    due_ms = _next_hit(schedule.cron, now_ms) if schedule.cron else max(now_ms + schedule.delay_ms, schedule.due_ms)
+    if schedule.cron:
+        due_ms = _next_hit(schedule.cron, schedule.zone, now_ms)
+    else:
+        due_ms = max(now_ms + schedule.delay_ms, schedule.due_ms)
     return None if due_ms is None else replace(schedule, due_ms=due_ms)
 
 
@@ -111,7 +139,7 @@ def fire_schedule(schedule: Schedule, now_ms: int) -> tuple[bool, list[Schedule]
     passed, for example while the broker was down, only one message is sent.
 
     >>> fire_schedule(Schedule(period_ms=10, repeat=2, due_ms=100), 135)
-    (True, [Schedule(delay_ms=0, period_ms=10, repeat=1, cron='', to='', ttl_ms=0, due_ms=140, number=0)])
+    (True, [Schedule(delay_ms=0, period_ms=10, repeat=1, cron='', to='', ttl_ms=0, due_ms=140, number=0, zone='')])
     """
     following: list[Schedule] = []
     is_sent = True
@@ -120,32 +148,63 @@ def fire_schedule(schedule: Schedule, now_ms: int) -> tuple[bool, list[Schedule]
         if schedule.delay_ms:
             is_sent = False
             delayed_ms = due_ms + schedule.delay_ms
-            following.append(replace(schedule, delay_ms=0, cron="", due_ms=delayed_ms))
-        hit_ms = _next_hit(schedule.cron, max(due_ms, now_ms))
+            following.append(replace(schedule, delay_ms=0, cron="", zone="", due_ms=delayed_ms))
+        hit_ms = _next_hit(schedule.cron, schedule.zone, max(due_ms, now_ms))
         if hit_ms is not None:
             following.append(replace(schedule, due_ms=hit_ms))
     if is_sent and repeat:
         left = repeat if repeat == FOR_EVER else repeat - 1
         next_ms = due_ms + period_ms * max(1, (now_ms - due_ms) // period_ms + 1)
-        following.append(replace(schedule, delay_ms=0, repeat=left, cron="", due_ms=next_ms))
+        following.append(replace(schedule, delay_ms=0, repeat=left, cron="", zone="", due_ms=next_ms))
     return is_sent, following
 
 
-def _next_hit(cron: str, now_ms: int) -> int | None:
-    """Return the first time after `now_ms` that meets a cron expression; None if there is none within 50 years, or the
-    expression is invalid."""
+def _next_hit(cron: str, zone: str, now_ms: int) -> int | None:
+    """Return the first time after `now_ms` that meets a cron expression in a time zone; None if there is none within 50
+    years, or the expression is invalid. If the zone is not known any more, UTC is used: the send is not lost."""
+    known = find_zone(zone) if zone else None
     try:
-        start = datetime.fromtimestamp((now_ms // 60_000 + 1) * 60, UTC)
+        shown = datetime.fromtimestamp(now_ms // 60_000 * 60, UTC).astimezone(known or UTC)
+        # Local time from here on: the minute after this one may be skipped.
+        start = shown.replace(tzinfo=None, second=0) + timedelta(minutes=1)
         fields = CronSim(cron, start)
     except (CronSimError, ValueError, OverflowError):
         return None
     # Not by CronSim, which tries day after day: a rare date takes it a hundred times as long.
-    for day in _days_from(fields, start.date()):
-        hour, minute = (start.hour, start.minute) if day == start.date() else (0, 0)
-        time = _time_from(fields, hour, minute)
-        if time is not None:
-            return int(datetime(day.year, day.month, day.day, *time, tzinfo=UTC).timestamp()) * 1000
+    for hit in _hits_from(fields, start):
+        hit_ms = int((_first_shown(hit, known) if known else hit.replace(tzinfo=UTC)).timestamp()) * 1000
+        # While the clock shows an hour again, its times have come before.
+        if hit_ms > now_ms:
+            return hit_ms
     return None
+
+
+def _first_shown(local: datetime, zone: tzinfo) -> datetime:
+    """Return the first moment at which a zone's clock shows a local time or a later one."""
+    shown = local.replace(tzinfo=zone)
+    moment = shown.astimezone(UTC)
+    if moment.astimezone(zone).replace(tzinfo=None) == local:
+        return moment
+    # The clock skips it. The moment of the skip is between what both offsets make of the local time.
+    before, after = sorted((moment, shown.replace(fold=1).astimezone(UTC)))
+    offset_before = before.astimezone(zone).utcoffset()
+    seconds = int((after - before).total_seconds())
+    skip = bisect_left(range(seconds), True, key=lambda each: _offset(before, each, zone) != offset_before)
+    return before + timedelta(seconds=skip)
+
+
+def _offset(moment: datetime, seconds: int, zone: tzinfo) -> timedelta | None:
+    return (moment + timedelta(seconds=seconds)).astimezone(zone).utcoffset()
+
+
+def _hits_from(fields: CronSim, start: datetime) -> Iterator[datetime]:
+    """Yield the local times that meet a cron expression, from `start` on."""
+    for day in _days_from(fields, start.date()):
+        first = (start.hour, start.minute) if day == start.date() else (0, 0)
+        for hour in sorted(each for each in fields.hours if each >= first[0]):
+            for minute in sorted(fields.minutes):
+                if (hour, minute) >= first:
+                    yield datetime(day.year, day.month, day.day, hour, minute)
 
 
 def _days_from(fields: CronSim, start: date) -> Iterator[date]:
@@ -163,14 +222,3 @@ def _days_from(fields: CronSim, start: date) -> Iterator[date]:
             days_by_kind[kind] = days
         first = start.day if (year, month) == (start.year, start.month) else 1
         yield from (date(year, month, day) for day in days if day >= first)
-
-
-def _time_from(fields: CronSim, hour: int, minute: int) -> tuple[int, int] | None:
-    """Return the first hour and minute, not before these, that meet a cron expression; None if no time of the day
-    does."""
-    if hour in fields.hours:
-        minutes = [each for each in fields.minutes if each >= minute]
-        if minutes:
-            return hour, min(minutes)
-    hours = [each for each in fields.hours if each > hour]
-    return (min(hours), min(fields.minutes)) if hours else None

@@ -10,7 +10,7 @@ from types import TracebackType
 from truenext.client.core.send_options import SendOptions
 from truenext.client.tasks.connection import Session
 from truenext.errors import ClosedError, Code, ConnectionLost, Refused, RolledBack, TruenextError
-from truenext.stage.core.outbox_unit import EncodedMessage
+from truenext.stage.core.outbox_unit import Delay, EncodedMessage
 from truenext.stage.core.output import OutputMessage
 from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.interceptors.interceptor import Execution, MessageToSend
@@ -74,7 +74,16 @@ async def send_messages(session: Session, messages: Sequence[EncodedMessage], de
             options["report_to"], options["report_id"] = each.report_to, each.report_id
         if each.on_failure:
             options["on_failure"] = each.on_failure
+        if each.delay is not None:
+            _add_delay(options, each.delay)
         await session.send(each.destination, each.body, timeout=remaining_s(deadline), **options)
+
+
+def _add_delay(options: SendOptions, delay: Delay) -> None:
+    if delay.at_ms:
+        options["headers"] = {**options.get("headers", {}), "AMQ_SCHEDULED_TIME": str(delay.at_ms)}
+    else:
+        options["delay"] = delay.ms / 1000
 
 
 class BrokerUnavailable(TruenextError):

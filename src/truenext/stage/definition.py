@@ -8,7 +8,9 @@ from typing import Any, Final, TypeVar, Unpack, overload
 
 from truenext.client.core.credentials import CREDENTIAL_FILES, Credentials
 from truenext.errors import ConfigurationError
+from truenext.model.limits import TRANSACTION_CRON_SENDS_MAX
 from truenext.model.url import DEFAULT_URL, parse_url
+from truenext.stage.core.cron import UTC, CronFlow, new_cron_flow
 from truenext.stage.core.definitions import (
     Endpoint,
     LocalEndpoint,
@@ -112,6 +114,8 @@ class Definition:
         self.topics: dict[str, Topic[Any]] = {}
         self.stages: dict[str, Stage] = {}
         """Stages by queue."""
+        self.crons: dict[str, CronFlow] = {}
+        """Cron flows by name."""
         self._settings = StageSettings(
             f"service {name}", concurrency=concurrency, attempts=attempts, retry=retry, exactly_once=exactly_once
         )
@@ -309,6 +313,30 @@ class Definition:
             return function
 
         return decorate
+
+    def cron(self, name: str, cron: str, to: Endpoint[M, Any], message: M, *, zone: str = UTC) -> None:
+        """Declare a flow that the broker starts at the times of a cron expression. `truenext stages cron --apply` tells
+        the broker of all that a service declares.
+
+        Args:
+            name: Name of the flow, also its trace. Occurrences have ids made of this name and the due time.
+            cron: Five fields of cron, such as `0 3 * * *`: minute, hour, day of the month, month, day of the week.
+            to: Endpoint that handles the flow first.
+            message: Message of the type that the endpoint takes; the same each time.
+            zone: Time zone of `cron`, a name of the IANA database such as Europe/Oslo. A local time that the zone skips
+                or repeats counts once.
+
+        Raises: DefinitionError if an argument is invalid, or the name is already declared; FlowError if the message is
+        not of the endpoint's type
+        """
+        if name in self.crons:
+            raise DefinitionError(f"{self.name} has a cron flow {name!r} already: use another name")
+        if len(self.crons) >= TRANSACTION_CRON_SENDS_MAX:
+            raise DefinitionError(
+                f"{self.name} has more than {TRANSACTION_CRON_SENDS_MAX} cron flows, and one transaction of the broker "
+                "takes no more: let another service start them"
+            )
+        self.crons[name] = new_cron_flow(self.name, name, cron, zone, to, message)
 
     @property
     def has_outbox(self) -> bool:

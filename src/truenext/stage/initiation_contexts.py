@@ -19,7 +19,7 @@ from truenext.stage.context import ServiceContext
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.names import key_id, replies_queue
-from truenext.stage.core.outbox_unit import InitiationKey, OutboxUnit
+from truenext.stage.core.outbox_unit import Delay, InitiationKey, OutboxUnit
 from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
 from truenext.stage.initiator import checked_timeout
 from truenext.stage.user_code import running_loop
@@ -201,16 +201,19 @@ class OutboxInitiationContext:
         return OutboxUnit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
 
     def _key_of(self, outgoing: Sequence[OutputMessage]) -> InitiationKey | None:
-        """Return the key with a hash of the flows, without their start times; None if the block has no key."""
+        """Return the key with a hash of the flows, without the time of the call; None if the block has no key."""
         if self._key is None:
             return None
         digest = blake2b(digest_size=16)
         for each in outgoing:
             flow = msgspec.structs.replace(each.envelope.flow, started_ms=0)
             timeless = msgspec.structs.replace(each, envelope=msgspec.structs.replace(each.envelope, flow=flow))
+            if each.delay is not None and each.delay.at_ms:
+                timeless = msgspec.structs.replace(timeless, delay=Delay(0, each.delay.at_ms))
             digest.update(msgspec.json.encode(timeless, order="deterministic"))
         assert self._initiation is not None, "the block has begun"
-        return InitiationKey(self._key, digest.hexdigest(), self._initiation.kept)
+        delay_ms = max((each.delay.ms for each in outgoing if each.delay is not None), default=0)
+        return InitiationKey(self._key, digest.hexdigest(), self._initiation.kept, delay_ms)
 
 
 def checked_key_id(service: str, key: str) -> str:

@@ -307,6 +307,11 @@ class Service(Definition):
         stage asks its own endpoint, or another flow was started under the key; also the errors of `send`. With a key:
         no InDoubt, but DatabaseUnavailable, after which the flow may have started: call again
         """
+        for name in ("delay", "at"):
+            if key is None and name in options:
+                raise FlowError(
+                    f"ask waits for the reply, so {name} needs a key: use ask(key=...), or send with reply_to"
+                )
         check_can_await(f"{self.name}.ask", "request the endpoint with the flow: the reply comes to the next stage")
         if key is None:
             return self._ask(to, message, trace, timeout, options)
@@ -339,7 +344,7 @@ class Service(Definition):
                 "ask again with the same key"
             ) from None
         ttl = options.get("ttl")
-        if ttl is not None:
+        if ttl is not None and not options.keys() & {"delay", "at"}:
             deadline = min(deadline, asyncio.get_running_loop().time() + ttl + EXPIRY_GRACE_S)
         return cast("R", await kept.wait(to, key, id, deadline))
 

@@ -36,7 +36,7 @@ from truenext.stage.broker_transaction import (
     sender_error,
     transaction_size,
 )
-from truenext.stage.core.envelope import Envelope, decode_envelope
+from truenext.stage.core.envelope import Envelope, as_occurrence, decode_envelope
 from truenext.stage.core.errors import NoAttemptsLeft, Reject
 from truenext.stage.core.failed_request import failed_request, reported_failure
 from truenext.stage.core.failure import FAILURE, REPORT, cause_of, describe_error, is_text_too_long
@@ -187,6 +187,8 @@ class MessageHandler:
         if stage.keeps_replies and message.headers.get(FAILURE) == REPORT:
             return reported_failure(message.headers)
         envelope = decode_envelope(message.body)
+        if envelope.recurring:
+            envelope = as_occurrence(envelope, message.headers.get("truenext-due"))
         return failed_request(stage, envelope, message.headers) if stage.handles_failures else envelope
 
     @property

@@ -189,6 +189,11 @@ class LocalBroker:
         async with self._lock:
             await self._broker_run.advance(seconds)
 
+    async def _leap_to(self, wall_ms: int) -> None:
+        """Advance the clock to a time at once: each timer that became due meanwhile runs once."""
+        async with self._lock:
+            await self._broker_run.leap(wall_ms / 1000 - self._clock.wall_ns() / 1e9)
+
     # ---- A look ----
 
     async def queue(self, name: str) -> QueueContents:

@@ -110,6 +110,15 @@ class BrokerRun:
         self._advance_to(until)
         await self.quiesce()
 
+    async def leap(self, seconds: float) -> None:
+        """Advance the clock by `seconds` at once, as a machine does that was suspended.
+
+        Raises: TruenextError if the broker has failed; ConfigurationError if the time of the event loop stands still
+        """
+        await self.quiesce()
+        self._advance_to(self._loop.time() + seconds)
+        await self.quiesce()
+
     def _advance_to(self, seconds: float) -> None:
         self._clock.advance_to(seconds)
         for connection in self.connections.values():

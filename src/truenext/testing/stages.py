@@ -22,8 +22,9 @@ import msgspec
 
 from truenext.client.tasks.connection import Connection, connect
 from truenext.client.tasks.driver import check_clock_runs
-from truenext.errors import ConnectionLost
+from truenext.errors import ConnectionLost, Refused
 from truenext.model.destination import DEAD_LETTER_PREFIX, SUBSCRIPTION_PREFIX
+from truenext.model.schedule import FOR_EVER
 from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Stage, Topic
 from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.core.errors import NotDecoded
@@ -118,7 +119,21 @@ class _QueueStatus(msgspec.Struct):
         not count."""
         if self.name.startswith(SUBSCRIPTION_PREFIX) and not self.consumers:
             return False
-        return bool(self.waiting or self.unacknowledged or self.scheduled)
+        return bool(self.waiting or self.unacknowledged)
+
+
+class _ScheduledSend(msgspec.Struct):
+    """Scheduled send, as the broker answers the control request `scheduled`."""
+
+    due_ms: int
+    cron: str
+    repeat: int
+
+
+class _ScheduledPage(msgspec.Struct):
+    sends: list[_ScheduledSend]
+    next: list[int] | None
+    until: int
 
 
 _QUEUE_STATUS_DECODER = msgspec.json.Decoder(list[_QueueStatus])
@@ -294,8 +309,9 @@ class Stages:
     # ---- The end ----
 
     async def wait_until_ended(self, *, dead_letters: int = 0, timeout: float = ENDED_TIMEOUT_S) -> list[DeadLetter]:
-        """Wait until all flows have ended, and return the dead letters. Retries take no real time, since the broker's
-        clock is advanced until they are due.
+        """Wait until all flows have ended, and return the dead letters. Retries and delays take no real time, since the
+        broker's clock is advanced until they are due. It is not advanced for cron flows, nor for sends that repeat
+        without an end: these are not waited for.
 
         A flow that the program starts in a database transaction counts from the commit, since the outbox is read, too.
         Messages in a durable subscription without a consumer, and retries of a subscriber, do not count.
@@ -322,7 +338,13 @@ class Stages:
             # The outbox is read last, as this takes longest: a message that leaves it is in a queue at the next poll.
             unsent = "" if unfinished or busy else await self._describe_unsent()
             if not (unfinished or busy or unsent):
-                idle_polls += 1
+                due_ms = await self._next_delay_ms(queues)
+                if due_ms is None:
+                    idle_polls += 1
+                    continue
+                # Nothing else is under way, so no timer in between has anything to do.
+                idle_polls = 0
+                await self.broker._leap_to(due_ms)
                 continue
             idle_polls = 0
             now = loop.time()
@@ -373,6 +395,25 @@ class Stages:
             return f"the outbox cannot be read: {error}"
         count = unsent.numbered + unsent.unnumbered
         return f"the outbox has {count} unsent messages" if count else ""
+
+    async def _next_delay_ms(self, queues: list[_QueueStatus]) -> int | None:
+        """Return the earliest due time of a delayed flow; None if no flow is delayed."""
+        dues: list[int] = []
+        # The queue "" stands for topics.
+        for name in ["", *(each.name for each in queues if each.scheduled)]:
+            after: list[int] | None = [0, 0]
+            until: dict[str, int] = {}
+            while after is not None:
+                request = {"queue": name, "after": after} | until
+                try:
+                    answer = await self._control_connection.control_request("scheduled", request)
+                except (ConnectionLost, Refused):
+                    # The test drops connections, or the queue has just ended: the next poll sees what is left.
+                    return None
+                page = msgspec.json.decode(answer, type=_ScheduledPage)
+                dues += [each.due_ms for each in page.sends if not each.cron and each.repeat != FOR_EVER]
+                after, until = page.next, {"until": page.until}
+        return min(dues, default=None)
 
     async def _read_queue_statuses(self, *, dead_letters: bool = False) -> list[_QueueStatus]:
         answer = None

@@ -71,6 +71,8 @@ class StartFlows(NamedTuple):
     """Failures of each order's stage, and of the stage of each of its parts."""
     is_interactive: bool
     process: int
+    delay_s: float = 0
+    """Delay of the orders and of their parts."""
 
 
 class At(NamedTuple):
@@ -192,6 +194,7 @@ def _start_flows(random: Random) -> StartFlows:
         # What is begun under a key is the same only if this is the same.
         random.random() < 0.3 if key is None else key == 1,
         random.randrange(2),
+        random.choice([0, 0, 0, 0.3, 2.0]) if key is None else (0, 2.0)[key],
     )
 
 
@@ -318,6 +321,7 @@ class _Machine:
 
     def _check(self, seen: Seen) -> None:
         found = self._oracle.contradictions(seen)
+        found += [f"{each} came before its delay was over" for each in self._runs.early]
         if found:
             raise Contradiction("\n".join([*found, f"seen: {seen}"]))
 
@@ -408,7 +412,7 @@ class _Machine:
         made = []
         for fails, parts in step.orders:
             self._orders += 1
-            made.append(Order(f"o{self._orders}", fails, parts))
+            made.append(Order(f"o{self._orders}", fails, parts, step.delay_s))
         return made
 
     def _know(self, orders: list[Order], started: Started) -> None:
@@ -418,6 +422,7 @@ class _Machine:
     async def _start_over_broker(self, step: StartFlows, orders: list[Order]) -> None:
         shop = self._process(step.process).shop
         self._know(orders, Started.PERHAPS)
+        self._delay(orders, step)
         try:
             async with shop.app.initiate(timeout=START_TIMEOUT_S) as initiation:
                 self._send_orders(initiation, shop, orders, step)
@@ -458,6 +463,7 @@ class _Machine:
         is_refused = False
         started = Started.NO
         self._know(orders, Started.PERHAPS)
+        self._delay(orders, step)
         try:
             async with process.shop.app.initiate(work.session, key=key) as initiation:
                 self._send_orders(initiation, process.shop, orders, step)
@@ -487,10 +493,16 @@ class _Machine:
                 self._generation += 1
         self._know(orders, started)
 
+    def _delay(self, orders: list[Order], step: StartFlows) -> None:
+        for each in orders:
+            self._runs.delay(each.id, step.delay_s)
+
     @staticmethod
     def _send_orders(initiation: object, shop: Shop, orders: list[Order], step: StartFlows) -> None:
         for each in orders:
-            initiation.send(shop.place, each, trace=each.id, interactive=step.is_interactive)  # type: ignore[attr-defined]
+            initiation.send(  # type: ignore[attr-defined]
+                shop.place, each, trace=each.id, interactive=step.is_interactive, delay=step.delay_s
+            )
             initiation.send(  # type: ignore[attr-defined]
                 shop.told, Part(each.id, SENT_BY_PROGRAM, 0), trace=each.id, interactive=step.is_interactive
             )
@@ -565,6 +577,8 @@ class _Machine:
         # outbox, which the relay sends once more to an empty broker.
         if step.after_retention and not self._oracle.sent_often and not self._rows("SELECT 1 FROM truenext_outbox"):
             self._virtual.database_ahead_s += RETENTION_S
+            # Delays in the outbox are over, by the clock of the database.
+            self._runs.due_ms.clear()
             # By now the keys are forgotten: something else is begun under them.
             self._keys.clear()
             for each in self._processes:

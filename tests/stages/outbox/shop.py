@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from truenext.stage import Endpoint, Flow, Service
+from truenext.stage.context import ServiceContext
 
 TABLES = [
     # No keys: what is done twice is there twice.
@@ -17,6 +18,8 @@ TABLES = [
     "CREATE TABLE parts (id TEXT, run INTEGER, place INTEGER)",
 ]
 ATTEMPTS = 4
+CLOCK_MS = 2
+"""Milliseconds by which the clock of the database may differ, as it counts days."""
 BROKEN = 99
 """Failures of a stage that fails until it is mended."""
 SENT_BY_PROGRAM = 0
@@ -29,6 +32,8 @@ class Order(msgspec.Struct, frozen=True):
     """Number of runs of the order's stage that fail."""
     parts: tuple[int, ...]
     """Number of runs of the stage that fail, for each part."""
+    delay_s: float = 0
+    """Delay of each part."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -44,10 +49,21 @@ class Runs:
     def __init__(self) -> None:
         self._runs: Counter[object] = Counter()
         self.is_mended = False
+        self.due_ms: dict[object, int] = {}
+        """Earliest time of each delayed order and part."""
+        self.early: list[object] = []
 
     def next_of(self, what: object) -> int:
         self._runs[what] += 1
         return self._runs[what]
+
+    def delay(self, what: object, delay_s: float) -> None:
+        if delay_s:
+            self.due_ms.setdefault(what, ServiceContext.now_ms() + int(delay_s * 1000))
+
+    def check_due(self, what: object) -> None:
+        if ServiceContext.now_ms() < self.due_ms.get(what, 0) - CLOCK_MS:
+            self.early.append(what)
 
     def fails(self, run: int, fails: int) -> bool:
         return not self.is_mended if fails == BROKEN else run <= fails
@@ -69,6 +85,7 @@ class Shop:
 
         @app.terminator("part.pack", Part)
         def pack(part: Part, flow: Flow, sql: Session) -> None:
+            runs.check_due(part)
             run = runs.next_of(part)
             sql.execute(
                 text("INSERT INTO parts VALUES (:order, :run, :place)"),
@@ -80,6 +97,7 @@ class Shop:
 
         @app.terminator("order.place", Order)
         async def place(order: Order, flow: Flow, sql: AsyncSession) -> None:
+            runs.check_due(order.id)
             run = runs.next_of(order.id)
             # Each run asks for other parts, and for more of them.
             parts = order.parts if run == 1 else (*order.parts, 0)
@@ -87,7 +105,9 @@ class Shop:
                 text("INSERT INTO orders VALUES (:id, :run, :parts)"), {"id": order.id, "run": run, "parts": len(parts)}
             )
             for place, fails in enumerate(parts):
-                flow.send(pack, Part(order.id, run, place, fails))
+                part = Part(order.id, run, place, fails)
+                runs.delay(part, order.delay_s)
+                flow.send(pack, part, delay=order.delay_s)
             if runs.fails(run, order.fails):
                 raise ValueError("no paper for this order")
 

@@ -26,6 +26,7 @@ import pytest
 from tests.stages.outbox.schedule import Contradiction
 from tests.stages.outbox.test_schedules import tried
 from tests.unit.mutation import mutated
+from truenext.stage.core import outbox_unit
 from truenext.stage.initiation_contexts import OutboxInitiationContext
 from truenext.stage.outbox import publishing
 from truenext.stage.outbox.exactly_once import ExactlyOnceProcessing
@@ -41,6 +42,7 @@ QUICK = {
     "a unit is sent again without a number",
     "independent initiations have the same ids",
     "inbox rows are deleted before they are marked",
+    "a delay in the outbox is over when it is sent",
 }
 """Faults that show in the first few examples. The others take up to minutes, and show in `make faults`."""
 
@@ -124,6 +126,10 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
                 "pass",
             )
         ],
+        nothing,
+    ),
+    "a delay in the outbox is over when it is sent": (
+        [Change(outbox_unit, "_adjust_time", "delay=left if left.ms or left.at_ms else None", "delay=None")],
         nothing,
     ),
     "a COMMIT has no number": ([Change(MessageHandler, "_commit", "if number is None:", "if True:")], nothing),

@@ -14,7 +14,7 @@ from truenext.stage.core.names import RANDOM_BYTES, child_id, first_id, inbox_id
 from truenext.stage.core.outbox_unit import (
     COMBINED_PREFIX,
     TTL_MIN_S,
-    UNIT_PREFIX,
+    UNIT_PREFIXES,
     EncodedMessage,
     OutboxUnit,
     UnreadableUnit,
@@ -44,7 +44,7 @@ DAY_MS = 86_400_000
 @given(messages, st.integers(0, DAY_MS))
 def test_a_unit_is_read_as_it_was_written(written: list[EncodedMessage], age_ms: int) -> None:
     data = OutboxUnit(written, False).encode()
-    assert data.startswith(UNIT_PREFIX)
+    assert data.startswith(UNIT_PREFIXES)
     expect_read(decode_unit(data, age_ms), [(each, age_ms) for each in written])
 
 
@@ -108,7 +108,7 @@ def test_unit_is_read_by_a_version_without_reports_and_the_other_way_round(writt
 
 def test_a_unit_of_another_version_is_refused() -> None:
     with pytest.raises(UnreadableUnit):
-        decode_unit(b"\x92\x03\x90", 0)
+        decode_unit(b"\x92\x04\x90", 0)
 
 
 def test_an_id_begins_with_the_time_and_what_is_made_of_it_with_the_same() -> None:

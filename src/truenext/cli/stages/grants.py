@@ -95,4 +95,7 @@ def _unknown_grants(service: Service) -> list[str]:
     found.append(
         f"If a program of {service.name} uses `ask`: `take` and `send` also for /topic/replies.{service.name}.*."
     )
+    if service.crons:
+        queues = ", ".join(sorted({each.endpoint for each in service.crons.values()}))
+        found.append(f"`truenext stages cron --apply`: `send`, `browse` and `manage` on {queues}.")
     return [*found, "A program that starts flows: `send` to their endpoints."]

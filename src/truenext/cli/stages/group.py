@@ -6,6 +6,7 @@ from truenext.cli.lazy import LazyGroup
 
 COMMAND_MODULES = {
     "check": "stages.check",
+    "cron": "stages.cron",
     "describe": "stages.describe",
     "grants": "stages.grants",
     "outbox": "stages.outbox",

@@ -20,7 +20,7 @@ from truenext.model.destination import DEAD_LETTER_PREFIX
 from truenext.model.failure_headers import ON_FAILURE, REPORT_ID, REPORT_TO
 from truenext.stage.broker_transaction import CONTENT_TYPE
 from truenext.stage.context import ServiceContext
-from truenext.stage.core.envelope import decode_envelope, encode_envelope
+from truenext.stage.core.envelope import as_occurrence, decode_envelope, encode_envelope
 from truenext.stage.core.errors import NotDecoded
 from truenext.stage.core.failure import FAILURE, HANDLED
 
@@ -146,6 +146,8 @@ def _resend(session: Session, message: Message, to: str) -> None:
             f"message {message.message_id} is a failure for on_failure, and no client can send one: `truenext redrive` "
             "moves it back; skip it with --selector"
         )
+    if envelope.recurring:
+        envelope = as_occurrence(envelope, message.headers.get("truenext-due"))
     renewed = msgspec.structs.replace(envelope, id=ServiceContext.new_id())
     options: SendOptions = {
         "priority": message.priority,

@@ -41,7 +41,8 @@ from truenext.cli.stages.source_watcher import SourceWatcher
 from truenext.cli.terminal import count_noun
 from truenext.cli.values import EnumParam, HostAndPortParam, PathParam, SecondsParam
 from truenext.client.core.credentials import Credentials
-from truenext.errors import ConfigurationError, TruenextError
+from truenext.errors import Code, ConfigurationError, Refused, TruenextError
+from truenext.stage.core.cron import CronPage, PresentCron, are_equal, present_selector
 from truenext.stage.core.health import STALLED_AFTER_S, ServiceHealth, assess_health
 from truenext.stage.core.names import endpoint_of
 from truenext.stage.definition import Definition
@@ -234,6 +235,7 @@ class _ServiceProcess:
                 await running.prepare()
                 await running.connect()
                 await _warn_of_orphaned_queues(running, service)
+                await _warn_of_other_crons(running, service)
                 await running.start()
                 _echo(
                     f"{service.name} runs {count_noun(len(service.stages), 'stage')} of "
@@ -363,6 +365,55 @@ async def _warn_of_orphaned_queues(running: ServiceRun, definition: Definition) 
                 "consumers": queue.consumers,
             },
         )
+
+
+async def _warn_of_other_crons(running: ServiceRun, definition: Definition) -> None:
+    """Log a warning if the cron flows in the broker are not those that the service declares. A user who may not browse
+    the queues of the declared ones is not warned."""
+    declared = {each.endpoint for each in definition.crons.values()}
+    present: list[PresentCron] = []
+    try:
+        counts = msgspec.json.decode(await running.connection.control_request("queues"), type=list[ScheduledCount])
+        scheduled = {each.name for each in counts if each.scheduled}
+        for queue in declared | (definition.endpoints.keys() & scheduled):
+            try:
+                present += await _present_in(running, definition, queue)
+            except Refused as error:
+                if error.code == Code.FORBIDDEN and queue in declared:
+                    return
+                if error.code not in (Code.FORBIDDEN, Code.NOT_FOUND):
+                    raise
+    except (TruenextError, TimeoutError) as error:
+        logger.warning("cannot check the cron flows of the service", extra={"error": str(error)})
+        return
+    if not are_equal(definition.crons.values(), present):
+        logger.warning(
+            "the broker has other cron flows than the service declares: run `truenext stages cron`",
+            extra={
+                "service": definition.name,
+                "declared": sorted(definition.crons),
+                "present": sorted(each.name for each in present),
+            },
+        )
+
+
+async def _present_in(running: ServiceRun, definition: Definition, queue: str) -> list[PresentCron]:
+    """Return the scheduled sends of the service's cron flows in a queue. Raises: TruenextError, TimeoutError"""
+    request = {"queue": queue, "selector": present_selector(definition.name)}
+    present: list[PresentCron] = []
+    after: list[int] | None = [0, 0]
+    until: dict[str, int] = {}
+    while after is not None:
+        answer = await running.connection.control_request("scheduled", request | until | {"after": after})
+        page = msgspec.json.decode(answer, type=CronPage)
+        present += page.sends
+        after, until = page.next, {"until": page.until}
+    return present
+
+
+class ScheduledCount(msgspec.Struct):
+    name: str
+    scheduled: int
 
 
 def orphaned_queues(queues: Iterable[QueueInfo], definition: Definition) -> list[QueueInfo]:

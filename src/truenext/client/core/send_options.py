@@ -38,7 +38,9 @@ class SendOptions(TypedDict, total=False):
     repeat: int
     """Number of further sends after the first; -1 means without end."""
     cron: str
-    """Times at which the broker sends the message: five fields of cron, in UTC."""
+    """Times at which the broker sends the message: five fields of cron, in UTC or in `zone`."""
+    zone: str
+    """Time zone of `cron`, a name such as Europe/Oslo."""
     group: str
     """Message group. The messages of a group go to one consumer, one after the other."""
     closes_group: bool
@@ -202,6 +204,8 @@ def _add_schedule(headers: dict[str, str], options: SendOptions) -> None:
         headers["AMQ_SCHEDULED_REPEAT"] = str(options["repeat"])
     if "cron" in options:
         headers["AMQ_SCHEDULED_CRON"] = options["cron"]
+    if "zone" in options:
+        headers["AMQ_SCHEDULED_ZONE"] = options["zone"]
 
 
 def _add_failure_headers(headers: dict[str, str], options: SendOptions, has_report_id: bool) -> None:

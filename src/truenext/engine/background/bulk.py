@@ -155,6 +155,8 @@ class ScheduledSendInfo(msgspec.Struct):
     """Number of further sends; -1 is for ever."""
     cron: str
     """Cron expression of the times of the send; "" is none."""
+    zone: str
+    """Time zone of `cron`; "" is UTC."""
     delay_ms: int
     """Milliseconds of delay after each time of `cron`; 0 without `cron`, because `due_ms` includes the delay."""
     priority: int

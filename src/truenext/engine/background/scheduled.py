@@ -49,7 +49,7 @@ from truenext.model.limits import (
     SCAN_NS_PER_TURN,
     SHOWN_BODY_BYTES,
 )
-from truenext.model.message import SentMessage, with_ttl
+from truenext.model.message import SentMessage, with_due, with_ttl
 from truenext.model.record import (
     SCHEDULED_TIMERS,
     message_key,
@@ -251,8 +251,7 @@ class Scheduler(BackgroundTask):
         if self._queues.routing_ns(destination, message, page.ahead) <= ROUTING_STEP_NS:
             return False
         page.ahead = page.ahead or self._queues.new_route_ahead()
-        sent = with_ttl(message, timing.ttl_ms, self._commit_state.now_ms) if timing.ttl_ms else message
-        page.ahead_steps = self._queues.find_ahead(page.ahead, destination, sent)
+        page.ahead_steps = self._queues.find_ahead(page.ahead, destination, self._due_message(message, timing))
         return True
 
     def on_committed(self) -> None:
@@ -351,13 +350,17 @@ class Scheduler(BackgroundTask):
         self._remove_record(lane, found.sequence, message)
         is_sent, remaining = schedule.fire_schedule(timing, self._commit_state.now_ms)
         if is_sent:
-            sent = with_ttl(message, timing.ttl_ms, self._commit_state.now_ms) if timing.ttl_ms else message
-            copies = self._arrivals.accept_with_batch(name, timing.to, sent, ahead)
+            copies = self._arrivals.accept_with_batch(name, timing.to, self._due_message(message, timing), ahead)
         if timing.cron:
             copies += CRON_COPIES
         for next_timing in remaining:
             self._add_record(name, message, replace(next_timing, number=timing.number or found.sequence))
         return copies
+
+    def _due_message(self, message: SentMessage, timing: Schedule) -> SentMessage:
+        """Return the message as it is sent now."""
+        sent = with_due(message, timing.due_ms)
+        return with_ttl(sent, timing.ttl_ms, self._commit_state.now_ms) if timing.ttl_ms else sent
 
     def _remove_record(self, lane: Lane, number: int, message: SentMessage) -> None:
         entry = Entry(number, None, lane, 0, message.persistent, 0)
@@ -404,6 +407,7 @@ def _send_info(number: int, timing: Schedule, message: SentMessage) -> bulk.Sche
         period_ms=timing.period_ms,
         repeat=timing.repeat,
         cron=timing.cron,
+        zone=timing.zone,
         delay_ms=timing.delay_ms if timing.cron else 0,
         priority=message.priority,
         persistent=message.persistent,

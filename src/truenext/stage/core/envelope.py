@@ -16,6 +16,7 @@ from truenext.model.destination import DEAD_LETTER_PREFIX, DestinationKind, pars
 from truenext.model.limits import HANDLERS_MAX
 from truenext.stage.core.codec import EMPTY
 from truenext.stage.core.errors import FlowError, NotDecoded
+from truenext.stage.core.names import occurrence_id
 
 _DEAD_LETTERS = f"/queue/{DEAD_LETTER_PREFIX}"
 
@@ -77,6 +78,9 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     attachments: dict[str, bytes] = {}
     carrier: dict[str, str] = {}
     """Headers for tracing, such as traceparent, that interceptors have added."""
+    recurring: bool = False
+    """True if the broker sends this body several times, such as by cron. Each occurrence then is a message and a flow
+    of its own (`as_occurrence`)."""
 
 
 class VersionedEnvelope(msgspec.Struct, frozen=True):
@@ -117,6 +121,17 @@ def decode_envelope(body: bytes) -> Envelope:
         if each.failure and not is_dead_lettering(each.failure):
             raise NotDecoded(f"the failure address {each.failure[:100]!r} is not a single queue")
     return envelope
+
+
+def as_occurrence(envelope: Envelope, due: str | None) -> Envelope:
+    """Return the envelope of one occurrence of a recurring message. `due` is the header `truenext-due`. The ids are
+    made of it, so an occurrence has the same ids even if two schedules send it. A message without this header was not
+    scheduled, and keeps its ids."""
+    if due is None:
+        return envelope
+    id = occurrence_id(envelope.id, int(due))
+    flow = msgspec.structs.replace(envelope.flow, id=id, started_ms=int(due))
+    return msgspec.structs.replace(envelope, id=id, flow=flow, recurring=False)
 
 
 def find_version(decode: Callable[[], VersionedEnvelope]) -> int:

@@ -28,10 +28,12 @@ from truenext.stage.core.flow_start import (
     check_endpoint,
     check_topic,
     child_flow_context,
+    delay_of,
     encode_first_message,
     start_flow,
     state_for,
 )
+from truenext.stage.core.outbox_unit import Delay
 from truenext.stage.core.output import Output, OutputMessage, checked_attachments
 from truenext.stage.core.signature import is_assignable
 
@@ -180,19 +182,30 @@ class Flow:
         *waiting, last = self._envelope.waiting
         self._continue("reply", last.to, encoded, last.state, waiting, attachments)
 
-    def next(self, message: object, *, attachments: Mapping[str, bytes] | None = None) -> None:
+    def next(self, message: object, *, delay: float = 0, attachments: Mapping[str, bytes] | None = None) -> None:
         """Continue with the next stage, with the current state.
 
         Args:
             message: Message of the type that the next stage takes.
+            delay: Seconds until the next stage may run, 0 or more. The time begins when the broker has the message.
+                Until then the flow occupies no worker.
             attachments: Bytes by name, which only this message carries.
 
-        Raises: FlowError if this stage is the last, or the next stage takes another type; Reject if the flow exceeds a
-        limit
+        Raises: FlowError if this stage is the last, the next stage takes another type, or the flow expires before
+        `delay` is over; Reject if the flow exceeds a limit
         """
         next_stage = self._next_stage("next")
         encoded = next_stage.takes.encode(message)
-        self._continue("next", next_stage.destination, encoded, self._state(), self._envelope.waiting, attachments)
+        waiting = self._envelope.waiting
+        due = None if delay == 0 else delay_of(delay)
+        expires_ms = self._source.expires_ms
+        if due is not None and expires_ms and self._now_ms + due.ms >= expires_ms:
+            left_s = max(expires_ms - self._now_ms, 0) / 1000
+            raise FlowError(
+                f"a delay of {delay:g} seconds ends after the flow, which expires in {left_s:g} seconds: use a shorter "
+                "delay, or a longer ttl when the flow starts"
+            )
+        self._continue("next", next_stage.destination, encoded, self._state(), waiting, attachments, due)
 
     def next_direct(self, message: object) -> None:
         """Run the next stage when this stage has returned, in the same transaction and without a message. The stages of
@@ -290,6 +303,7 @@ class Flow:
         state: msgspec.Raw,
         waiting: list[ReplyTo],
         attachments: Mapping[str, bytes] | None,
+        delay: Delay | None = None,
     ) -> None:
         calls = self._envelope.calls + (kind != "reply")
         if calls > CALLS_MAX:
@@ -312,7 +326,7 @@ class Flow:
             calls=calls,
             attachments=checked,
         )
-        self._output.outgoing.append(OutputMessage(destination, envelope, self._source.expires_ms))
+        self._output.outgoing.append(OutputMessage(destination, envelope, self._source.expires_ms, delay=delay))
 
     # ---- Other flows ----
 

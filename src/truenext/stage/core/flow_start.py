@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
+from math import ceil
 from typing import Any, TypedDict
 
 import msgspec
 
-from truenext.model.limits import TTL_MS_MAX
+from truenext.model.limits import SCHEDULE_MS_MAX, SCHEDULE_TIME_MAX, TTL_MS_MAX
 from truenext.stage.core.codec import EMPTY, check_properties, encode_any
 from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Topic
 from truenext.stage.core.envelope import VERSION, Envelope, FlowContext, ReplyTo
 from truenext.stage.core.errors import FlowError
+from truenext.stage.core.outbox_unit import Delay
 from truenext.stage.core.output import Output, OutputMessage, checked_attachments
 from truenext.stage.core.signature import is_assignable
 
@@ -27,8 +30,15 @@ class FlowOptions(TypedDict, total=False):
     inherits the value of the stage's flow."""
     ttl: float
     """Lifetime of the flow in seconds, 0.001 or more. After that time its message expires, so no further stage starts.
-    The time begins when the broker has the first message; with `initiate(session)`, when the database has it. By
-    default a flow never expires."""
+    The time begins when the broker has the first message; with `initiate(session)`, when the database has it; with
+    `delay` or `at`, when the first message is due. By default a flow never expires."""
+    delay: float
+    """Seconds until the first message is due, 0 or more. Until then the broker keeps the message, and no stage runs.
+    The time begins when the broker has the message; with `initiate(session)`, when the database has it. `ask`
+    needs a key for it."""
+    at: datetime
+    """Time at which the first message is due, with a time zone. A past time is now. Not together with `delay`. `ask`
+    needs a key for it."""
     properties: Mapping[str, Any]
     """Values that JSON can hold, for all stages of the flow. If a stage starts the flow, they are added to the
     properties of the stage's flow."""
@@ -121,10 +131,40 @@ def encode_first_message(
     return FirstMessage(to, to.takes.encode(message), state_for(to, state), waiting)
 
 
+def delay_of(delay: object) -> Delay | None:
+    """Return the delay that a program has set in seconds; None if it is 0. Raises: FlowError if the value is invalid"""
+    if isinstance(delay, bool) or not (isinstance(delay, int | float) and 0 <= delay <= SCHEDULE_MS_MAX / 1000):
+        raise FlowError(f"delay is a number of seconds, 0 to {SCHEDULE_MS_MAX // 1000} (100 years), not {delay!r}")
+    # Rounded up: no message comes early.
+    return Delay(ceil(delay * 1000)) if delay else None
+
+
+def _delay_until(at: object, now_ms: int) -> Delay:
+    """Return the delay until a time. Raises: FlowError if it is not a datetime with a time zone, or too late"""
+    if not isinstance(at, datetime):
+        raise FlowError(f"at is a datetime with a time zone, not {at!r}; for a number of seconds use delay")
+    if at.utcoffset() is None:
+        raise FlowError(
+            f"at is {at.isoformat()}, without a time zone: use datetime.now(UTC), or "
+            "datetime(..., tzinfo=ZoneInfo('Europe/Oslo'))"
+        )
+    at_ms = max(ceil(at.timestamp() * 1000), 1)
+    if at_ms > SCHEDULE_TIME_MAX:
+        raise FlowError(f"at is {at.isoformat()}: the latest time is in the year 2169")
+    return Delay(max(at_ms - now_ms, 0), at_ms)
+
+
 def start_flow(
     output: Output, context: FlowContext, first: FirstMessage, options: FlowOptions, parent: str = ""
 ) -> str:
     """Add the first message of a flow to `output`, and return its id. Raises: FlowError if an option is invalid"""
+    delay = None
+    if "at" in options:
+        if "delay" in options:
+            raise FlowError("delay and at both set when the flow begins: use one of them")
+        delay = _delay_until(options["at"], context.started_ms)
+    elif "delay" in options:
+        delay = delay_of(options["delay"])
     to, id = first.to, output.new_id()
     envelope = Envelope(
         version=VERSION,
@@ -138,7 +178,7 @@ def start_flow(
         waiting=first.waiting,
         attachments=checked_attachments(options.get("attachments")),
     )
-    output.outgoing.append(OutputMessage(to.destination, envelope, ttl_s=options.get("ttl")))
+    output.outgoing.append(OutputMessage(to.destination, envelope, ttl_s=options.get("ttl"), delay=delay))
     return id
 
 

@@ -103,6 +103,16 @@ def child_id(parent: str, ordinal: int) -> str:
     return _derive_id(parent, f"{parent} {ordinal}")
 
 
+def occurrence_id(schedule: str, due_ms: int) -> str:
+    """Return the id of one occurrence of a schedule, made of the schedule's id and the due time."""
+    return _derive_id(f"{due_ms:0{TIME_LENGTH}x}", f"{schedule} due {due_ms}")
+
+
+def cron_id(service: str, name: str) -> str:
+    """Return the id of the schedule that a service calls `name`. It stays the same if its times change."""
+    return _derive_id("", f"{service} cron {name}")
+
+
 def inbox_id(service: str, queue: str, message_id: str) -> str:
     """Return the id of a message in the inbox. The id also depends on service and queue, since one message may come to
     several queues, and several services may share a database."""

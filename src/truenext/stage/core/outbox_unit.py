@@ -1,12 +1,13 @@
 """Outbox unit: messages for one COMMIT of the broker, which the outbox in the database stores until they are sent.
 
-    unit       [1, [message, ...]] in MessagePack
+    unit       [1, [message, ...]] in MessagePack; [3, [message, ...]] if a message has a delay
     combined   [2, [[time of writing, unit], ...]]: units of several transactions, to be sent in one COMMIT
-    message    destination, body, id, priority, persistent, expiry of its flow, its time to live, reason of a refusal,
+    message    destination, body, id, priority, persistent, expiry of its flow, its time to live, refusal, its delay,
                where its failure is reported, with which id, which queues handle it
 
 The format is the same in all versions of truenext, so that an older process can send the units of a newer one, and a
-newer process those of an older one. Source: docs/stages-database.md
+newer process those of an older one. A unit with delays has a version of its own, since a truenext that knows no delays
+would send its messages at once. Source: docs/stages-database.md
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from truenext.errors import TruenextError
 T = TypeVar("T")
 
 VERSION: Final = 1
-"""Version of a unit that is not combined; combined units have version 2. This code reads no other versions."""
-UNIT_PREFIX: Final = b"\x92\x01"
+"""Version of a unit without delays that is not combined; combined units have version 2."""
+DELAYED_VERSION: Final = 3
+"""Version of a unit with delays that is not combined. This code reads these three versions."""
+UNIT_PREFIXES: Final = (b"\x92\x01", b"\x92\x03")
 """First bytes of a unit that is not combined: an array of two items, and the version."""
 COMBINED_PREFIX: Final = b"\x92\x02\xdd"
 """First bytes of a combined unit: an array of two items, version 2, and an array. The length of the array follows in 4
@@ -35,6 +38,15 @@ COMBINED_UNITS_MAX: Final = 1000
 TTL_MIN_S: Final = 0.001
 EXPIRED_MS: Final = 1
 """Expiry time in the past. The broker delivers a message with it to no consumer."""
+
+
+class Delay(msgspec.Struct, frozen=True, array_like=True):
+    """Time until a message is due."""
+
+    ms: int
+    """Milliseconds from when the broker or the outbox has the message; with `at_ms` they are computed from it."""
+    at_ms: int = 0
+    """Due time in milliseconds since the epoch by the broker's clock, if the program has named a time; else 0."""
 
 
 class EncodedMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -50,9 +62,11 @@ class EncodedMessage(msgspec.Struct, frozen=True, array_like=True):
     expires."""
     ttl_s: float | None = None
     """Time to live in seconds, if the message starts a flow that expires. The time begins when the broker or the outbox
-    has the message."""
+    has the message; with a delay, when the message is due."""
     refused: str = ""
     """Reason why the broker refused another message, if this message replaces that one; otherwise empty."""
+    delay: Delay | None = None
+    """Delay of the message; None if it has none."""
     report_to: str = ""
     """Queue or topic that gets a report if the message becomes a dead letter; empty without reports."""
     report_id: str = ""
@@ -68,7 +82,12 @@ class OutboxUnit(NamedTuple):
     is_interactive: bool
 
     def encode(self) -> bytes:
-        return _ENCODER.encode(_EncodedUnit(VERSION, list(self.messages)))
+        version = VERSION
+        # A loop: `any` with a generator takes 0.5 us more, for each unit.
+        for each in self.messages:
+            if each.delay is not None:
+                version = DELAYED_VERSION
+        return _ENCODER.encode(_EncodedUnit(version, list(self.messages)))
 
 
 class KeptFlow(NamedTuple):
@@ -86,6 +105,8 @@ class InitiationKey(NamedTuple):
     content: str
     """Hash of the flows, as 32 hexadecimal digits."""
     kept: KeptFlow | None = None
+    delay_ms: int = 0
+    """Milliseconds until the last of the flows is due. The key is kept for 7 days from then on."""
 
 
 class UnreadableUnit(TruenextError):
@@ -130,27 +151,30 @@ def decode_unit(data: bytes, age_ms: int) -> list[EncodedMessage]:
     """Return the messages of a unit. `age_ms` is the time since the unit was written; for a combined unit, since its
     first part was written.
 
-    The time to live of each message is reduced by its age. A message with no time left is returned as expired, so that
-    the broker removes and counts it.
+    The delay of each message is reduced by its age. If nothing is left of it, the time to live is reduced by the rest
+    of the age. A message with no time to live left is returned as expired, so that the broker removes and counts it.
 
     Raises: UnreadableUnit
     """
     if not data.startswith(COMBINED_PREFIX):
-        return _adjust_ttls(_messages_of(data), age_ms)
+        return _adjust_times(_messages_of(data), age_ms)
     parts = split_unit(data)
     first_ms = min((written_ms for written_ms, _ in parts), default=0)
     return [
         message
         for written_ms, part in parts
-        for message in _adjust_ttls(_messages_of(part), age_ms - (written_ms - first_ms))
+        for message in _adjust_times(_messages_of(part), age_ms - (written_ms - first_ms))
     ]
 
 
 def _messages_of(data: bytes) -> list[EncodedMessage]:
     """Return the messages of a unit that is not combined. Raises: UnreadableUnit"""
     unit = _decode(_DECODER, data)
-    if unit.version != VERSION:
-        raise UnreadableUnit(f"the unit has version {unit.version}, and this truenext reads {VERSION}: update truenext")
+    if unit.version not in (VERSION, DELAYED_VERSION):
+        raise UnreadableUnit(
+            f"the unit has version {unit.version}, and this truenext reads {VERSION} and {DELAYED_VERSION}: update "
+            "truenext"
+        )
     return unit.messages
 
 
@@ -162,11 +186,22 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
         raise UnreadableUnit(f"these bytes are not a unit of an outbox: {error}") from error
 
 
-def _adjust_ttls(messages: list[EncodedMessage], age_ms: int) -> list[EncodedMessage]:
-    return [each if each.ttl_s is None else _adjust_ttl(each, each.ttl_s - age_ms / 1000) for each in messages]
+def _adjust_times(messages: list[EncodedMessage], age_ms: int) -> list[EncodedMessage]:
+    return [each if each.ttl_s is None and each.delay is None else _adjust_time(each, age_ms) for each in messages]
 
 
-def _adjust_ttl(message: EncodedMessage, left_s: float) -> EncodedMessage:
+def _adjust_time(message: EncodedMessage, age_ms: int) -> EncodedMessage:
+    delay = message.delay
+    if delay is not None:
+        left = Delay(max(delay.ms - age_ms, 0), delay.at_ms)
+        # A message with a due time keeps it: the clocks of the database and of the broker may differ.
+        message = msgspec.structs.replace(message, delay=left if left.ms or left.at_ms else None)
+        if left.ms:
+            return message
+        age_ms -= delay.ms
+    if message.ttl_s is None:
+        return message
+    left_s = message.ttl_s - age_ms / 1000
     if left_s < TTL_MIN_S:
         return msgspec.structs.replace(message, ttl_s=None, expires_ms=EXPIRED_MS)
     return msgspec.structs.replace(message, ttl_s=left_s)

@@ -17,7 +17,7 @@ from truenext.stage.core.envelope import (
 )
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.names import child_id
-from truenext.stage.core.outbox_unit import EncodedMessage
+from truenext.stage.core.outbox_unit import Delay, EncodedMessage
 
 PRIORITY: Final = 4
 PRIORITY_INTERACTIVE: Final = 9
@@ -33,7 +33,8 @@ class OutputMessage(msgspec.Struct, frozen=True):
     expires."""
     ttl_s: float | None = None
     """Time to live in seconds, if the message starts a flow that expires. The time begins when the broker or the outbox
-    has the message."""
+    has the message; with a delay, when the message is due."""
+    delay: Delay | None = None
 
     def encode(self, carrier: Mapping[str, str]) -> EncodedMessage:
         """Return the encoded message, with `carrier` in its envelope. Raises: FlowError if the message is too large"""
@@ -49,7 +50,8 @@ class OutputMessage(msgspec.Struct, frozen=True):
             )
         id, flow, expires_ms = envelope.id, envelope.flow, self.expires_ms
         priority = PRIORITY_INTERACTIVE if flow.interactive else PRIORITY
-        encoded = EncodedMessage(self.destination, body, id, priority, flow.persistent, expires_ms, self.ttl_s)
+        ttl_s, delay = self.ttl_s, self.delay
+        encoded = EncodedMessage(self.destination, body, id, priority, flow.persistent, expires_ms, ttl_s, delay=delay)
         for each in envelope.waiting:
             if each.failure or each.report:
                 return _with_failure_headers(encoded, envelope)

@@ -102,6 +102,7 @@ async def _accepted_or_replaced(session: Session, message: EncodedMessage, servi
             destination=f"/queue/{service}.refused",
             expires_ms=0,
             ttl_s=None,
+            delay=None,
             report_to="",
             report_id="",
             on_failure=(),

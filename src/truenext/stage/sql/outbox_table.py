@@ -23,7 +23,7 @@ from truenext.stage.core.outbox_unit import (
     COMBINED_PREFIX,
     COMBINED_UNITS_MAX,
     PART_PREFIX,
-    UNIT_PREFIX,
+    UNIT_PREFIXES,
     OutboxProducer,
     combine_units,
     decode_unit,
@@ -555,8 +555,8 @@ BYTES_MAX = 2 * 1024 * 1024
 """Largest number of bytes in a combined unit. A larger first part is sent alone."""
 
 IS_READABLE = {
-    "postgresql": f"substr(unit, 1, 2) = '\\x{UNIT_PREFIX.hex()}'",
-    "sqlite": f"substr(unit, 1, 2) = x'{UNIT_PREFIX.hex()}'",
+    "postgresql": "substr(unit, 1, 2) IN (" + ", ".join(f"'\\x{each.hex()}'" for each in UNIT_PREFIXES) + ")",
+    "sqlite": "substr(unit, 1, 2) IN (" + ", ".join(f"x'{each.hex()}'" for each in UNIT_PREFIXES) + ")",
 }
 """SQL condition for units that this process can read. Units of other formats are left to newer processes."""
 

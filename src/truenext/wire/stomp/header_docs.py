@@ -241,7 +241,13 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("AMQ_SCHEDULED_CRON",),
             "a cron expression of five fields. Default: none",
-            "Send the message at these times, in UTC. Any other header that begins with `AMQ_SCHEDULED_` is refused.",
+            "Send the message at these times, in UTC or the zone of ZONE. Any other header that begins with "
+            "`AMQ_SCHEDULED_` is refused.",
+        ),
+        HeaderDoc(
+            ("AMQ_SCHEDULED_ZONE",),
+            "a name of the IANA database, such as `Europe/Oslo`. Default: UTC",
+            "Time zone of CRON. A local time that is skipped or repeated counts once.",
         ),
         HeaderDoc(
             ("JMSXGroupID",),
@@ -461,6 +467,11 @@ BROKER_FRAME_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
             "`report`, `handled`",
             "The message is the report of a dead letter, or has failed and moved to a handler. Either has the headers "
             "of a dead letter.",
+        ),
+        HeaderDoc(
+            ("truenext-due",),
+            "milliseconds since the epoch",
+            "Due time of a scheduled send. Each occurrence of a repeating one has its own.",
         ),
         HeaderDoc(("browser",), "`end`", "The frame is no message: the browser has been shown everything."),
         HeaderDoc(

@@ -27,7 +27,7 @@ from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import AckMode, Subscribe
 from truenext.model.destination import Destination, DestinationKind
 from truenext.model.failure_headers import ON_FAILURE, REPORT_ID, REPORT_TO
-from truenext.model.header_lines import DEAD_LETTER_HEADERS, HOP_BY_HOP_HEADERS
+from truenext.model.header_lines import ADDED_HEADERS, HOP_BY_HOP_HEADERS
 from truenext.model.limits import CAUSE_BYTES_MAX, CONSUMER_PRIORITY_MAX, DELAY_MS_MAX, WINDOW_MAX
 from truenext.model.numerals import are_digits
 from truenext.wire.stomp.values import read_boolean, read_number
@@ -64,7 +64,7 @@ SEQUENCE = "truenext-sequence"
 
 CAUSE, FIRST_CAUSE, LAST_CAUSE = "truenext-cause", "truenext-first-cause", "truenext-last-cause"
 
-BROKER_HEADERS = DEAD_LETTER_HEADERS | {SEQUENCE, "truenext-deliveries", "truenext-attempts", FIRST_CAUSE, LAST_CAUSE}
+BROKER_HEADERS = ADDED_HEADERS | {SEQUENCE, "truenext-deliveries", "truenext-attempts", FIRST_CAUSE, LAST_CAUSE}
 """Headers of a message that only the broker sets."""
 
 _NUMBERED = ("truenext-number", "truenext-producer", "truenext-gapless")
@@ -332,7 +332,7 @@ def report_unknown_header(
         return
     known = OWN_HEADERS["SEND"]
     for name in headers:
-        if name.startswith(OWN_PREFIX) and name not in (*known, *DEAD_LETTER_HEADERS, *HOP_BY_HOP_HEADERS):
+        if name.startswith(OWN_PREFIX) and name not in (*known, *ADDED_HEADERS, *HOP_BY_HOP_HEADERS):
             reported.add(name)
             near = get_close_matches(
                 name.removeprefix(OWN_PREFIX), [each.removeprefix(OWN_PREFIX) for each in known], n=1

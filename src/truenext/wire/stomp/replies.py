@@ -211,7 +211,7 @@ def _headers_for_v1_0(headers: dict[str, str]) -> dict[str, str]:
     for untrimmed, value in headers.items():
         name = untrimmed.strip()
         read_as = name.partition(":")[0].strip()
-        is_imitation = read_as in header_lines.DEAD_LETTER_HEADERS and read_as != untrimmed
+        is_imitation = read_as in header_lines.ADDED_HEADERS and read_as != untrimmed
         if read_as not in ("", *HOP_BY_HOP_HEADERS) and not is_imitation:
             trimmed.setdefault(name, value)
     return trimmed

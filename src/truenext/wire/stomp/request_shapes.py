@@ -16,7 +16,7 @@ from truenext.errors import RemoteProtocolError
 from truenext.model.commands import Ack, AckRun, Send, SendRun, Started
 from truenext.model.destination import Destination, DestinationKind, parse_address
 from truenext.model.failure_headers import FAILURE_HEADERS, ON_FAILURE, REPORT_ID, REPORT_TO, failure_destinations
-from truenext.model.header_lines import DEAD_LETTER_HEADERS, HOP_BY_HOP_HEADERS, SCHEDULE_PREFIX
+from truenext.model.header_lines import ADDED_HEADERS, HOP_BY_HOP_HEADERS, SCHEDULE_PREFIX
 from truenext.model.limits import HEADER_BYTES_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 from truenext.model.message import SentMessage
 from truenext.model.order import PRIORITY_DEFAULT
@@ -73,7 +73,7 @@ _ACK_HEADERS = {
 _OTHER_ACK_LENGTH_MAX = 1000
 _OTHER_ACK_VALUE = rb"%%b{0,%d}+" % _OTHER_ACK_LENGTH_MAX
 """Pattern of the values of other headers of an ACK. Only short values match, so that the frame is within the limits."""
-_SLOW_PATH = (HOP_BY_HOP_HEADERS - _HOP_BY_HOP.keys()) | DEAD_LETTER_HEADERS | {"reply-to"}
+_SLOW_PATH = (HOP_BY_HOP_HEADERS - _HOP_BY_HOP.keys()) | ADDED_HEADERS | {"reply-to"}
 _NOT_IN_C = frozenset({*_HOP_BY_HOP, "expires", "JMSXGroupID"})
 """Headers of SENDs and ACKs that only Python reads: most frames have none of them."""
 _SHARED_KINDS = frozenset({DestinationKind.QUEUE, DestinationKind.TOPIC, DestinationKind.TEMPORARY})

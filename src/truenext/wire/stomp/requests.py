@@ -58,8 +58,8 @@ from truenext.wire.stomp.replies import ReplyEncoder
 from truenext.wire.stomp.request_shapes import DEFAULT_PRIORITY_LINE
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, require_header
 
-_NOT_FORWARDED = HOP_BY_HOP_HEADERS | header_lines.DEAD_LETTER_HEADERS
-"""Headers of a SEND that are not stored. Headers of a dead letter are among them, as only the broker may add these."""
+_NOT_FORWARDED = HOP_BY_HOP_HEADERS | header_lines.ADDED_HEADERS
+"""Headers of a SEND that are not stored. Those that only the broker may add to a message are among them."""
 _SCHEDULED_OR_INEFFECTIVE = SCHEDULE_HEADERS | INEFFECTIVE_HEADERS["SEND"].keys()
 _UNUSUAL_SEND = _NOT_FORWARDED | _SCHEDULED_OR_INEFFECTIVE | {"reply-to", "JMSXGroupID"} | FAILURE_HEADERS
 _MESSAGE_ONLY = SCHEDULE_HEADERS | {"reply-to"}
@@ -480,6 +480,10 @@ def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) ->
             )
     if headers.get("AMQ_SCHEDULED_CRON") == "":
         raise RemoteProtocolError("AMQ_SCHEDULED_CRON is empty: leave it out, or set five fields, such as 0 8 * * 1-5")
+    if headers.get("AMQ_SCHEDULED_ZONE") == "":
+        raise RemoteProtocolError(
+            "AMQ_SCHEDULED_ZONE is empty: leave it out for UTC, or set a name such as Europe/Oslo"
+        )
     repeat = headers.get("AMQ_SCHEDULED_REPEAT", "0")
     delay_ms, period_ms = (
         read_number(name, headers.get(name, "0")) for name in ("AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD")
@@ -490,6 +494,7 @@ def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) ->
             period_ms=period_ms,
             repeat=FOR_EVER if repeat == str(FOR_EVER) else read_number("AMQ_SCHEDULED_REPEAT", repeat),
             cron=headers.get("AMQ_SCHEDULED_CRON", ""),
+            zone=headers.get("AMQ_SCHEDULED_ZONE", ""),
             ttl_ms=ttl_ms,
             due_ms=read_number(
                 "AMQ_SCHEDULED_TIME",
