@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 
 from examples.orders.service import DECLINED, SOLD_OUT, Order, app, place
 from truenext import InDoubt, RolledBack
+from truenext.stage import FlowFailed
 
 # Inserts one row, however often the user clicks.
 INSERT = text("INSERT INTO orders SELECT :id, :item WHERE NOT EXISTS (SELECT 1 FROM orders WHERE id = :id)")
@@ -122,6 +123,9 @@ async def ask(order: Order) -> bool:
         return await app.outcome(doubt) == "committed"
     except TimeoutError:
         # The flow has started, and goes on. The reply was lost with the broker, or comes too late.
+        pass
+    except FlowFailed:
+        # The flow has started, and ended in a dead letter.
         pass
     return True
 

@@ -11,7 +11,7 @@ import pytest
 import truenext
 from tests.stages.flows import Number, Text, disconnected, run, until
 from truenext.errors import ClosedError, InDoubt, Refused, RolledBack
-from truenext.stage import Flow, FlowError, NotDecoded, Reject, Service
+from truenext.stage import Flow, FlowError, NotDecoded, Service
 from truenext.testing.stages import Stages
 
 
@@ -102,21 +102,6 @@ def test_a_hundred_asks_at_once_get_each_its_own_reply() -> None:
         texts = asyncio.gather(*(t.ask(text, Number(n)) for n in range(50)))
         assert await doubles == [Number(2 * n) for n in range(50)]
         assert await texts == [Text(f"{n}") for n in range(50)]
-
-    run(app, work)
-
-
-def test_an_ask_whose_flow_is_given_up_waits_until_its_timeout() -> None:
-    app = Service("shop")
-
-    @app.single("refuses", Number, Number)
-    async def rejects(number: Number) -> Number:
-        raise Reject("no")
-
-    async def work(t: Stages) -> None:
-        with pytest.raises(TimeoutError):
-            await t.ask(rejects, Number(1), timeout=0.1)
-        await t.wait_until_ended(dead_letters=1)
 
     run(app, work)
 

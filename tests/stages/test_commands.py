@@ -14,7 +14,8 @@ from tests.integration.broker_process import BrokerProcess
 from truenext.cli.main import main
 from truenext.cli.stages.drawing import mermaid_label
 from truenext.cli.stages.run import QueueInfo, orphaned_queues
-from truenext.stage import Service
+from truenext.stage import Failure, Flow, Service
+from truenext.stage.introspection.graph import graph_of
 from truenext.stage.introspection.references import references_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -435,6 +436,29 @@ def test_a_service_is_described_as_a_tree() -> None:
         "topics",
         "order.news(Placed)",
     ]
+
+
+def test_stage_of_on_failure_is_described_after_the_others() -> None:
+    service = Service("shop")
+    place = service.endpoint("order.place", int)
+
+    @place.stage
+    async def check(number: int) -> None: ...
+
+    @place.on_failure
+    async def failed(failure: Failure, flow: Flow) -> None:
+        flow.goto(one, 1)
+
+    @place.stage
+    async def finish(number: int) -> None: ...
+
+    (endpoint,) = graph_of("shop", service.endpoints.values(), [], []).endpoints
+    assert [(each.name, each.queue, each.takes) for each in endpoint.stages] == [
+        ("check", "order.place", "int"),
+        ("finish", "order.place.stage.finish", "int"),
+        ("on_failure", "order.place.stage.on_failure", "Failure"),
+    ]
+    assert [(each.to, each.how) for each in endpoint.stages[2].references] == [(one.name, "goes to")]
 
 
 def test_a_service_is_described_for_mermaid() -> None:

@@ -263,7 +263,7 @@ def test_ask_with_a_delay_is_refused(options: dict[str, Any]) -> None:
         return number
 
     async def work(t: Stages) -> None:
-        with pytest.raises(FlowError, match=f"ask waits for the reply, so {next(iter(options))} is not for ask"):
+        with pytest.raises(FlowError, match=f"ask waits for the reply, so {next(iter(options))} needs a key"):
             await t.ask(echo, Number(), **options)
 
     run(app, work)

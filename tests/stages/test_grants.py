@@ -19,7 +19,7 @@ from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerP
 from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient
 
 SERVICE = """
-from truenext.stage import Flow, Service
+from truenext.stage import Failure, Flow, Service
 
 app = Service("shop", user="shop", password="open sesame")
 stock = app.remote("stock.reserve", str, str)
@@ -38,6 +38,10 @@ async def write(order: str) -> None:
 async def check(order: str, flow: Flow) -> None:
     flow.request(stock, order)
 
+@place.on_failure
+async def failed(failure: Failure, flow: Flow) -> None:
+    flow.send(bill, failure.stage)
+
 @place.stage
 async def finish(reply: str, flow: Flow) -> str:
     flow.send(bill, reply)
@@ -49,8 +53,11 @@ async def seen(event: str) -> None:
     pass
 """
 NEEDED = {
-    "send": ["bill", "mail.send", "order.place.stage.finish", "stock.reserve", "/topic/audit", "/topic/news"],
-    "take": ["bill", "order.place", "order.place.stage.finish", "/topic/events"],
+    "send": [
+        *("bill", "mail.send", "order.place.stage.finish", "order.place.stage.on_failure", "stock.reserve"),
+        *("/topic/audit", "/topic/news"),
+    ],
+    "take": ["bill", "order.place", "order.place.stage.finish", "order.place.stage.on_failure", "/topic/events"],
 }
 PASSWORD = "open sesame"
 
@@ -90,7 +97,8 @@ def test_grants_of_a_service_are_the_queues_and_topics_that_its_code_names(folde
     assert (done.returncode, done.stderr) == (0, "")
     assert printed(done) == {right: sorted(names) for right, names in NEEDED.items()}
     assert "# Replies of order.place: `send` also to the stages that get them" in done.stdout
-    assert "/topic/replies.shop.*" in done.stdout
+    assert "`take` and `send` also for /topic/replies.shop.*" in done.stdout
+    assert "and their queues ENDPOINT.stage.on_failure" in done.stdout
 
 
 def test_grants_that_a_user_lacks_are_printed_with_exit_status_1(folder: Path) -> None:
@@ -172,12 +180,12 @@ def output_of_a_service(folder: Path, broker: BrokerProcess, *options: str, **va
 
 
 def test_service_says_once_at_its_start_what_its_user_may_not_do(folder: Path) -> None:
-    users = write_users(folder, send=["bill", "order.place.>", "/topic/>"], take=[*NEEDED["take"][:3], "/topic/events"])
+    users = write_users(folder, send=["bill", "order.place.>", "/topic/>"], take=NEEDED["take"])
     with running_broker(folder, users) as broker:
         out, log = output_of_a_service(folder, broker, TRUENEXT_USER="other")
     url = f"{over_tls.SCHEME}://127.0.0.1:{broker.port}"
     assert out == (
-        f"shop runs 4 stages of 3 endpoints at {url} as user 'shop' (from its code); TRUENEXT_USER is unused\n"
+        f"shop runs 5 stages of 3 endpoints at {url} as user 'shop' (from its code); TRUENEXT_USER is unused\n"
     )
     (warning,) = [line for line in log.splitlines() if "WARNING" in line]
     assert "the user lacks grants that the service needs" in warning

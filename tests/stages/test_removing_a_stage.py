@@ -6,7 +6,8 @@ import msgspec
 
 import truenext
 import truenext.testing
-from truenext.stage import Flow, Service
+from truenext.stage import Failure, Flow, Service
+from truenext.stage.core.definitions import StatelessEndpoint
 from truenext.stage.introspection.compatibility import any_breaking, compare_interfaces, interface_of
 
 
@@ -50,6 +51,21 @@ def changes(before: tuple[str, ...], now: tuple[str, ...]) -> bool:
 def test_removal_of_a_stage_in_one_deployment_breaks_flows_and_the_first_of_two_does_not() -> None:
     assert changes(OLD, SECOND_DEPLOYMENT)
     assert not changes(OLD, FIRST_DEPLOYMENT)
+
+
+def test_removal_of_on_failure_breaks_and_its_addition_does_not() -> None:
+    without, having = (service("stomp://127.0.0.1:1", *OLD) for _ in range(2))
+    endpoint = having.endpoints["order.place"]
+    assert isinstance(endpoint, StatelessEndpoint)
+
+    @endpoint.on_failure
+    async def failed(failure: Failure) -> None: ...
+
+    before, now = (interface_of(each.name, each.endpoints) for each in (having, without))
+    (finding,) = compare_interfaces(before, now)
+    assert (finding.is_breaking, finding.location) == (True, "order.place.stage.on_failure")
+    assert finding.change == "on_failure is gone"
+    assert not compare_interfaces(now, before) and not compare_interfaces(before, before)
 
 
 def test_earlier_flows_pass_the_removed_stage_and_new_ones_do_not() -> None:

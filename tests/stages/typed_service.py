@@ -6,7 +6,7 @@ from typing import assert_type
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from truenext.stage import Endpoint, Flow, Service, Topic
+from truenext.stage import Endpoint, Failure, Flow, Service, Topic
 
 
 class Order(msgspec.Struct):
@@ -112,6 +112,39 @@ async def replies_all_the_same(order: Order) -> Placed:
     return Placed(order.id)
 
 
+@place.on_failure
+async def place_failed(failure: Failure, memo: Memo, flow: Flow) -> Placed | None:
+    flow.next(Reserved(False))
+    return None
+
+
+@place.on_failure(attempts=3)
+def place_failed_with_options(failure: Failure, memo: Memo) -> None: ...
+
+
+@place.on_failure  # wrong
+async def no_failure(order: Order, memo: Memo) -> None: ...
+
+
+@place.on_failure  # wrong
+async def failed_with_another_state(failure: Failure, memo: Order) -> None: ...
+
+
+@place.on_failure  # wrong
+async def failed_with_another_reply(failure: Failure, memo: Memo) -> Reserved:
+    return Reserved(False)
+
+
+@plain.on_failure
+async def plain_failed(failure: Failure) -> Placed:
+    return Placed(failure.stage)
+
+
+@plain.on_failure  # wrong
+def plain_failed_with_another_reply(failure: Failure) -> Order:
+    return Order("x")
+
+
 @app.single("double", Order, Placed)
 async def double(order: Order) -> Placed:
     return Placed(order.id)
@@ -119,6 +152,22 @@ async def double(order: Order) -> Placed:
 
 @app.terminator("takes", Reserved)
 async def takes_reserved(answer: Reserved) -> None: ...
+
+
+@takes_reserved.on_failure
+async def reserved_failed(failure: Failure) -> None: ...
+
+
+@app.terminator("takes with a state", Reserved, state=Memo)
+async def takes_reserved_with_a_state(answer: Reserved, memo: Memo) -> None: ...
+
+
+@takes_reserved_with_a_state.on_failure
+async def failed_with_a_state(failure: Failure, memo: Memo) -> None: ...
+
+
+@takes_reserved_with_a_state.on_failure  # wrong
+async def failed_with_a_wrong_state(failure: Failure, memo: Order) -> None: ...
 
 
 def takes_a_number(number: int) -> None: ...
@@ -130,6 +179,10 @@ async def program() -> None:
         assert_type(placed, Placed)
         assert_type(await app.ask(double, Order("x"), trace="t"), Placed)
         await app.ask(place, Reserve("x"), trace="t")  # wrong
+        assert_type(await app.ask(place, Order("x"), trace="t", key="x"), Placed)
+        await app.ask(place, Order("x"), trace="t", key=7)  # wrong
+        assert_type(await app.reply(place, key="x", timeout=0), Placed)
+        await app.reply(place)  # wrong
         await app.send(place, Order("x"), trace="t")
         await app.send(place, Placed("x"), trace="t")  # wrong
         await app.send(place, Order("x"))  # wrong
@@ -140,6 +193,8 @@ async def program() -> None:
             initiation.send(stock, Reserve("x"), trace="t", reply_to=takes_reserved)
             initiation.send(stock, Reserve("x"), trace="t", reply_to=place)  # wrong
             initiation.send(place, Order("x"), trace=7)  # wrong
+            initiation.send(place, Order("x"), trace="t", keep_reply=True)
+            initiation.send(place, Order("x"), trace="t", keep_reply="yes")  # wrong
     app.endpoint("odd", Order, Placed, concurrency="8")  # wrong
     app.endpoint("odd", Order, Placed, retry={"ValueError": "2s"})  # wrong
     app.endpoint("odd", Order, Placed, speed=3)  # wrong
@@ -147,5 +202,6 @@ async def program() -> None:
     app.single("odd", Order, Placed, concurrency="8")  # wrong
     app.terminator("odd", Order, speed=3)  # wrong
     place.stage(speed=3)  # wrong
+    place.on_failure(name="x")  # wrong
     plain.stage(exactly_once="yes")  # wrong
     app.subscriber(topic, exactly_once=True)  # wrong

@@ -17,7 +17,19 @@ from tools.reference.members import (
     table_of,
     text_below,
 )
-from truenext.stage import Depends, Endpoint, Flow, FlowOptions, Initiation, Interceptor, Service, StageOptions, Topic
+from truenext.stage import (
+    Depends,
+    Endpoint,
+    Failure,
+    Flow,
+    FlowFailed,
+    FlowOptions,
+    Initiation,
+    Interceptor,
+    Service,
+    StageOptions,
+    Topic,
+)
 from truenext.stage.core import retry
 from truenext.stage.core.definitions import StatefulEndpoint, StatelessEndpoint
 from truenext.stage.core.errors import (
@@ -65,14 +77,14 @@ _INTERNAL: dict[type, Collection[str]] = {
     | {"remotes", "topics"},
     Service: {"bound_to", "plans"},
     Endpoint: {"replies"},
-    Flow: {"direct_message", "for_next_stage", "check_replied"},
+    Flow: {"direct_message", "next_stage", "for_next_stage", "check_replied"},
     Metrics: {"around", "sending", "ended"},
     kit.Stages: {"on_point", "close"},
     LocalBroker: {"faults", "start", "kill", "check"},
 }
 """Members that programs do not use, by class."""
 _ERRORS: dict[str, tuple[type, ...]] = {
-    "truenext.stage": (DefinitionError, FlowError, Reject, NotDecoded),
+    "truenext.stage": (DefinitionError, FlowError, FlowFailed, Reject, NotDecoded),
     "truenext.stage.core.errors": (BaseExceptionRaised, NoAttemptsLeft),
     "truenext.stage.sql.errors": (
         DatabaseUnavailable,
@@ -121,6 +133,12 @@ def _sections() -> Iterator[str]:
     yield from described_call_parts(_member(StatelessEndpoint, "stage"), "Endpoint.")
     yield "### Endpoint.stage, with a state"
     yield from described_call_parts(_member(StatefulEndpoint, "stage"), "Endpoint.")
+    yield "### Endpoint.on_failure"
+    yield from described_call_parts(_member(StatelessEndpoint, "on_failure"), "Endpoint.")
+    yield "### Endpoint.on_failure, with a state"
+    yield from described_call_parts(_member(StatefulEndpoint, "on_failure"), "Endpoint.")
+    yield "### Failure"
+    yield from _class_text(Failure)
     yield "## Topic"
     yield from _class_text(Topic)
     yield "## Flow"

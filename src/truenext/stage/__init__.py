@@ -1,7 +1,8 @@
 """Stages: services whose work is split into stages; each run of a stage is one transaction. Source: docs/stages.md"""
 
 from truenext.stage.core.definitions import Endpoint, StageOptions, Topic
-from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded, Reject
+from truenext.stage.core.errors import DefinitionError, FlowError, FlowFailed, NotDecoded, Reject
+from truenext.stage.core.failure import Failure
 from truenext.stage.core.flow import Flow
 from truenext.stage.core.flow_start import FlowOptions
 from truenext.stage.core.initiation import Initiation
@@ -13,8 +14,10 @@ __all__ = [
     "DefinitionError",
     "Depends",
     "Endpoint",
+    "Failure",
     "Flow",
     "FlowError",
+    "FlowFailed",
     "FlowOptions",
     "Initiation",
     "Interceptor",

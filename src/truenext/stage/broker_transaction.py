@@ -70,6 +70,10 @@ async def send_messages(session: Session, messages: Sequence[EncodedMessage], de
             options["headers"] = {"expires": str(each.expires_ms)}
         elif each.ttl_s is not None:
             options["ttl"] = each.ttl_s
+        if each.report_to:
+            options["report_to"], options["report_id"] = each.report_to, each.report_id
+        if each.on_failure:
+            options["on_failure"] = each.on_failure
         if each.delay is not None:
             _add_delay(options, each.delay)
         await session.send(each.destination, each.body, timeout=remaining_s(deadline), **options)

@@ -22,7 +22,7 @@ from truenext.stage.core.definitions import (
     Topic,
 )
 from truenext.stage.core.errors import DefinitionError
-from truenext.stage.core.names import expand_endpoint_name
+from truenext.stage.core.names import expand_endpoint_name, replies_queue
 from truenext.stage.interceptors.interceptor import Interceptor
 from truenext.stage.lifespan import LifespanFactory
 
@@ -203,6 +203,8 @@ class Definition:
         made: LocalEndpoint[Any, Any] = kind(
             expand_endpoint_name(name, self.name), takes, replies, state, settings, register=self._register
         )
+        if made.name == replies_queue(self.name):
+            raise DefinitionError(f"{made.name} is the queue for replies that {self.name} keeps: use another name")
         self._add_endpoint(made)
         return made
 
@@ -227,9 +229,19 @@ class Definition:
 
         return decorate
 
+    @overload
     def terminator(
-        self, name: str, takes: type[M], *, state: type[S] | None = None, **options: Unpack[StageOptions]
-    ) -> Callable[[Callable[..., Any]], Endpoint[M, None]]:
+        self, name: str, takes: type[M], *, state: None = None, **options: Unpack[StageOptions]
+    ) -> Callable[[Callable[..., Any]], StatelessEndpoint[M, None]]: ...
+
+    @overload
+    def terminator(
+        self, name: str, takes: type[M], *, state: type[S], **options: Unpack[StageOptions]
+    ) -> Callable[[Callable[..., Any]], StatefulEndpoint[M, None, S]]: ...
+
+    def terminator(
+        self, name: str, takes: type[M], *, state: type[Any] | None = None, **options: Unpack[StageOptions]
+    ) -> Callable[[Callable[..., Any]], LocalEndpoint[M, None]]:
         """Define an endpoint with one stage, the decorated function, which does not reply. The function's name then
         refers to the endpoint.
 
@@ -244,8 +256,8 @@ class Definition:
         Raises: DefinitionError if an argument or the function is invalid, or the name is already defined
         """
 
-        def decorate(function: Callable[..., Any]) -> Endpoint[M, None]:
-            endpoint: StatelessEndpoint[M, None] | StatefulEndpoint[M, None, S]
+        def decorate(function: Callable[..., Any]) -> Any:
+            endpoint: StatelessEndpoint[M, None] | StatefulEndpoint[M, None, Any]
             if state is None:
                 endpoint = self.endpoint(name, takes, **options)
             else:

@@ -18,7 +18,7 @@ from truenext.stage.broker_transaction import encode_messages, transaction_size
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.initiation import Initiation
-from truenext.stage.core.names import inbox_id
+from truenext.stage.core.names import key_id, replies_queue
 from truenext.stage.core.outbox_unit import Delay, InitiationKey, OutboxUnit
 from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
 from truenext.stage.initiator import checked_timeout
@@ -113,19 +113,16 @@ class OutboxInitiationContext:
     ) -> None:
         """Create the block for `Service.initiate`. `on_commit` is called after the commit. Raises: FlowError if `key`
         is not a text, or is empty"""
-        if key is not None and not (isinstance(key, str) and key and not _SURROGATE.search(key)):
-            raise FlowError(
-                f"key must be a text that names the initiation, such as the number of an order, not {key!r}"
-            )
         self._definition = definition
         self._chain = chain
         self._transaction = transaction
         self._on_commit = on_commit
-        self._key = None if key is None else inbox_id(definition.name, " key", key)
+        self._key = None if key is None else checked_key_id(definition.name, key)
         self._seed = ""
         """Id of the unit, from which the ids of its messages are derived. The first call with a key chooses the seed,
         and further calls with this key reuse the seed, so that all these calls make the same ids."""
         self._output: Output | None = None
+        self._initiation: Initiation | None = None
 
     async def __aenter__(self) -> Initiation:
         if not self._transaction.is_async:
@@ -171,7 +168,9 @@ class OutboxInitiationContext:
         self._seed = seed or ServiceContext.new_id()
         self._output = Output(self._seed, self._definition.name)
         self._transaction.open_block()
-        return Initiation(self._output, ServiceContext.now_ms(), self._definition.stages)
+        kept_to = "" if self._key is None else f"/queue/{replies_queue(self._definition.name)}"
+        self._initiation = Initiation(self._output, ServiceContext.now_ms(), self._definition.stages, kept_to)
+        return self._initiation
 
     def _end(self) -> Sequence[OutputMessage]:
         output = self._output
@@ -212,4 +211,13 @@ class OutboxInitiationContext:
             if each.delay is not None and each.delay.at_ms:
                 timeless = msgspec.structs.replace(timeless, delay=Delay(0, each.delay.at_ms))
             digest.update(msgspec.json.encode(timeless, order="deterministic"))
-        return InitiationKey(self._key, digest.hexdigest())
+        assert self._initiation is not None, "the block has begun"
+        delay_ms = max((each.delay.ms for each in outgoing if each.delay is not None), default=0)
+        return InitiationKey(self._key, digest.hexdigest(), self._initiation.kept, delay_ms)
+
+
+def checked_key_id(service: str, key: str) -> str:
+    """Return the id of a key. Raises: FlowError if the key is not a text, or is empty"""
+    if not (isinstance(key, str) and key and not _SURROGATE.search(key)):
+        raise FlowError(f"key must be a text that names the initiation, such as the number of an order, not {key!r}")
+    return key_id(service, key)

@@ -21,7 +21,7 @@ from truenext.stage.broker_transaction import (
 )
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.definitions import Endpoint
-from truenext.stage.core.flow_start import FlowOptions
+from truenext.stage.core.flow_start import FlowOptions, encode_first_message, new_flow_context, start_flow
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.outbox_unit import EncodedMessage
 from truenext.stage.core.output import Output
@@ -33,6 +33,9 @@ PAUSE_S = 0.05
 """Seconds until a transaction that was rolled back is sent again. Each further pause is twice as long, up to
 PAUSE_MAX_S."""
 PAUSE_MAX_S = 1.0
+EXPIRY_GRACE_S = 1.0
+"""Seconds that `ask` waits after the end of its flow's ttl: an expired message may become a dead letter, which is
+reported."""
 
 
 class Initiator:
@@ -125,9 +128,10 @@ class Initiator:
     ) -> object:
         """Send a request, and return its reply.
 
-        Raises: TimeoutError without a reply in time; RolledBack if the request was not sent; InDoubt if the client
-        cannot know whether it was sent; NotDecoded if the reply has another type; ClosedError in another event loop;
-        ValueError if `timeout` is not more than 0; FlowError if the request is invalid
+        Raises: TimeoutError without a reply in time; FlowFailed if the flow has failed; RolledBack if the request was
+        not sent; InDoubt if the client cannot know whether it was sent; NotDecoded if the reply has another type;
+        ClosedError in another event loop; ValueError if `timeout` is not more than 0; FlowError if the request is
+        invalid
         """
         self.check_loop()
         deadline = self._context.loop.time() + checked_timeout(timeout)
@@ -139,19 +143,30 @@ class Initiator:
                 f"no request was sent to {to}: the broker was not available within {timeout:g} seconds"
             ) from None
         reply_to, number, reply = self._pending_replies.expect_reply(to)
+        flow_id, ttl = "", options.get("ttl")
         try:
-            output, initiation = self.new_initiation()
-            initiation.send(to, message, trace=trace, reply_to=reply_to, reply_state=number, **options)
+            output = Output(self._context.new_id(), self._context.service)
+            context = new_flow_context(output, self._context.now_ms(), trace, None, options)
+            first = encode_first_message(
+                to, message, reply_to=reply_to, reply_state=number, report_to=reply_to.destination
+            )
+            flow_id = start_flow(output, context, first, options)
+            self._pending_replies.expect_report(number, flow_id)
             # Always over the connection to which the reply comes, since it subscribes again first after it was lost.
             await self._send(output, True, deadline)
+            if ttl is not None:
+                # No stage starts later, so no reply comes later.
+                deadline = min(deadline, self._context.loop.time() + ttl + EXPIRY_GRACE_S)
             async with asyncio.timeout_at(deadline):
                 return await reply
         except TimeoutError:
+            if ttl is not None and ttl < timeout:
+                raise TimeoutError(f"{to.name} has not replied within the ttl of the flow, {ttl:g} seconds") from None
             raise TimeoutError(
                 f"{to.name} has not replied within {timeout:g} seconds; the reply may still come"
             ) from None
         finally:
-            self._pending_replies.forget_reply(number)
+            self._pending_replies.forget_reply(number, flow_id)
 
     async def outcome(self, doubt: InDoubt | str, timeout: float) -> str:
         """Return the outcome of an initiation in doubt: "committed", "rolled back" or "unknown".

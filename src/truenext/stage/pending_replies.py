@@ -1,4 +1,5 @@
-"""Pending replies: the calls of `Service.ask` that wait for a reply, and the topic to which the replies come.
+"""Pending replies: the calls of `Service.ask` that wait for a reply, and the topic to which the replies come, and the
+reports of failed flows.
 
 Each process has a topic of its own for replies. A topic stores no messages, so a reply is lost if it comes after its
 caller has stopped waiting.
@@ -18,7 +19,8 @@ from truenext.errors import ClosedError, TruenextError
 from truenext.stage.core.codec import Codec
 from truenext.stage.core.definitions import Endpoint, Topic
 from truenext.stage.core.envelope import decode_envelope
-from truenext.stage.core.errors import FlowError, NotDecoded
+from truenext.stage.core.errors import FlowError, FlowFailed, NotDecoded
+from truenext.stage.core.failure import FAILURE, REPORT, failure_of
 from truenext.stage.core.flow_start import check_endpoint
 
 R = TypeVar("R")
@@ -38,6 +40,9 @@ class PendingReplies:
         """This process's reply topic, for each requested endpoint: the topic's type is the type of that endpoint's
         reply."""
         self._waiting: dict[int, tuple[Codec[Any], asyncio.Future[Any]]] = {}
+        """Codec and future of each reply, by the number of the request."""
+        self._numbers: dict[str, int] = {}
+        """Number of each request, by the id of its flow, which reports have."""
         self._number = 0
         self._task: asyncio.Task[None] | None = None
         self._subscribed: asyncio.Future[None] | None = None
@@ -104,10 +109,25 @@ class PendingReplies:
         self._waiting[self._number] = topic.takes, future
         return topic, self._number, future
 
-    def forget_reply(self, number: int) -> None:
+    def expect_report(self, number: int, flow_id: str) -> None:
+        """Let a report of the flow end the request, with FlowFailed. Call this before the request is sent."""
+        self._numbers[flow_id] = number
+
+    def forget_reply(self, number: int, flow_id: str) -> None:
         del self._waiting[number]
+        self._numbers.pop(flow_id, None)
+
+    def _on_report(self, message: Message) -> None:
+        _, future = self._waiting.get(self._numbers.get(message.correlation_id, 0), (None, None))
+        if future is None or future.done():
+            _logger.info("a report came after its request had ended", extra={"flow_id": message.correlation_id})
+            return
+        future.set_exception(FlowFailed(*msgspec.structs.astuple(failure_of(message.headers))))
 
     def _on_reply(self, message: Message) -> None:
+        if message.headers.get(FAILURE) == REPORT:
+            self._on_report(message)
+            return
         try:
             envelope = decode_envelope(message.body)
             number = msgspec.json.decode(envelope.state, type=int)

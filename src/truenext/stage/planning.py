@@ -13,6 +13,7 @@ from truenext.stage.dependencies.depends import Overrides, build_plan
 from truenext.stage.dependencies.factory import name_of
 from truenext.stage.dependencies.plan import DependencyPlan
 from truenext.stage.lifespan import Lifespan
+from truenext.stage.replies_stage import make_replies_stage
 
 FLOW: Final = "flow"
 SESSION: Final = "session"
@@ -31,6 +32,13 @@ class DependencyPlans:
             if not (callable(factory) and callable(other)):
                 raise ConfigurationError(f"overrides maps a factory to another factory, not {factory!r} to {other!r}")
         self._by_stage = {stage: self._plan(definition, stage, overrides) for stage in definition.stages.values()}
+        self.replies_stage: Stage | None = None
+        """Stage that keeps replies; None if the service has no database or no exactly-once processing."""
+        if has_database and definition.has_outbox:
+            from truenext.stage.sql import keep_reply, session_type
+
+            self.replies_stage = make_replies_stage(definition.name, keep_reply, session_type(is_async=True))
+            self._by_stage[self.replies_stage] = self._plan(definition, self.replies_stage, None)
         overridden = {factory for plan in self._by_stage.values() for factory in plan.overridden}
         for factory in (overrides or {}).keys() - overridden:
             # Otherwise a test would run with the factory that it means to replace.

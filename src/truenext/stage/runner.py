@@ -55,7 +55,7 @@ class StageRunner:
             await self._call(stage, flow, work)
             if flow.direct_message is UNSET:
                 return
-            next_stage = stage.next_stage
+            next_stage = flow.next_stage
             assert next_stage is not None, "next_direct has seen it"
             if next_stage.signature.is_async != stage.signature.is_async:
                 raise FlowError(

@@ -22,7 +22,8 @@ from truenext.stage.core.errors import FlowError
 from truenext.stage.core.flow_start import FlowOptions, check_endpoint
 from truenext.stage.core.health import STALLED_AFTER_S, ServiceHealth, ServiceStatus, assess_health
 from truenext.stage.definition import Definition
-from truenext.stage.initiation_contexts import InitiationContext, OutboxInitiationContext
+from truenext.stage.initiation_contexts import InitiationContext, OutboxInitiationContext, checked_key_id
+from truenext.stage.initiator import EXPIRY_GRACE_S, checked_timeout
 from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.planning import DependencyPlans
 from truenext.stage.service_run import CONNECT_TIMEOUT_S, STOP_TIMEOUT_S, RunResources, ServiceRun
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from truenext.stage.core.definitions import Endpoint, Topic
     from truenext.stage.dependencies.depends import Overrides
     from truenext.stage.initiator import Initiator
+    from truenext.stage.kept_replies import KeptReplies
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -277,7 +279,14 @@ class Service(Definition):
             return initiation.publish(to, message, trace=trace, **options)
 
     def ask(
-        self, to: Endpoint[M, R], message: M, *, trace: str, timeout: float = TIMEOUT_S, **options: Unpack[FlowOptions]
+        self,
+        to: Endpoint[M, R],
+        message: M,
+        *,
+        trace: str,
+        timeout: float = TIMEOUT_S,
+        key: str | None = None,
+        **options: Unpack[FlowOptions],
     ) -> Coroutine[Any, Any, R]:
         """Start a flow, wait for its reply, and return the reply. Await the call. A stage that uses `ask` occupies its
         worker until the reply comes. `Flow.request` occupies no worker.
@@ -287,23 +296,89 @@ class Service(Definition):
             message: Message of the type that the endpoint takes.
             trace: Name of the flow for people. It must not be empty.
             timeout: Seconds, more than 0, for the whole call: for the wait for an unavailable broker, the commit and
-                the reply.
+                the reply. The call waits no longer than the flow's `ttl`.
+            key: Text that names the flow, such as the number of an order. For 7 days, all calls with the same key, in
+                any process, start the flow only once, and return the same reply (docs/stages-database.md). It needs a
+                database and exactly-once processing. None starts a flow with each call.
             **options: Options of the flow (`FlowOptions`).
 
-        Raises: TimeoutError if no reply comes within `timeout` seconds (the flow continues); NotDecoded if the reply is
-        not of the endpoint's type; FlowError if an argument is invalid, or a stage asks its own endpoint; also the
-        errors of `send`
+        Raises: FlowFailed if the flow has failed; TimeoutError if no reply comes within `timeout` seconds (the flow
+        continues); NotDecoded if the reply is not of the endpoint's type; FlowError if an argument is invalid, a
+        stage asks its own endpoint, or another flow was started under the key; also the errors of `send`. With a key:
+        no InDoubt, but DatabaseUnavailable, after which the flow may have started: call again
         """
         for name in ("delay", "at"):
-            if name in options:
-                raise FlowError(f"ask waits for the reply, so {name} is not for ask: use send with reply_to")
+            if key is None and name in options:
+                raise FlowError(
+                    f"ask waits for the reply, so {name} needs a key: use ask(key=...), or send with reply_to"
+                )
         check_can_await(f"{self.name}.ask", "request the endpoint with the flow: the reply comes to the next stage")
-        return self._ask(to, message, trace, timeout, options)
+        if key is None:
+            return self._ask(to, message, trace, timeout, options)
+        return self._ask_kept(to, message, trace, timeout, options, key)
 
     async def _ask(self, to: Endpoint[M, R], message: M, trace: str, timeout: float, options: FlowOptions) -> R:
         check_endpoint(to)
         check_not_own_endpoint(to, self.stages)
         return cast("R", await self._initiator.ask(to, message, trace, timeout, options))
+
+    async def _ask_kept(
+        self, to: Endpoint[M, R], message: M, trace: str, timeout: float, options: FlowOptions, key: str
+    ) -> R:
+        check_endpoint(to)
+        check_not_own_endpoint(to, self.stages)
+        self._initiator.check_loop()
+        id, kept = checked_key_id(self.name, key), self._kept_replies
+        deadline = asyncio.get_running_loop().time() + checked_timeout(timeout)
+
+        async def start(session: AsyncSession) -> None:
+            async with self.initiate(session, key=key) as initiation:
+                initiation.send(to, message, trace=trace, keep_reply=True, **options)
+
+        try:
+            async with asyncio.timeout_at(deadline):
+                await kept.run_in_transaction(start)
+        except TimeoutError:
+            raise TimeoutError(
+                f"the database of {self.name} has not answered within {timeout:g} seconds; the flow may have started: "
+                "ask again with the same key"
+            ) from None
+        ttl = options.get("ttl")
+        if ttl is not None and not options.keys() & {"delay", "at"}:
+            deadline = min(deadline, asyncio.get_running_loop().time() + ttl + EXPIRY_GRACE_S)
+        return cast("R", await kept.wait(to, key, id, deadline))
+
+    def reply(self, to: Endpoint[Any, R], *, key: str, timeout: float = TIMEOUT_S) -> Coroutine[Any, Any, R]:
+        """Wait for the reply of a flow that `ask(key=...)` or `keep_reply` has started, and return it. Any process of
+        the service may call this, any number of times, within 7 days. Await the call.
+
+        Args:
+            to: Endpoint that the flow has asked.
+            key: Key under which the flow was started.
+            timeout: Seconds to wait for the reply. 0 looks once.
+
+        Raises: FlowFailed if the flow has failed; TimeoutError if there is no reply within `timeout` seconds; FlowError
+        if no flow was started under the key, or it has asked another endpoint; NotDecoded if the reply is not of the
+        endpoint's type; OutboxUnusable if the table of replies is missing; DatabaseUnavailable; LocalProtocolError if
+        the service is not connected; ClosedError in another event loop than the service's
+        """
+        check_can_await(f"{self.name}.reply", "request the endpoint with the flow: the reply comes to the next stage")
+        return self._reply(to, key, timeout)
+
+    async def _reply(self, to: Endpoint[Any, R], key: str, timeout: float) -> R:
+        check_endpoint(to)
+        if to.replies is None:
+            raise FlowError(f"{to.name} replies nothing")
+        self._initiator.check_loop()
+        id, kept = checked_key_id(self.name, key), self._kept_replies
+        wait_s = 0.0 if timeout == 0 else checked_timeout(timeout)
+        return cast("R", await kept.wait(to, key, id, asyncio.get_running_loop().time() + wait_s))
+
+    @property
+    def _kept_replies(self) -> KeptReplies:
+        run = self._current_run
+        assert run is not None, "its initiator was used"
+        return run.kept_replies
 
     def outcome(self, doubt: InDoubt | str, *, timeout: float = TIMEOUT_S) -> Coroutine[Any, Any, str]:
         """Return the outcome of an initiation in doubt: "committed", "rolled back" or "unknown". If the initiation is

@@ -21,11 +21,13 @@ from truenext.model.grants import Right, User, parse_pattern
 from truenext.model.url import parse_url
 from truenext.stage.consumption import StageConsumer
 from truenext.stage.context import ServiceContext
+from truenext.stage.core.errors import FlowError
 from truenext.stage.core.health import DATABASE_AVAILABLE, ServiceState, ServiceStatus
 from truenext.stage.events import StageEvents
 from truenext.stage.gate import DatabaseGate
 from truenext.stage.initiator import Initiator
 from truenext.stage.introspection.grants import missing_grants, needed_grants
+from truenext.stage.kept_replies import KeptReplies
 from truenext.stage.outbox.exactly_once import ExactlyOnceProcessing
 from truenext.stage.pool import PriorityPool
 from truenext.stage.sql.errors import DatabaseUnavailable
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from truenext.stage.definition import Definition
     from truenext.stage.planning import DependencyPlans
     from truenext.stage.sql.outbox_table import Outbox
+    from truenext.stage.sql.reply_table import ReplyStore
     from truenext.stage.sql.work import AsyncSqlWork
 
 _logger = logging.getLogger("truenext.stage")
@@ -117,6 +120,8 @@ class ServiceRun:
         self._pools: list[PriorityPool] = []
         self._connects_in_background = False
         self._initiator: Initiator | None = None
+        self._kept_replies: KeptReplies | None = None
+        self._database_lock = asyncio.Lock()
         self._stack = AsyncExitStack()
 
     # ---- Start ----
@@ -154,6 +159,7 @@ class ServiceRun:
             )
             self._pools.append(PriorityPool(connection, is_interactive=is_interactive, threads=threads))
         self._initiator = Initiator(self.context, *self._pools)
+        self._kept_replies = KeptReplies(self.context.service, self.connection, self._open_reply_store)
 
     def _connect_options(self) -> ConnectOptions:
         credentials = self._resources.credentials
@@ -181,7 +187,9 @@ class ServiceRun:
             for pool in self._pools if stage.endpoint.subscribed_topic is None else self._pools[:1]:
                 exactly_once = self.exactly_once if stage.settings.exactly_once else None
                 self.stage_consumers.append(StageConsumer(self.context, stage, pool, exactly_once))
-        await self._warn_of_missing_grants()
+        user = await self._find_user()
+        self._warn_of_missing_grants(user)
+        self._add_replies_consumers(user)
         for consumption in self.stage_consumers:
             consumption.start()
         self._policy_refresh = self.context.loop.create_task(
@@ -190,23 +198,32 @@ class ServiceRun:
         await self._wait_until_subscribed()
         self._state = "running"
 
-    async def _warn_of_missing_grants(self) -> None:
-        """Log the grants that the user lacks. A run without a user name and a certificate is not checked."""
+    async def _find_user(self) -> User | None:
+        """Return the user of this run, with its grants; None if the broker has no users, or does not answer, or the run
+        has neither a user name nor a certificate."""
         credentials = self._resources.credentials
         if credentials.user is None and credentials.certificate is None:
-            return
+            return None
         try:
             body = await self.connection.control_request("connection")
         except (TruenextError, TimeoutError) as error:
             _logger.warning("cannot check the grants of the user", extra={"error": str(error)})
-            return
+            return None
         granted = msgspec.json.decode(body, type=_ConnectionFacts).user
         if granted is None:
-            return
+            return None
         rights = {Right.SEND: granted.send, Right.TAKE: granted.take}
-        user = User(granted.name, {right: map(parse_pattern, texts) for right, texts in rights.items()})
+        return User(granted.name, {right: map(parse_pattern, texts) for right, texts in rights.items()})
+
+    def _warn_of_missing_grants(self, user: User | None) -> None:
+        """Log the grants that the user lacks."""
+        if user is None:
+            return
         definition = self._definition
-        needed = needed_grants(definition.endpoints.values(), definition.remotes.values(), definition.topics.values())
+        keeper = definition.name if self._keeps_replies else None
+        needed = needed_grants(
+            definition.endpoints.values(), definition.remotes.values(), definition.topics.values(), keeper
+        )
         missing = missing_grants(needed, user)
         if missing:
             facts = {right.value: [str(each) for each in patterns] for right, patterns in missing.items()}
@@ -229,7 +246,36 @@ class ServiceRun:
             else:
                 await self._open_database()
                 await self._open_outbox()
+                await self._start_replies_consumers()
         self._state = "running"
+
+    async def _start_replies_consumers(self) -> None:
+        """Consume replies that are kept in a process that runs no stages, since no process of this service runs any."""
+        self._add_replies_consumers(await self._find_user())
+        for consumption in self.stage_consumers:
+            consumption.start()
+
+    @property
+    def _keeps_replies(self) -> bool:
+        return self.exactly_once is not None and self.exactly_once.keeps_replies
+
+    def _add_replies_consumers(self, user: User | None) -> None:
+        """Consume replies that are kept, unless the table is missing, or the user may not take them: then the service
+        does all else."""
+        stage = self._plans.replies_stage
+        if stage is None or not self._keeps_replies:
+            return
+        if user is None or user.may(Right.TAKE, parse_pattern(stage.destination)):
+            self.stage_consumers += (StageConsumer(self.context, stage, pool, None) for pool in self._pools)
+
+    async def _open_reply_store(self) -> ReplyStore:
+        """Return the store of kept replies, whose database is opened on demand. Raises: DatabaseUnavailable"""
+        async with self._database_lock:
+            if self.context.gate is None:
+                await self._open_database()
+        gate = self.context.gate
+        assert gate is not None, "it was opened"
+        return gate.database.reply_store()
 
     def wake_relay(self) -> None:
         """Send flows that were started in this process by a database transaction. Call this in the event loop's
@@ -246,8 +292,9 @@ class ServiceRun:
         pause_s = OPEN_PAUSE_S
         while self.exactly_once is None:
             try:
-                if self.context.gate is None:
-                    await self._open_database()
+                async with self._database_lock:
+                    if self.context.gate is None:
+                        await self._open_database()
                 await self._open_outbox()
             except Exception as error:
                 _logger.warning(
@@ -256,6 +303,8 @@ class ServiceRun:
                 )
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, OPEN_PAUSE_MAX_S)
+        if self._definition.only_initiates:
+            await self._start_replies_consumers()
 
     async def _wait_until_subscribed(self) -> None:
         """Wait until all topics are subscribed: a message that is published before its subscription is not
@@ -280,6 +329,8 @@ class ServiceRun:
                 f'Service("{self._definition.name}", database="postgresql+psycopg:///...")'
             )
         stages = [stage for stage in self._definition.stages.values() if self._plans.uses_database(stage)]
+        if self._plans.replies_stage is not None:
+            stages.append(self._plans.replies_stage)
         workers = sum(stage.settings.concurrency or 1 for stage in stages)
         gate = DatabaseGate(Database(url, interactive=workers, others=workers))
         await gate.open_database(waits=self._waits_until_available)
@@ -333,6 +384,20 @@ class ServiceRun:
         if self._initiator is None:
             raise LocalProtocolError(f"{self._definition.name} is not connected yet")
         return self._initiator
+
+    @property
+    def kept_replies(self) -> KeptReplies:
+        """Callers that wait for replies under a key. Raises: FlowError if the service can keep no replies;
+        LocalProtocolError if the run is not connected yet"""
+        if self._plans.replies_stage is None:
+            name = self._definition.name
+            raise FlowError(
+                f"{name} keeps no replies: it needs a database and exactly-once processing, "
+                f'Service("{name}", database="postgresql+psycopg:///...", exactly_once=True)'
+            )
+        if self._kept_replies is None:
+            raise LocalProtocolError(f"{self._definition.name} is not connected yet")
+        return self._kept_replies
 
     @property
     def active_stages(self) -> list[str]:
@@ -412,6 +477,8 @@ class ServiceRun:
                 last_first.push_async_callback(self.exactly_once.stop)
             if self._initiator is not None:
                 last_first.push_async_callback(self._initiator.stop)
+            if self._kept_replies is not None:
+                last_first.push_async_callback(self._kept_replies.stop)
 
     async def _close_pools(self) -> None:
         """Close both pools concurrently, since closing a pool may wait for a broker that does not answer."""

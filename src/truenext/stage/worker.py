@@ -38,7 +38,8 @@ from truenext.stage.broker_transaction import (
 )
 from truenext.stage.core.envelope import Envelope, as_occurrence, decode_envelope
 from truenext.stage.core.errors import NoAttemptsLeft, Reject
-from truenext.stage.core.failure import cause_of, describe_error, is_text_too_long
+from truenext.stage.core.failed_request import failed_request, reported_failure
+from truenext.stage.core.failure import FAILURE, REPORT, cause_of, describe_error, is_text_too_long
 from truenext.stage.core.names import inbox_id
 from truenext.stage.core.outbox_unit import CommitNumber, EncodedMessage, OutboxUnit
 from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
@@ -151,9 +152,7 @@ class MessageHandler:
         service stops
         """
         try:
-            envelope = decode_envelope(self._message.body)
-            if envelope.recurring:
-                envelope = as_occurrence(envelope, self._message.headers.get("truenext-due"))
+            envelope = self._decode_envelope()
             self._life.record_start(envelope)
             await self._check_inbox(envelope)
             self._check_attempts()
@@ -182,6 +181,15 @@ class MessageHandler:
             if output.after_commit:
                 in_thread = None if self._stage.signature.is_async else self._runner.run_in_thread
                 await call_after_commit(output, self._life.log_fields(), in_thread)
+
+    def _decode_envelope(self) -> Envelope:
+        stage, message = self._stage, self._message
+        if stage.keeps_replies and message.headers.get(FAILURE) == REPORT:
+            return reported_failure(message.headers)
+        envelope = decode_envelope(message.body)
+        if envelope.recurring:
+            envelope = as_occurrence(envelope, message.headers.get("truenext-due"))
+        return failed_request(stage, envelope, message.headers) if stage.handles_failures else envelope
 
     @property
     def _is_committing(self) -> bool:

@@ -160,6 +160,7 @@ class Stages:
         *,
         trace: str = "test",
         timeout: float = ASK_TIMEOUT_S,
+        key: str | None = None,
         **options: Unpack[FlowOptions],
     ) -> R:
         """Start a flow, wait for its reply, and return the reply.
@@ -169,11 +170,12 @@ class Stages:
             message: Message of the type that the endpoint takes.
             trace: Name of the flow.
             timeout: Seconds to wait for the reply.
+            key: Key under which the flow is started once; None starts a flow with each call.
             **options: Options of the flow (`FlowOptions`).
 
         Raises: the errors of `Service.ask`
         """
-        return await self._service.ask(to, message, trace=trace, timeout=timeout, **options)
+        return await self._service.ask(to, message, trace=trace, timeout=timeout, key=key, **options)
 
     async def send(
         self, to: Endpoint[M, Any], message: M, *, trace: str = "test", **options: Unpack[FlowOptions]

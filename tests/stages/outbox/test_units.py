@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +32,9 @@ messages = st.lists(
         persistent=st.booleans(),
         expires_ms=st.integers(0, 2**50),
         ttl_s=st.none() | st.floats(TTL_MIN_S, 1e6),
+        report_to=st.sampled_from(["", "/topic/replies.shop.1"]),
+        report_id=st.text(max_size=5),
+        on_failure=st.lists(st.just("/queue/a.stage.on_failure"), max_size=8).map(tuple),
     ),
     max_size=4,
 )
@@ -75,6 +79,31 @@ def test_damaged_unit_is_refused_or_read(written: list[EncodedMessage], cut: int
     for data in (OutboxUnit(written, False).encode(), combine_units([(1, OutboxUnit(written, False).encode())])):
         with contextlib.suppress(UnreadableUnit):
             decode_unit(data[:cut] + rest, 0)
+
+
+class OlderMessage(msgspec.Struct, frozen=True, array_like=True):
+    """Message of a unit, in a version of truenext without reports."""
+
+    destination: str
+    body: bytes
+    id: str
+    priority: int
+    persistent: bool
+    expires_ms: int = 0
+    ttl_s: float | None = None
+    refused: str = ""
+
+
+@given(messages)
+def test_unit_is_read_by_a_version_without_reports_and_the_other_way_round(written: list[EncodedMessage]) -> None:
+    older_decoder = msgspec.msgpack.Decoder(tuple[int, list[OlderMessage]])
+    _, older = older_decoder.decode(OutboxUnit(written, False).encode())
+    kept = OlderMessage.__struct_fields__
+    assert [[getattr(each, name) for name in kept] for each in older] == [
+        [getattr(each, name) for name in kept] for each in written
+    ]
+    read = decode_unit(msgspec.msgpack.encode((1, older)), 0)
+    assert read == [msgspec.structs.replace(each, report_to="", report_id="", on_failure=()) for each in written]
 
 
 def test_a_unit_of_another_version_is_refused() -> None:

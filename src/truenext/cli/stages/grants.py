@@ -37,7 +37,7 @@ def grants(target: str, file: Path | None, name: str | None) -> None:
     """Print the grants that a service needs, as TOML for a users file.
 
     These grants cover the queues and topics that the definitions and the code of the stages name. Comments say which
-    other grants the service may need, such as grants for replies. No check covers these other grants. See
+    other grants the service may need, such as grants for replies and failures. No check covers these other grants. See
     docs/security.md.
 
     With --users and --user, exits 0 if the user has all of these grants, 1 if some are missing, 2 if the check failed.
@@ -49,7 +49,8 @@ def grants(target: str, file: Path | None, name: str | None) -> None:
     if (file is None) is not (name is None):
         raise click.UsageError("--users and --user need one another: set both, or neither")
     service = load_service(target)
-    needed = needed_grants(service.endpoints.values(), service.remotes.values(), service.topics.values())
+    keeper = service.name if service.has_outbox else None
+    needed = needed_grants(service.endpoints.values(), service.remotes.values(), service.topics.values(), keeper)
     user = None if file is None or name is None else _read_user(file, name)
     missing = needed if user is None else missing_grants(needed, user)
     if user is not None and missing:
@@ -89,7 +90,11 @@ def _unknown_grants(service: Service) -> list[str]:
     if replying:
         found.append(f"Replies of {', '.join(replying)}: `send` also to the stages that get them, and to")
         found.append("/topic/replies.CALLER.* of callers that use `ask`.")
-    found.append(f"If a program of {service.name} uses `ask`: `take` also from /topic/replies.{service.name}.*.")
+    found.append("Callers that use `ask` or `on_failure`, indirect ones, too: `send` also to their topics")
+    found.append("/topic/replies.CALLER.* and their queues ENDPOINT.stage.on_failure.")
+    found.append(
+        f"If a program of {service.name} uses `ask`: `take` and `send` also for /topic/replies.{service.name}.*."
+    )
     if service.crons:
         queues = ", ".join(sorted({each.endpoint for each in service.crons.values()}))
         found.append(f"`truenext stages cron --apply`: `send`, `browse` and `manage` on {queues}.")

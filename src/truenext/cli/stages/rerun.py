@@ -13,13 +13,16 @@ from truenext.cli.connection import BrokerOptions, broker_options, connected
 from truenext.cli.terminal import count_noun
 from truenext.cli.totals import ProgressReporter
 from truenext.cli.values import COUNT, QueueNameParam
+from truenext.client.core.send_options import SendOptions
 from truenext.client.core.subscriptions import ConsumerOptions
 from truenext.errors import Refused, RolledBack, TruenextError
 from truenext.model.destination import DEAD_LETTER_PREFIX
+from truenext.model.failure_headers import ON_FAILURE, REPORT_ID, REPORT_TO
 from truenext.stage.broker_transaction import CONTENT_TYPE
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.envelope import as_occurrence, decode_envelope, encode_envelope
 from truenext.stage.core.errors import NotDecoded
+from truenext.stage.core.failure import FAILURE, HANDLED
 
 BATCH_MAX = 100
 """Largest number of messages in one transaction."""
@@ -128,7 +131,7 @@ def _receive_batch(consumer: Consumer, count: int) -> list[Message]:
 def _resend(session: Session, message: Message, to: str) -> None:
     """Send a message under a new id.
 
-    Raises: NotDecoded if it is not a message of stages
+    Raises: NotDecoded if it is not a message of stages, or a failure that a stage of `on_failure` handles
     """
     try:
         envelope = decode_envelope(message.body)
@@ -137,15 +140,24 @@ def _resend(session: Session, message: Message, to: str) -> None:
             f"message {message.message_id} is not a message of stages ({error}): `truenext browse` shows it; skip it "
             "with --selector, or move it away"
         ) from error
+    headers = message.headers
+    if headers.get(FAILURE) == HANDLED:
+        raise NotDecoded(
+            f"message {message.message_id} is a failure for on_failure, and no client can send one: `truenext redrive` "
+            "moves it back; skip it with --selector"
+        )
     if envelope.recurring:
         envelope = as_occurrence(envelope, message.headers.get("truenext-due"))
     renewed = msgspec.structs.replace(envelope, id=ServiceContext.new_id())
-    session.send(
-        to,
-        encode_envelope(renewed),
-        priority=message.priority,
-        persistent=message.persistent,
-        content_type=CONTENT_TYPE,
-        correlation_id=renewed.id,
-        headers={"expires": str(message.expires_ms)} if message.expires_ms else {},
-    )
+    options: SendOptions = {
+        "priority": message.priority,
+        "persistent": message.persistent,
+        "content_type": CONTENT_TYPE,
+        "correlation_id": renewed.id,
+        "headers": {"expires": str(message.expires_ms)} if message.expires_ms else {},
+    }
+    if REPORT_TO in headers:
+        options["report_to"], options["report_id"] = headers[REPORT_TO], headers[REPORT_ID]
+    if ON_FAILURE in headers:
+        options["on_failure"] = headers[ON_FAILURE].split()
+    session.send(to, encode_envelope(renewed), **options)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypedDict, Unpack, get_origin, get_type_hints
 
 import msgspec
 
 from truenext.client.core import frames
-from truenext.model.limits import BODY_BYTES_MAX, PRODUCER_NUMBER_MAX, SCHEDULE_MS_MAX, TTL_MS_MAX
+from truenext.model.failure_headers import ON_FAILURE, REPORT_ID, REPORT_TO
+from truenext.model.limits import (
+    BODY_BYTES_MAX,
+    HANDLERS_MAX,
+    PRODUCER_NUMBER_MAX,
+    REPORT_ID_LENGTH_MAX,
+    SCHEDULE_MS_MAX,
+    TTL_MS_MAX,
+)
 from truenext.model.order import PRIORITY_MAX
 
 
@@ -44,6 +52,13 @@ class SendOptions(TypedDict, total=False):
     """Id that connects a reply with its request."""
     content_type: str
     """Type of the body, such as application/json; the broker does not read it."""
+    report_to: str
+    """Queue or topic that gets a report when the message becomes a dead letter. It needs the option `report_id`."""
+    report_id: str
+    """Correlation id of the report, 1 to 64 characters. It needs the option `report_to`."""
+    on_failure: Sequence[str]
+    """Destinations of up to 8 queues. Instead of becoming a dead letter, the message goes to the first of them. If it
+    fails there, too, it goes to the next one."""
     headers: Mapping[str, str]
     """The program's own headers. A selector names a header with underscores in place of hyphens. A persistent message
     without other options has space for 110 headers; each option needs one or two of them."""
@@ -74,7 +89,7 @@ class EncodedSend(msgspec.Struct, frozen=True):
 
 
 _CACHE_ENTRIES_MAX = 1000
-_cache: dict[tuple[str, tuple[tuple[str, object], ...]], EncodedSend] = {}
+_cache: dict[tuple[str, tuple[tuple[str, object], ...], bool], EncodedSend] = {}
 _RESERVED = frozenset(
     {
         *("destination", "receipt", "transaction", "content-length", "priority", "persistent"),
@@ -102,27 +117,34 @@ def encode_send(destination: str, options: SendOptions) -> EncodedSend:
     """Encode the options of a SEND. Raises: ValueError, TypeError for an invalid option"""
     if "headers" in options or "number" in options:
         return _encode_send(destination, options)
+    # Messages often differ only in these ids, so the cache has heads without them.
+    others, lines, has_report_id = options, "", False
     correlation = options.get("correlation_id")
     if type(correlation) is str and _IS_PLAIN(correlation):
-        # Each reply has a correlation id of its own, and is otherwise like the others.
         others = options.copy()
         del others["correlation_id"]
-        encoded = encode_send(destination, others)
-        return EncodedSend(encoded.head + f"correlation-id:{correlation}\n".encode(), encoded.ttl_s, None, 0)
-    key = (destination, tuple(options.items()))
+        lines = f"correlation-id:{correlation}\n"
+    report = options.get("report_id")
+    if type(report) is str and _IS_PLAIN(report) and len(report) <= REPORT_ID_LENGTH_MAX:
+        has_report_id = True
+        others = others.copy()
+        del others["report_id"]
+        lines += f"{REPORT_ID}:{report}\n"
+    key = (destination, tuple(others.items()), has_report_id)
     try:
         cached = _cache.get(key)
     except TypeError:
-        # An option that cannot be hashed is invalid, and is reported there.
+        # An option that cannot be hashed is a list, or is invalid, which is reported there.
         return _encode_send(destination, options)
     if cached is None:
         if len(_cache) >= _CACHE_ENTRIES_MAX:
             _cache.clear()
-        cached = _cache[key] = _encode_send(destination, options)
-    return cached
+        cached = _cache[key] = _encode_send(destination, others, has_report_id=has_report_id)
+    return EncodedSend(cached.head + lines.encode(), cached.ttl_s, None, 0) if lines else cached
 
 
-def _encode_send(destination: str, options: SendOptions) -> EncodedSend:
+def _encode_send(destination: str, options: SendOptions, *, has_report_id: bool = False) -> EncodedSend:
+    """Encode the options. `has_report_id` is True if the caller adds the line of a `report_id` that it has left out."""
     unknown = options.keys() - _OPTION_TYPES.keys()
     if unknown:
         raise TypeError(f"send has no option {', '.join(sorted(unknown))}")
@@ -152,6 +174,7 @@ def _encode_send(destination: str, options: SendOptions) -> EncodedSend:
         option = options.get(name)
         if option:
             headers[name.replace("_", "-")] = str(option)
+    _add_failure_headers(headers, options, has_report_id)
     for name, value in options.get("headers", {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"header {name!r} is {value!r}: headers are text")
@@ -183,6 +206,25 @@ def _add_schedule(headers: dict[str, str], options: SendOptions) -> None:
         headers["AMQ_SCHEDULED_CRON"] = options["cron"]
     if "zone" in options:
         headers["AMQ_SCHEDULED_ZONE"] = options["zone"]
+
+
+def _add_failure_headers(headers: dict[str, str], options: SendOptions, has_report_id: bool) -> None:
+    report_to, report_id = options.get("report_to"), options.get("report_id")
+    if (report_to is None) != (report_id is None and not has_report_id):
+        raise ValueError("report_to and report_id must be set together")
+    if report_to is not None:
+        headers[REPORT_TO] = report_to
+    if report_id is not None:
+        if not 1 <= len(report_id) <= REPORT_ID_LENGTH_MAX:
+            raise ValueError(f"report_id has 1 to {REPORT_ID_LENGTH_MAX} characters, not {len(report_id)}")
+        headers[REPORT_ID] = report_id
+    if "on_failure" in options:
+        handlers = options["on_failure"]
+        if isinstance(handlers, str) or not all(isinstance(each, str) for each in handlers):
+            raise TypeError(f"on_failure is a list of destinations, not {handlers!r}")
+        if not 1 <= len(handlers) <= HANDLERS_MAX:
+            raise ValueError(f"on_failure has 1 to {HANDLERS_MAX} destinations, not {len(handlers)}")
+        headers[ON_FAILURE] = " ".join(handlers)
 
 
 def _milliseconds(name: str, seconds: float, max_ms: int) -> int:

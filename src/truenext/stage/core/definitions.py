@@ -19,6 +19,7 @@ from truenext.model.destination import parse_stored_address
 from truenext.model.pattern import is_pattern
 from truenext.stage.core.codec import Codec, type_name
 from truenext.stage.core.errors import DefinitionError
+from truenext.stage.core.failure import Failure
 from truenext.stage.core.names import stage_queue
 from truenext.stage.core.retry import RetryRules
 from truenext.stage.core.signature import Signature, is_assignable, signature_of, without_none
@@ -32,6 +33,8 @@ S = TypeVar("S")
 P = ParamSpec("P")
 
 CONCURRENCY_MAX = 1000
+FAILURE_STAGE = "on_failure"
+"""Name of the stage that `on_failure` decorates."""
 
 
 class Endpoint(Generic[M, R]):
@@ -159,7 +162,11 @@ class Stage:
         self.signature: Signature = signature_of(function, state, subject)
         self.takes: Codec[Any] = Codec(self.signature.message, f"the message of {subject}")
         self.next_stage: Stage | None = None
-        """Next stage of the endpoint; None for the last stage."""
+        """Next stage of the endpoint; None for the last stage, and for the stage of `on_failure`."""
+        self.handles_failures = False
+        """True for the stage of `on_failure`."""
+        self.keeps_replies = False
+        """True for the stage that keeps replies, and gets reports, too."""
 
     def __repr__(self) -> str:
         return f"<Stage {self.queue} {self.name}>"
@@ -195,13 +202,16 @@ class LocalEndpoint(Endpoint[M, R]):
         self.subscribed_topic: Topic[M] | None = None
         """Topic from which the endpoint consumes; None if it consumes from queues."""
         self.stages_in_order: list[Stage] = []
+        """Stages that run one after the other, without the stage of `on_failure`."""
+        self.failure_stage: Stage | None = None
+        """Stage of `on_failure`; None without one."""
         self._register = register
 
     def add(self, function: Callable[..., Any], name: str | None, settings: StageSettings) -> None:
         """Add a stage after the last one. Raises: DefinitionError if the function or its name is invalid"""
         if name is None:
             name = str(getattr(function, "__name__", ""))
-        if any(each.name == name for each in self.stages_in_order):
+        if any(each.name == name for each in self.all_stages):
             raise DefinitionError(f"{self.name} has a stage {name} already: give this one another name with name=...")
         queue = stage_queue(self.name, name) if self.stages_in_order else self.name
         stage = Stage(self, name, queue, function, settings.with_defaults(self.settings))
@@ -216,17 +226,52 @@ class LocalEndpoint(Endpoint[M, R]):
                 f"stage {name} is the first of {self.name}, which takes {type_name(self.takes.type)}: "
                 f"it cannot take {type_name(signature.message)}"
             )
-        replies = None if self.replies is None else self.replies.type
-        if signature.reply is not None and (replies is None or not is_assignable(replies, signature.reply)):
-            raise DefinitionError(
-                f"stage {name} of {self.name} returns {type_name(signature.reply)}, but the endpoint replies "
-                f"{'nothing' if replies is None else type_name(replies)}"
-            )
+        self._check_reply(stage)
         # Before the stage is linked, as `register` may reject it.
         self._register(stage)
         if self.stages_in_order:
             self.stages_in_order[-1].next_stage = stage
         self.stages_in_order.append(stage)
+
+    def add_failure_stage(self, function: Callable[..., Any], settings: StageSettings) -> None:
+        """Add the stage of `on_failure`. Raises: DefinitionError if the function is invalid, or there is one already"""
+        if self.failure_stage is not None:
+            raise DefinitionError(f"{self.name} has an on_failure already: {self.failure_stage.function!r}")
+        if any(each.name == FAILURE_STAGE for each in self.stages_in_order):
+            raise DefinitionError(f"{self.name} has a stage {FAILURE_STAGE}: give it another name with name=...")
+        queue = stage_queue(self.name, FAILURE_STAGE)
+        stage = Stage(self, FAILURE_STAGE, queue, function, settings.with_defaults(self.settings))
+        stage.handles_failures = True
+        if stage.signature.message is not Failure:
+            raise DefinitionError(
+                f"{FAILURE_STAGE} of {self.name} takes {type_name(stage.signature.message)}: annotate "
+                f"{stage.signature.positional[0]} with Failure"
+            )
+        self._check_reply(stage)
+        self._register(stage)
+        self.failure_stage = stage
+
+    def _check_reply(self, stage: Stage) -> None:
+        reply, replies = stage.signature.reply, None if self.replies is None else self.replies.type
+        if reply is not None and (replies is None or not is_assignable(replies, reply)):
+            raise DefinitionError(
+                f"stage {stage.name} of {self.name} returns {type_name(reply)}, but the endpoint replies "
+                f"{'nothing' if replies is None else type_name(replies)}"
+            )
+
+    @property
+    def all_stages(self) -> list[Stage]:
+        """All stages of the endpoint. The stage of `on_failure` is the last one."""
+        return self.stages_in_order if self.failure_stage is None else [*self.stages_in_order, self.failure_stage]
+
+    def stage_at(self, destination: str) -> Stage | None:
+        """Return the stage with this destination; None if the endpoint has none, or it is that of `on_failure`."""
+        return next((each for each in self.stages_in_order if each.destination == destination), None)
+
+    @property
+    def failure_destination(self) -> str:
+        """Destination of failures of this endpoint's requests; empty if the endpoint has no `on_failure`."""
+        return "" if self.failure_stage is None else self.failure_stage.destination
 
     def check(self) -> None:
         """Check the endpoint after all its stages are defined.
@@ -298,6 +343,42 @@ class StatelessEndpoint(LocalEndpoint[M, R]):
         """
         return _decorate(self, function, name, options)
 
+    @overload
+    def on_failure(
+        self, function: Callable[Concatenate[Failure, P], Awaitable[R | None]], /
+    ) -> Callable[Concatenate[Failure, P], Awaitable[R | None]]: ...
+
+    @overload
+    def on_failure(
+        self, function: Callable[Concatenate[Failure, P], R | None], /
+    ) -> Callable[Concatenate[Failure, P], R | None]: ...
+
+    @overload
+    def on_failure(self, /, **options: Unpack[StageOptions]) -> StatelessStageDecorator[R]: ...
+
+    def on_failure(self, function: Callable[..., Any] | None = None, /, **options: Unpack[StageOptions]) -> Any:
+        """Decorate the function that handles failures of this endpoint's requests: `@place.on_failure`, or
+        `@place.on_failure(attempts=3)`. It is to the endpoint's requests what an `except` block is to calls.
+
+        A message that a requested endpoint, or an endpoint that it requests, cannot process does not become a dead
+        letter. It goes to this stage, whose queue is `ENDPOINT.stage.on_failure`. Its first parameter is the `Failure`;
+        the others are those of any other stage. It may call `flow.next` with a message for the stage that waits for the
+        reply, request anew, reply, or go to another endpoint. If it uses none of these calls, the flow ends there. If
+        it fails, the next endpoint with `on_failure` handles the failure, and without one its message becomes a dead
+        letter.
+
+        The stage does not handle failures of the endpoint's own stages. It also handles failures of flows that name
+        this endpoint as their `reply_to`.
+
+        Args:
+            function: Function of the stage, if `@place.on_failure` is used without options.
+            **options: Options of the stage (`StageOptions`).
+
+        Raises: DefinitionError if the function or an option is invalid, the endpoint has an `on_failure` already, or
+        the service runs already
+        """
+        return _decorate_on_failure(self, function, options)
+
 
 class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
     """Endpoint with a state for each flow. The flow's messages carry the state from stage to stage."""
@@ -335,6 +416,33 @@ class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
         """
         return _decorate(self, function, name, options)
 
+    @overload
+    def on_failure(
+        self, function: Callable[Concatenate[Failure, S, P], Awaitable[R | None]], /
+    ) -> Callable[Concatenate[Failure, S, P], Awaitable[R | None]]: ...
+
+    @overload
+    def on_failure(
+        self, function: Callable[Concatenate[Failure, S, P], R | None], /
+    ) -> Callable[Concatenate[Failure, S, P], R | None]: ...
+
+    @overload
+    def on_failure(self, /, **options: Unpack[StageOptions]) -> StatefulStageDecorator[R, S]: ...
+
+    def on_failure(self, function: Callable[..., Any] | None = None, /, **options: Unpack[StageOptions]) -> Any:
+        """Decorate the function that handles failures of this endpoint's requests. Its first parameter is the
+        `Failure`, and its second one the state at the time of the request; `StatelessEndpoint.on_failure` describes
+        the rest.
+
+        Args:
+            function: Function of the stage, if `@place.on_failure` is used without options.
+            **options: Options of the stage (`StageOptions`).
+
+        Raises: DefinitionError if the function or an option is invalid, the endpoint has an `on_failure` already, or
+        the service runs already
+        """
+        return _decorate_on_failure(self, function, options)
+
 
 class StatelessStageDecorator(Protocol[R]):
     """Decorator that `stage` returns when it is called with options, such as `stage(concurrency=8)`."""
@@ -371,6 +479,18 @@ def _decorate(
 
     def add(decorated: Callable[..., Any]) -> Callable[..., Any]:
         endpoint.add(decorated, name, settings)
+        return decorated
+
+    return add if function is None else add(function)
+
+
+def _decorate_on_failure(
+    endpoint: LocalEndpoint[Any, Any], function: Callable[..., Any] | None, options: StageOptions
+) -> Any:
+    settings = StageSettings(f"{FAILURE_STAGE} of {endpoint.name}", **options)
+
+    def add(decorated: Callable[..., Any]) -> Callable[..., Any]:
+        endpoint.add_failure_stage(decorated, settings)
         return decorated
 
     return add if function is None else add(function)

@@ -12,10 +12,13 @@ from typing import Any
 import msgspec
 
 from truenext.errors import RemoteProtocolError
-from truenext.model.destination import DestinationKind, parse_address
+from truenext.model.destination import DEAD_LETTER_PREFIX, DestinationKind, parse_address
+from truenext.model.limits import HANDLERS_MAX
 from truenext.stage.core.codec import EMPTY
 from truenext.stage.core.errors import FlowError, NotDecoded
 from truenext.stage.core.names import occurrence_id
+
+_DEAD_LETTERS = f"/queue/{DEAD_LETTER_PREFIX}"
 
 VERSION = 2
 """Version of envelopes that this code writes and reads. Messages of all other versions are rejected."""
@@ -47,6 +50,10 @@ class ReplyTo(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """Destination of the reply, such as /queue/order.place.stage.reserve: one queue, or one topic."""
     state: msgspec.Raw = EMPTY
     """State of the waiting stage. The reply carries it."""
+    failure: str = ""
+    """Queue of the waiting endpoint that handles a failure of the request; empty if the endpoint handles none."""
+    report: str = ""
+    """Queue or topic that is told of a dead letter of the flow; empty if none is told."""
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
@@ -109,6 +116,10 @@ def decode_envelope(body: bytes) -> Envelope:
         if not _is_single_destination(each.to):
             # A sender may name one queue or topic for the reply, not any destination to which this service may send.
             raise NotDecoded(f"the reply address {each.to[:100]!r} is not a single queue or topic")
+        if each.report and not _is_single_destination(each.report):
+            raise NotDecoded(f"the report address {each.report[:100]!r} is not a single queue or topic")
+        if each.failure and not is_dead_lettering(each.failure):
+            raise NotDecoded(f"the failure address {each.failure[:100]!r} is not a single queue")
     return envelope
 
 
@@ -153,6 +164,21 @@ def _is_single_destination(address: str) -> bool:
         return parse_address(address, "").kind in (DestinationKind.QUEUE, DestinationKind.TOPIC)
     except RemoteProtocolError:
         return False
+
+
+def is_dead_lettering(address: str) -> bool:
+    """Return whether the address is one queue whose messages can become dead letters."""
+    return address.startswith("/queue/") and not address.startswith(_DEAD_LETTERS) and _is_single_destination(address)
+
+
+def failure_handlers(waiting: list[ReplyTo]) -> tuple[str, ...]:
+    """Return the queues that handle a failure, the nearest first, at most HANDLERS_MAX."""
+    return tuple(each.failure for each in reversed(waiting) if each.failure)[:HANDLERS_MAX]
+
+
+def report_address(waiting: list[ReplyTo]) -> str:
+    """Return the queue or topic that is told of a dead letter, the nearest one; empty if there is none."""
+    return next((each.report for each in reversed(waiting) if each.report), "")
 
 
 # ---- Stashed flows, which wait outside of the broker: the bytes of `Flow.stash` ----

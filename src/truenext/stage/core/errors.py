@@ -5,10 +5,13 @@ TruenextError
 │   └── DefinitionError    an endpoint or a stage is defined wrongly; nothing was started
 ├── LocalProtocolError
 │   └── FlowError          a stage uses its flow wrongly: its message becomes a dead letter at once
+├── FlowFailed             the flow that a program has asked for ended in a dead letter
 ├── BaseExceptionRaised    a stage has raised an exception such as SystemExit: a failure like any other
 ├── Reject                 a stage can never process its message: the message becomes a dead letter at once
 └── NotDecoded             a message is not of the type that its stage takes: the message becomes a dead letter at once
 """
+
+from __future__ import annotations
 
 from truenext.errors import ConfigurationError, LocalProtocolError, TruenextError
 
@@ -20,6 +23,30 @@ class DefinitionError(ConfigurationError):
 class FlowError(LocalProtocolError):
     """Invalid use of a flow, such as two calls that exclude each other, or a value of the wrong type. A retry would
     fail in the same way, so the message of the stage becomes a dead letter at once."""
+
+
+class FlowFailed(TruenextError):
+    """The flow of an `ask` has failed: a message of it became a dead letter, and no `on_failure` has handled it.
+
+    Attributes:
+        stage: Queue of the stage that failed, such as order.place.stage.reserve.
+        reason: Reason why the broker gave up the message.
+        attempts: Number of attempts of the message.
+        first_cause: Cause of the first attempt that had a cause; "" if no attempt had one.
+        last_cause: Cause of the last attempt that had a cause; "" if no attempt had one.
+    """
+
+    def __init__(self, stage: str, reason: str, attempts: int, first_cause: str, last_cause: str) -> None:
+        why = last_cause.partition("\n")[0] or reason
+        super().__init__(f"the flow has failed in stage {stage} after {attempts} attempts: {why}")
+        self.stage = stage
+        self.reason = reason
+        self.attempts = attempts
+        self.first_cause = first_cause
+        self.last_cause = last_cause
+
+    def __reduce__(self) -> tuple[type[FlowFailed], tuple[str, str, int, str, str]]:
+        return FlowFailed, (self.stage, self.reason, self.attempts, self.first_cause, self.last_cause)
 
 
 class Reject(TruenextError):

@@ -1,13 +1,22 @@
-"""Cause of a stage's failure, as a text that the broker stores with the message."""
+"""Cause of a stage's failure, as a text that the broker stores with the message, and the failure of a request, as the
+broker tells it."""
 
 from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
 
 from truenext.model.limits import CAUSE_BYTES_MAX
 from truenext.stage.core.errors import NoAttemptsLeft
+
+FAILURE: Final = "truenext-failure"
+"""Header of a report or a handled message, which says which of both it is. Source: docs/contract.md, C11.7 and C11.8"""
+REPORT: Final = "report"
+HANDLED: Final = "handled"
 
 SHOWN_MAX = 65536
 """Longest text of an error, in characters, that is logged with a traceback. Of a longer text only the beginning is
@@ -15,6 +24,35 @@ logged."""
 _PACKAGE_DIR = __file__.rpartition("/stage/")[0] + "/"
 _LIBRARY_PREFIXES = (_PACKAGE_DIR, f"{sysconfig.get_path('stdlib')}/", "<frozen ")
 """First parts of the paths of truenext's and of Python's own files. Other files are the program's."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Failure of a request, for the function that `on_failure` decorates: a message of the requested flow could not be
+    processed."""
+
+    stage: str
+    """Queue of the stage that failed, such as stock.reserve."""
+    reason: str
+    """Reason why the broker gave up the message."""
+    attempts: int
+    """Number of attempts of the message."""
+    first_cause: str
+    """Cause of the first attempt that had a cause: the exception, its line, the stage and its process; "" if no attempt
+    had one."""
+    last_cause: str
+    """Cause of the last attempt that had a cause; "" if no attempt had one."""
+
+
+def failure_of(headers: Mapping[str, str]) -> Failure:
+    """Return the failure that the headers of a report or a handled message describe."""
+    attempts = headers.get("truenext-original-attempts", "0")
+    return Failure(
+        stage=headers.get("truenext-original-destination", "").removeprefix("/queue/"),
+        reason=headers.get("truenext-dead-letter-cause", ""),
+        attempts=int(attempts) if attempts.isdecimal() else 0,
+        first_cause=headers.get("truenext-original-first-cause", ""),
+        last_cause=headers.get("truenext-original-last-cause", ""),
+    )
 
 
 def cause_of(error: BaseException, stage: str, instance: str) -> str:

@@ -2,7 +2,7 @@
 
     request           send a request to an endpoint; its reply goes to the next stage, with the current state
     reply             reply to the caller of this endpoint; a stage may also return its reply
-    next              continue with the next stage
+    next              continue with the next stage; in `on_failure`, with the stage that waits for the reply
     next_direct       continue with the next stage in this transaction, without a message
     goto              continue with another endpoint, which replies in place of this one
     send, publish     start another flow, which runs concurrently with this flow
@@ -88,6 +88,14 @@ class Flow:
         self._now_ms = now_ms
         self._source = source
         self._continuation = ""
+        self._failed_request: ReplyTo | None = None
+        """Request that has failed, in the stage of `on_failure`; otherwise None."""
+        self.next_stage: Stage | None = stage.next_stage
+        """Stage with which `next` continues; None if there is none."""
+        if stage.handles_failures:
+            *waiting, self._failed_request = envelope.waiting
+            self._envelope = msgspec.structs.replace(envelope, waiting=waiting)
+            self.next_stage = stage.endpoint.stage_at(self._failed_request.to)
         self.direct_message: object = UNSET
         """Message that `next_direct` was given for the next stage; UNSET without such a call."""
         context = envelope.flow
@@ -144,7 +152,8 @@ class Flow:
                 f"{to.name} replies {type_name(to.replies.type)}, but the next stage, {next_stage.name}, takes "
                 f"{type_name(next_stage.signature.message)}"
             )
-        waiting = [*self._envelope.waiting, ReplyTo(next_stage.destination, self._state())]
+        failure = self._stage.endpoint.failure_destination
+        waiting = [*self._envelope.waiting, ReplyTo(next_stage.destination, self._state(), failure)]
         if len(waiting) > WAITING_MAX:
             raise Reject(
                 f"more than {WAITING_MAX} stages wait for a reply in this flow: check whether an endpoint calls itself"
@@ -265,9 +274,14 @@ class Flow:
         self._continuation = action
 
     def _next_stage(self, action: str) -> Stage:
-        next_stage = self._stage.next_stage
+        next_stage, endpoint = self.next_stage, self._stage.endpoint
+        if next_stage is None and self._failed_request is not None:
+            raise FlowError(
+                f"{endpoint.name} has no stage at {self._failed_request.to}, which waited for the reply: "
+                f"{self._stage.name} cannot {action}"
+            )
         if next_stage is None:
-            raise FlowError(f"{self._stage.name} is the last stage of {self._stage.endpoint.name}: it cannot {action}")
+            raise FlowError(f"{self._stage.name} is the last stage of {endpoint.name}: it cannot {action}")
         return next_stage
 
     def _state(self) -> msgspec.Raw:
@@ -386,6 +400,8 @@ class Flow:
         Raises: FlowError if JSON does not preserve the state or a property
         """
         now = msgspec.structs.replace(self._envelope, flow=self._flow_context, state=self._state())
+        if self._failed_request is not None:
+            now = msgspec.structs.replace(now, waiting=[*now.waiting, self._failed_request])
         expires_ms = self._source.expires_ms
         return msgspec.json.encode(StashedFlow(stage=self._stage.queue, expires_ms=expires_ms, envelope=now))
 

@@ -34,11 +34,11 @@ class FlowOptions(TypedDict, total=False):
     `delay` or `at`, when the first message is due. By default a flow never expires."""
     delay: float
     """Seconds until the first message is due, 0 or more. Until then the broker keeps the message, and no stage runs.
-    The time begins when the broker has the message; with `initiate(session)`, when the database has it. Not for
-    `ask`."""
+    The time begins when the broker has the message; with `initiate(session)`, when the database has it. `ask`
+    needs a key for it."""
     at: datetime
-    """Time at which the first message is due, with a time zone. A past time is now. Not together with `delay`, and not
-    for `ask`."""
+    """Time at which the first message is due, with a time zone. A past time is now. Not together with `delay`. `ask`
+    needs a key for it."""
     properties: Mapping[str, Any]
     """Values that JSON can hold, for all stages of the flow. If a stage starts the flow, they are added to the
     properties of the stage's flow."""
@@ -106,8 +106,10 @@ def encode_first_message(
     state: object = None,
     reply_to: Endpoint[Any, Any] | Topic[Any] | None = None,
     reply_state: object = None,
+    report_to: str = "",
 ) -> FirstMessage:
-    """Check and encode the first message of a flow, its states, and the address of its reply.
+    """Check and encode the first message of a flow, its states, and the address of its reply. `report_to` is the
+    destination that is told of a dead letter of the flow; empty without reports.
 
     Raises: FlowError if an argument is invalid, or `reply_to` takes another type than `to` replies
     """
@@ -122,7 +124,8 @@ def encode_first_message(
             )
         if not is_assignable(reply_to.takes.type, replies.type):
             raise FlowError(f"{to} replies another type than {reply_to} takes")
-        waiting.append(ReplyTo(reply_to.destination, state_for(reply_to, reply_state)))
+        failure = reply_to.failure_destination if isinstance(reply_to, LocalEndpoint) else ""
+        waiting.append(ReplyTo(reply_to.destination, state_for(reply_to, reply_state), failure, report_to))
     elif reply_state is not None:
         raise FlowError("reply_state is the state of reply_to, which is missing")
     return FirstMessage(to, to.takes.encode(message), state_for(to, state), waiting)

@@ -68,6 +68,16 @@ def _check_length(name: str) -> None:
         )
 
 
+def replies_queue(service: str) -> str:
+    """Return the queue to which replies and failures go that the service keeps."""
+    return f"{service}.replies"
+
+
+def kept_topic(service: str) -> str:
+    """Return the topic to which the service publishes the id of each reply that it has kept."""
+    return f"replies.{service}.kept"
+
+
 # ---- Ids of messages, and their ids in the inbox: 32 hexadecimal digits ----
 #
 # The first 12 digits are milliseconds since the epoch, of the start of a flow; all ids derived from an id have them,
@@ -107,6 +117,11 @@ def inbox_id(service: str, queue: str, message_id: str) -> str:
     """Return the id of a message in the inbox. The id also depends on service and queue, since one message may come to
     several queues, and several services may share a database."""
     return _derive_id(message_id, f"{service}\n{queue}\n{message_id}")
+
+
+def key_id(service: str, key: str) -> str:
+    """Return the id of a key of initiations."""
+    return inbox_id(service, " key", key)
 
 
 def _derive_id(source: str, text: str) -> str:

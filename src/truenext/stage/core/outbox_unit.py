@@ -2,7 +2,8 @@
 
     unit       [1, [message, ...]] in MessagePack; [3, [message, ...]] if a message has a delay
     combined   [2, [[time of writing, unit], ...]]: units of several transactions, to be sent in one COMMIT
-    message    destination, body, id, priority, persistent, expiry of its flow, its time to live, refusal, its delay
+    message    destination, body, id, priority, persistent, expiry of its flow, its time to live, refusal, its delay,
+               where its failure is reported, with which id, which queues handle it
 
 The format is the same in all versions of truenext, so that an older process can send the units of a newer one, and a
 newer process those of an older one. A unit with delays has a version of its own, since a truenext that knows no delays
@@ -66,6 +67,12 @@ class EncodedMessage(msgspec.Struct, frozen=True, array_like=True):
     """Reason why the broker refused another message, if this message replaces that one; otherwise empty."""
     delay: Delay | None = None
     """Delay of the message; None if it has none."""
+    report_to: str = ""
+    """Queue or topic that gets a report if the message becomes a dead letter; empty without reports."""
+    report_id: str = ""
+    """Correlation id of the report; empty without reports."""
+    on_failure: tuple[str, ...] = ()
+    """Queues that handle a failure of the message, the first one first."""
 
 
 class OutboxUnit(NamedTuple):
@@ -83,6 +90,13 @@ class OutboxUnit(NamedTuple):
         return _ENCODER.encode(_EncodedUnit(version, list(self.messages)))
 
 
+class KeptFlow(NamedTuple):
+    """Flow whose reply is kept under the key of its initiation."""
+
+    flow: str
+    endpoint: str
+
+
 class InitiationKey(NamedTuple):
     """Key of an initiation: all calls with one key start the flows only once."""
 
@@ -90,6 +104,9 @@ class InitiationKey(NamedTuple):
     """Hash of the service's name and the program's key, as 32 hexadecimal digits."""
     content: str
     """Hash of the flows, as 32 hexadecimal digits."""
+    kept: KeptFlow | None = None
+    delay_ms: int = 0
+    """Milliseconds until the last of the flows is due. The key is kept for 7 days from then on."""
 
 
 class UnreadableUnit(TruenextError):

@@ -7,8 +7,14 @@ from typing import Final
 
 import msgspec
 
-from truenext.model.limits import BODY_BYTES_MAX
-from truenext.stage.core.envelope import Envelope, encode_envelope
+from truenext.model.limits import BODY_BYTES_MAX, REPORT_ID_LENGTH_MAX
+from truenext.stage.core.envelope import (
+    Envelope,
+    encode_envelope,
+    failure_handlers,
+    is_dead_lettering,
+    report_address,
+)
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.names import child_id
 from truenext.stage.core.outbox_unit import Delay, EncodedMessage
@@ -45,7 +51,22 @@ class OutputMessage(msgspec.Struct, frozen=True):
         id, flow, expires_ms = envelope.id, envelope.flow, self.expires_ms
         priority = PRIORITY_INTERACTIVE if flow.interactive else PRIORITY
         ttl_s, delay = self.ttl_s, self.delay
-        return EncodedMessage(self.destination, body, id, priority, flow.persistent, expires_ms, ttl_s, delay=delay)
+        encoded = EncodedMessage(self.destination, body, id, priority, flow.persistent, expires_ms, ttl_s, delay=delay)
+        for each in envelope.waiting:
+            if each.failure or each.report:
+                return _with_failure_headers(encoded, envelope)
+        return encoded
+
+
+def _with_failure_headers(message: EncodedMessage, envelope: Envelope) -> EncodedMessage:
+    """Return the message with what its failure does, unless a failed message stays at its destination."""
+    flow_id, waiting = envelope.flow.id, envelope.waiting
+    if not is_dead_lettering(message.destination):
+        return message
+    report_to = report_address(waiting) if len(flow_id) <= REPORT_ID_LENGTH_MAX else ""
+    return msgspec.structs.replace(
+        message, on_failure=failure_handlers(waiting), report_to=report_to, report_id=flow_id if report_to else ""
+    )
 
 
 class Output:

@@ -33,6 +33,8 @@ class EndpointInterface(msgspec.Struct, frozen=True, omit_defaults=True):
     """Topic from which the endpoint consumes; empty if the endpoint consumes from queues."""
     stages: dict[str, Schema] = {}
     """Schema of each stage's message, by the stage's queue, without the first stage."""
+    on_failure: str = ""
+    """Queue of the stage of `on_failure`; empty without one."""
 
 
 class ServiceInterface(msgspec.Struct, frozen=True):
@@ -62,6 +64,7 @@ def _endpoint(endpoint: LocalEndpoint[Any, Any]) -> EndpointInterface:
         state=None if endpoint.state is None else schema_of(endpoint.state.type),
         topic="" if endpoint.subscribed_topic is None else endpoint.subscribed_topic.name,
         stages={each.queue: schema_of(each.takes.type) for each in endpoint.stages_in_order[1:]},
+        on_failure="" if endpoint.failure_stage is None else endpoint.failure_stage.queue,
     )
 
 
@@ -109,6 +112,8 @@ def _compare_endpoint(name: str, old: EndpointInterface, new: EndpointInterface 
             yield _stage_removed(queue)
         else:
             yield from _compare_read(queue, "its message", schema, new.stages[queue])
+    if old.on_failure and not new.on_failure:
+        yield _on_failure_removed(old.on_failure)
     if old.replies is not None:
         yield from _compare_reply(name, old.replies, new.replies)
 
@@ -121,6 +126,16 @@ def _stage_removed(queue: str) -> Incompatibility:
         "messages that wait in its queue, and replies that are on their way to it, have no consumer",
         "Keep it after the other stages, with those that follow it (docs/stages-running.md). "
         f"{_DRAINED}, and its queue is empty, remove it.",
+    )
+
+
+def _on_failure_removed(queue: str) -> Incompatibility:
+    return Incompatibility(
+        True,
+        queue,
+        "on_failure is gone",
+        "failures that wait in its queue, and those of requests that were sent before, have no consumer",
+        f"Keep it, and raise the failure's cause in it. {_DRAINED}, and its queue is empty, remove it.",
     )
 
 

@@ -64,7 +64,7 @@ def graph_of(
     """Return the graph of a service. Its endpoints are in the order of their definition. Remote endpoints and topics
     are included if they are declared, or if a stage names them."""
     own = list(endpoints)
-    referenced = [to for each in own for stage in each.stages_in_order for to, _ in references_of(stage.function)]
+    referenced = [to for each in own for stage in each.all_stages for to, _ in references_of(stage.function)]
     others = {each.name: each for each in referenced if isinstance(each, Endpoint)}
     known = {each.name: each for each in remotes}
     subscribed = [each.subscribed_topic for each in own if each.subscribed_topic is not None]
@@ -102,7 +102,7 @@ def _endpoint(endpoint: LocalEndpoint[Any, Any]) -> EndpointNode:
                     for to, how in references_of(each.function)
                 ],
             )
-            for each in endpoint.stages_in_order
+            for each in endpoint.all_stages
         ],
     )
 

@@ -41,6 +41,11 @@ class ExactlyOnceProcessing:
         self._confirmer = OutboxConfirmer(outbox)
         self._cleaner = OutboxCleaner(outbox)
 
+    @property
+    def keeps_replies(self) -> bool:
+        """Whether the database has the table of kept replies."""
+        return self._outbox.keeps_replies
+
     async def metrics_text(self) -> str:
         """Return the metrics as text for Prometheus. If the database does not answer in time, the number of unsent
         messages is left out."""

@@ -103,6 +103,9 @@ async def _accepted_or_replaced(session: Session, message: EncodedMessage, servi
             expires_ms=0,
             ttl_s=None,
             delay=None,
+            report_to="",
+            report_id="",
+            on_failure=(),
             refused=f"{message.destination}: {describe_error(refused)}",
         )
     finally:

@@ -13,6 +13,7 @@ from truenext.errors import ConfigurationError
 if TYPE_CHECKING:
     from truenext.stage.sql.database import Database as Database
     from truenext.stage.sql.outbox_report import outbox_report as outbox_report
+    from truenext.stage.sql.reply_table import keep_reply as keep_reply
     from truenext.stage.sql.session import session_type as session_type
     from truenext.stage.sql.session_outbox import SessionOutbox as SessionOutbox
     from truenext.stage.sql.tables import apply_schema as apply_schema
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Database": "truenext.stage.sql.database",
     "SessionOutbox": "truenext.stage.sql.session_outbox",
+    "keep_reply": "truenext.stage.sql.reply_table",
     "apply_schema": "truenext.stage.sql.tables",
     "outbox_report": "truenext.stage.sql.outbox_report",
     "schema_sql": "truenext.stage.sql.tables",

@@ -17,6 +17,7 @@ from truenext.stage.sql import postgresql, sqlite
 from truenext.stage.sql.error_kind import classify_error
 from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable
 from truenext.stage.sql.outbox_table import Outbox
+from truenext.stage.sql.reply_table import ReplyStore
 from truenext.stage.sql.sqlite import write_queue_of
 from truenext.stage.sql.transaction import watch_transactions
 from truenext.stage.sql.url import DatabaseAddress, address_of
@@ -25,6 +26,7 @@ from truenext.stage.sql.work import AsyncSqlWork, ThreadSqlWork
 T = TypeVar("T")
 
 OUTBOX_CONNECTIONS = 3
+REPLIES_CONNECTIONS = 5
 PROBE_TIMEOUT_S = 10.0
 """Seconds for a probe. A database that has not answered within this time counts as unavailable."""
 
@@ -58,6 +60,8 @@ class Database:
             )
         self._outbox_engines: _SqlEngines | None = None
         """Connections of the outbox; None before `outbox` is called. Messages' transactions do not use them."""
+        self._replies_engines: _SqlEngines | None = None
+        """Connections of callers with a key; None before `reply_store` is called."""
         self._was_writable = False
         self._is_closed = False
 
@@ -88,7 +92,7 @@ class Database:
     async def close(self) -> None:
         """Close all connections. A connection whose work still runs is closed when the work ends."""
         self._is_closed = True
-        for pools in (*self._sql_engines.values(), self._outbox_engines):
+        for pools in (*self._sql_engines.values(), self._outbox_engines, self._replies_engines):
             if pools is not None:
                 await pools.close()
         await self._probe_engine.dispose()
@@ -111,14 +115,24 @@ class Database:
         """Return the outbox of a service, which has connections of its own. `owner` is the id of this run, and
         `instance` is its name for people."""
         if self._outbox_engines is None:
-            # Transactions are few and short, and callers wait for some of them: with SQLite they go first, too.
-            options: dict[str, Any] = {"limits": OUTBOX_LIMITS}
-            if self._address.file is None:
-                # The outbox relies on what two statements of a transaction see, whatever the database's own level is.
-                # LIFO takes the same connection each second, so that it needs no ping.
-                options |= {"isolation_level": "READ COMMITTED", "pool_use_lifo": True}
-            self._outbox_engines = _SqlEngines(self._address, True, OUTBOX_CONNECTIONS, **options)
+            self._outbox_engines = self._engines_of_tables(OUTBOX_CONNECTIONS)
         return Outbox(self._outbox_engines.for_tasks, service, owner, instance)
+
+    def reply_store(self) -> ReplyStore:
+        """Return the reader of kept replies, which has connections of its own, so that many callers do not delay the
+        relay."""
+        if self._replies_engines is None:
+            self._replies_engines = self._engines_of_tables(REPLIES_CONNECTIONS)
+        return ReplyStore(self._replies_engines.for_tasks)
+
+    def _engines_of_tables(self, connections: int) -> "_SqlEngines":
+        # Transactions are short, and callers wait for some of them: with SQLite they go first, too.
+        options: dict[str, Any] = {"limits": OUTBOX_LIMITS}
+        if self._address.file is None:
+            # The outbox relies on what two statements of a transaction see, whatever the database's own level is.
+            # LIFO takes the same connection each second, so that it needs no ping.
+            options |= {"isolation_level": "READ COMMITTED", "pool_use_lifo": True}
+        return _SqlEngines(self._address, True, connections, **options)
 
     async def _run_probe(self, probe: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         file = self._address.file

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import CursorResult
@@ -34,7 +34,7 @@ from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable, Ou
 from truenext.stage.sql.exactly_once_writer import OUTBOX_COLUMNS
 from truenext.stage.sql.sqlite import READ_ONLY
 from truenext.stage.sql.syntax import SqlSyntax, plain_id
-from truenext.stage.sql.tables import check_version, create_tables, metadata, unusable_table_text
+from truenext.stage.sql.tables import check_version, create_tables, metadata, replies, unusable_table_text
 
 ALIVE_MS = 15_000
 """Milliseconds for which a process counts as alive after its heartbeat. Even if a living process is wrongly taken for
@@ -47,7 +47,7 @@ docs/reference/limits.md, PRODUCER_RETENTION_MS"""
 RETENTION_MS = 7 * 24 * 3600 * 1000
 """Milliseconds for which the inbox keeps a message's id after its acknowledgement."""
 DELETED_ROWS_MAX = 1000
-"""Largest number of rows of the inbox, and of keys, that are deleted in one transaction."""
+"""Largest number of rows of the inbox, of keys and of replies, that are deleted in one transaction."""
 
 
 class StoredUnit(NamedTuple):
@@ -94,6 +94,8 @@ class Outbox:
         self._syntax = SqlSyntax(engine.dialect.name)
         self._now_ms = self._syntax.now_ms
         self._is_readable = IS_READABLE[engine.dialect.name]
+        self.keeps_replies = False
+        """True if the database has the table of kept replies. `check_tables` sets it."""
 
     # ---- Start, heartbeat, counts ----
 
@@ -109,7 +111,11 @@ class Outbox:
                 if found is not None:
                     # Tables of another version lack columns, too; the version's error says what to do.
                     check_version(found)
+                self.keeps_replies = bool((await self._execute(connection, self._syntax.has_replies)).scalar())
                 for table in metadata.tables.values():
+                    if table is replies and not self.keeps_replies:
+                        # Added later: services that keep no replies run without it.
+                        continue
                     columns = ", ".join(column.name for column in table.columns)
                     await self._execute(connection, f"SELECT {columns} FROM {table.name} WHERE 1 = 0")
         except DatabaseUnavailable as error:
@@ -409,14 +415,17 @@ class Outbox:
         """Delete some rows whose retention has ended. Return True if there may be more such rows. Raises:
         DatabaseUnavailable"""
         async with self._transaction() as connection:
-            inbox, keys = [
+            tables = [("truenext_inbox", "acknowledged_ms"), ("truenext_keys", "started_ms")]
+            if self.keeps_replies:
+                tables.append(("truenext_replies", "kept_ms"))
+            deleted = [
                 await self._execute(
                     connection,
                     f"""DELETE FROM {table} WHERE id IN (SELECT id FROM {table} WHERE {time} < {self._now_ms} - :kept_ms
                     ORDER BY {time} LIMIT :count{self._syntax.skip_locked})""",
                     {"kept_ms": RETENTION_MS, "count": DELETED_ROWS_MAX},
                 )
-                for table, time in (("truenext_inbox", "acknowledged_ms"), ("truenext_keys", "started_ms"))
+                for table, time in tables
             ]
             # Producers of these owners are ownerless either way.
             await self._execute(
@@ -424,7 +433,7 @@ class Outbox:
                 f"DELETE FROM truenext_owners WHERE service = :service AND alive_until_ms < {self._now_ms} - :gone_ms",
                 {"gone_ms": DEAD_OWNER_KEPT_MS},
             )
-            return max(inbox.rowcount, keys.rowcount) >= DELETED_ROWS_MAX
+            return max(each.rowcount for each in deleted) >= DELETED_ROWS_MAX
 
     # ---- Statements ----
 
@@ -504,24 +513,30 @@ class Outbox:
 
     @asynccontextmanager
     async def _transaction(self, *, is_read_only: bool = False) -> AsyncIterator[AsyncConnection]:
-        """Open a transaction, which may write unless `is_read_only`. Each error of the database is raised as one of the
-        following errors.
-
-        Raises: OutboxBusy if a lock was not free in time; DatabaseUnavailable if the database does not answer;
-        OutboxUnusable for all other errors
-        """
-        try:
+        """Open a transaction, which may write unless `is_read_only`. Raises: the errors of `mapped_errors`"""
+        with mapped_errors(f"the outbox of {self._service}"):
             async with (self._read_only_engine if is_read_only else self._engine).begin() as connection:
                 yield connection
-        except (SQLAlchemyError, OSError) as error:
-            kind = classify_error(error)
-            if kind is DatabaseErrorKind.RETRYABLE:
-                raise OutboxBusy(f"the outbox of {self._service} is busy: {error}") from error
-            if kind in (DatabaseErrorKind.UNAVAILABLE, DatabaseErrorKind.LOST):
-                raise DatabaseUnavailable(f"the outbox of {self._service} cannot be reached: {error}") from error
-            if isinstance(error, DBAPIError) and (text := unusable_table_text(error)):
-                raise OutboxUnusable(text) from error
-            raise OutboxUnusable(f"the outbox of {self._service} cannot be used: {error}") from error
+
+
+@contextmanager
+def mapped_errors(subject: str) -> Iterator[None]:
+    """Raise an error of truenext in place of each error of the database. `subject` names the table in errors.
+
+    Raises: OutboxBusy if a lock was not free in time; DatabaseUnavailable if the database does not answer;
+    OutboxUnusable for all other errors
+    """
+    try:
+        yield
+    except (SQLAlchemyError, OSError) as error:
+        kind = classify_error(error)
+        if kind is DatabaseErrorKind.RETRYABLE:
+            raise OutboxBusy(f"{subject} is busy: {error}") from error
+        if kind in (DatabaseErrorKind.UNAVAILABLE, DatabaseErrorKind.LOST):
+            raise DatabaseUnavailable(f"{subject} cannot be reached: {error}") from error
+        if isinstance(error, DBAPIError) and (text := unusable_table_text(error)):
+            raise OutboxUnusable(text) from error
+        raise OutboxUnusable(f"{subject} cannot be used: {error}") from error
 
 
 # ---- Numbers for units of programs' own transactions: many units are combined into one, in one row ----

@@ -20,7 +20,7 @@ from truenext.stage.core.errors import FlowError
 from truenext.stage.core.outbox_unit import InitiationKey, OutboxUnit
 from truenext.stage.sql.exactly_once_writer import CLOCK
 from truenext.stage.sql.shielded import run_to_completion
-from truenext.stage.sql.tables import keys, missing_table_text, outbox
+from truenext.stage.sql.tables import keys, missing_table_text, outbox, replies
 
 T = TypeVar("T")
 
@@ -216,7 +216,8 @@ def _record_key_content(connection: Connection, key: InitiationKey) -> bool:
     """Record the hash of the flows under the key. Return False if the same hash was recorded before. Raises: FlowError
     if another hash was recorded, or the key was rolled back"""
     first = update(keys).where(keys.c.id == key.id, keys.c.content.is_(None))
-    if connection.execute(first.values(content=key.content, started_ms=_clock(connection))).rowcount == 1:
+    first = first.values(content=key.content, started_ms=_clock(connection) + key.delay_ms)
+    if connection.execute(first).rowcount == 1:
         return True
     before = connection.execute(select(keys.c.content).where(keys.c.id == key.id)).scalar_one_or_none()
     if before is None:
@@ -239,6 +240,13 @@ def _write(connection: Connection, service: str, id: str, key: InitiationKey | N
             unit=unit.encode(),
         )
     )
+    if key is not None and key.kept is not None:
+        # A row of an earlier flow is there for some days after its key was deleted.
+        row = {"flow": key.kept.flow, "endpoint": key.kept.endpoint, "kept_ms": _clock(connection) + key.delay_ms}
+        kept = _INSERTS[connection.dialect.name](replies).values(id=key.id, **row)
+        connection.execute(
+            kept.on_conflict_do_update(index_elements=["id"], set_=row | {"reply": None, "failure": None})
+        )
 
 
 def _clock(connection: Connection) -> ColumnElement[int]:

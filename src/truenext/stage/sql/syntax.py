@@ -22,6 +22,12 @@ class SqlSyntax:
         self.now_ms = CLOCK[kind]
         """SQL expression for the time in milliseconds since the epoch, by the clock of the database."""
         self.id_parameter = ":id" if self.is_sqlite else "CAST(:id AS uuid)"
+        self.has_replies = (
+            "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'truenext_replies'"
+            if self.is_sqlite
+            else "SELECT to_regclass('truenext_replies') IS NOT NULL"
+        )
+        """SQL statement that returns whether the database has the table of kept replies."""
         self.skip_locked = "" if self.is_sqlite else " FOR UPDATE SKIP LOCKED"
 
     def one_of_ids_in_order(self, table: str) -> str:

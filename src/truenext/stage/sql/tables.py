@@ -5,6 +5,7 @@
     truenext_producers   the producers of the outbox, their last numbers, and the processes that own them
     truenext_owners      the processes that run, and until when they count as alive
     truenext_keys        the keys under which flows were started, for 7 days
+    truenext_replies     the replies and failures of flows under a key, for 7 days
     truenext_schema      the version of these tables
 
 Times are milliseconds since the epoch, by the clock of the database. Source: docs/stages-database.md
@@ -118,6 +119,24 @@ keys = sa.Table(
     sa.Column("started_ms", sa.BigInteger, nullable=False),
 )
 sa.Index("truenext_keys_started", keys.c.started_ms)
+
+
+replies = sa.Table(
+    "truenext_replies",
+    metadata,
+    # Id of the key.
+    sa.Column("id", sa.Uuid(as_uuid=False), primary_key=True),
+    sa.Column("flow", sa.Uuid(as_uuid=False), nullable=False),
+    # Endpoint that the flow has asked.
+    sa.Column("endpoint", sa.String(255), nullable=False),
+    # JSON of the reply, and of the last failure.
+    sa.Column("reply", sa.LargeBinary),
+    sa.Column("failure", sa.LargeBinary),
+    # Time of the start, or of the reply.
+    sa.Column("kept_ms", sa.BigInteger, nullable=False),
+)
+sa.Index("truenext_replies_flow", replies.c.flow)
+sa.Index("truenext_replies_kept", replies.c.kept_ms)
 
 
 _NAME = re.compile(r"truenext_\w+")
