@@ -212,7 +212,7 @@ def test_each_call_raises_wrong_credentials(name: str, *, is_known: bool) -> Non
         broker.refusal_codes.extend(["login"] * 2)
         asyncio.run(main(broker))
     # Without a wait the block may end before the other pool logs in.
-    assert len(broker.logins) == 2 or not is_known and len(broker.logins) == 1
+    assert len(broker.logins) == 2 or (not is_known and len(broker.logins) == 1)
 
 
 def closed(web: Service) -> list[str]:
