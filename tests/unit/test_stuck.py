@@ -127,6 +127,39 @@ def test_queue_is_stuck_for_a_wildcard_consumer_that_gets_nothing() -> None:
         assert driver.stuck_within(LONG) == ["a"]
 
 
+def test_stuck_queues_are_told_while_a_check_that_has_removed_one_goes_on() -> None:
+    """A status request during such a check ended the broker."""
+    driver = StuckDriver()
+    driver.subscribe()
+    with without_dispatch():
+        driver.send()
+        driver.turn()
+    assert driver.stuck_within(LONG) == ["a"]
+    driver.send()
+    assert driver.turn() == [1, 2]
+    check = driver.audit.check(driver.engine, driver.read_lanes)
+    next(check)
+    now_ms = driver.engine.state.commit_state.now_ms
+    assert [queue.name for queue, _ in driver.audit.stuck_queues(now_ms)] == ["a"]
+    assert list(check) == []
+    assert driver.audit.stuck_queues(now_ms) == []
+
+
+def test_queue_is_not_stuck_while_a_wildcard_consumer_waits_for_a_scan_of_groups_in_another() -> None:
+    driver = StuckDriver()
+    of_many(driver)
+    message = SentMessage(4, False, 0, b"content-length:0\n", b"", group="g")
+    with mock.patch.object(WildcardDispatch, "run", mock.Mock(return_value=[])):
+        driver.engine.commands.send(driver.session, Send(parse_address("/queue/b", "s"), message))
+        driver.send()
+        driver.turn()
+        (selection,) = driver.engine.queues.selections.by_queue.values()
+        selection.unfinished_cursors.update(dict.fromkeys(selection.group_cursors()))
+        assert driver.stuck_within(LONG) == []
+        selection.unfinished_cursors.clear()
+        assert driver.stuck_within(LONG)
+
+
 def test_queue_is_not_stuck_while_a_wildcard_consumer_waits_for_a_commit_in_another() -> None:
     driver = StuckDriver()
     of_many(driver)

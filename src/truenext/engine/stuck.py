@@ -52,7 +52,9 @@ class StuckQueueDetector:
         self._stuck_since_ms: dict[Queue, int] = {}
         """By stuck queue: time in ms of the first check that found the queue stuck. A later check that finds no fault
         removes the queue."""
-        self._reported_queues: set[Queue] = set()
+        self._reported: dict[Queue, int] = {}
+        """Queues stuck for longer than STUCK_MS at the end of the last check; each with its time in `_stuck_since_ms`,
+        which the next check may have removed."""
         self._selective_checks: dict[Queue, _SelectiveCheck] = {}
         self._scanned: dict[Queue, int] = {}
         """Progress of the unfinished scans of each queue at the last check that found it stuck."""
@@ -76,9 +78,9 @@ class StuckQueueDetector:
             self._check_queues(queues, engine, read_lanes())
             yield
         now_ms = engine.state.commit_state.now_ms
-        overdue = {queue for queue, since_ms in self._stuck_since_ms.items() if now_ms - since_ms > STUCK_MS}
-        new = [queue for queue in overdue if queue not in self._reported_queues]
-        self._reported_queues = overdue
+        overdue = {queue: since_ms for queue, since_ms in self._stuck_since_ms.items() if now_ms - since_ms > STUCK_MS}
+        new = [queue for queue in overdue if queue not in self._reported]
+        self._reported = overdue
         return new
 
     def _start_round(self, engine: Engine) -> Generator[None, None, None]:
@@ -145,8 +147,8 @@ class StuckQueueDetector:
         """Return the queues that were stuck at the last check, each with the milliseconds for which it has been stuck
         by now."""
         return [
-            (queue, now_ms - self._stuck_since_ms[queue])
-            for queue in sorted(self._reported_queues, key=lambda queue: queue.name)
+            (queue, now_ms - since_ms)
+            for queue, since_ms in sorted(self._reported.items(), key=lambda reported: reported[0].name)
         ]
 
 
@@ -208,14 +210,14 @@ class _BlockedWildcards:
                 consumer.is_joining
                 or consumer in self._touched
                 or not consumer.queues.keys().isdisjoint(self._busy_queues)
-                or (consumer.selector is not None and any(map(self._is_scanned, consumer.queues)))
+                or any(self._is_scanned(queue, consumer) for queue in consumer.queues)
             )
             self._is_blocked_cache[consumer] = is_blocked
         return is_blocked
 
-    def _is_scanned(self, queue: Queue) -> bool:
+    def _is_scanned(self, queue: Queue, consumer: Wildcard) -> bool:
         selection = self._selections_by_queue.get(queue)
-        if selection is None:
+        if selection is None or (consumer.selector is None and selection.groups is None):
             return False
         return (
             bool(selection.unfinished_cursors)
