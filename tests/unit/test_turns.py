@@ -417,3 +417,16 @@ def test_subscription_that_ends_while_eviction_goes_on_is_not_written_to_the_sto
         driver.turn()
     introduced = {queue for queue in targets.spilling_queues(engine._memory.eviction._spilling) if queue not in written}
     assert not introduced
+
+
+# Stop -----------------------------------------------------------------------------------------------------------------
+
+
+def test_turn_of_a_broker_that_stops_dispatches_nothing() -> None:
+    """With many messages for wildcard consumers, or scheduled sends that repeat, a stop took half a minute or more."""
+    driver = TurnDriver()
+    driver.subscribe("a")
+    driver.send("a")
+    driver.engine.turn.stop()
+    assert not driver.engine.turn.run().deliveries
+    assert not driver.engine.turn.has_work

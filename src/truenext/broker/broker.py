@@ -234,7 +234,7 @@ class Broker:
 
         Raises: StoreError if the store cannot be written.
         """
-        self._engine.tasks.bulk.drop()
+        self._engine.turn.stop()
         self._sliced_work.drop()
         self._execution.routing.drop()
         self._stuck_check.drop()

@@ -186,18 +186,29 @@ class Turn:
         self._page_reader = page_reader
         self._selections = selections
         self._pull_requests = pull_requests
+        self._is_stopping = False
 
     @property
     def has_work(self) -> bool:
         commit_state = self._commit_state
+        if self._is_stopping:
+            return commit_state.has_answers
         if commit_state.touched_queues or commit_state.touched_wildcards or commit_state.has_answers:
             return True
         return self._tasks.can_step
+
+    def stop(self) -> None:
+        """Drop bulk work, and let turns only answer from now on. Else dispatch and tasks would add to the last batch
+        for as long as messages wait or scheduled sends repeat."""
+        self._is_stopping = True
+        self._tasks.bulk.drop()
 
     def run(self) -> Effects:
         """Do a step of each task, dispatch in all queues that have changed, and return all effects since the last
         turn."""
         commit_state, tasks = self._commit_state, self._tasks
+        if self._is_stopping:
+            return Effects(commit_state.take_answers(), {}, [], [], [], tasks.bulk.take_finished_pieces(), [])
         self._selections.begin_pass()
         commit_state.request_sequences_if_low()
         # Without work this must cost next to nothing: a client may send one message after the other.
