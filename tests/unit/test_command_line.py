@@ -586,3 +586,18 @@ def test_help_of_queues_names_its_counts() -> None:
     words = {"waiting": "wait", "unacknowledged": "hold"}
     assert [count for count in COUNTS if words.get(count, count) not in message] == []
     assert "who consumes" not in message
+
+
+@pytest.mark.parametrize(
+    ("header", "hint"),
+    [
+        ("priority", "use --priority"),
+        ("truenext-report-to", "send with the Python client and its option report_to="),
+        ("receipt", "leave it out"),
+    ],
+)
+def test_reserved_header_of_a_send_names_the_option_that_sets_it(header: str, hint: str) -> None:
+    result = CliRunner().invoke(main, ["send", "q", "body", "--header", f"{header}=1"])
+    assert result.exit_code == 2
+    assert f"{header} is reserved: " in result.output
+    assert hint in result.output
