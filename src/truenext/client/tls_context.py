@@ -15,8 +15,8 @@ _REASONS = {
     # A port of truenext without TLS answers so, but also a broker whose versions of TLS are all older.
     "TLSV1_ALERT_PROTOCOL_VERSION": "the port speaks no TLS of version 1.2 or later: perhaps it is for stomp://",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the broker requires a certificate of the client: set certificate",
-    "TLSV1_ALERT_UNKNOWN_CA": "the broker does not accept the client's certificate: it must be signed by a certificate in "
-    "the broker's --client-ca",
+    "TLSV1_ALERT_UNKNOWN_CA": "the broker does not accept the client's certificate: it must be signed by a certificate "
+    "in the broker's --client-ca",
     "NO_CERTIFICATE_OR_CRL_FOUND": "it has no certificate in PEM",
     "KEY_VALUES_MISMATCH": "the private key is not that of the certificate",
 }
