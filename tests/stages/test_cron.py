@@ -64,9 +64,9 @@ def _service(*crons: tuple[str, str]) -> Service:
 @pytest.mark.parametrize(
     ("name", "times", "zone", "why"),
     [
-        ("nightly", "0 3 * *", "Europe/Oslo", "cron flow nightly of shop: .* is not five fields"),
+        ("nightly", "0 3 * *", "Europe/Oslo", "cron flow nightly of shop: cron .* is not five fields"),
         ("nightly", "0 25 * * *", "Europe/Oslo", "its hour is '25'"),
-        ("nightly", "0 3 * * *", "Europe/Olso", "'Europe/Olso' is not a time zone"),
+        ("nightly", "0 3 * * *", "Europe/Olso", "cron flow nightly of shop: zone 'Europe/Olso' is not a time zone"),
         ("nightly", "0 3 * * *", "", "in the zone ''"),
         ("nightly", "", "UTC", "the times ''"),
         ("", "0 3 * * *", "UTC", "'' is not the name of a cron flow"),
