@@ -352,7 +352,10 @@ def test_client_without_a_certificate_is_refused_by_a_broker_that_requires_one(
 def test_client_with_a_certificate_of_another_authority_is_refused(
     name: str, connect: Connect, brokers: dict[str, TlsBroker], certificates: Certificates, strangers: Certificates
 ) -> None:
-    reason = "the broker has ended TLS with the alert 'unknown ca'"
+    reason = (
+        "the broker does not accept the client's certificate: it must be signed by a certificate in the broker's "
+        "--client-ca"
+    )
     check_no_broker(connect, brokers[name].url, reason, ca=certificates.ca, certificate=strangers.client)
 
 
@@ -367,13 +370,18 @@ def test_file_that_cannot_be_used_is_named_by_the_first_connect(
     _, key = certificates.issue_pair("first", "a.example")
     certificate, _ = certificates.issue_pair("second", "b.example")
     ca, no_pem = certificates.ca, "it has no certificate, or no private key, in PEM"
+    set_key = "; if its private key is in another file, set key (--key)"
     for options, message in (
         ({"ca": missing}, f"ca '{missing}' cannot be used: No such file or directory"),
         ({"ca": tmp_path}, f"ca '{tmp_path}' cannot be used: Is a directory"),
         ({"ca": empty}, f"ca '{empty}' cannot be used: it has no certificate in PEM"),
         ({"ca": ca, "certificate": missing}, f"certificate '{missing}' cannot be used: No such file or directory"),
-        ({"ca": ca, "certificate": empty}, f"certificate '{empty}' cannot be used: {no_pem}"),
-        ({"ca": ca, "certificate": ca}, f"certificate '{ca}' cannot be used: {no_pem}"),
+        ({"ca": ca, "certificate": empty}, f"certificate '{empty}' cannot be used: {no_pem}{set_key}"),
+        ({"ca": ca, "certificate": certificate}, f"certificate '{certificate}' cannot be used: {no_pem}{set_key}"),
+        (
+            {"ca": ca, "certificate": certificate, "key": empty},
+            f"certificate '{certificate}' and key '{empty}' cannot be used: {no_pem}",
+        ),
         (
             {"ca": ca, "certificate": certificate, "key": key},
             f"certificate '{certificate}' and key '{key}' cannot be used: the private key is not that of the "

@@ -318,6 +318,39 @@ def test_certificate_name_that_a_reload_removes_ends_its_connections_and_is_name
         client.close()
 
 
+def test_serve_warns_at_start_and_reload_of_certificates_of_users_without_client_ca(tmp_path: Path) -> None:
+    made, warning = over_tls.folder(), "certificates of users have no effect without --client-ca"
+    text = '[user.till]\ncertificates = ["DNS:till"]\n[user.shop]\ncertificates = ["DNS:shop"]\n'
+    users = users_file(tmp_path, text)
+    options = ["--certificate", str(made / "broker.pem"), "--users", users]
+    asked = ["--client-ca", str(made / "ca.pem"), "--client-certificates", "asked"]
+    with serving(tmp_path, *options) as (_, process):
+        lines = [line for line in (tmp_path / "log").read_text().splitlines() if warning in line]
+        assert len(lines) == 1 and users in lines[0] and "till" in lines[0] and "shop" in lines[0]
+        users_file(tmp_path, text + '[user.new]\ncertificates = ["DNS:new"]\n')
+        process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (tmp_path / "log").read_text().count(warning) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    (other := tmp_path / "other").mkdir()
+    with serving(other, *options, *asked):
+        pass
+    assert warning not in (other / "log").read_text()
+
+
+def test_serve_with_a_key_that_others_can_read_warns_and_names_the_file(tmp_path: Path) -> None:
+    key = tmp_path / "broker.pem"
+    key.write_bytes((over_tls.folder() / "broker.pem").read_bytes())
+    for mode, is_warned in ((0o644, True), (0o600, False)):
+        key.chmod(mode)
+        (folder := tmp_path / str(mode)).mkdir()
+        with serving(folder, "--certificate", str(key)):
+            pass
+        log = (folder / "log").read_text()
+        assert ("run `chmod 600` on it" in log and str(key) in log) is is_warned
+
+
 def test_serve_with_a_certificate_that_clients_will_refuse_warns_of_it(tmp_path: Path) -> None:
     expired = over_tls.authority().issue_cert(
         "localhost", not_before=datetime(2019, 1, 1), not_after=datetime(2020, 1, 1)

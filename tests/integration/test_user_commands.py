@@ -100,7 +100,7 @@ def test_add_makes_a_file_that_only_its_owner_can_read_and_prints_the_generated_
     status, out, err = user(
         file, "add", "shop", *options, "--take", "a", "--browse", "b", "--manage", "c", "--generate"
     )
-    assert (status, err) == (0, f"user 'shop' was added to {file}{RELOAD}")
+    assert (status, err) == (0, f"made {file}\nuser 'shop' was added to {file}{RELOAD}")
     password = out.removesuffix("\n")
     assert len(password) == 32 and password.isprintable()
     assert (mode(file), files(tmp_path)) == (0o600, ["users.toml"])

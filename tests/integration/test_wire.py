@@ -1273,6 +1273,7 @@ def test_an_address_that_is_taken_is_refused_and_costs_no_message(own_broker: Br
         port = taken.getsockname()[1]
         complaint = failed("serve", "--data", str(own_broker.data), "--listen", f"stomp://127.0.0.1:{port}", status=2)
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in complaint
+    assert "stop the program that listens there, perhaps another broker, or choose another port" in complaint
     own_broker.start()
     assert bodies(own_broker.remaining_messages("q")) == ["transient", "persistent"]
 
@@ -1300,10 +1301,11 @@ def test_an_ipv6_address_has_its_brackets_wherever_it_is_shown() -> None:
     with serving("--memory", "--listen", "stomp://[::1]:0") as (url,):
         assert re.fullmatch(r"stomp://\[::1\]:\d+", url)
         address = url.removeprefix("stomp://")
-        in_use = f"truenext: cannot listen on {address}{{}}: Address already in use\n"
-        assert failed("serve", "--memory", "--listen", url, status=2) == in_use.format("")
+        in_use = f"truenext: cannot listen on {address}{{}}: Address already in use{{}}\n"
+        hint = "; stop the program that listens there, perhaps another broker, or choose another port"
+        assert failed("serve", "--memory", "--listen", url, status=2) == in_use.format("", hint)
         words = ["stages", "run", "tests.stages.services.working:app", "--url", url, "--health", address]
-        assert failed(*words, status=2) == in_use.format(" for --health")
+        assert failed(*words, status=2) == in_use.format(" for --health", "")
         with blocking.connect(url) as client, client.consumer("/topic/t", prefetch=1) as consumer:
             for _ in range(3):
                 client.send("/topic/t", b"x")

@@ -161,7 +161,8 @@ def test_certificate_that_is_not_accepted_is_the_reason_why_there_is_no_broker(
             (
                 broker.url,
                 Credentials(ca=str(certificates.ca), certificate=str(other.client)),
-                "the broker has ended TLS with the alert 'unknown ca'",
+                "the broker does not accept the client's certificate: it must be signed by a certificate in the "
+                "broker's --client-ca",
             ),
         ):
             with pytest.raises(NoBroker) as caught:

@@ -129,6 +129,30 @@ def test_call_waits_for_a_broker_that_comes_within_its_timeout(absent: BrokerPro
     asyncio.run(main())
 
 
+def test_health_with_missing_outbox_tables_is_not_ready_until_the_tables_are_there(
+    absent: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("truenext.stage.service_run.OPEN_PAUSE_S", 0.1)
+
+    async def main() -> None:
+        await start(absent)
+        (tmp_path / "web.db").touch()
+        url = f"sqlite:///{tmp_path / 'web.db'}"
+        web = Service("web", broker=url_of(absent), database=url, exactly_once=True)
+        async with web.connected(wait=False):
+            await until(lambda: web.health().facts.state == "running" and bool(web.health().reasons))
+            health = web.health()
+            assert (health.live, health.ready) == (True, False)
+            (reason,) = health.reasons
+            assert reason.startswith("the outbox cannot be used: the database has no table truenext_")
+            assert "`truenext stages schema SERVICE --apply`" in reason
+            await asyncio.to_thread(apply_schema, url)
+            await until(lambda: web.health().ready)
+            assert web.health().facts.database == "available"
+
+    asyncio.run(main())
+
+
 def test_broker_that_is_lost_after_its_first_connection_is_not_waited_for(
     absent: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,9 +64,9 @@ def _service(*crons: tuple[str, str]) -> Service:
 @pytest.mark.parametrize(
     ("name", "times", "zone", "why"),
     [
-        ("nightly", "0 3 * *", "Europe/Oslo", "cron flow nightly of shop: .* is not five fields"),
+        ("nightly", "0 3 * *", "Europe/Oslo", "cron flow nightly of shop: cron .* is not five fields"),
         ("nightly", "0 25 * * *", "Europe/Oslo", "its hour is '25'"),
-        ("nightly", "0 3 * * *", "Europe/Olso", "'Europe/Olso' is not a time zone"),
+        ("nightly", "0 3 * * *", "Europe/Olso", "cron flow nightly of shop: zone 'Europe/Olso' is not a time zone"),
         ("nightly", "0 3 * * *", "", "in the zone ''"),
         ("nightly", "", "UTC", "the times ''"),
         ("", "0 3 * * *", "UTC", "'' is not the name of a cron flow"),
@@ -341,13 +341,14 @@ def test_start_warns_if_the_broker_has_other_cron_flows_and_else_not(
         running = ServiceRun(app, app.plans(), RunResources.of(app))
         async with app.bound_to(running):
             await running.connect()
-            await _warn_of_other_crons(running, app)
+            await _warn_of_other_crons(running, app, "shop:app")
 
     asyncio.run(start(_service()))
     assert not warnings()
     asyncio.run(start(declared))
     (missing,) = warnings()
     assert vars(missing)["declared"] == ["nightly"] and vars(missing)["present"] == []
+    assert vars(missing)["command"] == "truenext stages cron shop:app --apply"
     with connect(broker.url) as connection:
         apply_crons(connection, other)
     caplog.clear()

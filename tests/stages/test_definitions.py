@@ -451,6 +451,8 @@ def test_attempts_of_nothing_and_unknown_options_are_refused() -> None:
         app.endpoint("chain", Number).stage(speed=3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="other has no option retries, speed"):
         app.endpoint("other", Number, speed=3, retries=2)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="close has no option attemps: is 'attempts' meant"):
+        app.endpoint("close", Number, attemps=3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="one has no option speed"):
         app.single("one", Number, Number, speed=3)(only_message)  # type: ignore[call-arg]
 

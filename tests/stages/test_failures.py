@@ -265,7 +265,10 @@ def test_failure_that_is_tried_again_is_one_line_and_the_traceback_comes_with_th
     # The rule of the stage, and then the policy of the queue.
     assert [each["next_s"] for each in facts] == [2.0, *[1.0] * (POLICY_ATTEMPTS - 2)]
     assert (facts[0]["stage"], facts[0]["trace"], facts[0]["error"]) == ("fails", "web o1", "Busy: no answer")
-    assert last.message == "a stage has failed" and last.exc_info is not None
+    assert (
+        last.message == "a stage has failed in the last attempt, and its message is given up"
+        and last.exc_info is not None
+    )
     assert (vars(last)["attempt"], str(last.exc_info[1])) == (POLICY_ATTEMPTS, "wrong")
 
 

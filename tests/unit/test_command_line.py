@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions
-from truenext.cli.exit_status import MESSAGE_LENGTH_MAX
+from truenext.cli.exit_status import MESSAGE_LENGTH_MAX, _print_error
 from truenext.cli.main import main
 from truenext.cli.stages import run, service_broker
 from truenext.cli.status import COUNTS
@@ -586,3 +586,26 @@ def test_help_of_queues_names_its_counts() -> None:
     words = {"waiting": "wait", "unacknowledged": "hold"}
     assert [count for count in COUNTS if words.get(count, count) not in message] == []
     assert "who consumes" not in message
+
+
+@pytest.mark.parametrize(
+    ("header", "hint"),
+    [
+        ("priority", "use --priority"),
+        ("truenext-report-to", "send with the Python client and its option report_to="),
+        ("receipt", "leave it out"),
+    ],
+)
+def test_reserved_header_of_a_send_names_the_option_that_sets_it(header: str, hint: str) -> None:
+    result = CliRunner().invoke(main, ["send", "q", "body", "--header", f"{header}=1"])
+    assert result.exit_code == 2
+    assert f"{header} is reserved: " in result.output
+    assert hint in result.output
+
+
+def test_error_that_ends_with_a_parenthesis_is_separated_from_the_command_that_helps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = click.UsageError("JSON is malformed (byte 1)", click.Context(main, info_name="truenext"))
+    _print_error(error)
+    assert capsys.readouterr().err == "truenext: JSON is malformed (byte 1); see truenext --help\n"

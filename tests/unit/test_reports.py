@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -342,18 +343,22 @@ def refused_target(address: str) -> Callable[[], object]:
             (refused_target(each), "stays there")
             for each in ("/temp-queue/a", "/remote-temp-queue/x/a", "/queue/DLQ.a")
         ),
-        (lambda: failure_destinations(QUEUE, "/queue/r", None, None), "go together"),
-        (lambda: failure_destinations(QUEUE, None, "i", None), "go together"),
+        (lambda: failure_destinations(QUEUE, "/queue/r", None, None), "report-to needs truenext-report-id, which is"),
+        (lambda: failure_destinations(QUEUE, None, "i", None), "report-id needs truenext-report-to, which is missing"),
         (lambda: failure_destinations(QUEUE, "/queue/r", "", None), "of 0 characters; it has 1 to 64"),
         (lambda: failure_destinations(QUEUE, "/queue/r", "i" * 65, None), "of 65 characters; it has 1 to 64"),
         *(
-            (refused_report(each), "truenext-report-to")
+            (
+                refused_report(each),
+                re.escape(f"truenext-report-to {each!r}: a report goes to one queue or topic"),
+            )
             for each in (
                 *("/queue/>", "/topic/a.*", "/queue/a,/queue/b", "/temp-queue/a", "/remote-temp-queue/x/a"),
                 *("/temp-topic/a", "/remote-temp-topic/x/a", "/control/x", "/subscription/a,b"),
+                *("/queue/a /queue/b", "/queue/a b", "/topic/a b", " ", "/remote-temp-queue/a", "/remote-temp-topic/a"),
             )
         ),
-        (refused_report("nonsense:"), "unknown destination"),
+        *((refused_report(each), "truenext-report-to: unknown destination") for each in ("", "nonsense:")),
         (refused_handler(NINE), "truenext-on-failure names 9 queues; at most 8"),
         *(
             (refused_handler(each), "truenext-on-failure")

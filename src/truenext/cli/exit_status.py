@@ -134,7 +134,7 @@ def _output_error(error: OSError) -> NoAnswerFailure:
 def _print_error(error: click.ClickException) -> None:
     message = error.format_message()
     if isinstance(error, click.UsageError) and error.ctx is not None:
-        join = " See" if message.endswith(("?", ")")) else "; see"
+        join = " See" if message.endswith("?") else "; see"
         message = f"{message.removesuffix('.')}{join} {error.ctx.command_path} --help"
     if len(message) > MESSAGE_LENGTH_MAX:
         message = f"{message[:MESSAGE_LENGTH_MAX]}..."

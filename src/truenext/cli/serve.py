@@ -197,10 +197,20 @@ def fault_of_memory_limit(limit: int) -> str | None:
 def _log_warnings(configuration: Configuration) -> None:
     for warning in () if configuration.users is None else configuration.users.warnings:
         logger.warning("users file can be read by other users of this machine", extra={"reason": warning})
-    if is_key_readable_by_others(configuration.broker):
-        logger.warning("private key can be read by other users of this machine")
+    settings = configuration.broker
+    with_certificates = [each.user.name for each in (configuration.users or {}).values() if each.certificates]
+    if with_certificates and settings.client_ca is None:
+        logger.warning(
+            "certificates of users have no effect without --client-ca",
+            extra={"file": str(settings.users), "users": with_certificates},
+        )
+    if is_key_readable_by_others(settings):
+        logger.warning(
+            "private key can be read by other users of this machine: run `chmod 600` on it",
+            extra={"file": str(settings.key or settings.certificate)},
+        )
     if configuration.certificates is not None and configuration.certificates.fault is not None:
-        file = str(configuration.broker.certificate)
+        file = str(settings.certificate)
         logger.warning(
             "clients refuse the certificate", extra={"file": file, "reason": configuration.certificates.fault}
         )

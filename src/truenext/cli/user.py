@@ -527,6 +527,8 @@ class _UsersFile:
         try:
             check_users(self._file, text.encode())
             self._write(text.encode())
+            if self._before is None:
+                terminal.echo(f"made {self._file}", err=True)
         except OSError as error:
             raise TruenextError(f"cannot write {self._file}: {error.strerror or error}") from error
 

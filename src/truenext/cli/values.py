@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from truenext.broker.settings import fault_of_server_name
-from truenext.client.core.send_options import is_reserved
+from truenext.client.core.send_options import SendOptions, is_reserved
 from truenext.errors import TruenextError
 from truenext.model.destination import (
     DURABLE_ADDRESS_PREFIX,
@@ -77,6 +77,10 @@ class BodyParam(click.ParamType[bytes]):
         return value if isinstance(value, bytes) else os.fsencode(value)
 
 
+_HEADER_OPTIONS = {"priority": "--priority", "persistent": "--transient"}
+"""Options of the command that set reserved headers, by header."""
+
+
 class HeaderParam(click.ParamType[tuple[str, str]]):
     """Header of the user's own, given as NAME=VALUE."""
 
@@ -93,8 +97,18 @@ class HeaderParam(click.ParamType[tuple[str, str]]):
         if _SURROGATE.search(value):
             self.fail(f"{_shortened_repr(value)} is not UTF-8", param, ctx)
         if is_reserved(name):
-            self.fail(f"{name} is set by the command itself", param, ctx)
+            self.fail(f"{name} is reserved: {_reserved_hint(name)}", param, ctx)
         return name, content
+
+
+def _reserved_hint(header: str) -> str:
+    """Return what to do instead of setting a reserved header with --header."""
+    if header in _HEADER_OPTIONS:
+        return f"use {_HEADER_OPTIONS[header]}"
+    option = header.removeprefix("truenext-").replace("-", "_")
+    if option in SendOptions.__annotations__:
+        return f"this command has no option for it; send with the Python client and its option {option}="
+    return "leave it out, the command sets what is needed"
 
 
 class DestinationParam(click.ParamType[str]):

@@ -15,11 +15,14 @@ _REASONS = {
     # A port of truenext without TLS answers so, but also a broker whose versions of TLS are all older.
     "TLSV1_ALERT_PROTOCOL_VERSION": "the port speaks no TLS of version 1.2 or later: perhaps it is for stomp://",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the broker requires a certificate of the client: set certificate",
+    "TLSV1_ALERT_UNKNOWN_CA": "the broker does not accept the client's certificate: it must be signed by a certificate "
+    "in the broker's --client-ca",
     "NO_CERTIFICATE_OR_CRL_FOUND": "it has no certificate in PEM",
     "KEY_VALUES_MISMATCH": "the private key is not that of the certificate",
 }
 _PEM_FAULT = "[SSL] PEM lib"
 """Text of OpenSSL's error for an unusable file of a certificate or key. The error names no reason."""
+_NO_PEM = "it has no certificate, or no private key, in PEM"
 _UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})
 """OpenSSL's verification errors for a certificate that no trusted authority has signed."""
 
@@ -51,7 +54,10 @@ def make_context(files: Credentials) -> ssl.SSLContext:
             context.load_cert_chain(files.certificate, files.key, password=_no_password)
         except (OSError, ValueError) as error:
             named = f"certificate {files.certificate!r}" + ("" if files.key is None else f" and key {files.key!r}")
-            raise ConfigurationError(f"{named} cannot be used: {reason_of(error)}") from error
+            reason = reason_of(error)
+            if reason == _NO_PEM and files.key is None:
+                reason += "; if its private key is in another file, set key (--key)"
+            raise ConfigurationError(f"{named} cannot be used: {reason}") from error
     return context
 
 
@@ -75,7 +81,7 @@ def _tls_reason(error: ssl.SSLError) -> str:
         return _REASONS[reason]
     text = str(error)
     if _PEM_FAULT in text:
-        return "it has no certificate, or no private key, in PEM"
+        return _NO_PEM
     alert = reason.partition("_ALERT_")[2]
     if alert:
         return f"the broker has ended TLS with the alert {alert.replace('_', ' ').lower()!r}"

@@ -11,6 +11,9 @@ from functools import lru_cache
 from truenext.errors import RemoteProtocolError
 from truenext.model.destination import (
     DEAD_LETTER_PREFIX,
+    REMOTE_PREFIX,
+    TEMPORARY_PREFIX,
+    TEMPORARY_TOPIC_PREFIX,
     Destination,
     DestinationKind,
     destination_error,
@@ -21,6 +24,7 @@ from truenext.model.limits import HANDLERS_MAX, REPORT_ID_LENGTH_MAX
 REPORT_TO, REPORT_ID, ON_FAILURE = "truenext-report-to", "truenext-report-id", "truenext-on-failure"
 FAILURE_HEADERS = frozenset({REPORT_TO, REPORT_ID, ON_FAILURE})
 """Headers with which a SEND says what else its failure does."""
+_TEMPORARY_PREFIXES = (TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, REMOTE_PREFIX)
 
 
 def failure_destinations(
@@ -41,7 +45,8 @@ def failure_destinations(
             "stays there; leave them out"
         )
     if (report_to is None) != (report_id is None):
-        raise RemoteProtocolError(f"{REPORT_TO} and {REPORT_ID} go together")
+        present, missing = (REPORT_ID, REPORT_TO) if report_to is None else (REPORT_TO, REPORT_ID)
+        raise RemoteProtocolError(f"{present} needs {missing}, which is missing: send both, or leave both out")
     if report_id is not None and not 0 < len(report_id) <= REPORT_ID_LENGTH_MAX:
         raise RemoteProtocolError(f"{REPORT_ID} of {len(report_id)} characters; it has 1 to {REPORT_ID_LENGTH_MAX}")
     handlers = () if on_failure is None else parse_handlers(on_failure)
@@ -76,14 +81,18 @@ def parse_handlers(text: str) -> tuple[Destination, ...]:
 
 
 def _parse_report_destination(address: str) -> Destination:
-    destination = parse_address(address, "")
-    is_lasting = destination.kind in (DestinationKind.QUEUE, DestinationKind.TOPIC)
-    # The name of a temporary topic begins with the id of its connection.
-    if not is_lasting or destination.name.startswith("/"):
-        raise destination_error(
-            f"{REPORT_TO} {address[:100]!r}: a report goes to one queue or topic that is not temporary"
-        )
-    return destination
+    # Checked first: the errors of these addresses would name another form of a temporary destination.
+    if " " not in address and not address.startswith(_TEMPORARY_PREFIXES):
+        try:
+            destination = parse_address(address, "")
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(f"{REPORT_TO}: {error}", error.code) from error
+        if destination.kind in (DestinationKind.QUEUE, DestinationKind.TOPIC):
+            return destination
+    raise destination_error(
+        f"{REPORT_TO} {address[:100]!r}: a report goes to one queue or topic, which is not temporary and whose name "
+        "has no blank: name /queue/NAME or /topic/NAME"
+    )
 
 
 def stored_handlers(text: str) -> tuple[Destination, ...]:

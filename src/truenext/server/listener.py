@@ -1,5 +1,6 @@
 """Listener: accepts connections on a listening socket."""
 
+import errno
 import logging
 import os
 import socket
@@ -102,6 +103,8 @@ class Listener:
                 reason = str(error.strerror or error)
                 if error.errno and not isinstance(error, socket.gaierror):
                     reason = os.strerror(error.errno)
+                if error.errno == errno.EADDRINUSE:
+                    reason += "; stop the program that listens there, perhaps another broker, or choose another port"
             raise ConfigurationError(
                 f"cannot listen on {host_and_port(address.host, address.port)}: {reason}"
             ) from error

@@ -163,7 +163,8 @@ class Initiator:
             if ttl is not None and ttl < timeout:
                 raise TimeoutError(f"{to.name} has not replied within the ttl of the flow, {ttl:g} seconds") from None
             raise TimeoutError(
-                f"{to.name} has not replied within {timeout:g} seconds; the reply may still come"
+                f"{to.name} has not replied within {timeout:g} seconds; the reply may still come. If it does not, look "
+                "for the request in the dead-letter queues: truenext queues"
             ) from None
         finally:
             self._pending_replies.forget_reply(number, flow_id)

@@ -80,7 +80,10 @@ class KeptReplies:
                     return reply
                 left_s = deadline - loop.time()
                 if left_s <= 0:
-                    raise TimeoutError(f"{to.name} has not replied under the key {key!r} yet; the reply may still come")
+                    raise TimeoutError(
+                        f"{to.name} has not replied under the key {key!r} yet; the reply may still come. If it does "
+                        "not, look for the request in the dead-letter queues: truenext queues"
+                    )
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(left_s, POLL_S)):
                         await event.wait()

@@ -114,6 +114,9 @@ class ServiceRun:
         self._relay_opening: asyncio.Task[None] | None = None
         """Task that opens the outbox after a program in this process has started the first flow in a database
         transaction."""
+        self._outbox_fault = ""
+        """Reason why the last attempt to open the outbox has failed, in a service whose outbox no other process sends;
+        empty if none has, or the outbox is open."""
         self._policy_refresh: asyncio.Task[None] | None = None
         """Task that requests the policies of the stages' queues."""
         self._state: ServiceState = "waiting for the broker"
@@ -297,12 +300,20 @@ class ServiceRun:
                         await self._open_database()
                 await self._open_outbox()
             except Exception as error:
-                _logger.warning(
-                    "this process cannot use the outbox: other processes send the flows that begin in transactions",
-                    extra={"error": str(error), "next_s": pause_s},
-                )
+                fields = {"error": str(error), "next_s": pause_s}
+                if self._definition.only_initiates:
+                    self._outbox_fault = f"the outbox cannot be used: {error}"
+                    _logger.warning(
+                        "this process cannot use the outbox, and sends no flow of a transaction", extra=fields
+                    )
+                else:
+                    _logger.warning(
+                        "this process cannot use the outbox: other processes send the flows that begin in transactions",
+                        extra=fields,
+                    )
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, OPEN_PAUSE_MAX_S)
+        self._outbox_fault = ""
         if self._definition.only_initiates:
             await self._start_replies_consumers()
 
@@ -426,8 +437,8 @@ class ServiceRun:
             service=self._definition.name,
             state=state,
             broker=broker,
-            database=""
-            if gate is None
+            database=self._outbox_fault
+            if self._outbox_fault or gate is None
             else DATABASE_AVAILABLE
             if gate.is_open
             else f"{gate.closed_description}: {gate.closed_reason}",

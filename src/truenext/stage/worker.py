@@ -461,9 +461,13 @@ class MessageHandler:
             next_s = policy.delay_s(failures) if retry.delay_s is None else retry.delay_s
             _logger.warning("a stage has failed, and is tried again", extra=fields | {"next_s": next_s})
             return
-        # Without a policy, this may be the last attempt.
+        if given_up_for == EXHAUSTED.rejected_for:
+            text = "a stage has failed in the last attempt, and its message is given up"
+        else:
+            # Without a policy, this may be the last attempt.
+            text = "a stage has rejected its message" if retry.is_rejected else "a stage has failed"
         _logger.warning(
-            "a stage has rejected its message" if retry.is_rejected else "a stage has failed",
+            text,
             extra=fields,
             exc_info=None if isinstance(error, Reject) or is_text_too_long(error) else error,
         )

@@ -92,9 +92,8 @@ def _unknown_grants(service: Service) -> list[str]:
         found.append("/topic/replies.CALLER.* of callers that use `ask`.")
     found.append("Callers that use `ask` or `on_failure`, indirect ones, too: `send` also to their topics")
     found.append("/topic/replies.CALLER.* and their queues ENDPOINT.stage.on_failure.")
-    found.append(
-        f"If a program of {service.name} uses `ask`: `take` and `send` also for /topic/replies.{service.name}.*."
-    )
+    found.append(f"Programs of {service.name} that use `ask`, and the command `truenext stages send --ask`:")
+    found.append(f"`take` and `send` also for /topic/replies.{service.name}.*.")
     if service.crons:
         queues = ", ".join(sorted({each.endpoint for each in service.crons.values()}))
         found.append(f"`truenext stages cron --apply`: `send`, `browse` and `manage` on {queues}.")

@@ -150,7 +150,7 @@ def run(
             raise ConfigurationError(f"{target} has no stages to run: it only sends to other services")
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             try:
-                process = _ServiceProcess(service, login_note, stalled_after_s, deadline, watcher)
+                process = _ServiceProcess(service, target, login_note, stalled_after_s, deadline, watcher)
                 status = runner.run(process.run(health_at))
             except (SystemExit, KeyboardInterrupt) as error:
                 # Raised by a task that a stage started and did not await. In an orderly end, the message of that stage
@@ -199,12 +199,15 @@ class _ServiceProcess:
     def __init__(
         self,
         service: Service,
+        target: str,
         login_note: str,
         stalled_after_s: float,
         deadline: ExitDeadline,
         watcher: SourceWatcher | None,
     ) -> None:
         self._service = service
+        self._target = target
+        """Name of the service on a command line, such as `shop:app`."""
         self._login_note = login_note
         self._deadline = deadline
         self._stalled_after_s = stalled_after_s
@@ -235,7 +238,7 @@ class _ServiceProcess:
                 await running.prepare()
                 await running.connect()
                 await _warn_of_orphaned_queues(running, service)
-                await _warn_of_other_crons(running, service)
+                await _warn_of_other_crons(running, service, self._target)
                 await running.start()
                 _echo(
                     f"{service.name} runs {count_noun(len(service.stages), 'stage')} of "
@@ -367,8 +370,9 @@ async def _warn_of_orphaned_queues(running: ServiceRun, definition: Definition) 
         )
 
 
-async def _warn_of_other_crons(running: ServiceRun, definition: Definition) -> None:
-    """Log a warning if the cron flows in the broker are not those that the service declares. A user who may not browse
+async def _warn_of_other_crons(running: ServiceRun, definition: Definition, target: str) -> None:
+    """Log a warning if the cron flows in the broker are not those that the service declares. `target` names the service
+    on a command line. A user who may not browse
     the queues of the declared ones is not warned."""
     declared = {each.endpoint for each in definition.crons.values()}
     present: list[PresentCron] = []
@@ -388,9 +392,10 @@ async def _warn_of_other_crons(running: ServiceRun, definition: Definition) -> N
         return
     if not are_equal(definition.crons.values(), present):
         logger.warning(
-            "the broker has other cron flows than the service declares: run `truenext stages cron`",
+            "the broker has other cron flows than the service declares: see and change them with the command",
             extra={
                 "service": definition.name,
+                "command": f"truenext stages cron {target} --apply",
                 "declared": sorted(definition.crons),
                 "present": sorted(each.name for each in present),
             },

@@ -94,7 +94,9 @@ def new_cron_flow(service: str, name: str, cron: str, zone: str, to: Endpoint[An
     try:
         check_schedule(Schedule(cron=cron, zone=zone))
     except RemoteProtocolError as error:
-        raise DefinitionError(f"cron flow {name} of {service}: {error}") from error
+        # The broker's text names the headers of a scheduled send.
+        text = str(error).replace("AMQ_SCHEDULED_CRON", "cron").replace("AMQ_SCHEDULED_ZONE", "zone")
+        raise DefinitionError(f"cron flow {name} of {service}: {text}") from error
     id = cron_id(service, name)
     flow = FlowContext(id=id, trace=name, started_ms=0, started_by=service)
     encoded = to.takes.encode(message)

@@ -11,6 +11,7 @@ Rules that a type checker cannot check are checked here, before the service star
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from difflib import get_close_matches
 from types import NoneType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
@@ -112,7 +113,9 @@ class StageSettings:
         """
         unknown = options.keys() - StageOptions.__annotations__.keys()
         if unknown:
-            raise TypeError(f"{subject} has no option {', '.join(sorted(unknown))}")
+            close = get_close_matches(min(unknown), StageOptions.__annotations__, n=1)
+            hint = f": is {close[0]!r} meant?" if close else ""
+            raise TypeError(f"{subject} has no option {', '.join(sorted(unknown))}{hint}")
         self.concurrency = concurrency = options.get("concurrency")
         self.attempts = attempts = options.get("attempts")
         self.exactly_once = exactly_once = options.get("exactly_once")

@@ -72,7 +72,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     broker: list[PoolStatus]
     """Status of the connections to the broker."""
     database: str
-    """`available`, or the reason why the database is not available; empty if no stage uses a database."""
+    """`available`, or the reason why the database or the outbox is not available; empty if no stage uses a database."""
     stages: list[StageStatus]
     """Status of each stage in each pool; empty if the process runs no stages."""
 
