@@ -1797,7 +1797,8 @@ class Oracle:
                     other.order = order
         for letter, sequence in stored:
             self.saw_sequence(letter, sequence)
-            if letter.is_removed:
+            # C10.5: eviction may have added to the batch what was given up and moves later.
+            if letter.is_removed and not (self.moves_later and self.is_moving(letter)):
                 raise Disagreement(f"{letter} is written, though it is gone")
             if letter.stored_in not in (None, self.gathering):
                 raise Disagreement(f"{letter} is written again")
