@@ -133,9 +133,11 @@ guard: .venv/spark ## 2,000 guessed passwords (GUESSES=n), 1,000 cut connections
 stages: .venv/test ## Stages whole: who dies at each point of a message's way, a message that kills processes, poison, a database that is away for a minute, interactive flows beside 4,000 others; two services, a broker and connections that die at random for minutes
 	TRUENEXT_STAGES=all TRUENEXT_DRAW=all TRUENEXT_CHAOS_S=120 TRUENEXT_KILLS=7 TRUENEXT_FLOWS=4000 TRUENEXT_AWAY_S=60 $(PYTEST) -s tests/stages/test_crashes.py tests/stages/test_killed_process.py tests/stages/test_interactive_under_load.py tests/stages/test_poison.py tests/stages/test_unavailable_database.py tests/stages/test_stalled_worker.py tests/stages/outbox/test_chaos.py
 
-kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more), and 1,000 with COMMITs in doubt (COMMITS=n)
+kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more), 1,000 with COMMITs in doubt (COMMITS=n), 25 in each of nine runs of flows that fail, have keys, delays and cron (KILLS=n FLOWS=n), and 100,000 rejections on a full disk (REJECTIONS=n)
 	TRUENEXT_KILL_CYCLES=$${CYCLES:-20} $(PYTEST) -s tests/integration/test_kill.py
 	TRUENEXT_COMMIT_CYCLES=$${COMMITS:-1000} $(PYTEST) -s tests/integration/test_kill_commits.py
+	TRUENEXT_FLOW_KILLS=$${KILLS:-25} TRUENEXT_KILLED_FLOWS=$${FLOWS:-2300} TRUENEXT_DRAW=all $(PYTEST) -s -k "although_processes_are_killed" tests/stages/test_failing_flows.py tests/stages/test_kept_replies_under_kills.py
+	TRUENEXT_REJECTIONS=$${REJECTIONS:-100000} $(PYTEST) -s -k full_disk tests/integration/test_reports.py
 
 asan: .venv/test ## The codec in C beside the one in Python, under AddressSanitizer: a million random inputs (INPUTS=n); needs gcc
 	CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g" $(BIN)/python setup.py --quiet build --build-base build --build-lib build/asan

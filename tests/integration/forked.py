@@ -119,12 +119,13 @@ def completed(
     folder: Path | None = None,
     run: Callable[[Sequence[str]], object] = truenext,
     seconds: float = 60.0,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command to its end, with `stdin_bytes` on its standard input. Raises: subprocess.TimeoutExpired"""
     with tempfile.TemporaryDirectory() as own:
         stdin, out, err = (Path(own) / name for name in ("in", "out", "err"))
         stdin.write_bytes(stdin_bytes)
-        process = Forked(command, stdin=stdin, stdout=out, stderr=err, run=run, folder=folder)
+        process = Forked(command, stdin=stdin, stdout=out, stderr=err, run=run, folder=folder, environment=environment)
         try:
             status = process.wait(seconds)
         finally:

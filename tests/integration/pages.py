@@ -80,7 +80,8 @@ class Folder:
         self._write_program(
             "truenext",
             # Where a service finds its broker is said in its program.
-            f'case $1 in\nserve) set -- "$@" --listen {url};;\nstages) ;;\n*) set -- "$@" --url {url};;\nesac\n'
+            f'case "$1 $2" in\n"serve "*) set -- "$@" --listen {url};;\n"stages cron") set -- "$@" --url {url};;\n'
+            f'"stages "*) ;;\n*) set -- "$@" --url {url};;\nesac\n'
             f'exec {shlex.join(dying_with_us(command))} "$@"',
         )
 

@@ -1,13 +1,18 @@
-"""Tests that reports and handled messages arrive, over a real broker, its restarts and its crashes."""
+"""Tests that reports and handled messages arrive, over a real broker, its restarts and its crashes, and a full disk.
+
+TRUENEXT_REJECTIONS=100000 pytest -s tests/integration/test_reports.py -k full        more messages on the full disk
+"""
 
 from __future__ import annotations
 
+import os
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.integration.broker_process import QueueFacts
+from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess, QueueFacts
 from tests.integration.raw_client import RawClient
 from tests.integration.test_redelivery import running
 from truenext.wire.stomp.frame import Frame
@@ -17,6 +22,11 @@ COUNT = 3000
 ROUND = 500
 """Number of messages that are rejected before the broker is killed."""
 NO_FACTS = QueueFacts(0, 0, 0)
+REJECTIONS = int(os.environ.get("TRUENEXT_REJECTIONS", "1500"))
+"""Least number of messages that fill the disk."""
+BODY = b"x" * 1000
+CHUNK = 20
+"""Number of messages that are sent before one is confirmed. Their bytes fit into a socket's buffer."""
 
 
 def reported(number: int, **more: str) -> dict[str, str]:
@@ -27,9 +37,9 @@ def reject(client: RawClient, message: Frame, cause: str = "broken") -> None:
     client.send_frame("NACK", {"id": message.headers["ack"], "truenext-reject": "true", "truenext-cause": cause})
 
 
-def all_of(client: RawClient, queue: str) -> list[Frame]:
+def all_of(client: RawClient, queue: str, count: int = COUNT) -> list[Frame]:
     client.subscribe(queue, ack="auto", prefetch=None)
-    messages = [client.message() for _ in range(COUNT)]
+    messages = [client.message() for _ in range(count)]
     assert client.arrived() == []
     return messages
 
@@ -146,3 +156,71 @@ def test_each_of_many_rejected_messages_has_one_dead_letter_and_one_report_after
             f"id {number}": 1 for number in range(COUNT)
         }
         assert {report.body for report in reports} == {b""}
+
+
+def fill_disk(broker: BrokerProcess) -> int:
+    """Send messages with reports until the broker refuses one. Return the number of messages that it has accepted."""
+    client, confirmed = broker.connect(), 0
+    while True:
+        for number in range(confirmed, confirmed + CHUNK):
+            headers = reported(number, persistent="true")
+            if number == confirmed + CHUNK - 1:
+                headers["receipt"] = client.new_receipt()
+            client.send("q", BODY, headers=headers)
+        answer = client.next_frame()
+        if answer.command == "ERROR":
+            assert "disk is as full as it may be" in answer.headers["message"] + answer.body.decode()
+            accepted = broker.queues()["q"].waiting
+            assert confirmed <= accepted < confirmed + CHUNK
+            return accepted
+        confirmed += CHUNK
+        assert confirmed <= 10 * REJECTIONS, "the disk is never full"
+
+
+def is_refused(broker: BrokerProcess) -> bool:
+    client = broker.connect()
+    client.send("q", BODY, persistent=True, headers={"receipt": client.new_receipt()})
+    return client.next_frame().command == "ERROR"
+
+
+@pytest.mark.timeout(120 + REJECTIONS / 50)
+def test_messages_that_are_rejected_with_reports_on_a_full_disk_are_not_lost(tmp_path: Path) -> None:
+    # C11.9, C24.3
+    # The journal may take as much as the messages.
+    (tmp_path / "limit").write_text(f"{4 * 1024 * 1024 + REJECTIONS * 2 * (len(BODY) + 250)}")
+    broker = BrokerProcess(tmp_path, ("--when-full", "refuse"), can_hold_disk=True)
+    try:
+        broker.start()
+        accepted = fill_disk(broker)
+        assert accepted >= REJECTIONS
+        rejected, rounds = 0, 0
+        size = max(ROUND, accepted // 20)
+        while waiting := broker.queues().get("q", NO_FACTS).waiting:
+            client = broker.connect()
+            client.subscribe("q", prefetch=ROUND)
+            for _ in range(min(size, waiting)):
+                reject(client, client.message())
+                rejected += 1
+            if rounds % 2 == 0:
+                # What is confirmed does not come again. A send to the broker would be refused.
+                client.begin("t")
+                client.commit("t")
+            rounds += 1
+            assert rounds <= 3 * accepted // size + 3, "rejected messages come again and again"
+            broker.restart(is_clean=False)
+        assert is_refused(broker), "the disk was not full"
+        print(f"{accepted} messages, {rejected} rejections, {rounds} kills")
+        expected = Counter(f"id {number}" for number in range(accepted))
+        letters, reports = (all_of(broker.connect(), queue, accepted) for queue in ("DLQ.q", "reports"))
+        assert Counter(letter.headers["truenext-report-id"] for letter in letters) == expected
+        assert Counter(report.headers["correlation-id"] for report in reports) == expected
+        assert {len(letter.body) for letter in letters} == {len(BODY)}
+        assert {report.body for report in reports} == {b""}
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while is_refused(broker):
+            assert time.monotonic() < deadline, "no space again, though all was consumed"
+            time.sleep(0.1)
+        broker.close_clients()
+        broker.stop()
+    finally:
+        broker.clean_up()

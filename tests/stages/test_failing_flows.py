@@ -1,11 +1,14 @@
 """Tests of failing flows in processes that are killed: each flow ends once, as a reply, a handled failure, or one dead
 letter with one report. Tests of each reason of which an asker is told. Source: docs/stages.md, "Failures of requests"
+
+TRUENEXT_FLOW_KILLS=40 TRUENEXT_KILLED_FLOWS=2000 pytest tests/stages/test_failing_flows.py        longer
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -23,8 +26,9 @@ from truenext.clock import monotonic
 from truenext.stage import FlowFailed, Service
 
 SERVICE = "tests.stages.services.failing:app"
-FLOWS = 160
-PATIENCE_S = 100
+FLOWS = int(os.environ.get("TRUENEXT_KILLED_FLOWS", "160"))
+KILLS = int(os.environ.get("TRUENEXT_FLOW_KILLS", "3"))
+PATIENCE_S = 100 + FLOWS / 10
 AT_ONCE_S = 5.0
 """Seconds within which an asker is told on a busy machine."""
 PATHS: Mapping[str, list[str]] = {
@@ -66,7 +70,7 @@ async def run_until_ended(broker: BrokerProcess, folder: Path, victims: str) -> 
                     )
                 await session.commit()
             await asyncio.to_thread(service.await_lines, "failing runs")
-            for victim in random.choices(["broker", "stage"] if victims == "both" else [victims], k=3):
+            for victim in random.choices(["broker", "stage"] if victims == "both" else [victims], k=KILLS):
                 await asyncio.sleep(random.uniform(0.05, 0.5))
                 if victim == "stage":
                     service.kill()
@@ -92,6 +96,7 @@ async def run_until_ended(broker: BrokerProcess, folder: Path, victims: str) -> 
         service.kill()
 
 
+@pytest.mark.timeout(60 + PATIENCE_S)
 @one_of("victims", ["broker", "stage", "both"], ids=["broker", "stage", "both"])
 def test_each_flow_ends_once_although_processes_are_killed(broker: BrokerProcess, tmp_path: Path, victims: str) -> None:
     left = asyncio.run(run_until_ended(broker, tmp_path, victims))

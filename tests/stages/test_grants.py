@@ -99,7 +99,7 @@ def test_grants_of_a_service_are_the_queues_and_topics_that_its_code_names(folde
     assert "# Replies of order.place: `send` also to the stages that get them" in done.stdout
     assert "# Programs of shop that use `ask`, and the command `truenext stages send --ask`:" in done.stdout
     assert "`take` and `send` also for /topic/replies.shop.*" in done.stdout
-    assert "and their queues ENDPOINT.stage.on_failure" in done.stdout
+    assert "and their queues CALLER.replies and ENDPOINT.stage.on_failure" in done.stdout
 
 
 def test_grants_that_a_user_lacks_are_printed_with_exit_status_1(folder: Path) -> None:

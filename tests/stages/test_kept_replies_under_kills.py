@@ -1,10 +1,16 @@
-"""Test of flows under keys while broker, stages and askers are killed: each key has one flow and one answer. Source:
-docs/stages-database.md, "Kept replies" """
+"""Test of flows under keys while broker, stages, askers and `stages cron` are killed: each key has one flow and one
+answer, no flow begins early, and each minute has one occurrence of the cron flow. Source: docs/stages-database.md,
+"Kept replies"; docs/stages.md, "Later" and "By cron"
+
+TRUENEXT_FLOW_KILLS=40 TRUENEXT_KILLED_FLOWS=2000 pytest -s tests/stages/test_kept_replies_under_kills.py        longer
+"""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
+import os
 import random
 import subprocess
 import sys
@@ -12,28 +18,38 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+from sqlalchemy import create_engine, text
+
 import truenext
 from tests.drawing import one_of
-from tests.integration.broker_process import BrokerProcess, dying_with_us
+from tests.integration.broker_process import TRUENEXT, BrokerProcess, dying_with_us
+from tests.integration.forked import Forked, completed
 from tests.stages.service_process import ServiceProcess
 from tests.stages.services.failing import KINDS
 from tests.stages.test_failing_flows import LAST_HANDLER, PATHS
+from truenext import blocking
 from truenext.stage.sql import apply_schema
 
 SERVICE = "tests.stages.services.failing:app"
-KEYS = 48
+KEYS = int(os.environ.get("TRUENEXT_KILLED_FLOWS", "48"))
 ASKERS = 2
-KILLS = 4
-PATIENCE_S = 150
+KILLS = int(os.environ.get("TRUENEXT_FLOW_KILLS", "4"))
+PATIENCE_S = 150 + KEYS / 4
+AUDIT_S = 900.0
+"""Seconds that Spark may take on a busy machine."""
+CRONS = ("* * * * *", "0-59 * * * *")
+"""Two declarations of the same times: each change sends one schedule and cancels another one."""
 ROOT = Path(__file__).parents[2]
 
 
 class Asker:
     """Process that asks under all keys. Its output is that of all processes that were started in its place."""
 
-    def __init__(self, folder: Path, name: str, url: str, database: str) -> None:
+    def __init__(self, folder: Path, name: str, url: str, database: str, start: float, events: Path) -> None:
         self._out = folder / f"{name}.out"
-        self._command = [sys.executable, "-m", "tests.stages.services.asking", url, database, str(KEYS)]
+        module = "tests.stages.services.asking"
+        self._command = [sys.executable, "-m", module, url, database, str(KEYS), str(start), str(events)]
         self.start()
 
     def start(self) -> None:
@@ -51,34 +67,106 @@ class Asker:
         return [(number, answer) for number, answer in map(json.loads, (each for each in lines if each.endswith("]")))]
 
 
-def run_until_answered(broker: BrokerProcess, folder: Path, database: str, victims: list[str]) -> list[Asker]:
-    url = broker.url
+def change_crons(folder: Path, url: str, environment: dict[str, str]) -> None:
+    """Begin to apply another declaration of the cron flow, and kill the command."""
+    log = folder / "cron.log"
+    settings = environment | {"FAILING_CRON": random.choice(CRONS)}
+    command = ["stages", "cron", SERVICE, "--apply", "--url", url]
+    process = Forked(command, stdout=log, stderr=log, folder=ROOT, environment=settings)
+    time.sleep(random.uniform(0, 0.5))
+    process.kill()
+    process.wait()
+
+
+def run_until_answered(
+    broker: BrokerProcess, folder: Path, database: str, victims: list[str], events: Path
+) -> tuple[list[Asker], Counter[str]]:
+    """Ask under all keys, and kill victims meanwhile. Return the askers when all are answered, and the kills."""
+    url, start = broker.url, time.time() + 1
     environment = {"FAILING_DATABASE": database}
-    service = ServiceProcess(folder, SERVICE, url, environment=environment)
-    askers = [Asker(folder, f"asker-{number}", url, database) for number in range(ASKERS)]
+
+    def new_service() -> ServiceProcess:
+        return ServiceProcess(folder, SERVICE, url, "--events", str(events), environment=environment)
+
+    # The relay of one sends what the other has written when it is killed.
+    services = [new_service() for _ in range(2)]
+    askers = [Asker(folder, f"asker-{number}", url, database, start, events) for number in range(ASKERS)]
+    kills: Counter[str] = Counter()
     try:
-        service.await_lines("failing runs")
+        services[0].await_lines("failing runs")
         for victim in random.choices(victims, k=KILLS):
             time.sleep(random.uniform(0.1, 0.8))
+            kills[victim] += 1
             if victim == "broker":
                 broker.kill()
                 broker.start(broker.port)
             elif victim == "stage":
-                service.kill()
-                service = ServiceProcess(folder, SERVICE, url, environment=environment)
-                service.await_lines("failing runs")
+                which = random.randrange(len(services))
+                services[which].kill()
+                services[which] = new_service()
+                services[which].await_lines("failing runs")
+            elif victim == "cron":
+                change_crons(folder, url, environment)
             else:
                 asker = random.choice(askers)
                 asker.kill()
                 asker.start()
+        done = [each for each in askers if each.process.poll() is not None]
+        print(f"{dict(kills)}, and {len(done)} of {ASKERS} askers had all answers before the last one")
         deadline = time.monotonic() + PATIENCE_S
         for asker in askers:
             assert asker.process.wait(max(deadline - time.monotonic(), 1)) == 0
-        return askers
+        await_end(broker)
+        for service in services:
+            service.await_lines("failing runs")
+            assert service.stop() == 0, service.log
+        return askers, kills
     finally:
-        service.kill()
+        for service in services:
+            service.kill()
         for asker in askers:
             asker.kill()
+
+
+def await_end(broker: BrokerProcess) -> None:
+    """Wait until no stage has a message, so that only dead letters are left."""
+    deadline = time.monotonic() + PATIENCE_S
+    while any(each.waiting + each.unacknowledged for name, each in broker.queues().items() if name[:4] != "DLQ."):
+        assert time.monotonic() < deadline, broker.queues()
+        time.sleep(0.1)
+
+
+def check_crons(broker: BrokerProcess, database: str) -> None:
+    """Check that the last declaration is what is left, and that each minute had one occurrence."""
+    for cron in random.sample(CRONS, k=2):
+        for options in (["--apply"], []):
+            command = ["stages", "cron", SERVICE, *options, "--url", broker.url]
+            done = completed(*command, folder=ROOT, environment={"FAILING_DATABASE": database, "FAILING_CRON": cron})
+            assert done.returncode == 0, (done.stdout, done.stderr)
+    with blocking.connect(broker.url) as connection:
+        answer = json.loads(connection.control_request("scheduled", {"queue": "failing.tick"}))
+    assert len(answer["sends"]) == 1
+    engine = create_engine(database)
+    with engine.connect() as connection:
+        ticks = connection.execute(text("SELECT id, minute FROM ticks")).all()
+    engine.dispose()
+    minutes = sorted(minute for _, minute in ticks)
+    print(f"{len(minutes)} occurrences of the cron flow")
+    assert len({id for id, _ in ticks}) == len(ticks)
+    assert minutes == list(range(minutes[0], minutes[-1] + 1)) if minutes else True
+
+
+def stop_and_audit(broker: BrokerProcess, events: Path) -> None:
+    """Stop the broker. In the long form let the audit judge history and events, where Spark is installed."""
+    broker.stop()
+    if "TRUENEXT_FLOW_KILLS" not in os.environ or importlib.util.find_spec("pyspark") is None:
+        return
+    command = [sys.executable, TRUENEXT, "audit", str(broker.data), "--stages", str(events)]
+    done = subprocess.run(
+        dying_with_us(command), cwd=ROOT, capture_output=True, text=True, timeout=AUDIT_S, check=False
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 async def dead_letters(url: str) -> Counter[int]:
@@ -88,12 +176,22 @@ async def dead_letters(url: str) -> Counter[int]:
     return Counter(each["waiting"][-1]["state"]["number"] for each in bodies)
 
 
-@one_of("victims", [["broker"], ["stage"], ["broker", "stage", "asker"]], ids=["broker", "stage", "all"])
+ALL = ["broker", "stage", "asker", "cron"]
+
+
+@pytest.mark.timeout(AUDIT_S + 3 * PATIENCE_S)
+@one_of("victims", [["broker"], ["stage"], ALL], ids=["broker", "stage", "all"])
 def test_each_key_has_one_flow_and_one_answer_although_processes_are_killed(
     broker: BrokerProcess, tmp_path: Path, database: str, victims: list[str]
 ) -> None:
     apply_schema(database)
-    askers = run_until_answered(broker, tmp_path, database, victims)
+    engine = create_engine(database)
+    with engine.begin() as connection:
+        # No primary key: a repetition would show.
+        connection.execute(text("CREATE TABLE ticks (id TEXT, minute INTEGER)"))
+    engine.dispose()
+    events = tmp_path / "events"
+    askers, _ = run_until_answered(broker, tmp_path, database, victims, events)
     expected: dict[int, object] = {
         number: PATHS.get(KINDS[number % len(KINDS)], f"Reject: number {number}") for number in range(KEYS)
     }
@@ -102,3 +200,5 @@ def test_each_key_has_one_flow_and_one_answer_although_processes_are_killed(
     assert set(answers) == {(number, str(answer)) for number, answer in expected.items()}
     given_up = asyncio.run(dead_letters(broker.url))
     assert given_up == Counter(number for number, answer in expected.items() if isinstance(answer, str))
+    check_crons(broker, database)
+    stop_and_audit(broker, events)

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -12,6 +13,8 @@ from bench.brokers import free_port
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.forked import Forked, completed
 from tests.login_broker import login_broker
+from truenext.blocking import connect
+from truenext.stage.sql import apply_schema
 
 SHOP = """
 
@@ -175,13 +178,118 @@ def test_message_of_another_type_is_refused_with_its_field(
         (("parcel.ship", '{"weight": 1, "to": ""}', "--trace", "t", "--ask"), "parcel.ship replies nothing: leave out"),
         (("order.place", '{"id": "o1"}'), "Missing option '--trace'"),
         (("order.place", '{"id": "o1"}', "--trace", ""), "'--trace': must be a printable text, not empty"),
-        (("order.place", '{"id": "o1"}', "--trace", "t", "--key", "k.pem"), "No such option"),
+        (("order.place", '{"id": "o1"}', "--trace", "t", "--key", ""), "'--key': must be a printable text"),
+        (("order.place", '{"id": "o1"}', "--trace", "t", "--delay", "3"), "'3' is not a number with ms, s, m, h or d"),
+        (("order.place", '{"id": "o1"}', "--trace", "t", "--delay", "-3d"), "'-3d' is not a number with ms, s, m"),
+        (("order.place", '{"id": "o1"}', "--trace", "t", "--delay", "40000d"), "40000d is more than 36,500 days"),
+        (("order.place", '{"id": "o1"}', "--trace", "t", "--at", "2027-01-31T08:00"), "is not a time with a time zone"),
+        (("order.place", '{"id": "o1"}', "--trace", "t", "--at", "tomorrow"), "is not a time with a time zone"),
+        (
+            ("order.place", '{"id": "o1"}', "--trace", "t", "--at", "2027-01-31T08:00Z", "--delay", "3d"),
+            "--delay and --at exclude each other",
+        ),
+        (("order.place", '{"id": "o1"}', "--trace", "t", "--ask", "--delay", "3d"), "only under a key: add --key"),
     ],
 )
 def test_wrong_command_line_is_refused(send: Send, words: tuple[str, ...], told: str) -> None:
     status, line = complaint(send(*words))
     assert status == 2
     assert told in line
+
+
+# ---- Later ----
+
+
+def due_s(broker: BrokerProcess) -> float:
+    """Return the due time of the one scheduled send, in seconds since 1970."""
+    with connect(broker.url) as connection:
+        answer = json.loads(connection.control_request("scheduled", {"queue": "order.place"}))
+    (send,) = answer["sends"]
+    return float(send["due_ms"]) / 1000
+
+
+def test_delay_of_days_schedules_the_flow(broker: BrokerProcess, send: Send) -> None:
+    before = time.time()
+    assert send("order.place", '{"id": "o1"}', "--trace", "t", "--delay", "3d").returncode == 0
+    assert 3 * 86_400 <= due_s(broker) - before < 3 * 86_400 + PATIENCE_SECONDS
+    assert broker.queues()["order.place"].waiting == 0
+
+
+def test_time_with_a_zone_schedules_the_flow(broker: BrokerProcess, send: Send) -> None:
+    assert send("order.place", '{"id": "o1"}', "--trace", "t", "--at", "2040-01-31T08:00+01:00").returncode == 0
+    assert due_s(broker) == datetime(2040, 1, 31, 7, tzinfo=UTC).timestamp()
+
+
+def test_delayed_flow_runs_when_it_is_due(log: Path, send: Send) -> None:
+    assert send("parcel.ship", '{"weight": 3, "to": "Oslo"}', "--trace", "t", "--delay", "500ms").returncode == 0
+    assert await_line(log, "ships") == "ships 3 to Oslo in t"
+
+
+# ---- Under a key ----
+
+
+@pytest.fixture
+def keyed(broker: BrokerProcess, folder: Path, database: str) -> Iterator[Send]:
+    """The command, with a process that runs the same service with a database."""
+    service = f'Service("shop", attempts=1, database="{database}", exactly_once=True)'
+    (folder / "keyed.py").write_text(SHOP.replace('Service("shop", attempts=1)', service))
+    apply_schema(database)
+    url = f"stomp://127.0.0.1:{broker.port}"
+
+    def send(*words: str) -> CompletedProcess[bytes]:
+        return completed("stages", "send", "keyed:app", *words, "--url", url, folder=folder)
+
+    log = folder / "log"
+    process = Forked(["stages", "run", "keyed:app", "--url", url], stdout=log, stderr=log, folder=folder)
+    try:
+        await_line(log, "shop runs ")
+        yield send
+    finally:
+        process.kill()
+
+
+def test_command_with_a_key_starts_one_flow_and_prints_its_id_each_time(keyed: Send, folder: Path) -> None:
+    words = ("order.place", '{"id": "o1", "count": 2}', "--trace", "t", "--key", "o1")
+    first, second = keyed(*words), keyed(*words)
+    assert (first.returncode, first.stderr) == (0, b"")
+    assert (second.returncode, second.stdout) == (0, first.stdout)
+    # What was started without --ask is asked later, too.
+    for _ in range(2):
+        asked = keyed(*words, "--ask")
+        assert (asked.returncode, asked.stderr) == (0, b"")
+        assert json.loads(asked.stdout) == {"id": "o1", "counted": 2}
+    assert (folder / "log").read_text().count("places o1") == 1
+
+
+def test_key_of_an_endpoint_that_replies_nothing_starts_one_flow(keyed: Send, folder: Path) -> None:
+    words = ("parcel.ship", '{"weight": 3, "to": "Oslo"}', "--trace", "t", "--key", "p1")
+    assert [keyed(*words).returncode for _ in range(2)] == [0, 0]
+    await_line(folder / "log", "ships 3")
+    assert keyed("parcel.ship", '{"weight": 4, "to": "Oslo"}', "--trace", "t", "--key", "p2").returncode == 0
+    await_line(folder / "log", "ships 4")
+    assert (folder / "log").read_text().count("ships 3") == 1
+
+
+def test_delayed_flow_under_a_key_is_asked_when_it_is_due(keyed: Send) -> None:
+    words = ("order.place", '{"id": "o1"}', "--trace", "t", "--key", "o1", "--delay", "1s")
+    assert keyed(*words).returncode == 0
+    asked = keyed(*words, "--ask")
+    assert json.loads(asked.stdout) == {"id": "o1", "counted": 1}
+
+
+def test_failure_and_other_message_under_a_key_are_said(keyed: Send) -> None:
+    words = ("--trace", "t", "--key", "o1", "--ask")
+    for _ in range(2):
+        status, line = complaint(keyed("order.place", '{"id": "o1", "count": 0}', *words))
+        assert status == 1 and "order.place" in line and "nothing ordered" in line
+    status, line = complaint(keyed("order.place", '{"id": "o2", "count": 0}', *words))
+    assert status == 1 and "other flows began under this key before" in line
+
+
+def test_key_without_a_database_is_refused(broker: BrokerProcess, send: Send) -> None:
+    status, line = complaint(send("order.place", '{"id": "o1"}', "--trace", "t", "--key", "o1"))
+    assert status == 1 and "shop keeps no replies: it needs a database and exactly-once processing" in line
+    assert broker.queues() == {}
 
 
 # ---- Broker and login ----

@@ -31,6 +31,7 @@ from truenext.cli.values import (
     TEXT,
     URL,
     BodyParam,
+    DelayParam,
     DestinationParam,
     EnumParam,
     HeaderParam,
@@ -39,6 +40,7 @@ from truenext.cli.values import (
     QueueNameParam,
     SecondsParam,
     SizeParam,
+    TimeParam,
 )
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.model.url import DEFAULT_URL
@@ -67,6 +69,8 @@ NONSENSE: dict[object, Callable[[Any], list[str]]] = {
     click.Choice: lambda kind: [*NO_NUMBERS, LONG],
     click.DateTime: lambda kind: [*NO_NUMBERS, "2026-13-01", LONG],
     SecondsParam: lambda kind: [*NO_NUMBERS, "-1", "0", "604801", "1e400", "9" * 5000],
+    DelayParam: lambda kind: [*NO_NUMBERS, "3", "-3d", "3 w", "40000d", f"{'9' * 5000}d", NO_UTF_8],
+    TimeParam: lambda kind: [*NO_NUMBERS, "2026-13-01T00:00Z", "2026-12-01", "2026-12-01T08:00", LONG, NO_UTF_8],
     SizeParam: of_size,
     URL: lambda kind: [
         *NO_TEXTS,

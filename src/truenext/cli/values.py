@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -23,8 +24,8 @@ from truenext.model.destination import (
     parse_queue_name,
     parse_stored_address,
 )
-from truenext.model.limits import DESTINATION_LENGTH_MAX
-from truenext.model.numerals import format_size, parse_size
+from truenext.model.limits import DESTINATION_LENGTH_MAX, SCHEDULE_MS_MAX
+from truenext.model.numerals import format_size, parse_delay, parse_size
 from truenext.model.selector import compile_selector
 from truenext.model.url import parse_url
 
@@ -225,6 +226,44 @@ class SecondsParam(click.ParamType[float]):
         if not SECONDS_MIN <= seconds <= SECONDS_MAX:
             self.fail(f"{_shortened_repr(value)} is not {SECONDS_MIN} to {SECONDS_MAX:,.0f} seconds", param, ctx)
         return seconds
+
+
+class DelayParam(click.ParamType[float]):
+    """Number of seconds, given with its unit, such as 500ms, 90s, 2h or 3d."""
+
+    name = "time"
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        seconds = parse_delay(value)
+        if seconds is None:
+            self.fail(f"{_shortened_repr(value)} is not a number with ms, s, m, h or d, such as 90s or 3d", param, ctx)
+        if seconds * 1000 > SCHEDULE_MS_MAX:
+            self.fail(f"{value} is more than {SCHEDULE_MS_MAX // 86_400_000:,} days (100 years)", param, ctx)
+        return seconds
+
+
+class TimeParam(click.ParamType[datetime]):
+    """Time with a time zone, in ISO 8601."""
+
+    name = "time"
+
+    def convert(self, value: str | datetime, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            time = datetime.fromisoformat(value)
+        except ValueError:
+            time = None
+        if time is None or time.utcoffset() is None:
+            self.fail(
+                f"{_shortened_repr(value)} is not a time with a time zone, such as 2027-01-31T08:00+01:00 or "
+                "2027-01-31T07:00Z",
+                param,
+                ctx,
+            )
+        return time
 
 
 class SizeParam(click.ParamType[int]):

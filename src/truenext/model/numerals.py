@@ -1,4 +1,4 @@
-"""Numbers as text: ASCII digits, and sizes in bytes with a unit (256MiB, 50KB, 1.5 GB, 1000)."""
+"""Numbers as text: ASCII digits, sizes in bytes with a unit (256MiB, 50KB, 1.5 GB, 1000), and times (1.5s, 3d)."""
 
 import re
 
@@ -40,3 +40,17 @@ def format_size(size: int) -> str:
         if size % _UNITS[unit.lower()] == 0 and size:
             return f"{size // _UNITS[unit.lower()]}{unit}"
     return str(size)
+
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_IS_TIME = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(ms|s|m|h|d)", re.ASCII).fullmatch
+
+
+def parse_delay(text: str) -> float | None:
+    """Return the seconds that a text states; None if the text is no number with a unit.
+
+    >>> parse_delay("1.5h"), parse_delay("3d"), parse_delay("3")
+    (5400.0, 259200.0, None)
+    """
+    found = _IS_TIME(text.strip())
+    return None if found is None else float(found[1]) * _UNITS_S[found[2]]

@@ -1,33 +1,49 @@
 """A program of the service `failing` that asks for each number under a key, and prints each answer as a line of JSON.
+Some flows begin at once, some after a delay, and some at a time after START, in seconds since 1970.
 
-python -m tests.stages.services.asking URL DATABASE NUMBERS
+python -m tests.stages.services.asking URL DATABASE NUMBERS START EVENTS
 """
 
 import asyncio
 import json
 import sys
+from datetime import UTC, datetime
 
 from tests.stages.services.failing import KINDS, Ended, Job
 from truenext.errors import ConnectionLost, TruenextError
 from truenext.stage import FlowFailed, Service
+from truenext.stage.core.flow_start import FlowOptions
 from truenext.stage.sql.errors import DatabaseUnavailable
 
 CONCURRENCY = 10
 TIMEOUT_S = 20.0
 
 
-async def main(url: str, database: str, numbers: int) -> None:
-    app = Service("failing", broker=url, database=database, exactly_once=True)
+def job_of(number: int, start: float) -> tuple[Job, FlowOptions]:
+    """Return the job and the options of its flow, the same in each process. Each kind has each way to begin."""
+    kind, way = KINDS[number % len(KINDS)], number // len(KINDS) % 3
+    if way == 0:
+        return Job(number, kind), {}
+    if way == 1:
+        return Job(number, kind), {"delay": number % 7 / 10}
+    due = start + number / 40
+    return Job(number, kind, due), {"at": datetime.fromtimestamp(due, UTC)}
+
+
+async def main(url: str, database: str, numbers: int, start: float, events: str) -> None:
+    app = Service("failing", broker=url, database=database, exactly_once=True, events=events)
     outer = app.remote("failing.outer", Job, Ended)
     places = asyncio.Semaphore(CONCURRENCY)
 
     async def ask(number: int) -> None:
-        job = Job(number, KINDS[number % len(KINDS)])
+        job, options = job_of(number, start)
         async with places:
             while True:
                 answer: object
                 try:
-                    ended = await app.ask(outer, job, trace=f"n{number}", key=f"n{number}", timeout=TIMEOUT_S)
+                    ended = await app.ask(
+                        outer, job, trace=f"n{number}", key=f"n{number}", timeout=TIMEOUT_S, **options
+                    )
                     answer = ended.path
                 except FlowFailed as failed:
                     answer = failed.last_cause.partition("\n")[0]
@@ -49,4 +65,4 @@ async def main(url: str, database: str, numbers: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5]))

@@ -3,15 +3,19 @@
     failing.outer ── requests ── failing.middle ── requests ── failing.leaf
 
 The `on_failure` of `failing.middle` handles flows of the kind "middle", that of `failing.outer` those of the kind
-"outer". Each reply says where the flow has been.
+"outer". Each reply says where the flow has been. With a database, `failing.tick` writes a row for each occurrence of a
+cron flow.
 """
 
 import asyncio
 import os
 import signal
+import time
 from typing import Literal
 
 import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from truenext.stage import Failure, Flow, Reject, Service
 
@@ -23,6 +27,8 @@ LEAF = "failing.leaf"
 class Job(msgspec.Struct):
     number: int
     kind: Kind
+    due: float = 0.0
+    """Time in seconds since 1970 before which the flow must not begin."""
 
 
 class Ended(msgspec.Struct):
@@ -67,7 +73,7 @@ def handle(failure: Failure, memo: Memo, flow: Flow, place: str) -> None:
 
 @outer.stage
 async def begin_outer(job: Job, memo: Memo, flow: Flow) -> None:
-    begin(job, memo, "outer")
+    begin(job, memo, "outer" if time.time() >= job.due else "outer too early")
     flow.request(middle, job)
 
 
@@ -95,3 +101,17 @@ async def end_middle(ended: Ended, memo: Memo) -> Ended:
 @middle.on_failure
 async def middle_failed(failure: Failure, memo: Memo, flow: Flow) -> None:
     handle(failure, memo, flow, "middle")
+
+
+class Tick(msgspec.Struct):
+    pass
+
+
+if DATABASE is not None:
+
+    @app.terminator("failing.tick", Tick)
+    async def tick(tick: Tick, flow: Flow, sql: AsyncSession) -> None:
+        values = {"id": flow.message_id, "minute": int(time.time() // 60)}
+        await sql.execute(text("INSERT INTO ticks VALUES (:id, :minute)"), values)
+
+    app.cron("tick", os.environ.get("FAILING_CRON", "* * * * *"), tick, Tick())

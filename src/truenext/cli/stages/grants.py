@@ -89,9 +89,9 @@ def _unknown_grants(service: Service) -> list[str]:
     replying = [each.name for each in service.endpoints.values() if each.replies is not None]
     if replying:
         found.append(f"Replies of {', '.join(replying)}: `send` also to the stages that get them, and to")
-        found.append("/topic/replies.CALLER.* of callers that use `ask`.")
-    found.append("Callers that use `ask` or `on_failure`, indirect ones, too: `send` also to their topics")
-    found.append("/topic/replies.CALLER.* and their queues ENDPOINT.stage.on_failure.")
+        found.append("/topic/replies.CALLER.* of callers that use `ask`, and CALLER.replies of callers that use keys.")
+    found.append("Callers that use `ask`, keys or `on_failure`, indirect ones, too: `send` also to their topics")
+    found.append("/topic/replies.CALLER.*, and their queues CALLER.replies and ENDPOINT.stage.on_failure.")
     found.append(f"Programs of {service.name} that use `ask`, and the command `truenext stages send --ask`:")
     found.append(f"`take` and `send` also for /topic/replies.{service.name}.*.")
     if service.crons:

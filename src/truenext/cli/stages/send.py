@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -17,11 +18,12 @@ from truenext.cli.exit_status import CommandFailure
 from truenext.cli.loops import new_event_loop
 from truenext.cli.stages.service_broker import merge_credentials, urls_option
 from truenext.cli.stages.service_loader import load_service, service_argument
-from truenext.cli.values import TEXT, BodyParam, SecondsParam
+from truenext.cli.values import TEXT, BodyParam, DelayParam, SecondsParam, TimeParam
 from truenext.client.core.credentials import Credentials
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.stage.core.definitions import Endpoint
 from truenext.stage.core.errors import NotDecoded
+from truenext.stage.core.flow_start import FlowOptions
 from truenext.stage.service import TIMEOUT_S, Service
 from truenext.stage.service_run import RunResources, ServiceRun
 
@@ -32,6 +34,15 @@ from truenext.stage.service_run import RunResources, ServiceRun
 @click.argument("message", metavar="JSON", type=BodyParam())
 @click.option("--trace", type=TEXT, required=True, help="Name of the flow for people, such as the number of an order.")
 @click.option("--ask", "asks", is_flag=True, help="Wait for the reply, and print it as JSON.")
+@click.option(
+    "--key",
+    "flow_key",
+    type=TEXT,
+    help="Name of the flow for the service, such as the number of an order: for 7 days the flow starts once, however "
+    "often the command runs, and its reply is kept. It needs the database of the service.",
+)
+@click.option("--delay", "delay_s", type=DelayParam(), help="Time until the flow starts, such as 90s, 2h or 3d.")
+@click.option("--at", type=TimeParam(), help="Time at which the flow starts, such as 2027-01-31T08:00+01:00.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -48,6 +59,9 @@ def send(
     message: bytes,
     trace: str,
     asks: bool,
+    flow_key: str | None,
+    delay_s: float | None,
+    at: datetime | None,
     timeout_s: float,
     urls: tuple[str, ...],
     credentials: Credentials,
@@ -56,6 +70,9 @@ def send(
 
     ENDPOINT is an endpoint of the service, or an endpoint of another service that it declares. JSON must be of the type
     that the endpoint takes. Prints the id of the flow once the broker has committed it, or with --ask the reply.
+
+    With --key the flow is committed in the database of the service, whose processes send it. The same command prints
+    the same id again, or with --ask the same reply. Another message or trace under the key is an error.
 
     User and password come from the first source that names a user: the command line, the service, TRUENEXT_USER. The
     file of --certificate must have its private key, too.
@@ -69,6 +86,9 @@ def send(
     endpoint = _endpoint(service, target, name)
     if asks and endpoint.replies is None:
         raise click.UsageError(f"{name} replies nothing: leave out --ask")
+    options = _flow_options(delay_s, at)
+    if options and asks and flow_key is None:
+        raise click.UsageError("--ask waits for the reply of a later flow only under a key: add --key")
     try:
         decoded = endpoint.takes.decode(message)
     except NotDecoded as error:
@@ -81,7 +101,7 @@ def send(
         with connect(*service.broker, **service.credentials.arguments(), reconnect=False):
             pass
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            output = runner.run(_run(service, endpoint, decoded, trace, timeout_s, asks=asks))
+            output = runner.run(_run(service, endpoint, decoded, trace, timeout_s, flow_key, options, asks=asks))
     except TimeoutError as error:
         raise CommandFailure(error) from error
     except TruenextError as error:
@@ -97,8 +117,25 @@ def _endpoint(service: Service, target: str, name: str) -> Endpoint[Any, Any]:
     return known[name]
 
 
+def _flow_options(delay_s: float | None, at: datetime | None) -> FlowOptions:
+    """Return the options of the flow. Raises: click.UsageError if both times are given"""
+    if delay_s is not None and at is not None:
+        raise click.UsageError("--delay and --at exclude each other: use one of them")
+    if at is not None:
+        return {"at": at}
+    return {} if delay_s is None else {"delay": delay_s}
+
+
 async def _run(
-    service: Service, endpoint: Endpoint[Any, Any], message: object, trace: str, timeout_s: float, *, asks: bool
+    service: Service,
+    endpoint: Endpoint[Any, Any],
+    message: object,
+    trace: str,
+    timeout_s: float,
+    key: str | None,
+    options: FlowOptions,
+    *,
+    asks: bool,
 ) -> bytes:
     """Start the flow. Return its id or, with `asks`, its reply as JSON.
 
@@ -106,11 +143,48 @@ async def _run(
     """
     running = ServiceRun(service, service.plans(), RunResources.of(service))
     async with service.bound_to(running):
-        # Neither stages nor a database are needed.
         await running.connect()
-        if not asks:
-            id = await service.send(endpoint, message, trace=trace, timeout=timeout_s)
-            return id.encode()
-        reply = await service.ask(endpoint, message, trace=trace, timeout=timeout_s)
-    assert endpoint.replies is not None, "it was checked before"
-    return bytes(endpoint.replies.encode(reply))
+        if key is not None:
+            # Only then is a database needed. This process may be the only one that sends what is in the outbox.
+            await running.start_without_stages()
+        if asks:
+            reply = await service.ask(endpoint, message, trace=trace, key=key, timeout=timeout_s, **options)
+            assert endpoint.replies is not None, "it was checked before"
+            return bytes(endpoint.replies.encode(reply))
+        if key is None:
+            id = await service.send(endpoint, message, trace=trace, timeout=timeout_s, **options)
+        else:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    id = await _send_under_key(service, running, endpoint, message, trace, key, options)
+            except TimeoutError:
+                raise TimeoutError(
+                    f"the database of {service.name} has not answered within {timeout_s:g} seconds; the flow may have "
+                    "started: run the command again with the same key"
+                ) from None
+        return id.encode()
+
+
+async def _send_under_key(
+    service: Service,
+    running: ServiceRun,
+    endpoint: Endpoint[Any, Any],
+    message: object,
+    trace: str,
+    key: str,
+    options: FlowOptions,
+) -> str:
+    """Start the flow under the key in a transaction of the service's database, and return its id.
+
+    Raises: FlowError if the service can keep no keys, or another flow was started under the key; DatabaseUnavailable
+    """
+    id = ""
+
+    async def start(session: Any) -> None:
+        nonlocal id
+        async with service.initiate(session, key=key) as initiation:
+            keeps = endpoint.replies is not None
+            id = initiation.send(endpoint, message, trace=trace, keep_reply=keeps, **options)
+
+    await running.kept_replies.run_in_transaction(start)
+    return id

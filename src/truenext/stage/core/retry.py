@@ -8,7 +8,6 @@ broker counts the failures. An exception without a rule follows the policy of th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -16,13 +15,12 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from truenext.model.limits import DELAY_MS_MAX
+from truenext.model.numerals import parse_delay
 from truenext.stage.core.errors import DefinitionError, FlowError, NoAttemptsLeft, NotDecoded, Reject
 from truenext.stage.core.failure import ungrouped_errors
 
 NEVER = "never"
 """Text of a rule that allows no retry: the message becomes a dead letter at once."""
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_IS_DELAY = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)").fullmatch
 GiveUpReason: TypeAlias = Literal["rejected", "attempts exhausted", "unreadable", "wrong call"]
 """Reason why a message was given up.
 
@@ -147,10 +145,9 @@ def _delays_s(text: str, subject: str) -> tuple[float, ...]:
         return ()
     delays_s = []
     for word in text.split(","):
-        found = _IS_DELAY(word.strip())
-        if found is None:
+        delay_s = parse_delay(word)
+        if delay_s is None:
             raise DefinitionError(f"retry of {subject}: {word.strip()!r} is not a delay: {_EXAMPLE}")
-        delay_s = float(found[1]) * _UNITS_S[found[2]]
         if delay_s * 1000 > DELAY_MS_MAX:
             raise DefinitionError(f"retry of {subject}: {word.strip()} is more than 7 days")
         delays_s.append(delay_s)
