@@ -139,7 +139,7 @@ class BulkWork:
                 self._run_all_pieces(connection)
         except CommandFailure:
             if self._count and not self._is_dry:
-                terminal.echo(f"{self._count:,} {self._done}; the same command continues", err=True)
+                terminal.echo(f"{self._count:,} {self._done} before this; the same command does the rest", err=True)
             raise
         if as_json:
             facts = {"count": self._count, "to": dict(self._moved_to), "left": self._left_count}

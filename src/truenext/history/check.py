@@ -13,8 +13,8 @@ from truenext.model.events import CHUNK, FILE, FROM_BATCH
 
 
 def last_batch_chunk(folder: Path) -> tuple[int, int] | None:
-    """Return the number of the run and of the first event of the last chunk that came from a batch, in the newest file
-    that can be read; None if there is no such chunk. A store that lacks the batch of this chunk has lost its end.
+    """Return the position (run, first event) of the last chunk that was written with a batch, in the newest readable
+    file; None if there is none. If the journal does not have that batch, the end of the journal is lost.
 
     Raises: OSError if the folder cannot be read
     """

@@ -49,8 +49,8 @@ class HistoryWriter:
         self._next_event = 1
         self._last_run = 0
         self.last_batch_chunk: tuple[int, int] | None = None
-        """Number of the run and of the first event of the last chunk in the newest file that came from a batch; None if
-        there is none. A store that lacks the batch of this chunk has lost its end."""
+        """Position (run, first event) of the last chunk in the newest file that was written with a batch; None if there
+        is none. If the journal does not have that batch, the end of the journal is lost."""
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             files = history_files(folder)

@@ -9,7 +9,7 @@ from truenext.errors import ClosedError, Code, ConnectionLost, InDoubt, Refused,
 
 class Disposition(msgspec.Struct, frozen=True):
     is_acked: bool
-    """True if the message was handled; False if handling it failed."""
+    """True if the program has processed the message; False if it has failed."""
     delay_ms: int | None = None
     """Milliseconds until a failed message is redelivered. None: the queue's policy decides."""
     is_rejected: bool = False

@@ -88,7 +88,7 @@ class EventLog:
         self.reusable_numbers: list[int] = []
         """Numbers of forgotten queues that have events only in earlier files (`take_reusable_numbers`)."""
         self._next_event = first_event
-        """Number of the next event after all finished blocks."""
+        """Number of the first event of the block that ends next. Events of an open block have no number yet."""
         self._chunk_event = first_event
         self._blocks: list[bytes] = []
         self.size = 0

@@ -57,7 +57,7 @@ def build_plan(
 
     `provided` names the value for each type that the caller provides; a generic type includes its parameterized types.
     `positional` are parameters that the caller passes itself. `overrides` maps a factory to the factory that replaces
-    it everywhere. `forbidden` maps a type that no parameter may have to the reason.
+    it everywhere. `forbidden` has the types that no parameter may have, each with the reason.
 
     Raises: ConfigurationError if a parameter has no value, or a forbidden type; the text names parameter and function
     """

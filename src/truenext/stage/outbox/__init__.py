@@ -11,8 +11,9 @@ doubt. Then the relay claims the producer again under a lock, and sends its unit
 claims no producer that a worker of this process is using.
 
 If the broker does not know some numbers before the number of a unit, these unknown numbers are resolved as rolled back.
-If there are too many unknown numbers, the unit gets a new number. If a combined unit is too large for the broker, its
-number is resolved, and then its parts become units without a number.
+If there are too many unknown numbers, the unit gets a new number. If a combined unit (several units
+sent in one COMMIT) is too large for the broker, its number is resolved. If the outcome is "rolled back", its parts
+become units of their own, which get numbers when they are sent.
 
 Source: docs/stages-database.md; decision 67; every rule has a planted fault in tests/stages/outbox/protocol/rules.py
 """

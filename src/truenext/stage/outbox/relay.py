@@ -159,8 +159,8 @@ class OutboxRelay(PeriodicTask):
         return 0.0 if is_more else CHECK_INTERVAL_S
 
     async def _record_heartbeat(self) -> float:
-        """Record a heartbeat if the last one is HEARTBEAT_S old. Heartbeats have a task of their own, because the relay
-        may wait for the broker for longer than ALIVE_MS."""
+        """Record a heartbeat if the last one is HEARTBEAT_S old. Return the seconds until the next call. Heartbeats
+        have a task of their own, because the relay may wait for the broker for longer than ALIVE_MS."""
         now = asyncio.get_running_loop().time()
         if now - self._checked_at >= HEARTBEAT_S:
             with suppress(DatabaseUnavailable):
