@@ -15,9 +15,9 @@ RUNS_MAX = 60
 
 def flows(joined: DataFrame) -> DataFrame:
     """Return one row for each flow that has a recorded execution. The columns are trace, start, duration, and the
-    numbers of messages, of executions (`runs`), and of failures. `given_up` counts the messages that are dead letters, expired,
-    were removed, or were rejected and did not move to a handler; `in_progress` those that have neither ended nor been
-    given up."""
+    numbers of messages, of executions (`runs`), and of failures. `given_up` counts the messages that are dead letters,
+    expired, were removed, or were rejected and did not move to a handler; `in_progress` those that have neither ended
+    nor been given up."""
     # An acknowledged message is not in progress, even if its process was killed before it recorded that.
     ended = F.col("outcome").isin(*DONE) | F.coalesce(F.col("end_kind") == "acknowledged", F.lit(False))
     is_handled = F.coalesce(F.col("end_kind") == "handled", F.lit(False))
