@@ -21,6 +21,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "JMSTimestamp > 1700000000000": {},
     "JMSType = 'order'": {"type": "order"},
     "JMSCorrelationID = '17'": {"correlation-id": "17"},
+    "JMSCorrelationID = '01a224fa34bb99c6349466abf27ad967'": {"correlation-id": "01a224fa34bb99c6349466abf27ad967"},
     "colour = 'red'": {"colour": "red"},
     "colour = 'red' AND weight > 2.5": {"colour": "red", "weight": "3"},
     "colour = 'red' AND JMSPriority > 6": {"colour": "red"},
