@@ -17,12 +17,12 @@ from tests.integration.raw_client import RawClient
 from tests.integration.test_redelivery import running
 from truenext.wire.stomp.frame import Frame
 
-COUNT = 3000
+COUNT = 1000
 """Number of rejected messages."""
 ROUND = 500
 """Number of messages that are rejected before the broker is killed."""
 NO_FACTS = QueueFacts(0, 0, 0)
-REJECTIONS = int(os.environ.get("TRUENEXT_REJECTIONS", "1500"))
+REJECTIONS = int(os.environ.get("TRUENEXT_REJECTIONS", "600"))
 """Least number of messages that fill the disk."""
 BODY = b"x" * 1000
 CHUNK = 20

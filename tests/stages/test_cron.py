@@ -145,6 +145,7 @@ def test_each_occurrence_of_a_cron_flow_runs_once_even_if_two_schedules_send_it(
     _check_occurrences("Europe/Oslo", send, 4, database)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("fault", ["one id for all", "the id of the schedule"])
 def test_planted_id_without_the_due_time_is_caught(fault: str, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four occurrences an exactly-once stage runs one."""

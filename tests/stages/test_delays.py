@@ -362,6 +362,7 @@ def test_delay_in_the_outbox_counts_from_the_write_and_the_ttl_from_the_due_time
     _check_delay_in_the_outbox(session, database)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("old", "new"),
     [
