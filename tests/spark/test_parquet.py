@@ -19,7 +19,7 @@ from truenext.history.export import EVENTS_FOLDER, delete_old_files, export_all,
 from truenext.history.exporter import HistoryExporter
 from truenext.history.files import history_files
 from truenext.model.commands import AckMode, Subscribe
-from truenext.model.events import FILE, HISTORY_VERSION, MAGIC, EventKind
+from truenext.model.events import FILE, HISTORY_VERSION, MAGIC, OLDEST_HISTORY_VERSION, EventKind
 from truenext.spark.audit.runs import KINDS
 
 
@@ -137,7 +137,7 @@ def test_a_process_exports_what_has_ended_and_deletes_what_is_too_much(
         assert len(list((tmp_path / EVENTS_FOLDER).glob("date=*/*.parquet"))) == files
 
 
-@pytest.mark.parametrize("version", [HISTORY_VERSION - 1, HISTORY_VERSION + 1])
+@pytest.mark.parametrize("version", [OLDEST_HISTORY_VERSION - 1, HISTORY_VERSION + 1])
 def test_a_history_of_another_version_is_not_exported(tmp_path: Path, version: int) -> None:
     write(tmp_path, busy(random.Random(1), steps=4)).close()
     (path,) = history_files(tmp_path)
