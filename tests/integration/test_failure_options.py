@@ -14,8 +14,9 @@ def test_report_and_handled_message_arrive_over_tasks() -> None:
         async with broker() as here, connect(here.url) as connection:
             await connection.send("/queue/paid", "1", report_to="/queue/reports", report_id="order 17")
             await connection.send("/queue/paid", "2", on_failure=["/queue/first", "/queue/second"])
-            for name in ("paid", "paid", "first"):
-                message = await (await connection.consumer(f"/queue/{name}")).receive(timeout=10)
+            paid, first = [await connection.consumer(f"/queue/{name}") for name in ("paid", "first")]
+            for consumer in (paid, paid, first):
+                message = await consumer.receive(timeout=10)
                 assert message is not None
                 await message.reject(cause=REASON)
             report = await (await connection.consumer("/queue/reports")).receive(timeout=10)
@@ -35,8 +36,9 @@ def test_report_and_handled_message_arrive_over_threads() -> None:
             session.send("/queue/paid", "1", report_to="/queue/reports", report_id="order-17")
             session.send("/queue/paid", "2", on_failure=("/queue/first",))
             session.commit()
+        paid = connection.consumer("/queue/paid")
         for _ in range(2):
-            message = connection.consumer("/queue/paid").receive(timeout=10)
+            message = paid.receive(timeout=10)
             assert message is not None
             message.reject(cause=REASON)
         report = connection.consumer("/queue/reports").receive(timeout=10)

@@ -158,13 +158,15 @@ class Target(Generic[P, R]):
         return found
 
     def replace(self, patch: pytest.MonkeyPatch, replacement: Callable[..., Any]) -> None:
+        for owner in self.owners:
+            patch.setattr(owner, self.name, replacement)
+
+    def check_arguments(self, replacement: Callable[..., Any]) -> None:
         """Raises: TypeError, if the replacement does not take all arguments of the original."""
         if not isinstance(self.original, type):
             arguments = inspect.signature(self.original).parameters.values()
             named = {each.name: None for each in arguments if each.kind is each.KEYWORD_ONLY}
             inspect.signature(replacement).bind(*[None] * (len(arguments) - len(named)), **named)
-        for owner in self.owners:
-            patch.setattr(owner, self.name, replacement)
 
     def watch(self, patch: pytest.MonkeyPatch, called: Callable[[str], object]) -> None:
         """Report each call with its place to `called`; the behaviour stays the same."""

@@ -49,8 +49,9 @@ def run_machines(rounds: Iterable[int], machines: Sequence[type[BrokerMachine]],
                 machine.run_plainly(random, steps)
 
 
-def test_planting_finds_the_targets_of_each_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planting_finds_the_targets_of_each_fault_with_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plants every fault, also the ones that are not drawn, and runs none."""
+    monkeypatch.setattr(targets.Target, "replace", lambda target, _, replacement: target.check_arguments(replacement))
     for plant in planted_faults.faults():
         with monkeypatch.context() as patch:
             plant(patch)
