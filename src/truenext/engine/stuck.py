@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
 from enum import Enum
+from functools import cached_property
 from itertools import takewhile
 
 from truenext.engine.engine import Engine
@@ -210,20 +211,29 @@ class _BlockedWildcards:
                 consumer.is_joining
                 or consumer in self._touched
                 or not consumer.queues.keys().isdisjoint(self._busy_queues)
-                or any(self._is_scanned(queue, consumer) for queue in consumer.queues)
+                or not consumer.queues.keys().isdisjoint(self._scanned_for(consumer))
             )
             self._is_blocked_cache[consumer] = is_blocked
         return is_blocked
 
-    def _is_scanned(self, queue: Queue, consumer: Wildcard) -> bool:
-        selection = self._selections_by_queue.get(queue)
-        if selection is None or (consumer.selector is None and selection.groups is None):
-            return False
-        return (
-            bool(selection.unfinished_cursors)
+    def _scanned_for(self, consumer: Wildcard) -> set[Queue]:
+        return self._scanned_groups if consumer.selector is None else self._scanned
+
+    @cached_property
+    def _scanned(self) -> set[Queue]:
+        """Queues of which messages are still to be compared."""
+        return {
+            queue
+            for queue, selection in self._selections_by_queue.items()
+            if selection.unfinished_cursors
             or selection.has_deferred
             or any(lane.side_read_count for lane in queue.lanes)
-        )
+        }
+
+    @cached_property
+    def _scanned_groups(self) -> set[Queue]:
+        """Queues with groups in `_scanned`. Wildcard consumers without a selector wait for these, too."""
+        return {queue for queue in self._scanned if self._selections_by_queue[queue].groups is not None}
 
 
 class _SelectiveReceiver:
