@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-SHARE = 1 / 20
+SHARE = 1 / 40
 """Share of the tests marked `drawn` that a run has."""
 
 

@@ -171,7 +171,7 @@ def run_options(folder: Path) -> list[str]:
 
 
 @one_of("point", BROKER_POINTS, ids=BROKER_POINTS)
-@pytest.mark.parametrize("number", ENDS, ids=lambda each: each.name)
+@one_of("number", ENDS, ids=["SIGTERM", "SIGINT"])
 def test_broker_that_starts_ends_with_status_0(tmp_path: Path, point: str, number: signal.Signals) -> None:
     with Start(tmp_path, serve_options(tmp_path, has_files=False), points=[point]) as start:
         start.signal_while_held(number)
@@ -180,7 +180,7 @@ def test_broker_that_starts_ends_with_status_0(tmp_path: Path, point: str, numbe
 
 
 @one_of("point", SERVICE_POINTS, ids=SERVICE_POINTS)
-@pytest.mark.parametrize("number", ENDS, ids=lambda each: each.name)
+@one_of("number", ENDS, ids=["SIGTERM", "SIGINT"])
 def test_service_that_starts_ends_with_status_0(tmp_path: Path, point: str, number: signal.Signals) -> None:
     with Start(tmp_path, run_options(tmp_path), points=[point]) as start:
         start.signal_while_held(number)
@@ -245,7 +245,7 @@ def test_transient_messages_survive_a_start_that_a_signal_ends_after_recovery(tm
         assert shown.stdout == b"transient\n"
 
 
-@pytest.mark.parametrize("number", [*ENDS, signal.SIGHUP], ids=lambda each: each.name)
+@one_of("number", [*ENDS, signal.SIGHUP], ids=["SIGTERM", "SIGINT", "SIGHUP"])
 def test_signal_to_a_broker_at_a_random_moment_of_its_start_has_its_effect(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -282,7 +282,7 @@ def is_going_on(start: Start) -> bool:
     return True
 
 
-@pytest.mark.parametrize("number", ENDS, ids=lambda each: each.name)
+@one_of("number", ENDS, ids=["SIGTERM", "SIGINT"])
 def test_signal_to_a_service_at_a_random_moment_of_its_start_ends_it_with_status_0(
     tmp_path: Path, number: signal.Signals
 ) -> None:
