@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from bench.brokers import free_port
+from tests.drawing import one_of
 from tests.integration.environments import make_environment, requirements_of_page
 from tests.integration.pages import Folder, blocks_of, follow
 from truenext.testing import QueueContents, blocking_broker
 
 
-@pytest.mark.parametrize("page", ["docs/first-hour.md", "docs/tutorial-stages.md"])
+@one_of("page", ["docs/first-hour.md", "docs/tutorial-stages.md"], ids=["first-hour", "tutorial-stages"])
 def test_tutorial_in_the_environment_that_it_makes(page: str, tmp_path: Path) -> None:
     """No broker runs before, and only the requirements of the page are installed."""
     python = make_environment(tmp_path / "environment", requirements_of_page(page))
