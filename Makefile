@@ -87,7 +87,15 @@ check: .venv/spark ## Formatting, types, import rules, unit and property tests
 	$(BIN)/lint-imports
 	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages
 
-test: test-core test-spark ## Everything that must hold, in minutes
+# Tests without Spark wait for disks and clocks, those with Spark for Java: beside one another they take two thirds of the
+# time. Those with Spark write to a file meanwhile, which is shown at the end.
+test: .venv-core/test .venv/spark ## Everything that must hold, in minutes
+	@output=$$(mktemp); trap 'kill $$spark 2>/dev/null || true; rm -f $$output' EXIT; trap 'exit 130' INT TERM; \
+	echo "tests with Spark run meanwhile; their output, in $$output, is shown at the end"; \
+	$(MAKE) --no-print-directory test-spark >$$output 2>&1 & spark=$$!; \
+	status=0; $(MAKE) --no-print-directory test-core || status=$$?; \
+	wait $$spark || status=$$?; cat $$output; exit $$status
+
 
 test-core: .venv-core/test
 	.venv-core/bin/truenext --version
