@@ -4,7 +4,7 @@
     piece is the next     `BulkPieceExecutor.next_read`  returns the read of the page that the piece needs
     page was read         `BulkPieceExecutor.execute`    moves or removes messages in one batch; returns the result
 
-bulk.py defines the requests, and plans which messages a piece handles.
+bulk.py defines the requests, and plans which messages a piece moves or removes.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class FlowOptions(TypedDict, total=False):
     """Options of a new flow."""
 
     interactive: bool
-    """True if a caller waits. Then all messages of the flow have priority 9 instead of 4, and each stage handles them
+    """True if a caller waits. Then all messages of the flow have priority 9 instead of 4, and each stage processes them
     with separate workers. By default False; a flow that a stage starts inherits the value of the stage's flow."""
     persistent: bool
     """True if the messages of the flow survive a crash of the broker. By default True; a flow that a stage starts
