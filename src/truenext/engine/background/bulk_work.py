@@ -93,7 +93,8 @@ class BulkPieceExecutor:
 
     @property
     def can_execute(self) -> bool:
-        """Whether the last piece is durable. Only then do pages lack the messages that this piece removed."""
+        """Whether the last piece is durable. Before that, pages still contain the messages that this piece has
+        removed."""
         return self._commit_state.last_control_batch <= self._commit_state.last_committed
 
     def next_read(self, request: bulk.BulkRequest) -> bulk.BulkRead | None:
