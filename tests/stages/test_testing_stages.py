@@ -340,7 +340,7 @@ def test_a_point_that_there_is_not_is_refused_with_those_that_there_are() -> Non
     async def work(t: Stages) -> None:
         with pytest.raises(ValueError, match=r"no point 'SQL commited' .*'received', .*is 'SQL committed' meant\?"):
             t.at("SQL commited", nothing)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="no point None in the handling of a message: there are 'received'"):
+        with pytest.raises(ValueError, match="no point None in the processing of a message: there are 'received'"):
             t.at(None, nothing)  # type: ignore[arg-type]
 
     run(app, work)

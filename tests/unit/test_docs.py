@@ -57,3 +57,8 @@ def test_the_index_has_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     pages = [path.name for path in (ROOT / "docs").glob("*.md") if path.name != "README.md"]
     assert not [page for page in pages if f"({page})" not in index]
+
+
+@pytest.mark.parametrize("name", sorted(set(DECISIONS) - {"README.md"}))
+def test_a_decision_has_at_most_300_words(name: str) -> None:
+    assert len((ROOT / "docs" / "decisions" / name).read_text().split()) <= 300

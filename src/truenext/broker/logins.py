@@ -48,7 +48,7 @@ class Logins:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="truenext-passwords")
         self._key = secrets.token_bytes(32)
         self._remembered: dict[bytes, tuple[str, str]] = {}
-        """User and credential of each login that was right, by the digest of the login."""
+        """User and credential of each login that was accepted, by the digest of the login."""
         self._waiting: dict[bytes, _WaitingLogin] = {}
         """Logins that are being hashed or wait to be hashed, by digest."""
         self._failures: Counter[tuple[str, str | None]] = Counter()

@@ -52,7 +52,7 @@ class ReadTurns:
         self._resumed: ConnectionState | None = None
         """Connection that is being resumed."""
         self._is_resume_due = False
-        """`_resume_some` is about to be called."""
+        """True if a call of `_resume_some` is scheduled."""
         self._have_gone_first = False
         """In the last pass others were read, and connections that are set back were not."""
 

@@ -38,7 +38,7 @@ _USER_BYTES = 128
 """Memory for each user that may reply to a temporary queue or topic."""
 
 _REMOTE_PREFIX = REMOTE_PREFIX.encode()
-"""Prefix of temporary queues and topics as header lines have it; none of its characters is escaped there."""
+"""Prefix of temporary queues and topics of other connections, in header lines. Its characters need no escapes there."""
 
 _find_named = re.compile(
     rf"(?:^|,)\s*+((?:{REMOTE_TEMPORARY_PREFIX}|{REMOTE_TEMPORARY_TOPIC_PREFIX})([^/,]++)/[^,]*)"

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Sequence
 
 _noted: list[int] = []
-"""SIGHUPs that have arrived and were not handled yet."""
+"""SIGHUPs that have arrived and have had no effect yet."""
 
 _former: list[signal.Handlers] = []
 """Handler of SIGHUP before `listen` replaced it; empty if `listen` has not replaced it."""

@@ -258,9 +258,9 @@ def _browse_repeatedly(
 
 
 def _reconnect(broker: BrokerOptions) -> Connection:
-    """Connect again. Try until the broker is back, or refuses the login.
+    """Connect again. Try until the broker is available.
 
-    Raises: Refused if it refuses the login
+    Raises: Refused if the broker refuses the login
     """
     while True:
         try:

@@ -72,7 +72,7 @@ class HistoryExporter:
             )
 
     def close(self) -> None:
-        """Stop the process, whose unfinished work is done by the next run, and wait for the thread."""
+        """Stop the process, and wait for the thread. The next run of the broker does the unfinished work."""
         with self._start_lock:
             if self._process is not None:
                 self._process.terminate()

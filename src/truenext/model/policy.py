@@ -165,6 +165,19 @@ class Policy:
 DEFAULT_POLICY = Policy()
 
 
+def delay_before_jitter_ms(
+    failures: int, first_delay_ms: int, delay_ms: int, backoff: float, delay_max_ms: int
+) -> float:
+    """Return the milliseconds from a message's last failure to its next try, without the jitter. `failures` includes
+    that failure. The other parameters have the names of the settings."""
+    if failures <= 1:
+        return min(first_delay_ms, delay_max_ms)
+    try:
+        return min(delay_ms * backoff ** (failures - 2), delay_max_ms)
+    except OverflowError:
+        return delay_max_ms
+
+
 class Policies:
     """Policies of all queues. The most specific pattern that matches a queue's name decides on the policy."""
 

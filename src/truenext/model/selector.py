@@ -74,7 +74,7 @@ _SUGGESTIONS = {
 _PARTS = re.compile(r"'[^']*'|[\w$.]+|[<>]=|<>|\S")
 """Texts, names, keywords, numbers and signs of a selector, each of which takes time to compile."""
 _NAMES = re.compile(r"'[^']*'|(?:[^\W\d]|\$)[\w$-]*")
-"""String literals, and names, together with all other names that hyphens join to them."""
+"""Pattern of string literals and of names. Names that are joined by hyphens are found as one name."""
 
 
 class HeaderProperty(NamedTuple):

@@ -50,7 +50,7 @@ class ServiceContext:
         """Recorder of executions; None if the service has no folder for events."""
         self.queue_policies = QueuePolicies(definition.stages)
         self.on_test_point: Callable[[str, Stage], None] = _do_nothing
-        """Function that the test kit sets. It is called at each `Point` of a message's handling
+        """Function that the test kit sets. It is called at each `Point` of the processing of a message
         (`truenext.testing.stages`)."""
 
     def new_sql_work(self, stage: Stage, inbox_id: str | None, *, is_interactive: bool) -> AnySqlWork | None:
@@ -90,7 +90,7 @@ def _do_nothing(point: str, stage: Stage) -> None:
     pass
 
 
-# Precedence in the event loop of a run: while an interactive message is being handled, no other message starts.
+# Precedence in the event loop of a run: while an interactive message is being processed, no other message starts.
 #
 # Each running message takes a share of every pass of the loop and every turn of the broker, and an interactive flow
 # waits for one pass and one turn at every stage. So other messages are delayed, but only for a moment, and only by
@@ -107,13 +107,13 @@ class InteractivePriority:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._interactive: dict[object, float] = {}
-        """Start time of each interactive message that is being handled, in the order of the starts."""
+        """Start time of each interactive message that is being processed, in the order of the starts."""
         self._is_idle = asyncio.Event()
         """Set when the last interactive message ends, and cleared when the next one starts."""
 
     @contextmanager
     def running_interactive(self) -> Iterator[None]:
-        """Count an interactive message as being handled, for the duration of the block."""
+        """Count an interactive message as being processed, for the duration of the block."""
         token = object()
         self._interactive[token] = self._loop.time()
         self._is_idle.clear()

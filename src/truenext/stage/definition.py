@@ -35,7 +35,7 @@ SUBSCRIBER_ATTEMPTS = 7
 """Default number of attempts for subscribers, since the broker sets no limit for published messages. Source: "Attempts"
 in docs/contract.md"""
 CONCURRENCY = 8
-"""Default number of messages that a stage handles at once. In addition, it handles the same number of interactive
+"""Default number of messages that a stage processes at once. In addition, it processes the same number of interactive
 messages."""
 
 
@@ -78,7 +78,7 @@ class Definition:
                 the authorities of the system.
             certificate: PEM file with a certificate that the service shows to the broker.
             key: PEM file with the private key of `certificate`; None if the file of the certificate has the key, too.
-            concurrency: Number of messages that each stage handles at once, 1 to 1,000. In addition, it handles the
+            concurrency: Number of messages that each stage processes at once, 1 to 1,000. In addition, it processes the
                 same number of interactive messages. The process needs memory for all these messages.
             attempts: Number of failures after which a message becomes a dead letter; None leaves the number to the
                 policy of the queue. The lower of the two numbers counts.
@@ -301,7 +301,7 @@ class Definition:
 
         def decorate(function: F) -> F:
             name = expand_endpoint_name(f".{function.__name__}", self.name)
-            # Each process gets its own copy of a published message, so no other process can have handled it.
+            # Each process gets its own copy of a published message, so no other process can have processed it.
             settings = StageSettings(name, concurrency=1, exactly_once=False).with_defaults(self._settings)
             settings.attempts = settings.attempts or SUBSCRIBER_ATTEMPTS
             endpoint: LocalEndpoint[M, None] = LocalEndpoint(

@@ -45,7 +45,8 @@ _WAITING = {
 
 
 class DatabaseGate:
-    """Gate for stages that use the database. While the database is unavailable, the gate is closed, and probes it."""
+    """Gate for stages that use the database. While the database is unavailable, the gate is closed. It then probes the
+    database."""
 
     def __init__(self, database: Database) -> None:
         self.database = database

@@ -1,4 +1,4 @@
-"""States of a message that a stage handles, and the table of their transitions.
+"""States of a message that a stage processes, and the table of their transitions.
 
     RECEIVED ── RUNNING ── RETURNED ─┬─ SENDING ── COMMITTING ─┬─ COMMITTED ── COMPLETED
                                      │                         └─ REPEATED ─── RELEASED
@@ -16,7 +16,7 @@ from enum import Enum
 
 
 class MessageState(Enum):
-    """State of a message that a stage handles."""
+    """State of a message that a stage processes."""
 
     RECEIVED = "received"
     """The stage has not run. The message is decoded, and its id is looked up in the inbox."""

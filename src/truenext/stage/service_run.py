@@ -412,7 +412,7 @@ class ServiceRun:
 
     @property
     def active_stages(self) -> list[str]:
-        """Queues of the stages that are handling messages."""
+        """Queues of the stages that are processing messages."""
         return [each.stage.queue for each in self.stage_consumers if each.worker.active_count]
 
     @property

@@ -93,8 +93,8 @@ def is_being_cancelled() -> bool:
 _logger = logging.getLogger("truenext.stage")
 
 HOOK_TIMEOUT_S = 30.0
-"""Seconds after which an `after_commit` function is cancelled. The stage's worker waits that long, and handles no other
-message meanwhile."""
+"""Seconds after which an `after_commit` function is cancelled. The stage's worker waits that long, and processes no
+other message meanwhile."""
 
 
 async def call_after_commit(output: Output, fields: Mapping[str, object], in_thread: RunInThread | None) -> None:

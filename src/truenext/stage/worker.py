@@ -1,4 +1,4 @@
-"""Workers: handle each message of a stage in one transaction of SQL and one of the broker.
+"""Workers: process each message of a stage in one transaction of SQL and one of the broker.
 
     received ─ run ─ checked ─ sent ─ SQL committed ─ committed ─ hooks
                    └ written to the outbox, with exactly-once processing
@@ -90,7 +90,7 @@ TIMEOUT_S = 60.0
 
 
 class StageWorker:
-    """Worker for the messages of one stage in one pool. It handles several messages at once."""
+    """Worker for the messages of one stage in one pool. It processes several messages at once."""
 
     def __init__(
         self, context: ServiceContext, stage: Stage, pool: PriorityPool, exactly_once: ExactlyOnceProcessing | None
@@ -106,7 +106,7 @@ class StageWorker:
         """Monotonic time of the last progress: a message has ended, or has come to the idle worker."""
 
     async def handle(self, message: Message, session: Session) -> None:
-        """Handle one message, as the handler of `Connection.consume`. At the return, the session is committed or the
+        """Process one message, as the handler of `Connection.consume`. At the return, the session is committed or the
         message is settled, so `consume` has nothing left to commit.
 
         Raises: RolledBack, InDoubt or ConnectionLost if the broker is the cause, not the stage; CancelledError if the
@@ -165,7 +165,7 @@ class MessageHandler:
             if is_being_cancelled():
                 self._life.end("in doubt" if self._is_committing else "released", error)
                 raise
-            # The handling is not cancelled: the stage cancelled itself, or awaited something that was cancelled.
+            # The processing is not cancelled: the stage cancelled itself, or awaited something that was cancelled.
             await self._on_failed(error)
         except OutputRefused as error:
             await self._on_failed(error.refused)

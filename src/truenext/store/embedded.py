@@ -90,8 +90,8 @@ class EmbeddedStore:
         self._queues: dict[int, str] = {}
         self._lock = Lock()
         self._changed = Condition(self._lock)
-        """Guards the overlay. Notified when a segment is new or checkpointed, and when a view ends for which a
-        checkpoint waits."""
+        """Guards the overlay. Notified when a segment is new or checkpointed, and when a checkpoint has waited for a
+        view and the view ends."""
         with ExitStack() as resources:
             with translated_errors(f"open the store in {path}", path):
                 folder.check_no_foreign_files(path)

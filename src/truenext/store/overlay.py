@@ -366,7 +366,7 @@ def merge_causes(key: bytes, causes: Iterable[dict[bytes, Causes]]) -> Causes:
 
 
 def apply_journal(recovered: Recovered, indexes: tuple[SegmentIndex, ...]) -> Recovered:
-    """Return the checkpoint's state with the changes of `indexes` applied. Messages are not part of it."""
+    """Return the checkpoint's state with the changes of `indexes` applied. This state has no messages."""
     queues, producers = recovered.queues, dict(recovered.producers)
     paused = set(recovered.paused)
     for index in indexes:

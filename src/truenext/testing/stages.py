@@ -45,7 +45,7 @@ M = TypeVar("M")
 R = TypeVar("R")
 
 Point = Literal["received", "run", "checked", "sent", "SQL committed", "committed"]
-"""Point in the handling of a message by a stage.
+"""Point in the processing of a message by a stage.
 
     received       the stage has received the message; its function has not run
     run            the function, and stages that followed by `next_direct`, have returned; nothing is sent or committed
@@ -115,7 +115,7 @@ class _QueueStatus(msgspec.Struct):
 
     @property
     def has_work(self) -> bool:
-        """True if the queue has messages that are still to be handled. A durable subscription without a consumer does
+        """True if the queue has messages that are still to be processed. A durable subscription without a consumer does
         not count."""
         if self.name.startswith(SUBSCRIPTION_PREFIX) and not self.consumers:
             return False
@@ -265,7 +265,7 @@ class Stages:
         """Call `action` when a message reaches `point`.
 
         Args:
-            point: Point in the handling of a message: `Point`.
+            point: Point in the processing of a message: `Point`.
             action: Plain function without arguments, called in the event loop. An exception of `action` is raised at
                 that point.
             stage: Queue of the stage, such as order.place.stage.reserve; None means any stage.
@@ -276,7 +276,8 @@ class Stages:
         """
         if point not in get_args(Point):
             raise ValueError(
-                f"there is no point {point!r} in the handling of a message: {known_names_hint(point, get_args(Point))}"
+                f"there is no point {point!r} in the processing of a message: "
+                f"{known_names_hint(point, get_args(Point))}"
             )
         _check_plain_function(action, "action")
         queues = self._service.stages

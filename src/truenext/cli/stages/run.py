@@ -134,18 +134,7 @@ def run(
             watcher = SourceWatcher(Path.cwd())
         with logs.warn_of_basic_config():
             service = load_service(target)
-        if urls:
-            service.broker = urls
-        service.credentials, login_note = merge_credentials(line, service.credentials, environment)
-        if database is not None:
-            service.database = database
-        if events is not None:
-            service.events = events
-        is_used = service.has_outbox or any(map(service.plans().uses_database, service.stages.values()))
-        if database is not None and not is_used:
-            logger.warning(
-                "--database is unused: no stage has a session or is exactly-once", extra={"service": service.name}
-            )
+        login_note = _apply_options(service, urls, line, environment, database, events)
         if not service.stages:
             raise ConfigurationError(f"{target} has no stages to run: it only sends to other services")
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -185,6 +174,31 @@ def run(
     if status == RESTART:
         restart()
     raise SystemExit(status)
+
+
+def _apply_options(
+    service: Service,
+    urls: tuple[str, ...],
+    line: Credentials,
+    environment: Credentials,
+    database: str | None,
+    events: Path | None,
+) -> str:
+    """Set the broker, credentials, database and events folder of a service as the options say. Return the login note of
+    `merge_credentials`. `line` has the credentials of the command line."""
+    if urls:
+        service.broker = urls
+    service.credentials, login_note = merge_credentials(line, service.credentials, environment)
+    if database is not None:
+        service.database = database
+    if events is not None:
+        service.events = events
+    is_used = service.has_outbox or any(map(service.plans().uses_database, service.stages.values()))
+    if database is not None and not is_used:
+        logger.warning(
+            "--database is unused: no stage has a session or is exactly-once", extra={"service": service.name}
+        )
+    return login_note
 
 
 class _OutputError(Exception):

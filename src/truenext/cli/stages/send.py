@@ -88,7 +88,7 @@ def send(
         raise click.UsageError(f"{name} replies nothing: leave out --ask")
     options = _flow_options(delay_s, at)
     if options and asks and flow_key is None:
-        raise click.UsageError("--ask waits for the reply of a later flow only under a key: add --key")
+        raise click.UsageError("--ask waits for the reply of a delayed flow only under a key: add --key")
     try:
         decoded = endpoint.takes.decode(message)
     except NotDecoded as error:

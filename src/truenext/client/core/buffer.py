@@ -27,7 +27,7 @@ class ReceivedMessageState(IntEnum):
 
 
 class ReceivedMessage(Content):
-    """One dispatch of a message to this client, and how far the client has handled it."""
+    """One dispatch of a message to this client, and how far the client has processed it."""
 
     __slots__ = (
         "ack_id",

@@ -114,7 +114,7 @@ class HandlerWorker:
         """Session of the handler that runs now, or that runs next."""
 
     def next_message(self, owner: object) -> Flow[ReceivedMessage | None]:
-        """Return the next message to handle, or None when the call has ended.
+        """Return the next message to process, or None when the call has ended.
 
         Raises: Refused, ConnectionLost if the subscription or the connection has ended; ClosedError if the program has
         closed the connection
@@ -149,7 +149,7 @@ class HandlerWorker:
         self.session.free_for_next_session()
         self.session = call.make_session()
 
-    def on_handled(self, received: ReceivedMessage) -> Flow[None]:
+    def on_processed(self, received: ReceivedMessage) -> Flow[None]:
         """Settle a message whose handler has returned.
 
         Raises: RolledBack, InDoubt if the commit of the message's transaction fails; ClosedError if the connection is

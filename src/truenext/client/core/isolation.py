@@ -1,6 +1,6 @@
-"""Isolation of handlers: a message whose last attempt was a lost connection is handled alone.
+"""Isolation of handlers: a message whose last attempt was a lost connection is processed alone.
 
-Such a message may crash the process, which would count an attempt for each message that is handled at the same time.
+Such a message may crash the process, which would count an attempt for each message that is processed at the same time.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscrip
 
 
 class HandlerIsolation:
-    """Ensures that a message whose last attempt was a lost connection is handled alone. One object serves the handlers
-    of one event loop, or of one connection of `truenext.blocking`."""
+    """Ensures that a message whose last attempt was a lost connection is processed alone. One object serves the
+    handlers of one event loop, or of one connection of `truenext.blocking`."""
 
     def __init__(self) -> None:
         self._running_count = 0
         """Number of messages that handlers hold now."""
         self._is_isolated = False
         self._isolated_next: SharedReceiveBuffer | None = None
-        """Buffer whose next message must be handled alone. Until then no other buffer starts a handler."""
+        """Buffer whose next message must be processed alone. Until then no other buffer starts a handler."""
         self.buffers: WeakSet[SharedReceiveBuffer] = WeakSet()
 
     def may_start_handling(self, received: ReceivedMessage, buffer: SharedReceiveBuffer) -> bool:
@@ -58,7 +58,7 @@ class HandlerIsolation:
 
 class SharedReceiveBuffer(ReceiveBuffer):
     """Buffer for several handlers. It never delivers two messages of one group at the same time. A message whose last
-    attempt was a lost connection is handled alone."""
+    attempt was a lost connection is processed alone."""
 
     is_shared = True
 

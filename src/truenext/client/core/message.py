@@ -92,12 +92,12 @@ class Content:
 
     @property
     def was_lost(self) -> bool:
-        """True if the last attempt was a lost connection, so that handling the message may crash the process."""
+        """True if the last attempt was a lost connection, so that processing the message may crash the process."""
         return self.headers.get("truenext-lost", "") == "true"
 
     @property
     def group(self) -> str:
-        """Message group, or empty. Messages of a group are handled one after the other."""
+        """Message group, or empty. Messages of a group are processed one after the other."""
         return self.headers.get("JMSXGroupID", "")
 
     @property

@@ -43,7 +43,7 @@ class SessionMode(Enum):
 
 
 class SessionCore(msgspec.Struct, eq=False):
-    # A struct, because `consume` makes a session for each message that it handles in a transaction.
+    # A struct, because `consume` makes a session for each message that it processes in a transaction.
     client: Client
     mode: SessionMode
     buffer: ReceiveBuffer
@@ -457,7 +457,7 @@ class SessionCore(msgspec.Struct, eq=False):
         self.client.flush()
 
     def on_handling_failed(self, received: ReceivedMessage, error: BaseException) -> None:
-        """Settle a message whose handling has raised `error`: nack or release it, or roll back its transaction."""
+        """Settle a message whose processing has raised `error`: nack or release it, or roll back its transaction."""
         counted = counted_attempts_for(error)
         if self.transactions is not None:
             transaction = self.transactions.transaction

@@ -415,7 +415,7 @@ class Subscriptions:
 
     @property
     def has_waiting_ack(self) -> bool:
-        """One ACK, and nothing else, is unwritten, and can report the next message as started."""
+        """Whether one ACK and nothing else is unwritten. This ACK can report the next message as started."""
         link = self._context.link
         return (
             link is not None and link.is_truenext and len(link.out_chunks) == 1 and link.out_chunks[0] is self._last_ack

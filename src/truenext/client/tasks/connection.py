@@ -115,12 +115,12 @@ class Message(ReceivedMessage):
         await self._settle(ACKED)
 
     async def nack(self, *, delay: float | None = None, cause: str = "") -> None:
-        """Report that handling the message failed. This counts as an attempt. The message is redelivered after `delay`
-        seconds; with None the queue's policy sets the delay. If a transaction has not acknowledged the message
+        """Report that processing the message failed. This counts as an attempt. The message is redelivered after
+        `delay` seconds; with None the queue's policy sets the delay. If a transaction has not acknowledged the message
         (`ack="commit"`), the transaction is rolled back, and its other messages count no attempt.
 
-        `cause` says why handling failed. The cause is shown as `first_cause` and `last_cause` of the message and of its
-        dead letter, cut to 4096 bytes of UTF-8. Only truenext gets the cause, no other broker.
+        `cause` says why processing failed. The cause is shown as `first_cause` and `last_cause` of the message and of
+        its dead letter, cut to 4096 bytes of UTF-8. Only truenext gets the cause, no other broker.
 
         Raises: LocalProtocolError if the message was settled already, or a transaction has acknowledged it; RolledBack
         if another task has ended its transaction; ValueError, TypeError for an invalid argument
@@ -136,8 +136,8 @@ class Message(ReceivedMessage):
         await self._settle(flows.rejected_disposition(cause))
 
     async def release(self) -> None:
-        """Return the message to its queue, unhandled and without an attempt. If a transaction has not acknowledged the
-        message (`ack="commit"`), the transaction is rolled back. The call does nothing if the message was settled
+        """Return the message to its queue, unprocessed and without an attempt. If a transaction has not acknowledged
+        the message (`ack="commit"`), the transaction is rolled back. The call does nothing if the message was settled
         already, or acknowledged in a transaction."""
         source = self._session
         owner = asyncio.current_task(source.driver.loop)

@@ -1,7 +1,7 @@
 """Driver of a client in an event loop: its socket, its clock, and the waits of its flows.
 
 All code runs in the loop. Only the socket's writes have a lock, because heartbeat_thread.py writes from another thread.
-Received bytes are handled at once. Bytes are written at once as far as the socket accepts them, and the rest when the
+Received bytes are processed at once. Bytes are written at once as far as the socket accepts them, and the rest when the
 socket is ready. After a long blocking of the loop, timers are due while received bytes are unread, and event loops
 differ in which they handle first. So the driver reads the socket before each decision that depends on the time.
 """

@@ -90,7 +90,7 @@ class Handlers:
                 message._session = session._source
                 try:
                     await handler(message, session)
-                    await driver.run_flow(worker.on_handled(message))
+                    await driver.run_flow(worker.on_processed(message))
                 except Exception as error:
                     worker.on_handler_failed(message, error)
                     if worker.is_handler_failure(error):

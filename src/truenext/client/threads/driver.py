@@ -95,7 +95,7 @@ class Driver(BaseDriver):
         self._is_woken = False
         self._is_stopped = False
         self._is_flush_scheduled = False
-        """The thread calls `_flush_now` within `ACK_DELAY_S`."""
+        """True if the thread will call `_flush_now` within `ACK_DELAY_S`."""
         with _drivers_lock:
             _drivers.add(self)
 

@@ -75,7 +75,7 @@ class Handlers:
                 message._session = session._source
                 try:
                     handler(message, session)
-                    driver.run_flow(worker.on_handled(message))
+                    driver.run_flow(worker.on_processed(message))
                 except BaseException as error:
                     driver.run_step(worker.on_handler_failed, message, error)
                     if not isinstance(error, Exception):

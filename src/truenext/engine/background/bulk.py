@@ -8,8 +8,9 @@
 
 A piece is one page of the store, together with the messages of the lane that are in memory. The only state between two
 pieces is a position, which the client passes on. A message of the page may have been dispatched or removed since the
-page was read. A piece handles only messages that still wait in the lane. One batch removes the messages and accepts
-their replacements. Pages read before this batch is durable still contain the messages; `Lane.removed` excludes them.
+page was read. A piece moves or removes only messages that still wait in the lane. One batch removes the messages and
+accepts their replacements. Pages read before this batch is durable still contain the messages; `Lane.removed` excludes
+them.
 
 While the page is being read, no message leaves the lane's memory (`Lane.is_pinned`). So each message is on the page or
 in memory.
@@ -61,8 +62,8 @@ class BulkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     selector: str | None = None
     """Text of a selector that messages must match; None matches all."""
     limit: Annotated[int, Meta(ge=1)] | None = None
-    """Maximum number of messages that this piece may handle; None is no limit. To limit the whole work, the client
-    lowers the limit from piece to piece."""
+    """Maximum number of messages that this piece may move or remove; None is no limit. To limit the whole work, the
+    client lowers the limit from piece to piece."""
     dry_run: bool = False
     """True changes nothing, and reports what would be changed."""
     after: tuple[Annotated[int, Meta(ge=0, lt=len(RANKS))], _Sequence] = (0, 0)
@@ -123,8 +124,8 @@ class BulkResult(msgspec.Struct):
     left: int
     """Number of matching messages that stay. A message stays if it is uncommitted or damaged, if `redrive` finds no
     original queue in it, if it counts in `ended`, or if a consumer or an open transaction holds it. A held message
-    counts in the piece that would otherwise have handled the message. Evicted held messages, and held messages beyond
-    5000, count even if the selector does not match."""
+    counts in the piece that would otherwise have moved or removed the message. Evicted held messages, and held messages
+    beyond 5000, count even if the selector does not match."""
     next: tuple[int, int] | None
     """Rank and sequence after which the next piece begins, for `after` of the next request; None at the end."""
     until: int
@@ -198,7 +199,7 @@ class BulkPageHandler(Protocol):
 
 
 class BulkRead(SideRead):
-    """Read of the page whose messages one piece of bulk work handles."""
+    """Read of the page whose messages one piece of bulk work moves or removes."""
 
     __slots__ = ("page_handler", "until")
 

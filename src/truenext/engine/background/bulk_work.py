@@ -4,7 +4,7 @@
     piece is the next     `BulkPieceExecutor.next_read`  returns the read of the page that the piece needs
     page was read         `BulkPieceExecutor.execute`    moves or removes messages in one batch; returns the result
 
-bulk.py defines the requests, and plans which messages a piece handles.
+bulk.py defines the requests, and plans which messages a piece moves or removes.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class BulkPieceExecutor:
 
     @property
     def can_execute(self) -> bool:
-        """Whether the last piece is durable. Only then do pages lack the messages that this piece removed."""
+        """Whether the last piece is durable. Before that, pages still contain the messages that this piece has
+        removed."""
         return self._commit_state.last_control_batch <= self._commit_state.last_committed
 
     def next_read(self, request: bulk.BulkRequest) -> bulk.BulkRead | None:

@@ -44,7 +44,7 @@ from truenext.model.failure_headers import (
 from truenext.model.header_lines import DEAD_LETTER_HEADERS, decode_header_lines, encode_header_lines
 from truenext.model.limits import DESTINATION_LENGTH_MAX
 from truenext.model.message import SentMessage
-from truenext.model.policy import INDIVIDUAL_DEAD_LETTERS, Policy
+from truenext.model.policy import INDIVIDUAL_DEAD_LETTERS, Policy, delay_before_jitter_ms
 
 EXHAUSTED, EXPIRED, REJECTED = "attempts exhausted", "expired", "rejected"
 """Values of truenext-dead-letter-cause."""
@@ -66,13 +66,9 @@ def retry_delay_ms(policy: Policy, attempts: int, random: Callable[[], float]) -
     >>> [retry_delay_ms(Policy(backoff=2.0), attempts, lambda: 0.5) for attempts in (1, 2, 3, 4)]
     [0, 1000, 2000, 4000]
     """
-    delay: float = policy.first_delay_ms
-    if attempts > 1:
-        try:
-            delay = policy.delay_ms * policy.backoff ** (attempts - 2)
-        except OverflowError:
-            delay = policy.delay_max_ms
-    delay = min(delay, policy.delay_max_ms)
+    delay = delay_before_jitter_ms(
+        attempts, policy.first_delay_ms, policy.delay_ms, policy.backoff, policy.delay_max_ms
+    )
     if policy.jitter and delay:
         delay *= 1 + policy.jitter * (2 * random() - 1)
     return round(delay)

@@ -9,7 +9,7 @@ to close.
                                 queue and removes its messages
 
 So such a subscription is never restored, whether the broker stops or crashes. Each name contains a sequence, so no two
-names are equal. Source: docs/decisions/0034-what-a-subscription-leaves-to-the-disk.md
+names are equal. Source: docs/decisions/0025-topics.md
 """
 
 from __future__ import annotations

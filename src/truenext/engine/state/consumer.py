@@ -165,7 +165,7 @@ class BrokerConsumer(Subscriber, EntryHolder):
             self.restart_auto_window(now_ms)
 
     def restart_auto_window(self, now_ms: int) -> None:
-        """Restart the measurement of the automatic window, after messages left the consumer unhandled."""
+        """Restart the measurement of the automatic window, after messages left the consumer unprocessed."""
         if self.auto_window is not None:
             self.auto_window.reset(now_ms)
 

@@ -24,7 +24,7 @@ class PageMessage(msgspec.Struct, gc=False):
 
     sequence: int
     message: SentMessage | None
-    """None if the message's record is damaged."""
+    """Message; None if its record is damaged."""
     mark: Mark = NO_MARK
     content_number: int = 0
     """Number of the content that the message shares with other copies; 0 if its record has its own."""

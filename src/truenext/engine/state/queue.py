@@ -104,7 +104,7 @@ class Entry(msgspec.Struct, gc=False):
 
     sequence: int
     message: SentMessage | None
-    """None if only the store has the message, or the message is settled."""
+    """Message; None if only the store has it, or if it is settled."""
     lane: Lane
     batch: int
     """Batch that makes the entry visible once it is durable; 0 if the entry is visible at once."""

@@ -5,8 +5,8 @@ other consumers are idle, or while a more urgent message arrives.
 
 The broker measures two figures: the rate at which the consumer settles messages, and the time for which it holds a
 message that it got while it held none. By Little's law, rate x time is the number of messages that the consumer
-handles at once, however many threads it has. The window is twice that number, plus the messages that the consumer
-handles in QUEUED_WORK_MS.
+processes at once, however many threads it has. The window is twice that number, plus the messages that the consumer
+processes in QUEUED_WORK_MS.
 
 A consumer may also wait for more messages than it holds, for instance to acknowledge 200 together. So a full window
 doubles if nothing was settled for a while. Source: docs/decisions/0024-windows.md
@@ -22,7 +22,7 @@ SIZE_INITIAL = 10
 SIZE_MIN = 2
 """Smallest size in messages. With 2, a consumer that has finished a message already has the next one."""
 QUEUED_WORK_MS = 50
-"""Milliseconds of work that may wait at a consumer, besides twice the messages that it handles at once."""
+"""Milliseconds of work that may wait at a consumer, besides twice the messages that it processes at once."""
 MEASURE_MIN_MS = 20
 """Shortest time over which a rate is measured."""
 STRETCH_AFTER_MS = 1000
@@ -51,7 +51,7 @@ class AutoWindow:
         self.is_stretched = False
         """True if the window has doubled since the consumer last settled a message."""
         self._rate_per_ms = 0.0
-        """Messages handled in a millisecond; 0 if not known."""
+        """Messages processed in a millisecond; 0 if not known."""
         self._handling_ms = 0
         """Milliseconds for which the consumer held the last message that it got while it held none."""
         self.settled_count = 0
@@ -72,7 +72,7 @@ class AutoWindow:
         self._last_activity_ms = now_ms
 
     def reset(self, now_ms: int) -> None:
-        """Restart the measurement, after messages left the consumer unhandled."""
+        """Restart the measurement, after messages left the consumer unprocessed."""
         self.settled_count, self._measured_since_ms = 0, now_ms
         self._sampled_sequence = 0
         self._last_activity_ms = now_ms

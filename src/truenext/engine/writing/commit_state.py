@@ -31,12 +31,12 @@ class CommitState:
         self.events = events
         """Events of all messages. Each batch carries its events to the history."""
         self.now_ms = 0
-        """Time of the last tick, in milliseconds since the epoch."""
+        """Time at the last call of `tick`, in milliseconds since the epoch."""
         self.is_read_long = False
         """True if commands from the current read of a socket may take long. The broker sets this flag before each
         read; a command that may take long sets it to True."""
         self.now_us = 0
-        """Time of the last tick, in microseconds of a monotonic clock."""
+        """Time at the last call of `tick`, in microseconds of a monotonic clock."""
         self.wall_clock_ahead_us = 0
         """Largest lead of the wall clock over the monotonic one so far, in microseconds."""
         self.disk_level = DiskLevel.PLENTY

@@ -98,7 +98,7 @@ class StartFlag(IntEnum):
 class MessageState(IntEnum):
     WAITING = 0
     HELD = 1
-    MAYBE_GONE = 2
+    DOUBTFUL = 2
     """The message may have ended in a gap of the history. After the next start a persistent message counts as certain
     again."""
     UNCERTAIN = 3

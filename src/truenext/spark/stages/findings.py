@@ -144,7 +144,7 @@ def _repeated(joined: DataFrame) -> DataFrame:
 
 
 def _orphaned(joined: DataFrame, last_gap: int) -> DataFrame:
-    """Return messages that a stage has sent although the message it was handling was never acknowledged. Both must
+    """Return messages that a stage has sent although the message it was processing was never acknowledged. Both must
     happen in one commit. A message that was dead-lettered, handled or moved is no finding: it may have been completed
     under another sequence. Messages of exactly-once stages are no finding either, because any process may send these
     once the SQL is committed.

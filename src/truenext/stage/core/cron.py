@@ -58,7 +58,7 @@ class PresentCron(msgspec.Struct, frozen=True):
     headers: dict[str, str]
     zone: str = ""
     queue: str = ""
-    """Queue to which it is sent; the answer does not name it."""
+    """Queue of the scheduled send. The broker's answer does not name it."""
 
     @property
     def name(self) -> str:

@@ -84,7 +84,7 @@ class StageOptions(TypedDict, total=False):
     innermost level counts."""
 
     concurrency: int | None
-    """Number of messages that a stage handles at once, 1 to 1,000. In addition, it handles the same number of
+    """Number of messages that a stage processes at once, 1 to 1,000. In addition, it processes the same number of
     interactive messages. By default 8."""
     attempts: int | None
     """Number of failures, 1 or more, after which a message becomes a dead letter. If the policy of the queue has a

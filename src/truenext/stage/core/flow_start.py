@@ -23,7 +23,7 @@ class FlowOptions(TypedDict, total=False):
     """Options of a new flow."""
 
     interactive: bool
-    """True if a caller waits. Then all messages of the flow have priority 9 instead of 4, and each stage handles them
+    """True if a caller waits. Then all messages of the flow have priority 9 instead of 4, and each stage processes them
     with separate workers. By default False; a flow that a stage starts inherits the value of the stage's flow."""
     persistent: bool
     """True if the messages of the flow survive a crash of the broker. By default True; a flow that a stage starts
@@ -35,10 +35,10 @@ class FlowOptions(TypedDict, total=False):
     delay: float
     """Seconds until the first message is due, 0 or more. Until then the broker keeps the message, and no stage runs.
     The time begins when the broker has the message; with `initiate(session)`, when the database has it. `ask`
-    needs a key for it."""
+    allows a delay only with a key."""
     at: datetime
     """Time at which the first message is due, with a time zone. A past time is now. Not together with `delay`. `ask`
-    needs a key for it."""
+    allows it only with a key."""
     properties: Mapping[str, Any]
     """Values that JSON can hold, for all stages of the flow. If a stage starts the flow, they are added to the
     properties of the stage's flow."""

@@ -50,14 +50,14 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     """`interactive` or `other`."""
     active: int
-    """Number of messages that the stage handles now."""
+    """Number of messages that the stage processes now."""
     waits_for_database: bool
     """True while the stage takes no messages because the database is away."""
     broker_wait_reason: str
     """Reason why the broker does not deliver messages yet; empty if it delivers, or if the stage waits for the
     database."""
     without_progress_s: float
-    """Seconds since a message of the stage last ended; 0 while the stage handles no message."""
+    """Seconds since a message of the stage last ended; 0 while the stage processes no message."""
     end_reason: str
     """Reason why the stage has stopped consuming; empty while it consumes."""
 

@@ -44,7 +44,8 @@ class Delay(msgspec.Struct, frozen=True, array_like=True):
     """Time until a message is due."""
 
     ms: int
-    """Milliseconds from when the broker or the outbox has the message; with `at_ms` they are computed from it."""
+    """Delay in milliseconds, which begins when the broker or the outbox has the message. If the program has named a
+    time, the delay is computed from `at_ms`."""
     at_ms: int = 0
     """Due time in milliseconds since the epoch by the broker's clock, if the program has named a time; else 0."""
 

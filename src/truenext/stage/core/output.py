@@ -70,7 +70,7 @@ def _with_failure_headers(message: EncodedMessage, envelope: Envelope) -> Encode
 
 
 class Output:
-    """Output of one transaction: of an initiation, or of the stages that handle one message (several stages with
+    """Output of one transaction: of an initiation, or of the stages that process one message (several stages with
     `next_direct`)."""
 
     __slots__ = ("_ids", "_seed", "after_commit", "is_closed", "outgoing", "sender")

@@ -16,6 +16,7 @@ import msgspec
 
 from truenext.model.limits import DELAY_MS_MAX
 from truenext.model.numerals import parse_delay
+from truenext.model.policy import delay_before_jitter_ms
 from truenext.stage.core.errors import DefinitionError, FlowError, NoAttemptsLeft, NotDecoded, Reject
 from truenext.stage.core.failure import ungrouped_errors
 
@@ -128,13 +129,8 @@ class RedeliveryPolicy(msgspec.Struct, frozen=True):
     def delay_s(self, failures: int) -> float:
         """Return the seconds from a message's last failure to its next try, without the jitter. `failures` includes
         that failure."""
-        delay: float = self.first_delay_ms
-        if failures > 1:
-            try:
-                delay = self.delay_ms * self.backoff ** (failures - 2)
-            except OverflowError:
-                delay = self.delay_max_ms
-        return min(delay, self.delay_max_ms) / 1000
+        delay_ms = delay_before_jitter_ms(failures, self.first_delay_ms, self.delay_ms, self.backoff, self.delay_max_ms)
+        return delay_ms / 1000
 
 
 def _delays_s(text: str, subject: str) -> tuple[float, ...]:

@@ -22,11 +22,11 @@ ExecutionOutcome: TypeAlias = Literal["completed", "already processed", "failed"
 """
 
 PoolName: TypeAlias = Literal["interactive", "other"]
-"""Pool of workers that handles a message: that of interactive messages and subscribers, or that of other messages."""
+"""Pool of workers that processes a message: that of interactive messages and subscribers, or that of other messages."""
 
 
 class Execution(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """One execution: one stage handles one message."""
+    """One execution: one stage processes one message."""
 
     endpoint: str
     """Name of the endpoint."""
@@ -45,7 +45,7 @@ class Execution(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     interactive: bool
     """True if a caller waits for the flow."""
     pool: PoolName
-    """Pool of workers that handles the message."""
+    """Pool of workers that processes the message."""
     waited: float | None = None
     """Seconds from the message's arrival in its queue, by the broker's clock, until the execution began, by that of the
     process; None if a process may have received the message before."""

@@ -1,4 +1,4 @@
-"""Traces of OpenTelemetry: one trace for each flow, through all processes that handle it.
+"""Traces of OpenTelemetry: one trace for each flow, through all processes that it passes.
 
     send order.place            PRODUCER   start of the flow
     └── process order.place     CONSUMER   execution of its first stage, until the outcome of the message is known
@@ -10,7 +10,7 @@ propagators write the context, by default as `traceparent`. The SDK of the progr
 nothing is recorded. This module needs `truenext[opentelemetry]`.
 
 Source: OpenTelemetry's semantic conventions for messaging spans, 1.44. These conventions require a link to the sender's
-span. The sender's span may also be the parent, since each span here handles a single message.
+span. The sender's span may also be the parent, since each span here covers a single message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from truenext.version import VERSION
 
 
 class Tracing(Interceptor):
-    """Interceptor that makes one trace of OpenTelemetry for each flow, through all processes that handle it."""
+    """Interceptor that makes one trace of OpenTelemetry for each flow, through all processes that it passes."""
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
         """Create the interceptor. It needs the package truenext[opentelemetry].

@@ -10,7 +10,7 @@ TruenextError
 ├── NotCommitted           the database has refused the COMMIT; nothing was committed
 ├── CommitInDoubt          the COMMIT was sent, and its outcome is not known
 ├── AlreadyProcessed       the message was processed before; this transaction is rolled back
-├── InProgress             another transaction is handling the same message; nothing was committed
+├── InProgress             another transaction is processing the same message; nothing was committed
 └── ProducerLost           another process has claimed the producer; nothing was committed
 """
 
@@ -78,7 +78,7 @@ class AlreadyProcessed(TruenextError):
 
 
 class InProgress(TruenextError):
-    """Conflict with another transaction that is handling the same message, and has not ended in time."""
+    """Conflict with another transaction that is processing the same message, and has not ended in time."""
 
 
 class ProducerLost(TruenextError):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from truenext.stage.core.outbox_unit import CommitNumber, OutboxUnit
 
 WAIT_S: Final = 5
-"""Seconds for which the transaction waits for another transaction that is handling the same message."""
+"""Seconds for which the transaction waits for another transaction that is processing the same message."""
 IDLE_S: Final = 300
 """Seconds after which PostgreSQL ends this transaction if it is idle. The transaction's process may be dead, or may
 have stopped."""

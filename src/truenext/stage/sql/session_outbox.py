@@ -134,7 +134,7 @@ class SessionOutbox:
         session = self._sync_session
         calls = session.info.get(_CALLS)
         if calls is None:
-            # One listener for the life of the session: a listener must not be removed while its event is handled.
+            # One listener for the life of the session: a listener must not be removed while it is being called.
             calls = session.info[_CALLS] = []
             event.listen(session, "after_commit", _on_committed)
         if call not in calls:

@@ -452,8 +452,8 @@ def sleep_on_driver(connection: Connection, seconds: float) -> None:
 
 
 def is_autocommit(connection: Connection) -> bool:
-    """Return whether the driver commits each statement at once. SQLAlchemy does not know that, and would not turn it
-    off."""
+    """Return whether the driver commits each statement at once. This mode was then set at the driver, so SQLAlchemy
+    does not know of it, and would not end it."""
     driver: Any = connection.connection.driver_connection
     return connection.dialect.name != "sqlite" and bool(driver.autocommit)
 

@@ -92,7 +92,7 @@ class _SqlWork(Generic[S]):
     @property
     def skip_reason(self) -> AlreadyProcessed | InProgress | None:
         """Error of the inbox that forbids a commit: the message was already processed, or another transaction is
-        handling it; None if there is no such error."""
+        processing it; None if there is no such error."""
         exactly_once = self._transaction.exactly_once
         return None if exactly_once is None else exactly_once.skip_reason
 

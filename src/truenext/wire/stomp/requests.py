@@ -513,7 +513,7 @@ def _read_expires_ms(text: str) -> int:
 
 
 def _priority(text: str) -> int:
-    """Return the priority that a text states. A number outside 0 to 9 becomes the nearer of the two."""
+    """Return the priority that a text states. A number below 0 becomes 0, and a number above 9 becomes 9."""
     digits = text.removeprefix("-")
     if not are_digits(digits):
         raise RemoteProtocolError(f"priority {text[:100]!r} is not a number")
@@ -545,7 +545,7 @@ def _check_subscribe_destination(address: str, destination: Destination, *, is_b
             "no message waits in a topic"
         )
     if is_browse and destination.kind is DestinationKind.QUEUE_PATTERN:
-        raise destination_error(f"browser:true with {address}: one queue is browsed at a time, name it")
+        raise destination_error(f"browser:true with {address}: one queue is browsed at a time: name a single queue")
     if destination.kind is DestinationKind.DURABLE and not is_browse:
         raise destination_error(
             f"{address} is for browser:true only; to consume, subscribe to its topic with durable:true"
