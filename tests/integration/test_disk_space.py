@@ -7,7 +7,6 @@ import os
 import re
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest

@@ -17,8 +17,6 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from tests.drawing import one_of
 from tests.integration.broker_process import PATIENCE_SECONDS, dying_with_us
 from tests.integration.test_grants import UserText
