@@ -84,13 +84,13 @@ class UserReport(msgspec.Struct):
     name: str
     """Name of the user."""
     send: list[str]
-    """Patterns of the right `send`, each with `/queue/` or `/topic/`."""
+    """Patterns of the queues and topics to which the user may send, each with `/queue/` or `/topic/`."""
     take: list[str]
-    """Patterns of the right `take`."""
+    """Patterns of the queues and topics that the user may consume from (right `take`)."""
     browse: list[str]
-    """Patterns of the right `browse`."""
+    """Patterns of the queues that the user may browse."""
     manage: list[str]
-    """Patterns of the right `manage`."""
+    """Patterns of the queues that the user may manage: move, purge and pause."""
     monitor: bool
     """True if the user has the right `monitor`."""
     admin: bool

@@ -16,7 +16,7 @@ class WriteTimeEstimate:
     def __init__(self) -> None:
         self._small_batch_seconds = 0.0
         self._seconds_per_byte = INITIAL_SECONDS_PER_BYTE
-        """Average time for each byte of a large batch, beyond the time of a small one."""
+        """Average seconds per byte that a large batch takes in addition to the time of a small batch."""
         self._is_slow = False
         """True if a write on the event loop took too long, and no write has been quick since."""
 

@@ -541,11 +541,11 @@ Exceeded: The setting is refused, with its range.
 """
 
 DISK_LIMIT_MIN = 1024 * 1024 * 1024
-"""Lowest disk limit: up to half of it is the journal, before a segment is copied into the checkpoint. If none is set,
-the limit is the size of the disk.
+"""Lowest disk limit: the journal alone may take half of the limit, before its first segment is copied into the
+checkpoint. Without the setting, the limit is the size of the disk.
 
 Setting: `disk_limit`
-Exceeded: The setting is refused, with its range. When the disk limit is reached: `the broker's disk is as full as it may be (its reserve of free space, or --disk-limit; of a broker with --memory, --memory-limit)`
+Exceeded: The setting is refused, with its range. When the disk limit is reached: `the broker's disk is as full as it may be (its reserve of free space, or --disk-limit, is reached; with --memory: --memory-limit)`
 """  # noqa: E501
 
 PAGE_SIZE = 1000

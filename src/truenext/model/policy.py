@@ -146,7 +146,8 @@ class Policy:
         unit="milliseconds",
         least=1000,
         none=maxsize,
-        reason="Connections that read, however slowly, are kept; one that is silent for a minute may miss messages.",
+        reason="A connection that reads anything, however slowly, is kept. One that reads and acknowledges nothing "
+        "for a minute is ended, and may miss messages of its topics.",
     )
     store_and_dispatch: StoreAndDispatch = setting(
         StoreAndDispatch.DURABLE,

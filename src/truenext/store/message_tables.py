@@ -158,7 +158,10 @@ class MessageTables:
         generation = self.generation
         stored = [(generation + key, record) for key, record in messages] if generation else messages
         if txn.cursor(self.messages).putmulti(stored, overwrite=False)[1] != len(messages):
-            raise StoreError("store and broker disagree: two messages have one key. This is a bug of truenext")
+            raise StoreError(
+                "the store disagrees with the broker: two messages have one key. This is a bug of truenext: please "
+                "report it with this text"
+            )
         self._count(txn, Counter(key[:LANE_KEY_SIZE] for key, _ in messages))
 
     def put_marks(self, txn: lmdb.Transaction[bytes], marks: Marks) -> Marks:

@@ -103,7 +103,8 @@ class WildcardDispatch:
         self._touch_again()
 
     def run(self, queues: Iterable[Queue], wildcards: Iterable[Wildcard]) -> Iterable[Lane]:
-        """Dispatch true nexts until no consumer has credit, no message is ready, or the budget is spent.
+        """Dispatch messages, always the one with the smallest key of all these queues first, until no consumer has
+        credit, no message is ready, or the budget of the turn is spent.
 
         `queues` are the queues that have changed, `wildcards` the consumers that may have credit again. All other
         queues must be unchanged since their last search. Returns the lanes that were reached; the next pages of these

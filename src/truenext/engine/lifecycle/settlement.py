@@ -236,7 +236,8 @@ class Settlement:
             self._arrivals.accept_with_batch(destination.name, "", message)
 
     def dead_letter_exhausted(self, lane: Lane) -> None:
-        """Dead-letter the messages of a lane in memory that have failed too often by the queue's current policy."""
+        """Dead-letter those messages of a lane that are in memory and have failed too often by the queue's current
+        policy."""
         failed = [entry for entry in lane if is_undeliverable(lane.queue, entry.attempts, entry.due_us)]
         if not failed:
             return

@@ -69,8 +69,9 @@ class GroupOwnership:
         self._owned_max_if_short = GROUPS_MIN
         """Limit in place of `_owned_max` while memory for queues is short."""
         self.assigned_count = self.freed_count = 0
-        """Counter of changes of ownership: a free group got an owner, a group was freed, or a delay in a group
-        ended."""
+        """`assigned_count`: how often a free group got an owner. `freed_count`: how often a group was freed, or the
+        delay of a message in a group ended. A dispatch compares both with earlier values, to see whether it must search
+        again."""
         self._delayed: dict[str, set[tuple[int, int]]] = {}
         """Rank and sequence of delayed messages, by group."""
         self._first_delayed: dict[str, tuple[int, int]] = {}

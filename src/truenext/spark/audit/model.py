@@ -174,7 +174,8 @@ class AuditedConsumer(msgspec.Struct, gc=False):
 
     @property
     def has_exact_window(self) -> bool:
-        """Whether the history has each change of the window, so that no dispatch may exceed the window."""
+        """Whether the audit may check the window: the history shows each change of the window, and the consumer gets no
+        messages by express dispatch or pull requests."""
         return (
             self.counts_started
             and self.window != SELECTOR_WINDOW

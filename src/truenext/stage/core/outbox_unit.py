@@ -107,7 +107,8 @@ class InitiationKey(NamedTuple):
     """Hash of the flows, as 32 hexadecimal digits."""
     kept: KeptFlow | None = None
     delay_ms: int = 0
-    """Milliseconds until the last of the flows is due. The key is kept for 7 days from then on."""
+    """Milliseconds until the last flow of this initiation is due. The outbox keeps this key for another 7 days after
+    that."""
 
 
 class UnreadableUnit(TruenextError):

@@ -43,7 +43,7 @@ class Histogram(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """Number of values."""
+        """Number of measured values in all buckets."""
         return sum(self.buckets)
 
 

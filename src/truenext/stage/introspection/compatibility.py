@@ -124,8 +124,8 @@ def _stage_removed(queue: str) -> Incompatibility:
         queue,
         "the stage is gone",
         "messages that wait in its queue, and replies that are on their way to it, have no consumer",
-        "Keep it after the other stages, with those that follow it (docs/stages-running.md). "
-        f"{_DRAINED}, and its queue is empty, remove it.",
+        "Keep this stage, and those that it leads to, at the end of the endpoint (docs/stages-running.md). "
+        f"{_DRAINED}, and the stage's queue is empty, remove the stage.",
     )
 
 

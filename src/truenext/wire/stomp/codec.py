@@ -292,8 +292,9 @@ class Decoder(Generic[Read]):
         return start
 
     def _find_shape(self, version: Version, command: str, headers: dict[str, str], data: bytes, start: int) -> None:
-        """Find a shape that reads the plain frame at `start`, and use the shape for later frames. If there is none, and
-        no shape has read any of the last _MISSES_MAX plain frames, drop all shapes of the connection."""
+        """Find a shape for the plain frame (see shapes.py) at `start`, and try this shape first on later frames. If
+        there is none, and no shape has read any of the last _MISSES_MAX plain frames, drop all shapes of the
+        connection."""
         if self._on_names is not None:
             self._on_names(command, headers)
         shape = self._known_shapes.get(version, command, tuple(headers))

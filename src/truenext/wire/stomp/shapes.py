@@ -23,7 +23,7 @@ SHAPES_MAX = 64
 NAMES_MAX = 24
 """Most headers of a shape."""
 NAMES_BYTES_MAX = 512
-"""Most bytes of the header names of a shape together."""
+"""Largest total size of a shape's header names, in bytes."""
 CANDIDATES_MAX = 256
 """Most shapes that are counted and not compiled yet."""
 COMPILE_AFTER = 2
