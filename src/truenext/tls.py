@@ -14,7 +14,8 @@ from threading import Lock
 from typing import cast
 
 CHUNK_BYTES = 64 * 1024
-"""Most bytes that are encrypted at a time. Encrypted bytes must be sent, and cannot be cancelled, so they are few."""
+"""Maximum number of bytes that are encrypted at a time. Encrypted bytes must be sent, and cannot be cancelled, so the
+number is low."""
 _RECORD_BYTES = 16 * 1024
 _HANDSHAKE = 0x16
 """First byte that a client with TLS sends."""

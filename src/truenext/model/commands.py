@@ -67,8 +67,8 @@ class Send(msgspec.Struct, gc=False):
     is_repeat: bool = False
     """True if the number was used before, so that the message was not accepted again; set by the engine."""
     is_unknown: bool = False
-    """True for a repeat that is one only because its number is below the producer's highest one: the broker does not
-    know whether this number was ever used. Set by the engine."""
+    """True if the frame counts as a repeat only because its number is below the producer's highest one: the broker does
+    not know whether this number was ever used. Set by the engine."""
     ahead: Any = None
     """Queues of the message, if they were found before the SEND is executed (engine.queues.topics.RouteAhead); set by
     the engine."""
@@ -113,7 +113,7 @@ class Subscribe(msgspec.Struct, gc=False):
 
 
 class Browse(msgspec.Struct, gc=False):
-    """Show the waiting messages of a queue, which stay in the queue. An Unsubscribe ends it early."""
+    """Show the waiting messages of a queue, which stay in the queue. An Unsubscribe ends the browse early."""
 
     subscription: str
     destination: Destination
@@ -231,8 +231,8 @@ class Commit(msgspec.Struct, gc=False):
     is_repeat: bool = False
     """True if the number was used before, so that the open transaction was rolled back; set by the engine."""
     is_unknown: bool = False
-    """True for a repeat that is one only because its number is below the producer's highest one: the broker does not
-    know whether this number was ever used. Set by the engine."""
+    """True if the frame counts as a repeat only because its number is below the producer's highest one: the broker does
+    not know whether this number was ever used. Set by the engine."""
 
 
 class Abort(msgspec.Struct, gc=False):

@@ -207,7 +207,8 @@ REPLY_DESTINATIONS_MAX = 1000
 """Temporary topics of one connection, and temporary queues that did not exist when they were named, to which other
 users have the right to reply. Queues that existed have no such limit.
 
-Exceeded: No error. The one that was named longest ago is forgotten: replies to it are refused until it is named again.
+Exceeded: No error. The queue or topic that was named longest ago is forgotten: replies to it are refused until it is
+named again.
 """
 
 WINDOW_DEFAULT = 1000
@@ -430,13 +431,14 @@ Exceeded: `… of … characters; it has 1 to {REPORT_ID_LENGTH_MAX}`
 """
 
 TOPIC_REPORTS_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes of reports to topics that wait to be sent. More of them are lost.
+"""Bytes of reports to topics that wait to be sent. Further reports are lost.
 
 Exceeded: the report is lost
 """
 
 HANDLERS_MAX = 8
-"""Queues in the `truenext-on-failure` of a SEND. Each failure writes the message once more, for the next of them.
+"""Queues in the `truenext-on-failure` of a SEND. Each failure writes the message once more, for the next of these
+queues.
 
 Exceeded: `… names … queues; at most {HANDLERS_MAX}`
 """
@@ -675,8 +677,8 @@ comparison may take longer."""
 
 BROWSE_MESSAGES_PER_TURN = 250
 BROWSE_BYTES_PER_TURN = 256 * 1024
-"""Messages that a browser checks in one turn, and their bytes: no other client is served meanwhile. Of a message from
-the store the bytes of its record count; of one in memory those of its header lines, as selectors read them."""
+"""Messages that a browser checks in one turn, and their bytes: no other client is served meanwhile. For a message from
+the store, the bytes of its record count; for a message in memory, those of its header lines, as selectors read them."""
 
 COMPARISONS_NS_PER_PASS = 8_000_000
 """Approximate nanoseconds in one pass for comparing messages that arrive or are requeued with selectors of consumers.

@@ -148,7 +148,7 @@ class Acknowledging:
         session.last_batch = max(session.last_batch, self._commit_state.latest_batch)
 
     def _add_cause(self, session: ConnectionState, transaction: BrokerTransaction, nack: Nack) -> None:
-        """Count the bytes of the cause of a NACK for a message that the transaction had acknowledged."""
+        """Add the bytes of a NACK's cause to the transaction. The transaction had acknowledged the message before."""
         if nack.cause:
             size = len(nack.cause)
             session.transactions.check_limits(self._limits, count=0, size=size)

@@ -343,7 +343,8 @@ class WildcardDispatch:
                 wildcard.set_head(queue, rank, sequence)
 
     def _true_next(self, wildcard: Wildcard) -> Entry | None:
-        """Return the true next. None if there is none, or if a message must be read or compared first."""
+        """Return the true next message of a wildcard consumer. None if there is none, or if a message must be read or
+        compared first."""
         if not wildcard.has_credit():
             return None
         for rank, heap in enumerate(wildcard.heads):

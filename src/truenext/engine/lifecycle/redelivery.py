@@ -14,7 +14,7 @@ restores that message from these headers:
     truenext-failure                      "handled" or "report", if the message is one of these
 
 Reports, and messages that a handler gets instead of the dead-letter queue, have these headers, too. If such a message
-fails, its dead letter keeps the facts of the first failure.
+fails, its dead letter keeps the headers about the first failure.
 
 No client can send to the queue of a durable subscription. So `SentMessage.redrive_queue` has the name of that queue;
 clients do not see it. For reports and handled messages the field has the queue to which their dead letter goes back.

@@ -169,7 +169,8 @@ class AuditedConsumer(msgspec.Struct, gc=False):
 
     @property
     def counts_started(self) -> bool:
-        """Whether the history shows which messages the consumer has started, so that all others are unstarted."""
+        """Whether the history shows which messages the consumer has started. All other messages that the consumer holds
+        are then unstarted."""
         return bool(self.flags & ConsumerFlags.NAMES_STARTED) and not self.flags & ConsumerFlags.AUTO
 
     @property

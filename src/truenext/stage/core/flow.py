@@ -51,7 +51,7 @@ P = ParamSpec("P")
 
 
 class FlowSource(msgspec.Struct, frozen=True):
-    """Facts about how a message of a flow came to this process: by a delivery, or by `Initiation.unstash`."""
+    """Origin of a flow's message in this process: a delivery, or `Initiation.unstash`."""
 
     expires_ms: int = 0
     attempt: int = 1

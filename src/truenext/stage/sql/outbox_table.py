@@ -62,7 +62,7 @@ class StoredUnit(NamedTuple):
 
 
 class PendingWork(NamedTuple):
-    """Facts about the outbox, read with a heartbeat, from which the relay knows what to do."""
+    """State of the outbox, read with a heartbeat. It tells the relay which work is pending."""
 
     is_owner_registered: bool
     """True if this process has a row among the owners."""

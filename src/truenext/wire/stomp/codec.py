@@ -33,10 +33,10 @@ COMMANDS_WITHOUT_BODY = frozenset(
 _BETWEEN_FRAMES = b"\n\r\0"
 """Bytes that may come between frames: heart-beats, line ends after a frame, and NULs that programs in C leave there."""
 _NUMBER_LENGTH_MAX = 10
-"""Most digits of a content-length. A longer number is above any limit."""
+"""Maximum number of digits of a content-length. A longer number is above any limit."""
 
 _SHAPES_MAX = 4
-"""Most shapes that one connection tries for each frame."""
+"""Maximum number of shapes that one connection tries for each frame."""
 _SHAPE_CHECKS_AT = frozenset({1, 2, 4, 8, 16, 32})
 """Numbers of consecutive frames without a shape at which a shape is searched; after 32, at each _SHAPE_CHECK_INTERVAL.
 Searches are rare, so that they cost little for a client whose frames do not repeat."""
