@@ -82,7 +82,8 @@ class Policy:
         unit="milliseconds",
         least=0,
         most=DELAY_MS_MAX,
-        reason="A cause that was there twice needs time to end; ActiveMQ's clients wait as long.",
+        reason="A cause of failures that is still there at the second try needs time to end. ActiveMQ's clients wait "
+        "as long.",
     )
     backoff: float = setting(
         1.0,

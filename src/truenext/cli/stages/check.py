@@ -32,7 +32,7 @@ from truenext.stage.introspection.compatibility import (
     required=True,
     help="File of the messages, states and replies that the service had before, written by --write.",
 )
-@click.option("--write", is_flag=True, help="Write the present service into that file.")
+@click.option("--write", is_flag=True, help="Write messages, states and replies of the present service into the file.")
 def check(target: str, file: Path, write: bool) -> None:
     """Check whether a change of a service breaks messages or callers.
 

@@ -217,4 +217,4 @@ class CommitAnswerHandler(AnswerHandler, msgspec.Struct, eq=False):
             transaction.outcome = Outcome.IN_DOUBT
         else:
             # The broker is not asked: its answer would use up the number, under which the caller is to commit again.
-            transaction.resolve(Outcome.UNKNOWN, ConnectionLost("the connection was lost while it was committed"))
+            transaction.resolve(Outcome.UNKNOWN, ConnectionLost("the connection was lost during the commit"))
