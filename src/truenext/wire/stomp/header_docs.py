@@ -325,8 +325,8 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("browser",),
             "`true`, `false` (default)",
-            "Browser: it is shown the messages that wait, and consumes none. A MESSAGE with `browser:end` follows the last "
-            "message.",
+            "Browser: it is shown the messages that wait, and consumes none. A MESSAGE with `browser:end` follows the "
+            "last message.",
         ),
     ),
     "UNSUBSCRIBE": (
