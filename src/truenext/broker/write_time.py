@@ -11,7 +11,7 @@ INITIAL_SECONDS_PER_BYTE = 4e-9
 
 class WriteTimeEstimate:
     """Estimate of the time that the disk takes for a batch, from earlier writes. The event loop itself writes a batch
-    whose write will be quick; a thread writes the others."""
+    whose write will be quick; a thread writes other batches."""
 
     def __init__(self) -> None:
         self._small_batch_seconds = 0.0

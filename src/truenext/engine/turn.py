@@ -150,7 +150,7 @@ class TurnDispatch:
         return dispatch
 
     def _search_some(self, dispatch: WildcardDispatch, shared: list[Queue], wildcards: dict[Wildcard, None]) -> None:
-        """Search some of the changed queues. Later turns search the others, and then dispatch: the true next of a
+        """Search some of the changed queues. Later turns search the other queues, and then dispatch: the true next of a
         wildcard consumer is known only when all its queues were searched."""
         receivers_of = self._clients.receivers_of
         alone = [queue for queue in shared if not receivers_of(queue).consumers][

@@ -79,7 +79,7 @@ class SendRun(msgspec.Struct, gc=False):
 
     destination: Destination
     messages: list[SentMessage]
-    """Two or more, all of them persistent or all transient."""
+    """Messages of the run: two or more, all of them persistent or all transient."""
     executed: int = 0
     """Number of messages, from the first on, that were accepted as a run; the others follow as single commands. Set by
     the engine."""

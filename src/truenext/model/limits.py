@@ -255,7 +255,7 @@ Exceeded: `… copies, more than the … that one SEND or COMMIT may make: commi
 """  # noqa: E501
 
 CONSUMER_PRIORITY_MAX = 127
-"""Highest consumer priority; the lowest is the same number with a minus. These are ActiveMQ's.
+"""Highest consumer priority; the lowest is the same number with a minus. ActiveMQ has the same limits.
 
 Exceeded: `is not a number from -{CONSUMER_PRIORITY_MAX} to {CONSUMER_PRIORITY_MAX}`
 """
@@ -275,8 +275,8 @@ Exceeded: `selector of … characters; at most {SELECTOR_LENGTH_MAX}`
 
 SELECTOR_PARTS_MAX = 800
 """Names, values, keywords and signs of a selector; each % counts, too. A selector is compiled in one step, in up to 20
-us for each of these, and each piece between two % may be searched in a long text. IN with a list of 398 texts has as
-many.
+us for each of these, and each piece between two % may be searched in a long text. An IN with a list of 398 texts
+reaches the limit.
 
 Exceeded: `selector of … names, values, signs and %; at most {SELECTOR_PARTS_MAX}`
 """

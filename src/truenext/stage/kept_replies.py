@@ -46,9 +46,9 @@ class KeptReplies:
         self._task: asyncio.Task[None] | None = None
 
     async def run_in_transaction(self, start: Callable[[Any], Awaitable[object]]) -> None:
-        """Call `start` with an AsyncSession, and commit. It may be called again after a conflict.
+        """Call `start` with an AsyncSession, and commit. After a conflict, `start` may be called again.
 
-        Raises: the errors of `start`; DatabaseUnavailable, and then it may have been committed
+        Raises: the errors of `start`; DatabaseUnavailable, after which the transaction may have been committed
         """
         store = await self._open_store()
         for tries_left in reversed(range(BUSY_MAX)):

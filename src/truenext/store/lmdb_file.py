@@ -65,7 +65,7 @@ class LmdbTree(NamedTuple):
 
     @classmethod
     def of(cls, value: bytes) -> Self:
-        """Decode a tree. Raises: struct.error if the size is wrong"""
+        """Decode a tree from the 48 bytes in which LMDB stores it. Raises: struct.error if the size is wrong"""
         return cls(*_TREE.unpack(value))
 
 

@@ -1,7 +1,7 @@
 """Tables of the checkpoint for one kind of messages, persistent or transient: messages, marks and counts.
 
 Each mark belongs to a message, and each lane has the number of its messages. So damage to one table is detected by
-comparison with the others. All methods read and write in transactions of the checkpoint.
+comparison with the other tables. All methods read and write in transactions of the checkpoint.
 """
 
 from __future__ import annotations

@@ -534,7 +534,8 @@ class Connection:
         return count
 
     def send_nowait(self, destination: str, body: bytes | str, **options: Unpack[SendOptions]) -> Sent:
-        """Send a message without waiting for its confirmation. `Connection.flush` and the returned `Sent` wait for it.
+        """Send a message without waiting for its confirmation. `Connection.flush` and the returned `Sent` wait for the
+        confirmation.
 
         Raises: BlockingIOError if too many messages are not confirmed yet: call `flush` first; ValueError, TypeError
         for invalid options; ClosedError if the connection is closed

@@ -238,7 +238,7 @@ class GroupScanCursor(ScanCursor):
         self._skipped: dict[str, int] = {}
         """By group: sequence from which on its messages were skipped."""
         self._refilling: dict[str, int] = {}
-        """By group: sequence from which on the lane is scanned again for it."""
+        """By group: sequence from which on the lane is scanned again for messages of the group."""
         self._refill_until = 0
         """During a refill: sequence up to which the lane had been tested before. Else 0."""
         self.heads_by_owner: dict[BrokerConsumer | None, list[tuple[int, str]]] = {}

@@ -77,8 +77,8 @@ class ReturnReason(IntEnum):
 
 
 HAS_CAUSE = 4
-"""Number added to the ReturnReason of a return with a cause. For a dead letter or handled message with a cause the
-number stands alone."""
+"""Number added to the ReturnReason of a return with a cause. For a dead letter or handled message with a cause this
+number is used without a ReturnReason."""
 
 
 class StartFlag(IntEnum):

@@ -408,7 +408,7 @@ class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
         **options: Unpack[StageOptions],
     ) -> Any:
         """Decorate the function of the next stage. Its first parameter is the message, and its second one the state;
-        `StatelessEndpoint.stage` describes the others.
+        `StatelessEndpoint.stage` describes the other parameters.
 
         Args:
             function: Function of the stage, if `@place.stage` is used without options.

@@ -37,7 +37,7 @@ COMBINED_UNITS_MAX: Final = 1000
 """Largest number of units that are combined into one."""
 TTL_MIN_S: Final = 0.001
 EXPIRED_MS: Final = 1
-"""Expiry time in the past. The broker delivers a message with it to no consumer."""
+"""Expiry time in the past. The broker delivers a message with this expiry time to no consumer."""
 
 
 class Delay(msgspec.Struct, frozen=True, array_like=True):
