@@ -57,7 +57,7 @@ class TlsSocket:
         self._untold_count = 0
         """Number of bytes that the socket had taken from a `send` that failed: the failed call could not return it."""
         self.is_ready = False
-        """The handshake is done, so bytes can be sent."""
+        """True once the handshake is done, so that bytes can be sent."""
         self._is_server = host is None
         self._is_first = True
         """True until the first bytes are received."""

@@ -206,7 +206,7 @@ class Release(msgspec.Struct):
     suspends: bool = False
     """True if the subscriptions are suspended from then on."""
     transaction: str | None = None
-    """Transaction to abort in the same step; None aborts none."""
+    """Transaction to abort in the same step; None if no transaction is to be aborted."""
     counts_all: bool = True
     """Messages of `transaction` for which the abort counts an attempt: all that it has acknowledged or nacked (True),
     or only those that it has nacked (False)."""

@@ -68,8 +68,8 @@ class ProducerNumbers:
     store_id: str = ""
     """Id of the store that knows the numbers; empty if none does."""
     is_retired: bool = False
-    """The broker has lost durable numbers, because its store was restored from an older copy. The producer is not used
-    again."""
+    """True if the broker has lost durable numbers, because its store was restored from an older copy. The producer is
+    then not used again."""
 
     def set_last_number(self, highest: int, link_number: int) -> bool:
         """Set the highest number to the one that the broker has reported, which is durable now. If the broker has lost
