@@ -218,7 +218,7 @@ class Turn:
             for session in self._clients.take_freed_sessions():
                 for consumer in session.consumers.values():
                     commit_state.touch(consumer)
-        # Messages that are due and have not returned may be true nexts.
+        # Messages that are due and have not returned may be the true next ones.
         is_waiting = bool(commit_state.active_work) and tasks.retries.can_step()
         if (commit_state.touched_queues or commit_state.touched_wildcards) and not is_waiting:
             self.dispatch.run(deliveries)

@@ -77,8 +77,9 @@ class Decoder(Generic[Read]):
         *,
         on_names: Callable[[str, dict[str, str]], None] | None = None,
     ) -> None:
-        """`on_names` is called with command and headers of the first plain frame, and of later ones for which a shape
-        is searched. So `on_names` sees sooner or later each header name that no shape of the connection has."""
+        """`on_names` is called with command and headers of the first plain frame (see shapes.py), and of later plain
+        frames for which a shape is searched. So `on_names` sees sooner or later each header name that no shape of the
+        connection has."""
         self._on_names = on_names
         self._body_bytes_max = body_bytes_max
         self._header_bytes_max = header_bytes_max
@@ -108,7 +109,8 @@ class Decoder(Generic[Read]):
         self._shapes: tuple[Shape[Read], ...] = ()
         """Shapes that are tried for each frame of this connection, the most recently found first."""
         self._misses = 0
-        """Number of plain frames that `_decode` has decoded since the last frame that was read by a shape."""
+        """Number of plain frames (see shapes.py) that `_decode` has decoded since the last frame that was read by a
+        shape."""
 
     def receive(self, data: bytes) -> list[Frame | Read]:
         """Return the frames that `data` completes. Before a version is agreed this is at most one frame; `receive(b"")`
