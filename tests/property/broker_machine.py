@@ -462,7 +462,7 @@ class PerTurn(NamedTuple):
     """Messages dispatched in one turn; half as many expire, or return when their delay ends."""
     held_max: int = 32_767
     """Messages that a connection holds before it has no credit."""
-    dead_letters: int = 250
+    dead_letters: int = 100
     """Messages that become dead letters in one turn because they were given up."""
 
 
