@@ -4265,6 +4265,17 @@ def messages_come_after_the_end_of_a_pull_request(patch: Patch) -> None:
     targets.TAKE_ENDED_PULL_REQUESTS.replace(patch, faulty)
 
 
+@shows_in(GroupsMachine)
+def the_end_of_a_pull_request_lets_no_express_dispatch_go_on(patch: Patch) -> None:
+    def faulty(pull_requests: PullRequests, consumer: BrokerConsumer) -> EndedPullRequest:
+        assert consumer.pull_request is not None
+        ended = EndedPullRequest(consumer, consumer.pull_request.remaining, consumer.pull_request.correlation)
+        pull_requests.end_without_notice(consumer)
+        return ended
+
+    targets.WITHDRAW_PULL_REQUEST.replace(patch, faulty)
+
+
 def targets_of(fault: Fault) -> dict[str, targets.AnyTarget]:
     """Return the targets that a fault replaces, at once or for a while, by their names in the table."""
     return {name: vars(targets)[name] for name in _replaced_in(fault.__name__)}
