@@ -61,6 +61,8 @@ NOTED_S = 0.001
 ANSWER_S = 120.0
 LIMITED_TOPIC = "limited"
 """Topic of whose messages a subscription may have none in memory."""
+ONE_ATTEMPT_QUEUE = "one-attempt"
+"""Queue whose messages have a single attempt."""
 
 
 class Steps:
@@ -314,6 +316,31 @@ def nack(trial: Trial) -> None:
         with trial.measures(f"NACK of a window of {WINDOW_MAX:,} {kind} messages", LISTED_MS):
             client.call("NACK", {"id": last.decode()})
         client.call("DISCONNECT", {})
+
+
+@scenario
+def given_up(trial: Trial) -> None:
+    """Events that give up all that a connection holds."""
+    reported = {"truenext-report-to": "/queue/reports", "truenext-report-id": "i"}
+    for kind, headers in (("transient", {}), ("persistent", {}), ("reported", reported)):
+        queue = f"/queue/given-up.{kind}"
+        trial.fill(queue, WINDOW_MAX, persistent="false" if kind == "transient" else "true", **headers)
+        client = trial.client()
+        client.write("SUBSCRIBE", {"id": 1, "destination": queue, "ack": "client", "activemq.prefetchSize": WINDOW_MAX})
+        last = client.take(WINDOW_MAX)
+        with trial.measures(f"rejection of a window of {WINDOW_MAX:,} {kind} messages", LISTED_MS):
+            client.call("NACK", {"id": last.decode(), "truenext-reject": "true"})
+        client.call("DISCONNECT", {})
+    count = TRANSACTION_MESSAGES_MAX
+    queue = f"/queue/{ONE_ATTEMPT_QUEUE}"
+    trial.fill(queue, count, persistent="true")
+    client = trial.client()
+    client.write("BEGIN", {"transaction": "t"})
+    client.write("SUBSCRIBE", {"id": 1, "destination": queue, "ack": "client", "activemq.prefetchSize": count})
+    last = client.take(count)
+    client.call("ACK", {"id": last.decode(), "transaction": "t"})
+    with trial.measures(f"last attempt of {count:,} acknowledged messages, by a lost connection", LISTED_MS):
+        client.close()
 
 
 @scenario
@@ -805,7 +832,7 @@ async def _run_scenario(name: str, data: Path, steps: Steps) -> list[Row]:
         messages = int(MEMORY_LIMIT * MEMORY_SHARE)
         engine, recovered = recover(
             store,
-            Policies(by_pattern={LIMITED_TOPIC: Policy(memory_limit=1)}),
+            Policies(by_pattern={LIMITED_TOPIC: Policy(memory_limit=1), ONE_ATTEMPT_QUEUE: Policy(attempts_max=1)}),
             memory_limit=messages,
             queues_memory_limit=MEMORY_LIMIT - messages - BROKER_BYTES,
             history=log,

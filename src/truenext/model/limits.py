@@ -761,6 +761,9 @@ DUE_COPIES_PER_STEP = 1000
 """Copies of scheduled sends to topics and composite destinations after which a step ends. The computation of a cron
 expression's next time counts as 50 copies."""
 
+DEAD_LETTERS_PER_TURN = 100
+"""Messages that have failed too often and become dead letters in one turn. One event may give up more: these wait."""
+
 SHOWN_SENDS_PER_PIECE = 100
 """Scheduled sends that one piece of a listing has."""
 

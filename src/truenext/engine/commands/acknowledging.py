@@ -142,9 +142,10 @@ class Acknowledging:
             self._memory.transaction_bytes += len(nack.cause)
             transaction.nack(self._move_to_transaction(session, consumer, covered), nack)
             return
+        reports_started = consumer.reports_started
         for sequence in covered:
             entry = consumer.held.pop(sequence)
-            self._settlement.fail(entry, RequeueReason.NACKED, nack, reports_started=consumer.reports_started)
+            self._settlement.fail(entry, RequeueReason.NACKED, nack, reports_started=reports_started)
         session.last_batch = max(session.last_batch, self._commit_state.latest_batch)
 
     def _add_cause(self, session: ConnectionState, transaction: BrokerTransaction, nack: Nack) -> None:
