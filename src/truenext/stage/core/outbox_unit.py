@@ -74,6 +74,18 @@ class EncodedMessage(msgspec.Struct, frozen=True, array_like=True):
     on_failure: tuple[str, ...] = ()
     """Queues that handle a failure of the message, the first one first."""
 
+    @property
+    def is_plain(self) -> bool:
+        """True if the message has no refusal, times, report and handlers."""
+        return not (
+            self.refused
+            or self.expires_ms
+            or self.ttl_s is not None
+            or self.delay is not None
+            or self.report_to
+            or self.on_failure
+        )
+
 
 class OutboxUnit(NamedTuple):
     """Messages that one transaction of a stage, or one initiation, sends."""
