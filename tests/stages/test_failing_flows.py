@@ -150,7 +150,7 @@ def test_asker_is_told_of_a_message_that_has_killed_its_process(broker: BrokerPr
             finally:
                 second.kill()
         assert failed.stage == LEAF
-        assert failed.last_cause.startswith("NoAttemptsLeft: 1 attempts have failed, and 1 are allowed")
+        assert failed.last_cause.startswith("NoAttemptsLeft: 1 of 1 allowed attempts have failed")
 
     asyncio.run(main())
 
