@@ -1,5 +1,5 @@
-"""A program of the service `failing` that asks for each number under a key, and prints each answer as a line of JSON.
-Some flows begin at once, some after a delay, and some at a time after START, in seconds since 1970.
+"""A program of the service `failing` that asks for each number under a key, from START on (in seconds since 1970), and
+prints each answer as a line of JSON. Some flows begin at once, some after a delay, and some at a time after START.
 
 python -m tests.stages.services.asking URL DATABASE NUMBERS START EVENTS
 """
@@ -7,6 +7,7 @@ python -m tests.stages.services.asking URL DATABASE NUMBERS START EVENTS
 import asyncio
 import json
 import sys
+import time
 from datetime import UTC, datetime
 
 from tests.stages.services.failing import KINDS, Ended, Job
@@ -15,7 +16,7 @@ from truenext.stage import FlowFailed, Service
 from truenext.stage.core.flow_start import FlowOptions
 from truenext.stage.sql.errors import DatabaseUnavailable
 
-CONCURRENCY = 10
+CONCURRENCY = 50
 TIMEOUT_S = 20.0
 
 
@@ -25,8 +26,9 @@ def job_of(number: int, start: float) -> tuple[Job, FlowOptions]:
     if way == 0:
         return Job(number, kind), {}
     if way == 1:
-        return Job(number, kind), {"delay": number % 7 / 10}
-    due = start + number / 40
+        delay = 1 + number % 7 / 4
+        return Job(number, kind, delay=delay), {"delay": delay}
+    due = start + 2 + number / 20
     return Job(number, kind, due), {"at": datetime.fromtimestamp(due, UTC)}
 
 
@@ -52,6 +54,7 @@ async def main(url: str, database: str, numbers: int, start: float, events: str)
                 print(json.dumps([number, answer]), flush=True)
                 return
 
+    await asyncio.sleep(start - time.time())
     while True:
         try:
             async with app.connected():
