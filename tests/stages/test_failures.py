@@ -8,6 +8,7 @@ from collections import Counter
 from functools import wraps
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import truenext
@@ -16,6 +17,7 @@ from truenext.engine.lifecycle.redelivery import retry_delay_ms
 from truenext.model.limits import CAUSE_BYTES_MAX
 from truenext.model.policy import Policy
 from truenext.stage import Endpoint, Failure, Flow, FlowError, Reject, Service, queue_policies
+from truenext.stage.core.definitions import Stage
 from truenext.stage.core.failure import cause_of, describe_error
 from truenext.stage.core.retry import RedeliveryPolicy, RetryDecision, RetryRules
 from truenext.stage.interceptors.metrics import Metrics
@@ -273,10 +275,20 @@ def test_failure_that_is_tried_again_is_one_line_and_the_traceback_comes_with_th
     assert vars(last)["moved_to"] == "DLQ.fails" and "moved_to" not in facts[0]
 
 
-@pytest.mark.parametrize("is_handled", [False, True])
+@pytest.mark.parametrize("is_older", [False, True], ids=["", "older broker"])
+@pytest.mark.parametrize("is_handled", [False, True], ids=["dead letter", "handled"])
 def test_log_of_a_message_that_is_given_up_names_the_queue_that_gets_it(
-    caplog: pytest.LogCaptureFixture, is_handled: bool
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_handled: bool, is_older: bool
 ) -> None:
+    """An older broker reports no dead-letter queue, and knows no handlers."""
+    if is_older:
+        known = queue_policies.QueuePolicies.of
+
+        def of(policies: queue_policies.QueuePolicies, stage: Stage) -> RedeliveryPolicy | None:
+            policy = known(policies, stage)
+            return policy and msgspec.structs.replace(policy, dead_letters=None)
+
+        monkeypatch.setattr(queue_policies.QueuePolicies, "of", of)
     app = Service("shop")
     stock, place = app.endpoint("stock", Number, Number), app.endpoint("place", Number)
 
@@ -303,6 +315,9 @@ def test_log_of_a_message_that_is_given_up_names_the_queue_that_gets_it(
 
     run(app, work)
     (rejected,) = failures_in(caplog)
+    if is_older:
+        assert "moved_to" not in vars(rejected)
+        return
     assert vars(rejected)["moved_to"] == ("place.stage.on_failure" if is_handled else "DLQ.stock")
 
 

@@ -141,8 +141,10 @@ def run_until_answered(
         askers += [Asker(folder, f"asker-{number}", url, database, start, events) for number in range(ASKERS)]
         occurrences = crons.send_overlapping(start)
         time.sleep(max(start - time.time(), 0))
-        for victim in random.sample(victims, counts=[ceil(KILLS / len(victims))] * len(victims), k=KILLS):
-            time.sleep(random.uniform(0.1, 0.8))
+        drawn = random.sample(victims, counts=[ceil(KILLS / len(victims))] * len(victims), k=KILLS)
+        # Counted in answers, and not in seconds: each kill then comes while flows run.
+        for victim, answered in zip(drawn, sorted(random.sample(range(KEYS * 3 // 4), k=KILLS)), strict=True):
+            await_answers(askers, answered)
             kills[victim] += 1
             if victim == "broker":
                 broker.kill()
@@ -175,6 +177,14 @@ def run_until_answered(
             service.kill()
         for asker in askers:
             asker.kill()
+
+
+def await_answers(askers: list[Asker], count: int) -> None:
+    """Wait until so many keys have an answer."""
+    deadline = time.monotonic() + PATIENCE_S
+    while len({number for asker in askers for number, _ in asker.answers}) < count:
+        assert time.monotonic() < deadline, f"fewer than {count} keys have an answer"
+        time.sleep(0.02)
 
 
 def await_end(broker: BrokerProcess) -> None:

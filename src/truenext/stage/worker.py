@@ -478,10 +478,11 @@ class MessageHandler:
     def _moved_to(self, policy: RedeliveryPolicy | None) -> str:
         """Return the queue to which the broker moves the message that was given up: that of the next handler, or else
         the dead-letter queue; "" if it is not known."""
+        if policy is None or policy.dead_letters is None:
+            # An older broker, which does not report the queue, knows no handlers either.
+            return ""
         handler = self._message.headers.get(ON_FAILURE, "").partition(" ")[0]
-        if handler:
-            return handler.removeprefix("/queue/")
-        return "" if policy is None else policy.dead_letters or ""
+        return handler.removeprefix("/queue/") or policy.dead_letters
 
     async def _settle_failed(self, error: BaseException) -> RetryDecision | None:
         """Release, nack or reject the message after an error. Return the decision; None if the message was released."""

@@ -20,7 +20,7 @@ CONCURRENCY = 50
 TIMEOUT_S = 20.0
 
 
-def job_of(number: int, start: float) -> tuple[Job, FlowOptions]:
+def job_of(number: int, numbers: int, start: float) -> tuple[Job, FlowOptions]:
     """Return the job and the options of its flow, the same in each process. Each kind has each way to begin."""
     kind, way = KINDS[number % len(KINDS)], number // len(KINDS) % 3
     if way == 0:
@@ -28,7 +28,8 @@ def job_of(number: int, start: float) -> tuple[Job, FlowOptions]:
     if way == 1:
         delay = 1 + number % 7 / 4
         return Job(number, kind, delay=delay), {"delay": delay}
-    due = start + 2 + number / 20
+    # Few flows are spread over seconds, too, so that a kill comes before the last one is due.
+    due = start + 2 + number * max(0.05, 5 / numbers)
     return Job(number, kind, due), {"at": datetime.fromtimestamp(due, UTC)}
 
 
@@ -38,7 +39,7 @@ async def main(url: str, database: str, numbers: int, start: float, events: str)
     places = asyncio.Semaphore(CONCURRENCY)
 
     async def ask(number: int) -> None:
-        job, options = job_of(number, start)
+        job, options = job_of(number, numbers, start)
         async with places:
             while True:
                 answer: object
