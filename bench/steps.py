@@ -287,6 +287,38 @@ def transaction(trial: Trial) -> None:
 
 
 @scenario
+def costly(trial: Trial) -> None:
+    """COMMITs of as many sends as are allowed with groups, expiry or delays, to one queue and to many."""
+    count = TRANSACTION_MESSAGES_MAX // 2
+    later = int(time.time() * 1000) + 3_600_000
+    groups, expiry, delay = "JMSXGroupID", "expires", "AMQ_SCHEDULED_DELAY"
+    for names, queue_count in (
+        ((groups,), 1),
+        ((expiry,), 1),
+        ((delay,), 1),
+        ((groups, expiry), 100),
+        # Each queue gets several priorities.
+        ((groups, expiry), TRANSACTION_QUEUES_MAX - 1),
+    ):
+        client = trial.client()
+        client.write("BEGIN", {"transaction": "t"})
+        for first in range(0, count, 500):
+            frames = []
+            for number in range(first, min(first + 500, count)):
+                # In no order, so that timers and groups of consecutive sends are far from one another.
+                drawn = number * 7919 % count
+                values = {groups: f"g{drawn}", expiry: later + drawn * 1000, delay: 10_000_000 + drawn * 1000}
+                headers = {name: values[name] for name in names}
+                headers |= {"transaction": "t", "persistent": "true", "priority": number % 10}
+                to = f"/queue/{'-'.join(names)}.{number % queue_count}"
+                frames.append(frame("SEND", {"destination": to, **headers}))
+            client.write_frames(b"".join(frames))
+        client.confirm()
+        with trial.measures(f"COMMIT of {count:,} sends to {queue_count:,} queues with {', '.join(names)}", LISTED_MS):
+            client.call("COMMIT", {"transaction": "t"})
+
+
+@scenario
 def commits(trial: Trial) -> None:
     """Transactions of several connections that are committed at once."""
     clients = [trial.client() for _ in range(8)]

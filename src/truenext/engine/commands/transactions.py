@@ -8,7 +8,7 @@ from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.queues.queues import Queues
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Queue, RequeueReason
-from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits, rollback_only_error
+from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits, rollback_only_error, send_count
 from truenext.engine.writing.engine_state import EngineState
 from truenext.engine.writing.entries import NO_CONTENTS
 from truenext.errors import Code, RemoteProtocolError
@@ -77,7 +77,7 @@ class Transactions:
             destination = send.destination
             if destination.is_multi_queue:
                 found = queues.queues_for(send, queues.ensure_if_connected)
-                copies += len(found)
+                copies += len(found) * send_count(send)
                 self._sending.check_copies(copies)
             elif destination.name in by_name:
                 found = by_name[destination.name]

@@ -60,6 +60,7 @@ BLOCK_US_MAX = 500
 
 _SINGLE_EVENT = struct.Struct(BLOCK.format + "Q")
 _SINGLE_ACCEPTED = struct.Struct(_SINGLE_EVENT.format + "IB")
+_SINGLE_OF_GROUP = struct.Struct(_SINGLE_ACCEPTED.format + "Q")
 _SINGLE_DISPATCHED = struct.Struct(_SINGLE_EVENT.format + "II")
 _SINGLE_RETURNED = struct.Struct(_SINGLE_EVENT.format + "I")
 
@@ -401,7 +402,7 @@ class EventLog:
         if not entries:
             return
         count = len(entries)
-        if count == 1 and kind != _OF_GROUP:
+        if count == 1:
             self._add_block(self._single_event_block(kind, entries.pop()), 1)
             return
         block = BLOCK.pack(kind, self._block_code, count, self._block_queue, self._block_other, self._opened_us)
@@ -434,11 +435,15 @@ class EventLog:
         such blocks."""
         sequence = entry.sequence
         queue, other, opened_us = self._block_queue, self._block_other, self._opened_us
-        if kind == _ACCEPTED:
+        if kind in (_ACCEPTED, _OF_GROUP):
             message = entry.message
             assert message is not None, "see above"
             flags = message.priority + PERSISTENT_FLAG * message.persistent
-            return _SINGLE_ACCEPTED.pack(kind, 0, 1, queue, other, opened_us, sequence, len(message.body), flags)
+            size = len(message.body)
+            if kind == _ACCEPTED:
+                return _SINGLE_ACCEPTED.pack(kind, 0, 1, queue, other, opened_us, sequence, size, flags)
+            group = group_number(entry.group)
+            return _SINGLE_OF_GROUP.pack(kind, 0, 1, queue, other, opened_us, sequence, size, flags, group)
         if kind == _DISPATCHED:
             consumer_number = self._block_consumers.pop()
             return _SINGLE_DISPATCHED.pack(
