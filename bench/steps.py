@@ -34,6 +34,7 @@ from truenext.model.limits import (
     CONNECTIONS_MAX,
     COPIES_MAX,
     GROUPS_MAX,
+    HELD_MAX,
     MEMORY_LIMIT,
     SELECTOR_PARTS_MAX,
     SUBSCRIPTIONS_MAX,
@@ -346,6 +347,53 @@ def nack(trial: Trial) -> None:
         with trial.measures(f"NACK of a window of {WINDOW_MAX:,} {kind} messages", LISTED_MS):
             client.call("NACK", {"id": last.decode()})
         client.call("DISCONNECT", {})
+
+
+@scenario
+def many(trial: Trial) -> None:
+    """A wildcard consumer that holds as much as it may, of very many queues with groups, priorities and expiry."""
+    count, queue_count, later = HELD_MAX // 2 - 384, 1000, int(time.time() * 1000) + 3_600_000
+    sender = trial.client()
+    for first in range(0, count, 1000):
+        frames = []
+        for number in range(first, min(first + 1000, count)):
+            headers = {"JMSXGroupID": f"g{number * 7919 % count}", "expires": later + number * 1000}
+            headers |= {
+                "priority": number % 10,
+                "persistent": "true",
+                "destination": f"/queue/m.{number % queue_count}",
+            }
+            frames.append(frame("SEND", headers))
+        sender.write_frames(b"".join(frames))
+    sender.confirm()
+    subscribe = {"id": 1, "destination": "/queue/m.*", "ack": "client", "activemq.prefetchSize": WINDOW_MAX}
+    for event in ("NACK", "COMMIT of NACKs", "ABORT", "end"):
+        of_count = TRANSACTION_MESSAGES_MAX // 2 if event == "COMMIT of NACKs" else count
+        client = trial.client()
+        with trial.measures(
+            f"dispatch of {of_count:,} messages of {queue_count:,} queues to a wildcard consumer", LISTED_MS
+        ):
+            client.write("SUBSCRIBE", {**subscribe, "activemq.prefetchSize": of_count})
+            last = client.take(of_count).decode()
+        in_transaction = {"id": last, "transaction": "t"}
+        cause = {"truenext-cause": "c" * 3000}
+        client.write("BEGIN", {"transaction": "t"})
+        if event == "ABORT":
+            client.call("ACK", in_transaction)
+        elif event == "COMMIT of NACKs":
+            client.call("NACK", in_transaction | cause)
+        if event in ("ABORT", "COMMIT of NACKs"):
+            # Else the same consumer would take the messages at once.
+            client.call("UNSUBSCRIBE", {"id": 1})
+        with trial.measures(f"{event} of {of_count:,} messages of {queue_count:,} queues, with a cause", LISTED_MS):
+            if event == "NACK":
+                client.call("NACK", {"id": last, **cause})
+            elif event == "end":
+                client.close()
+            else:
+                client.call(event.split()[0], {"transaction": "t"})
+        if event != "end":
+            client.call("DISCONNECT", {})
 
 
 @scenario

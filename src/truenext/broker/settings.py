@@ -142,7 +142,7 @@ class BrokerSettings:
     transaction_messages_max: int = setting(
         TRANSACTION_MESSAGES_MAX,
         "Sends, ACKs and NACKs in all open transactions of one connection together. A send with a group, an expiry or "
-        "a schedule counts twice, and a NACK with a cause or a delay.",
+        "a schedule counts twice, and a NACK once more for a cause and for a delay.",
         unit="messages",
         least=2,
         most=TRANSACTION_MESSAGES_CEILING,

@@ -227,8 +227,8 @@ Exceeded: `… is more than {WINDOW_MAX} messages, the largest window`
 
 HELD_MAX = WINDOW_MAX
 """Messages that one connection may hold in all its subscriptions and open transactions: when the connection ends, all
-of these are requeued in one step. The limit is checked once in each turn, so a connection may hold up to
-DISPATCHES_PER_TURN messages more.
+of these are requeued in one step. Those that subscriptions to patterns of queues hold count twice. The limit is checked
+once in each turn, so a connection may hold up to DISPATCHES_PER_TURN messages more.
 
 Exceeded: No error. The next message follows when the connection holds fewer.
 """
@@ -342,10 +342,11 @@ Exceeded: The setting is refused, with its range.
 
 TRANSACTION_MESSAGES_MAX = 25_000
 """Sends and acknowledgements in one connection's open transactions: a COMMIT or ABORT is one step, in which no other
-client is served. A send with a group, an expiry or a schedule counts twice, and a NACK with a cause or a delay.
+client is served. A send with a group, an expiry or a schedule counts twice, and a NACK once more for a cause and for a
+delay.
 
 Setting: `transaction_messages_max`
-Exceeded: `more than … sends and acknowledgements in open transactions of one connection (transaction_messages_max), where sends with a group, an expiry or a schedule count twice, and NACKs with a cause or a delay`
+Exceeded: `more than … sends and acknowledgements in open transactions of one connection (transaction_messages_max), where sends with a group, an expiry or a schedule count twice, and NACKs once more for a cause and for a delay`
 """  # noqa: E501
 
 TRANSACTION_QUEUES_MAX = 5000

@@ -3,7 +3,7 @@ docs/contract.md."""
 
 from __future__ import annotations
 
-from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.lifecycle.settlement import Settlement, by_queue
 from truenext.engine.queues.queues import Queues
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.queue import STARTED, Entry, RequeueReason
@@ -143,9 +143,10 @@ class Acknowledging:
             self._memory.transaction_bytes += len(nack.cause)
             transaction.nack(self._move_to_transaction(session, consumer, covered), nack)
             return
-        for sequence in covered:
-            entry = consumer.held.pop(sequence)
-            self._settlement.fail(entry, RequeueReason.NACKED, nack, reports_started=consumer.reports_started)
+        entries = [consumer.held.pop(sequence) for sequence in covered]
+        reports_started = consumer.reports_started
+        for entry in entries if consumer.queue is not None else by_queue(entries):
+            self._settlement.fail(entry, RequeueReason.NACKED, nack, reports_started=reports_started)
         session.last_batch = max(session.last_batch, self._commit_state.latest_batch)
 
     def _count_nack_of_acknowledged(self, session: ConnectionState, transaction: BrokerTransaction, nack: Nack) -> None:

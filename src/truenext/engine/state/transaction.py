@@ -55,8 +55,8 @@ def send_count(send: Send) -> int:
 
 
 def nack_count(nack: Nack) -> int:
-    """Return how often each message of a NACK in a transaction counts: twice with a cause or a delay."""
-    return 2 if nack.cause or nack.delay_ms else 1
+    """Return how often each message of a NACK in a transaction counts: once more with a cause, and with a delay."""
+    return 1 + bool(nack.cause) + bool(nack.delay_ms)
 
 
 class BrokerTransaction(EntryHolder):
@@ -195,7 +195,7 @@ class OpenTransactions(dict[str, BrokerTransaction]):
             raise RemoteProtocolError(
                 f"more than {limits.messages} sends and acknowledgements in open transactions of one connection "
                 "(transaction_messages_max), where sends with a group, an expiry or a schedule count twice, and NACKs "
-                "with a cause or a delay; commit more often",
+                "once more for a cause and for a delay; commit more often",
                 Code.LIMIT,
             )
         if self.total_bytes and self.total_bytes + size > limits.size:

@@ -435,15 +435,11 @@ class EventLog:
         such blocks."""
         sequence = entry.sequence
         queue, other, opened_us = self._block_queue, self._block_other, self._opened_us
-        if kind in (_ACCEPTED, _OF_GROUP):
+        if kind == _ACCEPTED:
             message = entry.message
             assert message is not None, "see above"
             flags = message.priority + PERSISTENT_FLAG * message.persistent
-            size = len(message.body)
-            if kind == _ACCEPTED:
-                return _SINGLE_ACCEPTED.pack(kind, 0, 1, queue, other, opened_us, sequence, size, flags)
-            group = group_number(entry.group)
-            return _SINGLE_OF_GROUP.pack(kind, 0, 1, queue, other, opened_us, sequence, size, flags, group)
+            return _SINGLE_ACCEPTED.pack(kind, 0, 1, queue, other, opened_us, sequence, len(message.body), flags)
         if kind == _DISPATCHED:
             consumer_number = self._block_consumers.pop()
             return _SINGLE_DISPATCHED.pack(
@@ -451,6 +447,11 @@ class EventLog:
             )
         if kind == _RETURNED:
             return _SINGLE_RETURNED.pack(kind, self._block_code, 1, queue, other, opened_us, sequence, entry.attempts)
+        if kind == _OF_GROUP:
+            message = entry.message
+            assert message is not None, "see above"
+            flags, group = message.priority + PERSISTENT_FLAG * message.persistent, group_number(entry.group)
+            return _SINGLE_OF_GROUP.pack(kind, 0, 1, queue, other, opened_us, sequence, len(message.body), flags, group)
         return _SINGLE_EVENT.pack(kind, 0, 1, queue, other, opened_us, sequence)
 
     def _add_single_event(
