@@ -4,6 +4,7 @@ Written from the contract and never from the engine. Naive on purpose: one list 
 for each question. Numbers such as C4.1 in comments are clauses of docs/contract.md.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -1620,12 +1621,14 @@ class Oracle:
         self._check_pull_requests(ended)
 
     def _find_full_peers(self) -> None:
-        """Find the connections that hold too much (C4.14); messages acknowledged in open transactions count."""
-        self._full_peers = {
-            peer
-            for peer in self.peers
-            if sum(each.holder is not None and each.holder.peer is peer for each in self.letters) >= self.held_max
-        }
+        """Find the connections that hold too much (C4.14); messages acknowledged in open transactions count, and those
+        that a subscription to a pattern of queues holds count twice."""
+        counts: Counter[Peer] = Counter()
+        for each in self.letters:
+            if each.holder is not None:
+                is_in_transaction = (each.acknowledged_by, each.nacked_by) != (None, None)
+                counts[each.holder.peer] += 2 if each.holder.is_of_many and not is_in_transaction else 1
+        self._full_peers = {peer for peer, count in counts.items() if count >= self.held_max}
 
     def is_full(self, peer: Peer) -> bool:
         """Return whether the connection held too much for credit when the last turn began (C4.14)."""

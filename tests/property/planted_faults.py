@@ -4040,6 +4040,11 @@ def a_connection_gets_more_than_it_may_hold(patch: Patch) -> None:
 
 
 @shows_in(BrokerMachine)
+def messages_that_a_wildcard_consumer_holds_count_once(patch: Patch) -> None:
+    targets.HELD_WEIGHT_OF_WILDCARDS.replace(patch, 1)
+
+
+@shows_in(BrokerMachine)
 def acknowledgements_of_open_transactions_do_not_count_as_held(patch: Patch) -> None:
     def faulty(session: ConnectionState) -> int:
         with pytest.MonkeyPatch.context() as inner:

@@ -566,6 +566,7 @@ EVICTION_QUEUES_PER_TURN = Attribute("EVICTION_QUEUES_PER_TURN", eviction_module
 EVICTION_QUEUES_SORTED_PER_TURN = Attribute("EVICTION_QUEUES_SORTED_PER_TURN", eviction_module)
 HELD_MAX = Attribute("HELD_MAX", consumer_module)
 HELD_MAX_TO_COUNT = Attribute("HELD_MAX", clients_module)
+HELD_WEIGHT_OF_WILDCARDS = Attribute("held_weight", Wildcard)
 
 
 # What the engine has noted -------------------------------------------------------------------------------------------

@@ -235,7 +235,7 @@ class Turn:
         count_dispatched = self._clients.count_dispatched
         for consumer, entries in deliveries.items():
             consumer.session.served_consumers[consumer] = None
-            count_dispatched(consumer.session, len(entries))
+            count_dispatched(consumer.session, len(entries) * consumer.held_weight)
         return Effects(
             commit_state.take_answers(),
             deliveries,

@@ -48,6 +48,11 @@ def transaction_size(messages: Sequence[EncodedMessage]) -> int:
     return sum(len(each.body) for each in messages) + FRAME_BYTES * len(messages)
 
 
+def transaction_count(messages: Sequence[EncodedMessage]) -> int:
+    """Return how many messages the broker counts in a transaction: those with an expiry or a delay count twice."""
+    return len(messages) + sum(bool(each.expires_ms or each.delay or each.ttl_s is not None) for each in messages)
+
+
 def remaining_s(deadline: float) -> float:
     """Return the seconds until `deadline`, by the clock of the event loop, and at least 0.001."""
     return max(deadline - asyncio.get_running_loop().time(), 0.001)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from truenext.client.core.send_options import SendOptions, encode_send
-from truenext.stage.broker_transaction import CONTENT_TYPE, encode_heads
+from truenext.stage.broker_transaction import CONTENT_TYPE, encode_heads, transaction_count
 from truenext.stage.core.names import RANDOM_BYTES, child_id, first_id, inbox_id
 from truenext.stage.core.outbox_unit import (
     COMBINED_PREFIX,
@@ -173,3 +173,15 @@ def test_an_id_begins_with_the_time_and_what_is_made_of_it_with_the_same() -> No
 def test_an_id_of_a_foreign_program_may_be_any_text(id: str) -> None:
     made = {inbox_id("shop", "take", id), inbox_id("bank", "take", id), inbox_id("shop", "give", id), child_id(id, 1)}
     assert len(made) == 4 and all(re.fullmatch("[0-9a-f]{32}", each) for each in made)
+
+
+def test_messages_with_an_expiry_or_a_delay_count_twice_as_in_the_broker() -> None:
+    plain = EncodedMessage("/queue/take", b"", "", 4, True)
+    costly = [
+        msgspec.structs.replace(plain, expires_ms=1),
+        msgspec.structs.replace(plain, ttl_s=1.0),
+        msgspec.structs.replace(plain, delay=Delay(1)),
+    ]
+    assert transaction_count([plain]) == 1
+    assert [transaction_count([each]) for each in costly] == [2, 2, 2]
+    assert transaction_count([plain, *costly]) == 7

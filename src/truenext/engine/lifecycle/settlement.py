@@ -14,7 +14,7 @@ marks of the others that they are given up.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from truenext.engine.lifecycle.arrivals import Arrivals
@@ -31,7 +31,16 @@ from truenext.engine.lifecycle.topic_reports import TopicReports
 from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.queues.queues import Queues
-from truenext.engine.state.queue import NEVER_STARTED, STARTED, UNSTARTED, Entry, Lane, RequeueReason, is_undeliverable
+from truenext.engine.state.queue import (
+    NEVER_STARTED,
+    STARTED,
+    UNSTARTED,
+    Entry,
+    Lane,
+    Queue,
+    RequeueReason,
+    is_undeliverable,
+)
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.entries import mark, remove
 from truenext.model.batch import DUE_NEVER, NO_CAUSES, Causes
@@ -45,6 +54,19 @@ _RELEASED = RequeueReason.RELEASED
 """A look-up in the class would take as long as the rest of a line, for each of very many messages."""
 _REPORT_TO = REPORT_TO.encode()
 """Header as header lines have it; none of its characters is escaped there."""
+
+
+def by_queue(entries: Iterable[Entry]) -> list[Entry]:
+    """Return entries in an order in which those of one queue follow one another, and keep their order. In turns of
+    queues, requeueing took a quarter more time."""
+    found: dict[Queue, list[Entry]] = {}
+    for entry in entries:
+        queue = entry.lane.queue
+        if queue in found:
+            found[queue].append(entry)
+        else:
+            found[queue] = [entry]
+    return [entry for each in found.values() for entry in each]
 
 
 class Settlement:

@@ -44,6 +44,8 @@ class ResidentSet:
         """Topic subscriptions that end with their connections, have their own limit, and have messages on disk."""
         self._lanes_awaiting_page: dict[Lane, None] = {}
         """Lanes in which causes must stay in memory until a page was applied."""
+        self._first_failure: KnownCauses | None = None
+        """Causes of the message that was the last to fail for the first time with a cause."""
         self.nothing_evictable_at = NEVER_EXHAUSTED
         """Value of `Eviction._moment` when all messages that could leave memory had left."""
 
@@ -103,7 +105,14 @@ class ResidentSet:
 
     def add_cause(self, entry: Entry, cause: str) -> None:
         """Add the cause that a consumer has given for a failure."""
-        self._set_causes(entry, append_cause(entry.causes, cause))
+        known = self._first_failure
+        if entry.causes is not None:
+            self._set_causes(entry, append_cause(entry.causes, cause))
+            return
+        if known is None or known.last is not cause:
+            # Messages of one NACK share it.
+            known = self._first_failure = append_cause(None, cause)
+        self._set_causes(entry, known)
 
     def unload_causes(self, entry: Entry) -> None:
         """Remove the causes of a message from memory, because the message is settled, or only the store keeps them."""

@@ -150,7 +150,8 @@ class ClientRegistry:
     # ---- Held entries ----
 
     def count_dispatched(self, session: ConnectionState, count: int) -> None:
-        """Count messages dispatched to a connection. A connection that holds HELD_MAX messages gets no more."""
+        """Count messages dispatched to a connection, by `held_weight`. A connection that holds HELD_MAX messages gets
+        no more."""
         session.held_estimate += count
         if session.held_estimate >= HELD_MAX:
             session.count_held()
