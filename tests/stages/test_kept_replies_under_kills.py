@@ -145,6 +145,8 @@ def run_until_answered(
         # Counted in answers, and not in seconds: each kill then comes while flows run.
         for victim, answered in zip(drawn, sorted(random.sample(range(KEYS * 3 // 4), k=KILLS)), strict=True):
             await_answers(askers, answered)
+            # Otherwise the kill would always come just after a reply was kept.
+            time.sleep(random.uniform(0, 0.3))
             kills[victim] += 1
             if victim == "broker":
                 broker.kill()
