@@ -3312,8 +3312,11 @@ def _receivers_without_groups(engine: Engine, cursor: GroupScanCursor) -> list[B
     def is_scanning(consumer: BrokerConsumer) -> bool:
         scan = engine.queues.selections.scan_of(consumer, queue)
         cursors = [] if scan is None else list(scan.cursors.values())
-        return cursor in cursors and not any(
-            isinstance(one, GroupScanCursor) and one.heads_by_owner.get(consumer) for one in cursors
+        # Outdated heads may stay behind when a consumer's last group is free again.
+        owns_groups = engine.queues.selections.by_queue[queue].existing_groups.owns_any(consumer)
+        return cursor in cursors and not (
+            owns_groups
+            and any(isinstance(one, GroupScanCursor) and one.heads_by_owner.get(consumer) for one in cursors)
         )
 
     return list(filter(is_scanning, engine.state.clients.receivers_of(queue).all()))
