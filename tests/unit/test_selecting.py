@@ -457,6 +457,25 @@ def test_pull_request_that_held_up_express_dispatch_ends_and_lets_it_go_on(addre
     assert driver.settle() == {"express": ["b"]}
 
 
+def test_connection_that_held_up_express_dispatch_becomes_full_and_lets_it_go_on() -> None:
+    # C4.13, C4.14
+    driver = SelectingDriver()
+    driver.subscribe("express", window=2, has_express=True)
+    driver.send("1", "2")
+    assert driver.settle() == {"express": ["1", "2"]}
+    full = driver.engine.commands.connect("f")
+    driver.subscribe("red", RED, session=full)
+    other = parse_address("/queue/other", "f")
+    driver.engine.commands.subscribe(full, Subscribe("other", other, AckMode.INDIVIDUAL, 1000))
+    driver.send("b", colour="blue", priority=9)
+    assert driver.settle() == {}, "a consumer has credit"
+    with pytest.MonkeyPatch.context() as patch:
+        targets.HELD_MAX.replace(patch, 1)
+        targets.HELD_MAX_TO_COUNT.replace(patch, 1)
+        driver.engine.commands.send(driver.session, Send(other, SentMessage(4, False, 0, b"", b"o")))
+        assert driver.settle() == {"other": ["o"], "express": ["b"]}
+
+
 def test_consumers_with_the_same_selector_take_turns() -> None:
     driver = SelectingDriver()
     driver.subscribe("one", RED)

@@ -234,8 +234,12 @@ class Turn:
         timer_reads = [page for timers in tasks.timers if (page := timers.next_read()) is not None]
         count_dispatched = self._clients.count_dispatched
         for consumer, entries in deliveries.items():
-            consumer.session.served_consumers[consumer] = None
-            count_dispatched(consumer.session, len(entries) * consumer.held_weight)
+            session = consumer.session
+            session.served_consumers[consumer] = None
+            if count_dispatched(session, len(entries) * consumer.held_weight):
+                # In its other queues these may have been the last consumers with credit: see `PullRequests.withdraw`.
+                for each in session.consumers.values():
+                    commit_state.touch(each)
         return Effects(
             commit_state.take_answers(),
             deliveries,
