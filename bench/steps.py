@@ -34,6 +34,7 @@ from truenext.model.limits import (
     CONNECTIONS_MAX,
     COPIES_MAX,
     GROUPS_MAX,
+    HELD_MAX,
     MEMORY_LIMIT,
     SELECTOR_PARTS_MAX,
     SUBSCRIPTIONS_MAX,
@@ -61,6 +62,8 @@ NOTED_S = 0.001
 ANSWER_S = 120.0
 LIMITED_TOPIC = "limited"
 """Topic of whose messages a subscription may have none in memory."""
+ONE_ATTEMPT_QUEUE = "one-attempt"
+"""Queue whose messages have a single attempt."""
 
 
 class Steps:
@@ -287,6 +290,38 @@ def transaction(trial: Trial) -> None:
 
 
 @scenario
+def costly(trial: Trial) -> None:
+    """COMMITs of as many sends as are allowed with groups, expiry or delays, to one queue and to many."""
+    count = TRANSACTION_MESSAGES_MAX // 2
+    later = int(time.time() * 1000) + 3_600_000
+    groups, expiry, delay = "JMSXGroupID", "expires", "AMQ_SCHEDULED_DELAY"
+    for names, queue_count in (
+        ((groups,), 1),
+        ((expiry,), 1),
+        ((delay,), 1),
+        ((groups, expiry), 100),
+        # Each queue gets several priorities.
+        ((groups, expiry), TRANSACTION_QUEUES_MAX - 1),
+    ):
+        client = trial.client()
+        client.write("BEGIN", {"transaction": "t"})
+        for first in range(0, count, 500):
+            frames = []
+            for number in range(first, min(first + 500, count)):
+                # In no order, so that timers and groups of consecutive sends are far from one another.
+                drawn = number * 7919 % count
+                values = {groups: f"g{drawn}", expiry: later + drawn * 1000, delay: 10_000_000 + drawn * 1000}
+                headers = {name: values[name] for name in names}
+                headers |= {"transaction": "t", "persistent": "true", "priority": number % 10}
+                to = f"/queue/{'-'.join(names)}.{number % queue_count}"
+                frames.append(frame("SEND", {"destination": to, **headers}))
+            client.write_frames(b"".join(frames))
+        client.confirm()
+        with trial.measures(f"COMMIT of {count:,} sends to {queue_count:,} queues with {', '.join(names)}", LISTED_MS):
+            client.call("COMMIT", {"transaction": "t"})
+
+
+@scenario
 def commits(trial: Trial) -> None:
     """Transactions of several connections that are committed at once."""
     clients = [trial.client() for _ in range(8)]
@@ -314,6 +349,78 @@ def nack(trial: Trial) -> None:
         with trial.measures(f"NACK of a window of {WINDOW_MAX:,} {kind} messages", LISTED_MS):
             client.call("NACK", {"id": last.decode()})
         client.call("DISCONNECT", {})
+
+
+@scenario
+def given_up(trial: Trial) -> None:
+    """Events that give up all that a connection holds."""
+    reported = {"truenext-report-to": "/queue/reports", "truenext-report-id": "i"}
+    for kind, headers in (("transient", {}), ("persistent", {}), ("reported", reported)):
+        queue = f"/queue/given-up.{kind}"
+        trial.fill(queue, WINDOW_MAX, persistent="false" if kind == "transient" else "true", **headers)
+        client = trial.client()
+        client.write("SUBSCRIBE", {"id": 1, "destination": queue, "ack": "client", "activemq.prefetchSize": WINDOW_MAX})
+        last = client.take(WINDOW_MAX)
+        with trial.measures(f"rejection of a window of {WINDOW_MAX:,} {kind} messages", LISTED_MS):
+            client.call("NACK", {"id": last.decode(), "truenext-reject": "true"})
+        client.call("DISCONNECT", {})
+    count = TRANSACTION_MESSAGES_MAX
+    queue = f"/queue/{ONE_ATTEMPT_QUEUE}"
+    trial.fill(queue, count, persistent="true")
+    client = trial.client()
+    client.write("BEGIN", {"transaction": "t"})
+    client.write("SUBSCRIBE", {"id": 1, "destination": queue, "ack": "client", "activemq.prefetchSize": count})
+    last = client.take(count)
+    client.call("ACK", {"id": last.decode(), "transaction": "t"})
+    with trial.measures(f"last attempt of {count:,} acknowledged messages, by a lost connection", LISTED_MS):
+        client.close()
+
+
+@scenario
+def many(trial: Trial) -> None:
+    """A wildcard consumer that holds as much as it may, of very many queues with groups, priorities and expiry."""
+    count, queue_count, later = HELD_MAX // 2 - 384, 1000, int(time.time() * 1000) + 3_600_000
+    sender = trial.client()
+    for first in range(0, count, 1000):
+        frames = []
+        for number in range(first, min(first + 1000, count)):
+            headers = {"JMSXGroupID": f"g{number * 7919 % count}", "expires": later + number * 1000}
+            headers |= {
+                "priority": number % 10,
+                "persistent": "true",
+                "destination": f"/queue/m.{number % queue_count}",
+            }
+            frames.append(frame("SEND", headers))
+        sender.write_frames(b"".join(frames))
+    sender.confirm()
+    subscribe = {"id": 1, "destination": "/queue/m.*", "ack": "client", "activemq.prefetchSize": WINDOW_MAX}
+    for event in ("NACK", "COMMIT of NACKs", "ABORT", "end"):
+        of_count = TRANSACTION_MESSAGES_MAX // 2 if event == "COMMIT of NACKs" else count
+        client = trial.client()
+        with trial.measures(
+            f"dispatch of {of_count:,} messages of {queue_count:,} queues to a wildcard consumer", LISTED_MS
+        ):
+            client.write("SUBSCRIBE", {**subscribe, "activemq.prefetchSize": of_count})
+            last = client.take(of_count).decode()
+        in_transaction = {"id": last, "transaction": "t"}
+        cause = {"truenext-cause": "c" * 3000}
+        client.write("BEGIN", {"transaction": "t"})
+        if event == "ABORT":
+            client.call("ACK", in_transaction)
+        elif event == "COMMIT of NACKs":
+            client.call("NACK", in_transaction | cause)
+        if event in ("ABORT", "COMMIT of NACKs"):
+            # Else the same consumer would take the messages at once.
+            client.call("UNSUBSCRIBE", {"id": 1})
+        with trial.measures(f"{event} of {of_count:,} messages of {queue_count:,} queues, with a cause", LISTED_MS):
+            if event == "NACK":
+                client.call("NACK", {"id": last, **cause})
+            elif event == "end":
+                client.close()
+            else:
+                client.call(event.split()[0], {"transaction": "t"})
+        if event != "end":
+            client.call("DISCONNECT", {})
 
 
 @scenario
@@ -805,7 +912,7 @@ async def _run_scenario(name: str, data: Path, steps: Steps) -> list[Row]:
         messages = int(MEMORY_LIMIT * MEMORY_SHARE)
         engine, recovered = recover(
             store,
-            Policies(by_pattern={LIMITED_TOPIC: Policy(memory_limit=1)}),
+            Policies(by_pattern={LIMITED_TOPIC: Policy(memory_limit=1), ONE_ATTEMPT_QUEUE: Policy(attempts_max=1)}),
             memory_limit=messages,
             queues_memory_limit=MEMORY_LIMIT - messages - BROKER_BYTES,
             history=log,

@@ -10,6 +10,9 @@ Exactly-once processing is measured with an INSERT in each stage: beside best-ef
 Transact and procrastinate, where these are installed, with many rows in the inbox, after an outage of the broker,
 and its cost in statements, rows and bytes. Each flow must end with exactly three rows.
 
+Flows that answer are measured beside those that do not: rejected messages with reports and handlers, `ask` that fails,
+`ask` under a key, and delayed flows. With a checkout of an earlier version, flows and `ask` are compared with its own.
+
 python -m bench.flows --only messaging,sql --runs 3 python -m bench.flows --only once --workers 8
 """
 
@@ -26,7 +29,7 @@ from typing import NamedTuple
 
 from bench import machine, queues
 from bench.brokers import Truenext
-from bench.flows import bare, costs, drain, inbox, interactive, once, shop, sql
+from bench.flows import bare, before, costs, delayed, drain, failures, inbox, interactive, keyed, once, shop, sql
 from bench.flows.databases import Measure, Run, in_postgresql, in_sqlite
 from bench.flows.pairs import Side, compare, hired, truenext_side
 from bench.flows.postgresql import no_postgresql_reason
@@ -55,9 +58,11 @@ class Case(NamedTuple):
         return any(f"{self.key}-".startswith(f"{each}-") for each in keys)
 
 
-def skip_reason(key: str, folder: Path) -> str:
+def skip_reason(key: str, folder: Path, checkout: Path | None) -> str:
     """Return the reason why a case cannot be measured with its data in this folder; empty if it can."""
     reasons: list[str | None] = []
+    if key == "before" and checkout is None:
+        reasons.append("no earlier version is named (--before CHECKOUT)")
     if key.endswith("-postgresql") or key in ("dbos", "procrastinate"):
         reasons.append(no_postgresql_reason(folder))
     if key == "dramatiq":
@@ -162,6 +167,11 @@ CASES = (
     *_in_both(
         "costs", "statements, rows and bytes of a message, exactly once and best-effort 1PC", costs.compare_costs, 20
     ),
+    Case("before", "flows, and questions, beside those of an earlier version", before.compare_before),
+    Case("rejections", "rejected messages, reported and handled", failures.compare_rejections),
+    Case("failed", "questions that fail, beside those with replies", failures.compare_asks, 20),
+    *_in_both("keyed", "questions under keys", keyed.compare_keyed, 20),
+    Case("delayed", "delayed flows that are due at once, beside the client's", delayed.compare_delayed, 0),
     Case("interactive", f"{interactive.PER_S} questions a second", _interactive, 20),
     Case("dramatiq", "the flows of messaging, beside Dramatiq on RabbitMQ", _dramatiq),
 )
@@ -183,7 +193,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--inbox-rows", type=positive, default=10_000_000, metavar="N", help="in inbox; 10 million need 5 GB of disk"
     )
-    parser.add_argument("--units", type=positive, default=100_000, metavar="N", help="left in the outbox, in drain")
+    parser.add_argument(
+        "--units", type=positive, default=100_000, metavar="N", help="left in the outbox, in drain; flows of delayed"
+    )
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="earlier version, for the case before")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where all data goes (default: temp folder)")
     options = parser.parse_args(arguments)
     chosen_keys = options.only.split(",") if options.only else [case.key for case in CASES if case.by_default]
@@ -201,12 +214,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for case in CASES:
                     if not case.is_one_of(chosen_keys):
                         continue
-                    if reason := skip_reason(case.key, folder):
+                    if reason := skip_reason(case.key, folder, options.before):
                         print_line(f"without {case.key}: {reason}")
                         continue
                     count = max(1, options.flows // case.share) if case.share else options.units
                     print_line(f"{case.key}: {case.title}, {count:,} in each run")
-                    sizes = Sizes(count, options.runs, options.workers, options.inbox_rows, options.units)
+                    sizes = Sizes(
+                        count, options.runs, options.workers, options.inbox_rows, options.units, options.before
+                    )
                     case.measure(broker, folder, sizes)
 
     return guarded(measure)

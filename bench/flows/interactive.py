@@ -69,6 +69,11 @@ def compare(broker: Truenext, requests: int, runs: int) -> None:
         print_line(f"  {ratio:.2f} of the {name} when it is quiet{aim}")
 
 
+def ask_quietly(order: Order) -> list[float]:
+    """Return the seconds of each round trip beside no other flows."""
+    return _run(order, 0)
+
+
 def _run(order: Order, backlog: int) -> list[float]:
     """Return the seconds of each round trip."""
     order = order._replace(flows=order.flows + WARM_UP)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import queues
@@ -30,6 +34,8 @@ class Side(NamedTuple):
     broker: Broker | None = None
     database: str = ""
     """URL of its database."""
+    checkout: Path | None = None
+    """Checkout from which its job imports; None for this one."""
 
 
 class _Figures(NamedTuple):
@@ -66,7 +72,8 @@ def compare(
 def _run(side: Side, order: Order) -> _Figures:
     side.prepare(order)
     before = side.broker.processor_seconds() if side.broker is not None else 0.0
-    done: Done = hired(side.work, order)
+    with importing(side.checkout):
+        done: Done = hired(side.work, order)
     after = side.broker.processor_seconds() if side.broker is not None else 0.0
     side.check(order)
     executions = order.flows * STAGES
@@ -78,6 +85,24 @@ def _describe(side: Side, figures: list[_Figures]) -> str:
     low, high = min(each.rate for each in figures), max(each.rate for each in figures)
     used = f", broker {broker:.0f} us" if side.broker is not None else ""
     return f"{rate:,.0f} flows/s ({low:,.0f}-{high:,.0f}); processor time a stage {program:.0f} us{used}"
+
+
+@contextmanager
+def importing(checkout: Path | None) -> Iterator[None]:
+    """Let processes that are started in the block import from a checkout; from here if it is None."""
+    paths, variable = sys.path[:], os.environ.get("PYTHONPATH")
+    if checkout is not None:
+        own = [str(checkout), str(checkout / "src")]
+        sys.path[:0] = own
+        os.environ["PYTHONPATH"] = os.pathsep.join([*own, *filter(None, [variable])])
+    try:
+        yield
+    finally:
+        sys.path[:] = paths
+        if variable is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = variable
 
 
 def hired(job: Job, order: Order) -> Any:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -123,9 +124,16 @@ def serve(gate: Gate, order: Order) -> Done:
 
 def serve_poisoned(gate: Gate, order: Order) -> Done:
     """Run until the last flow has ended, beside failing messages, whose log is formatted and discarded."""
+    with discarded_log():
+        return serve(gate, order)
+
+
+@contextmanager
+def discarded_log() -> Iterator[None]:
+    """Let all warnings of this process be formatted, and discard them."""
     with Path(os.devnull).open("w") as nowhere:
         logging.basicConfig(stream=nowhere, level=logging.WARNING)
-        return serve(gate, order)
+        yield
 
 
 def serve_interactive(gate: Gate, order: Order) -> Done:

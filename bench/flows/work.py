@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from uvloop import new_event_loop
@@ -36,7 +37,9 @@ class Sizes(NamedTuple):
     """Numbers of workers for each stage with exactly-once processing; each number is measured."""
     inbox_rows: int = 10_000_000
     units: int = 100_000
-    """Number of units left in the outbox."""
+    """Number of units left in the outbox, and of delayed flows."""
+    checkout: Path | None = None
+    """Checkout of an earlier version."""
 
 
 class Ended:

@@ -243,3 +243,24 @@ def test_login_with_wrong_credentials_is_final(refusals: int, connect: Connect, 
         connect(broker.url, nothing, user="shop", password="wrong")
     assert caught.value.code == "login"
     assert len(broker.logins) == refusals
+
+
+def test_login_that_is_refused_for_good_is_raised_and_not_logged_as_well(
+    connect: Connect, broker: LoginBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.refusal_codes.append("login")
+    with caplog.at_level(logging.WARNING, "truenext.client"), pytest.raises(Refused):
+        connect(broker.url, nothing, user="shop", password="wrong")
+    assert caplog.messages == []
+
+
+def test_login_that_is_refused_at_a_reconnect_is_logged(
+    connect: Connect, broker: LoginBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    def change_password() -> None:
+        broker.refusal_codes.append("login")
+        broker.cut_connections()
+        await_until(lambda: any("refused here" in each for each in caplog.messages))
+
+    with caplog.at_level(logging.WARNING, "truenext.client"):
+        connect(broker.url, change_password, user="shop", password="wrong")

@@ -30,7 +30,7 @@ def test_failures_to_connect_are_reported_once_a_minute_and_then_how_many_there_
     ]
     script.now = 75.5
     script.connect()
-    assert script.reports[3:] == [f"connected to {URL}, after 75.5 seconds and 23 attempts"]
+    assert script.reports[3:] == [f"connected to {URL}, after 75.5 s, in attempt 23"]
 
 
 def test_client_that_is_closed_before_it_is_connected_reports_nothing() -> None:
@@ -55,7 +55,7 @@ def test_lost_connection_is_reported_and_so_is_the_next_one() -> None:
         f"connected to {URL}",
         f"connection lost to {URL}: cut",
         f"cannot connect to {URL}: Connection refused",
-        f"connected to {URL}, after 2 seconds and 2 attempts",
+        f"connected to {URL}, after 2 s, in attempt 2",
         f"connection lost to {URL}: cut",
         f"cannot connect to {URL}: Connection refused",
     ]

@@ -7,6 +7,7 @@ import pytest
 
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient, numbered
+from truenext.model.limits import DEAD_LETTERS_PER_TURN
 from truenext.wire.stomp.frame import Frame
 
 Fail = Callable[[RawClient, Frame, dict[str, str]], None]
@@ -110,3 +111,31 @@ def test_attempt_that_is_not_written_yet_is_forgotten_by_a_kill_although_its_mes
     client = held_broker.connect()
     client.subscribe(queue, prefetch=1)
     assert client.message().headers["truenext-attempts"] == "0"
+
+
+@pytest.mark.parametrize("is_clean", [True, False], ids=["stop", "kill"])
+def test_messages_given_up_together_become_dead_letters_over_a_restart(
+    own_broker: BrokerProcess, queue: str, is_clean: bool
+) -> None:
+    # C10.5
+    count = 3 * DEAD_LETTERS_PER_TURN
+    client = own_broker.connect()
+    for number in range(count):
+        client.send(queue, b"%d" % number, persistent=True)
+    client.subscribe(queue, ack="client", prefetch=count)
+    *_, last = client.messages(count)
+    receipt = client.new_receipt()
+    client.nack(last, headers={"truenext-reject": "true", "receipt": receipt})
+    client.await_receipt(receipt)
+    if is_clean:
+        own_broker.stop()
+    else:
+        own_broker.kill()
+    own_broker.close_clients()
+    own_broker.start()
+    client = own_broker.connect()
+    client.subscribe(queue, prefetch=1)
+    own_broker.await_facts(f"DLQ.{queue}", waiting=count)
+    client = own_broker.connect()
+    client.subscribe(f"DLQ.{queue}", prefetch=count)
+    assert {message.body for message in client.messages(count)} == {b"%d" % number for number in range(count)}

@@ -108,6 +108,18 @@ def test_a_benchmark_ends_and_reports_its_results(tmp_path: Path, arguments: tup
             (r"(?s)send_many \(at least 0\.5\)\n.*PostgreSQL \d.*interactive flows meanwhile: median \d+ ms, longest",),
         ),
         (
+            ("--only", "before,rejections,failed,keyed,delayed", "--flows", "40", "--units", "300", "--before", "."),
+            (
+                r"of the rate of the earlier version \(at least 0\.99\)",
+                r"of the speed of ask in the earlier version \(at least 0\.97\)",
+                r"of the rate of dead letters without report \(at least 0\.8\)",
+                r"of the rate of dead letters without report \(at least 1\)",
+                r"of the median of a reply \(at most 1\.5\)",
+                r"(?s)SQLite, 2 in each run\n.* and ask \(at most 2\.5\)\n.*PostgreSQL \d.* and ask \(at most 2\.5\)",
+                r"of the rate of the client's scheduled sends \(at least 0\.9\)",
+            ),
+        ),
+        (
             ("--only", "costs", "--flows", "200"),
             (
                 r"(?s)idle, \d.*PostgreSQL \d.*exactly once, a message: \d+\.\d+ statements, .* bytes of the log",

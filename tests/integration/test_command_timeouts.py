@@ -57,14 +57,14 @@ def test_command_at_a_program_that_does_not_answer_says_so_after_its_timeout(
     monkeypatch.chdir(tmp_path)
     if command[0] == "receive":
         # Its --timeout is for a message, and never less for the broker than usual.
-        monkeypatch.setattr("truenext.cli.connection.BrokerOptions.__new__.__defaults__", (WAIT_S,))
+        monkeypatch.setattr("truenext.cli.connection.BrokerOptions.__new__.__defaults__", (WAIT_S, ()))
     url = f"{scheme}://127.0.0.1:{port_of(listener)}"
     result, took_s = run(*command, "--timeout", str(WAIT_S), "--url", url)
     assert WAIT_S <= took_s < PATIENCE_S
     assert (result.exit_code, result.stdout) == (NO_ANSWER, "")
     assert result.stderr.endswith(
         f"truenext: no broker at {url}: a program listens there, but has not answered as a STOMP broker within "
-        f"{WAIT_S:g} seconds: check the port\n"
+        f"{WAIT_S:g} s: check the port\n"
     )
 
 
@@ -77,14 +77,14 @@ def test_stages_describe_waits_for_a_broker_as_long_as_its_timeout(
     url = f"stomp://127.0.0.1:{port_of(listener)}"
     result, took_s = run("stages", "describe", "described:app", "--timeout", str(WAIT_S), "--url", url)
     assert result.exit_code == NO_ANSWER and took_s < PATIENCE_S
-    assert f"has not answered as a STOMP broker within {WAIT_S:g} seconds" in result.stderr
+    assert f"has not answered as a STOMP broker within {WAIT_S:g} s" in result.stderr
 
 
 @SPARK
 def test_spark_command_waits_for_a_broker_as_long_as_its_timeout(listener: socket.socket) -> None:
     result, took_s = run("spark", "list", "--timeout", str(WAIT_S), "--url", f"stomp://127.0.0.1:{port_of(listener)}")
     assert result.exit_code == NO_ANSWER and took_s < PATIENCE_S
-    assert f"has not answered CONNECT within {WAIT_S:g} seconds" in result.stderr
+    assert f"has not answered CONNECT within {WAIT_S:g} s" in result.stderr
     assert START_HINT not in result.stderr
 
 
@@ -94,7 +94,7 @@ def test_command_with_a_timeout_above_ten_seconds_waits_as_long(
     monkeypatch.setattr("truenext.client.core.client.ATTEMPT_TIMEOUT_S", 0.1)
     result, took_s = run("queues", "--timeout", "1.5", "--url", f"stomp://127.0.0.1:{port_of(listener)}")
     assert result.exit_code == NO_ANSWER and took_s >= 1.5
-    assert "has not answered as a STOMP broker within 1.5 seconds" in result.stderr
+    assert "has not answered as a STOMP broker within 1.5 s" in result.stderr
 
 
 @pytest.mark.parametrize("scheme", ["stomp", "stomp+ssl"])

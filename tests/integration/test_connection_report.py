@@ -94,7 +94,7 @@ def test_report_has_round_transactions_and_subscriptions_of_a_connection(
         {"name": "b", "sends": 1, "acknowledged": 1, "nacked": 1, "rollback_only": False},
     ]
     nothing = {"held": 0, "started": 0, "window": None, "requested": None, "idle": "empty", "redelivery": None}
-    own = {"redelivery": REDELIVERY | {"attempts_max": None}}
+    own = {"redelivery": REDELIVERY | {"attempts_max": None, "dead_letters": None}}
     assert {row.pop("id"): row for row in answer["subscriptions"]} == {
         "answers": nothing | own | {"destination": "/temp-queue/answers"},
         "1": {
@@ -104,7 +104,7 @@ def test_report_has_round_transactions_and_subscriptions_of_a_connection(
             "window": 5,
             "requested": None,
             "idle": "empty",
-            "redelivery": REDELIVERY,
+            "redelivery": REDELIVERY | {"dead_letters": f"DLQ.{queue}"},
         },
         "b": nothing | {"destination": f"/queue/{queue}", "idle": "browses"},
         "t": nothing | own | {"destination": "/temp-topic/own"},

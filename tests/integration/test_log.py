@@ -64,4 +64,4 @@ def test_client_that_does_not_come_back_is_logged_as_lost(logging_broker: Broker
     # The connections of `await_facts` take their leave.
     maybe, lost = about_clients(logging_broker)
     assert maybe.startswith("lost; its messages are kept for a takeover client='127.0.0.1:")
-    assert lost.startswith("lost client='127.0.0.1:") and "no takeover within 1 seconds" in lost
+    assert lost.startswith("lost client='127.0.0.1:") and "no takeover within 1 s" in lost

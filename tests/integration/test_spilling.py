@@ -197,7 +197,7 @@ def test_a_subscriber_that_does_not_read_is_ended_with_the_reason_when_space_is_
             assert numbers_of([message]) == [number]
             time.sleep(0.25)
         error = stalled.error()
-        assert "read and acknowledged nothing for 3 seconds" in error.body.decode()
+        assert "read and acknowledged nothing for 3 s" in error.body.decode()
         assert "stalled_subscriber_ms" in error.body.decode()
         broker.set_disk_level(DiskLevel.PLENTY)
         publish(sender, MANY, 1)

@@ -1438,7 +1438,7 @@ def test_send_and_receive_commands_keep_the_true_order(url: str, queue: str) -> 
     assert received.stdout.decode() == "first\nbetween: \u00e4\n\nlast\n"
     # They were acknowledged.
     assert failed("receive", queue, "--timeout", "0.1", "--url", url) == (
-        "truenext: 0 of 1 messages came within 0.1 seconds\n"
+        "truenext: 0 of 1 messages came within 0.1 s\n"
     )
 
 
@@ -1478,7 +1478,7 @@ def test_receive_prints_fewer_messages_than_requested_and_fails(url: str, queue:
     assert truenext("send", queue, "only one", "--url", url).returncode == 0
     ended = truenext("receive", queue, "--count", "2", "--timeout", "0.1", "--url", url)
     assert (ended.returncode, ended.stdout) == (1, b"only one\n")
-    assert ended.stderr == b"truenext: 1 of 2 messages came within 0.1 seconds\n"
+    assert ended.stderr == b"truenext: 1 of 2 messages came within 0.1 s\n"
 
 
 def test_receive_does_not_acknowledge_a_message_that_it_could_not_print(

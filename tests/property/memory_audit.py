@@ -28,6 +28,7 @@ from truenext.engine.state.memory import (
     size_of,
 )
 from truenext.engine.state.queue import NO_ENTRIES, Entry, Queue
+from truenext.engine.state.transaction import send_count
 from truenext.model.policy import Policy
 
 
@@ -82,7 +83,7 @@ def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[st
     books.append(("promised, and there or not said", 0, len(targets.reserved(engine).keys() - (reserved - there))))
     for session in sessions:
         is_open = session.transactions
-        answering = sum(each.message_count > len(each.sends) for each in is_open.values())
+        answering = sum(each.message_count > sum(map(send_count, each.sends)) for each in is_open.values())
         books += [
             ("said in transactions", is_open.message_count, sum(each.message_count for each in is_open.values())),
             ("bytes said in transactions", is_open.total_bytes, sum(each.total_bytes for each in is_open.values())),

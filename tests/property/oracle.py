@@ -4,6 +4,7 @@ Written from the contract and never from the engine. Naive on purpose: one list 
 for each question. Numbers such as C4.1 in comments are clauses of docs/contract.md.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -464,6 +465,8 @@ class Oracle:
         self.may_evict = False
         """Messages may have left memory, or have never been there in this run: what needs one may have to wait for a
         page, and a receipt for the removal of a transient one."""
+        self.moves_later = False
+        """One event may give up more messages than become dead letters at once (C10.5)."""
         self.sockets_max: int | None = None
         """Bytes that all sockets together may have to take (C4.5)."""
         self.now_ms = 0
@@ -877,8 +880,8 @@ class Oracle:
                     work.nacked = [each for each in work.nacked if each is not letter]
             self._remove(letter)
         self._forget_commits(durable.queue)
-        if self.may_evict:
-            # What had to be read first is gone before.
+        if self._may_move_later:
+            # What was still to be moved is gone before.
             for move in self.moves:
                 if move.origin.queue == durable.queue:
                     self._remove(move.origin)
@@ -991,7 +994,7 @@ class Oracle:
         self.is_concurrent = is_concurrent
         self.was_concurrent |= is_concurrent
         self._event += 1
-        if self.may_evict:
+        if self._may_move_later:
             # Those in memory move now, the others when they are read: `arrived` shows when.
             return
         for letter in sorted(self._awaiting_dead_letter(), key=lambda each: each.key):
@@ -1001,6 +1004,12 @@ class Oracle:
                 letter.may_move_as = (self._order, self._event)
             else:
                 self._move(letter)
+
+    @property
+    def _may_move_later(self) -> bool:
+        """True if messages that were given up may become dead letters after others, in a later batch: they must be
+        read, or one event gave up many (C10.5)."""
+        return self.may_evict or self.moves_later
 
     @property
     def can_be_spared(self) -> bool:
@@ -1021,7 +1030,7 @@ class Oracle:
 
     def take_batch(self, *, is_there: bool, is_empty: bool) -> None:
         """The gathering batch is handed over, or is not there; `is_empty` if nothing of it is to be written."""
-        if self.moves and not self.may_evict:
+        if self.moves and not self._may_move_later:
             raise Disagreement(f"{self.moves} should have been dead-lettered")
         if self.reports:
             raise Disagreement(f"not reported in the batch of the dead letter are {self.reports}")
@@ -1612,12 +1621,14 @@ class Oracle:
         self._check_pull_requests(ended)
 
     def _find_full_peers(self) -> None:
-        """Find the connections that hold too much (C4.14); messages acknowledged in open transactions count."""
-        self._full_peers = {
-            peer
-            for peer in self.peers
-            if sum(each.holder is not None and each.holder.peer is peer for each in self.letters) >= self.held_max
-        }
+        """Find the connections that hold too much (C4.14); messages acknowledged in open transactions count, and those
+        that a subscription to a pattern of queues holds count twice."""
+        counts: Counter[Peer] = Counter()
+        for each in self.letters:
+            if each.holder is not None:
+                is_in_transaction = (each.acknowledged_by, each.nacked_by) != (None, None)
+                counts[each.holder.peer] += 2 if each.holder.is_of_many and not is_in_transaction else 1
+        self._full_peers = {peer for peer, count in counts.items() if count >= self.held_max}
 
     def is_full(self, peer: Peer) -> bool:
         """Return whether the connection held too much for credit when the last turn began (C4.14)."""
@@ -1702,7 +1713,7 @@ class Oracle:
             parcel = replace(parcel, persistent=True, ttl_ms=0)
         self._order += 1
         order, event = self._order, self._event
-        if not self.may_evict:
+        if not self._may_move_later:
             if move is not None:
                 order, event = move.order, move.event
             elif origin.may_move_as is not None:
@@ -1714,7 +1725,7 @@ class Oracle:
         failure = origin.failure if handled is None else "handled"
         if handled is None and parcel.report_to and origin.failure != "report":
             self._order += 1
-            report_order = self._order if move is None or self.may_evict else move.report_order
+            report_order = self._order if move is None or self._may_move_later else move.report_order
             self.reports.append(Report(origin, report_order, event, causes, failed_in))
         letter = Letter(
             parcel,
@@ -1781,7 +1792,7 @@ class Oracle:
             together = [
                 (other_sequence, other)
                 for other, other_sequence in stored
-                if other.is_dead_letter and (other.event == letter.event or self.may_evict)
+                if other.is_dead_letter and (other.event == letter.event or self._may_move_later)
             ]
             if letter.is_dead_letter and together[0][1] is letter:
                 orders = sorted(other.order for _, other in together)
@@ -1789,7 +1800,8 @@ class Oracle:
                     other.order = order
         for letter, sequence in stored:
             self.saw_sequence(letter, sequence)
-            if letter.is_removed:
+            # C10.5: eviction may have added to the batch what was given up and moves later.
+            if letter.is_removed and not (self.moves_later and self.is_moving(letter)):
                 raise Disagreement(f"{letter} is written, though it is gone")
             if letter.stored_in not in (None, self.gathering):
                 raise Disagreement(f"{letter} is written again")
@@ -1809,7 +1821,7 @@ class Oracle:
             return
         for other, other_sequence in self.sequences.items():
             moved_at_any_time = any(
-                each.is_dead_letter and (self.may_evict or self._had_expired(each)) for each in (letter, other)
+                each.is_dead_letter and (self._may_move_later or self._had_expired(each)) for each in (letter, other)
             )
             if moved_at_any_time and letter.queue != other.queue:
                 is_right = sequence != other_sequence
@@ -1962,7 +1974,8 @@ class Oracle:
             and now in (each.stored_in, *(written.batch for written in each.written))
             and not self._may_be_removed(each)
         ]
-        reasons += [move for move in self.moves if move.since == now]
+        if not self.moves_later:
+            reasons += [move for move in self.moves if move.since == now]
         reasons += [one for one in self.durables if now in (one.made_in, one.ended_in)]
         reasons += [queue for queue, batch in self.made_in.items() if batch == now]
         reasons += [each for each in self.planned if now in (each.stored_in, each.removed_in)]

@@ -76,6 +76,7 @@ from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.lifespan import EngineLifespan
 from truenext.engine.memory import horizon
 from truenext.engine.memory.delays import DelayedEntries
+from truenext.engine.memory.entries_by_lane import EntriesByLane
 from truenext.engine.memory.eviction import Eviction
 from truenext.engine.memory.reading import LaneRead, PageReader
 from truenext.engine.memory.resident_set import ResidentSet
@@ -2109,6 +2110,35 @@ def a_message_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
 
 
 @shows_in(FailingMachine)
+def the_last_of_many_given_up_together_is_never_dead_lettered(patch: Patch) -> None:
+    pop = targets.POP_GIVEN_UP.original
+
+    def faulty(given_up: EntriesByLane, count: int) -> list[Entry]:
+        found = pop(given_up, count)
+        return found if given_up else found[:-1]
+
+    targets.POP_GIVEN_UP.replace(patch, faulty)
+
+
+@shows_in(FailingMachine)
+def a_message_given_up_beside_many_is_lost_at_a_clean_stop(patch: Patch) -> None:
+    awaiting = targets.AWAITING_DEAD_LETTER.original
+    targets.AWAITING_DEAD_LETTER.replace(
+        patch, lambda resident: [entry for entry in awaiting(resident) if entry.message is None]
+    )
+
+
+@shows_in(FailingMachine)
+def a_message_given_up_beside_many_is_not_marked(patch: Patch) -> None:
+    give_up = targets.GIVE_UP.original
+
+    def faulty(outcomes: Settlement, entry: Entry, *, is_marked: bool = False) -> None:
+        give_up(outcomes, entry, is_marked=is_marked or entry.message is not None)
+
+    targets.GIVE_UP.replace(patch, faulty)
+
+
+@shows_in(FailingMachine)
 def a_message_requeued_without_a_failure_is_not_given_up(patch: Patch) -> None:
     requeue = targets.REQUEUE.original
 
@@ -4010,6 +4040,11 @@ def a_connection_gets_more_than_it_may_hold(patch: Patch) -> None:
 
 
 @shows_in(BrokerMachine)
+def messages_that_a_wildcard_consumer_holds_count_once(patch: Patch) -> None:
+    targets.HELD_WEIGHT_OF_WILDCARDS.replace(patch, 1)
+
+
+@shows_in(BrokerMachine)
 def acknowledgements_of_open_transactions_do_not_count_as_held(patch: Patch) -> None:
     def faulty(session: ConnectionState) -> int:
         with pytest.MonkeyPatch.context() as inner:
@@ -4233,6 +4268,17 @@ def messages_come_after_the_end_of_a_pull_request(patch: Patch) -> None:
 
     take_ended = targets.TAKE_ENDED_PULL_REQUESTS.original
     targets.TAKE_ENDED_PULL_REQUESTS.replace(patch, faulty)
+
+
+@shows_in(GroupsMachine)
+def the_end_of_a_pull_request_lets_no_express_dispatch_go_on(patch: Patch) -> None:
+    def faulty(pull_requests: PullRequests, consumer: BrokerConsumer) -> EndedPullRequest:
+        assert consumer.pull_request is not None
+        ended = EndedPullRequest(consumer, consumer.pull_request.remaining, consumer.pull_request.correlation)
+        pull_requests.end_without_notice(consumer)
+        return ended
+
+    targets.WITHDRAW_PULL_REQUEST.replace(patch, faulty)
 
 
 def targets_of(fault: Fault) -> dict[str, targets.AnyTarget]:

@@ -68,6 +68,7 @@ from truenext.engine.memory import resident_set as resident_set_module
 from truenext.engine.memory import spilled_subscriptions as spilling_module
 from truenext.engine.memory import timers as timers_module
 from truenext.engine.memory.delays import DelayedEntries
+from truenext.engine.memory.entries_by_lane import EntriesByLane
 from truenext.engine.memory.eviction import Eviction
 from truenext.engine.memory.reading import PageReader
 from truenext.engine.memory.resident_set import ResidentSet
@@ -311,6 +312,9 @@ APPEND_CAUSE = Target(append_cause, resident_set_module)
 LOAD_CAUSES = Target(ResidentSet.load_causes, ResidentSet)
 CAN_UNLOAD_CAUSES = Target(ResidentSet.can_unload_causes, ResidentSet)
 DEAD_LETTER = Target(Settlement.dead_letter, Settlement)
+GIVE_UP = Target(Settlement._give_up, Settlement)
+POP_GIVEN_UP = Target(EntriesByLane.pop, EntriesByLane)
+AWAITING_DEAD_LETTER = Target(ResidentSet.awaiting_dead_letter, ResidentSet)
 ABORT_TRANSACTION = Target(Transactions.abort_open, Transactions)
 ABORT_ALL = Target(Transactions.abort_all, Transactions)
 ABORT_UNCOUNTED = Target(Transactions.abort_uncounted, Transactions)
@@ -332,6 +336,7 @@ PARK = Target(Connecting.park, Connecting)
 MARK_STARTED = Target(Acknowledging.mark_started, Acknowledging)
 PULL = Target(Pulling.pull, Pulling)
 ADD_PULL_REQUEST = Target(PullRequests.add, PullRequests)
+WITHDRAW_PULL_REQUEST = Target(PullRequests.withdraw, PullRequests)
 FORGET_PULL_REQUEST = Target(PullRequests.end_without_notice, PullRequests)
 TAKE_ENDED_PULL_REQUESTS = Target(PullRequests.take_ended, PullRequests)
 IS_NOTHING_READY = Target(NoWaitPullEnder._has_nothing_ready_for, NoWaitPullEnder)
@@ -555,11 +560,13 @@ DISPATCHES_OF_WILDCARDS_PER_TURN = Attribute("DISPATCHES_PER_TURN", turn_module)
 SHARED_QUEUES_MIN = Attribute("SHARED_QUEUES_MIN", turn_module)
 EXPIRED_PER_TURN = Attribute("EXPIRED_PER_TURN", selective_module)
 RETRIES_PER_TURN = Attribute("RETRIES_PER_TURN", delays_module)
+DEAD_LETTERS_PER_TURN = Attribute("DEAD_LETTERS_PER_TURN", outcomes_module)
 EVICTED_BYTES_PER_TURN = Attribute("EVICTED_BYTES_PER_TURN", eviction_module)
 EVICTION_QUEUES_PER_TURN = Attribute("EVICTION_QUEUES_PER_TURN", eviction_module)
 EVICTION_QUEUES_SORTED_PER_TURN = Attribute("EVICTION_QUEUES_SORTED_PER_TURN", eviction_module)
 HELD_MAX = Attribute("HELD_MAX", consumer_module)
 HELD_MAX_TO_COUNT = Attribute("HELD_MAX", clients_module)
+HELD_WEIGHT_OF_WILDCARDS = Attribute("held_weight", Wildcard)
 
 
 # What the engine has noted -------------------------------------------------------------------------------------------
@@ -886,7 +893,7 @@ def head_sequences(wildcard: Wildcard) -> list[dict[Queue, int]]:
 
 
 def awaiting_dead_letter(engine: Engine) -> list[Entry]:
-    """Return the entries that must be read before they can be dead-lettered."""
+    """Return the entries that were given up and are not dead-lettered yet."""
     return engine._memory.resident.awaiting_dead_letter()
 
 

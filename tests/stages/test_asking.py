@@ -31,7 +31,7 @@ def test_an_ask_that_gives_up_says_so_and_its_flow_goes_on_and_its_reply_is_drop
 
     async def work(t: Stages) -> None:
         # On a busy machine it takes a while until it is asked at all.
-        text = "slow has not replied within 1.5 seconds; the reply may still come. If it does not, look for the request"
+        text = "slow has not replied within 1.5 s; the reply may still come. If it does not, look for the request"
         with pytest.raises(TimeoutError, match=text):
             await t.ask(slow, Number(1), timeout=1.5)
         may_continue.set()

@@ -243,7 +243,7 @@ def closed(web: Service) -> list[str]:
     return [each.pool for each in web.health().facts.broker if each.state == "closed"]
 
 
-def test_process_with_wrong_credentials_is_not_live_and_says_why() -> None:
+def test_process_with_wrong_credentials_is_not_live_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     async def main(broker: LoginBroker) -> None:
         web = Service("web", broker=broker.url, user="web", password="wrong")
         async with web.connected(wait=False):
@@ -259,6 +259,8 @@ def test_process_with_wrong_credentials_is_not_live_and_says_why() -> None:
     with login_broker() as broker:
         broker.refusal_codes.extend(["login"] * 2)
         asyncio.run(main(broker))
+    # No call waits for the login that could raise the error.
+    assert sum("refused here" in each for each in caplog.messages) == 2
 
 
 def test_missing_password_file_is_raised_at_once(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tests.integration.broker_process import BrokerProcess
+from tests.integration.forked import completed_text
 from tests.stages import flows
 from tests.stages.flows import PATIENCE_S, Number, run, until
 from tests.unit.mutation import mutated
@@ -223,6 +224,20 @@ def test_apply_makes_present_cron_flows_those_that_are_declared(broker: BrokerPr
     declare()
     assert call("--apply") == (0, "0 cron flows sent, 1 cancelled\nno cron flows\n")
     assert [each["scheduled"] for each in broker.control_request("queues")] == [1]
+
+
+def test_cron_command_uses_the_broker_of_the_service_unless_the_command_line_names_one(
+    broker: BrokerProcess, shop: Path
+) -> None:
+    nobody = "stomp://127.0.0.1:1"
+    shop.write_text(SERVICE.replace('Service("shop"', f'Service("shop", broker=["{nobody}", "{broker.url}"]'))
+    done = completed_text("stages", "cron", "cronshop:app")
+    assert (done.returncode, done.stdout) == (0, "no cron flows\n"), done
+    done = completed_text("stages", "cron", "cronshop:app", "--url", nobody)
+    assert done.returncode == 2 and f"no broker at {nobody}:" in done.stderr
+    shop.write_text(SERVICE.replace('Service("shop"', f'Service("shop", broker="{nobody}"'))
+    done = broker.truenext("stages", "cron", "cronshop:app")
+    assert (done.returncode, done.stdout) == (0, "no cron flows\n"), done
 
 
 def test_present_cron_flows_survive_a_kill_and_are_the_next_ones(broker: BrokerProcess) -> None:

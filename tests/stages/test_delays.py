@@ -293,8 +293,8 @@ def test_delay_beyond_the_end_of_the_flow_is_refused_and_a_shorter_one_is_not() 
         assert ended == [7]
 
     run(app, work)
-    assert refused[0].startswith("a delay of 60 seconds ends after the flow, which expires in 5")
-    assert "3600 seconds ends after the flow" in refused[1] and "0 to" in refused[2]
+    assert refused[0].startswith("a delay of 60 s ends after the flow, which expires in 5")
+    assert "a delay of 3600 s ends after the flow" in refused[1] and "0 to" in refused[2]
 
 
 # ---- The outbox ----

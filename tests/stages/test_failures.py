@@ -8,6 +8,7 @@ from collections import Counter
 from functools import wraps
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import truenext
@@ -15,7 +16,8 @@ from tests.stages.flows import Memo, Number, Text, disconnected, run, until
 from truenext.engine.lifecycle.redelivery import retry_delay_ms
 from truenext.model.limits import CAUSE_BYTES_MAX
 from truenext.model.policy import Policy
-from truenext.stage import Endpoint, Flow, FlowError, Reject, Service, queue_policies
+from truenext.stage import Endpoint, Failure, Flow, FlowError, Reject, Service, queue_policies
+from truenext.stage.core.definitions import Stage
 from truenext.stage.core.failure import cause_of, describe_error
 from truenext.stage.core.retry import RedeliveryPolicy, RetryDecision, RetryRules
 from truenext.stage.interceptors.metrics import Metrics
@@ -270,6 +272,53 @@ def test_failure_that_is_tried_again_is_one_line_and_the_traceback_comes_with_th
         and last.exc_info is not None
     )
     assert (vars(last)["attempt"], str(last.exc_info[1])) == (POLICY_ATTEMPTS, "wrong")
+    assert vars(last)["moved_to"] == "DLQ.fails" and "moved_to" not in facts[0]
+
+
+@pytest.mark.parametrize("is_older", [False, True], ids=["", "older broker"])
+@pytest.mark.parametrize("is_handled", [False, True], ids=["dead letter", "handled"])
+def test_log_of_a_message_that_is_given_up_names_the_queue_that_gets_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_handled: bool, is_older: bool
+) -> None:
+    """An older broker reports no dead-letter queue, and knows no handlers."""
+    if is_older:
+        known = queue_policies.QueuePolicies.of
+
+        def of(policies: queue_policies.QueuePolicies, stage: Stage) -> RedeliveryPolicy | None:
+            policy = known(policies, stage)
+            return policy and msgspec.structs.replace(policy, dead_letters=None)
+
+        monkeypatch.setattr(queue_policies.QueuePolicies, "of", of)
+    app = Service("shop")
+    stock, place = app.endpoint("stock", Number, Number), app.endpoint("place", Number)
+
+    @stock.stage
+    async def reserve(number: Number) -> Number:
+        raise Reject("out of stock")
+
+    @place.stage
+    async def request(number: Number, flow: Flow) -> None:
+        flow.request(stock, number)
+
+    @place.stage
+    async def take(reply: Number) -> None: ...
+
+    if is_handled:
+
+        @place.on_failure
+        async def failed(failure: Failure) -> None: ...
+
+    async def work(t: Stages) -> None:
+        await until_policies_are_known(t, app)
+        await t.send(place, Number())
+        await t.wait_until_ended(dead_letters=0 if is_handled else 1)
+
+    run(app, work)
+    (rejected,) = failures_in(caplog)
+    if is_older:
+        assert "moved_to" not in vars(rejected)
+        return
+    assert vars(rejected)["moved_to"] == ("place.stage.on_failure" if is_handled else "DLQ.stock")
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
@@ -724,8 +773,7 @@ def test_cause_of_a_lost_last_attempt_names_the_failure_before() -> None:
         assert letter.first_cause.startswith("ValueError: the bank says no\n")
         assert letter.last_cause.split("\n")[:2] == [
             "ValueError: the bank says no",
-            "NoAttemptsLeft: 2 attempts have failed, and 2 are allowed; "
-            "the last one ended with its process or connection",
+            "NoAttemptsLeft: 2 of 2 allowed attempts have failed; the last one ended with its process or connection",
         ]
 
     run(app, work)

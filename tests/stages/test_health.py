@@ -55,7 +55,7 @@ def test_a_service_that_runs_is_live_and_ready() -> None:
 def test_a_stage_that_ends_none_of_its_messages_is_not_live() -> None:
     health = judged(stages=[stage(active=2, without_progress_s=301)])
     assert (health.live, health.ready) == (False, False)
-    assert health.reasons == ["order.place has 2 other messages in progress, and none was completed for 301 seconds"]
+    assert health.reasons == ["order.place has 2 other messages in progress, and none was completed for 301 s"]
 
 
 def test_a_stage_without_messages_is_live_however_long_none_has_ended() -> None:

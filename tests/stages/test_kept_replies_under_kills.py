@@ -1,6 +1,6 @@
 """Test of flows under keys while broker, stages, askers and `stages cron` are killed: each key has one flow and one
-answer, no flow begins early, and each minute has one occurrence of the cron flow. Source: docs/stages-database.md,
-"Kept replies"; docs/stages.md, "Later" and "By cron"
+answer, no flow begins early, and each due time has one occurrence of the cron flow, also if two schedules send it.
+Source: docs/stages-database.md, "Kept replies"; docs/stages.md, "Later" and "By cron"
 
 TRUENEXT_FLOW_KILLS=40 TRUENEXT_KILLED_FLOWS=2000 pytest -s tests/stages/test_kept_replies_under_kills.py        longer
 """
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,12 @@ from tests.drawing import one_of
 from tests.integration.broker_process import TRUENEXT, BrokerProcess, dying_with_us
 from tests.integration.forked import Forked, completed
 from tests.stages.service_process import ServiceProcess
-from tests.stages.services.failing import KINDS
+from tests.stages.services.failing import KINDS, Tick
 from tests.stages.test_failing_flows import LAST_HANDLER, PATHS
 from truenext import blocking
+from truenext.cli.stages.cron import list_present
+from truenext.stage import Service
+from truenext.stage.core.names import occurrence_id
 from truenext.stage.sql import apply_schema
 
 SERVICE = "tests.stages.services.failing:app"
@@ -40,6 +44,8 @@ AUDIT_S = 900.0
 """Seconds that Spark may take on a busy machine."""
 CRONS = ("* * * * *", "0-59 * * * *")
 """Two declarations of the same times: each change sends one schedule and cancels another one."""
+START_S = 2.0
+"""Seconds in which the askers load their modules. Then they begin, so that no flow is due before it is asked for."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -67,22 +73,57 @@ class Asker:
         return [(number, answer) for number, answer in map(json.loads, (each for each in lines if each.endswith("]")))]
 
 
-def change_crons(folder: Path, url: str, environment: dict[str, str]) -> None:
-    """Begin to apply another declaration of the cron flow, and kill the command."""
-    log = folder / "cron.log"
-    settings = environment | {"FAILING_CRON": random.choice(CRONS)}
-    command = ["stages", "cron", SERVICE, "--apply", "--url", url]
-    process = Forked(command, stdout=log, stderr=log, folder=ROOT, environment=settings)
-    time.sleep(random.uniform(0, 0.5))
-    process.kill()
-    process.wait()
+class Crons:
+    """Cron flow of the service: its changes by a command that is killed, and due times with two occurrences each."""
+
+    def __init__(self, folder: Path, url: str, environment: dict[str, str]) -> None:
+        self._log = folder / "cron.log"
+        self._url = url
+        self._environment = environment
+        self._changes = 0
+        self._command = ["stages", "cron", SERVICE, "--apply", "--url", url]
+        done = completed(*self._command, folder=ROOT, environment=environment | {"FAILING_CRON": CRONS[0]})
+        assert done.returncode == 0, done.stderr
+
+    def change(self) -> None:
+        """Begin to apply the other declaration, and kill the command once the broker has something of it. At least one
+        schedule must be left."""
+        self._changes += 1
+        settings = self._environment | {"FAILING_CRON": CRONS[self._changes % 2]}
+        with blocking.connect(self._url) as connection:
+            before = list_present(connection, OVERLAPPING)
+            process = Forked(self._command, stdout=self._log, stderr=self._log, folder=ROOT, environment=settings)
+            while process.poll() is None and list_present(connection, OVERLAPPING) == before:
+                pass
+            process.kill()
+            process.wait()
+            assert list_present(connection, OVERLAPPING), "no schedule is left"
+
+    def send_overlapping(self, start: float) -> set[str]:
+        """Send two occurrences for each of many due times, as two schedules that overlap. Return the expected ids."""
+        flow = OVERLAPPING.crons["tick"]
+        due_ms = [int((start + number / 20) * 1000) for number in range(KEYS)]
+        with blocking.connect(self._url) as connection:
+            for each in due_ms * 2:
+                connection.send(f"/queue/{flow.endpoint}", flow.body, headers={"AMQ_SCHEDULED_TIME": str(each)})
+        return {occurrence_id(flow.id, each) for each in due_ms}
+
+
+def _overlapping() -> Service:
+    app = Service("failing")
+    app.cron("tick", CRONS[0], app.remote("failing.tick", Tick), Tick())
+    return app
+
+
+OVERLAPPING = _overlapping()
 
 
 def run_until_answered(
     broker: BrokerProcess, folder: Path, database: str, victims: list[str], events: Path
-) -> tuple[list[Asker], Counter[str]]:
-    """Ask under all keys, and kill victims meanwhile. Return the askers when all are answered, and the kills."""
-    url, start = broker.url, time.time() + 1
+) -> tuple[list[Asker], set[str]]:
+    """Ask under all keys, and kill victims meanwhile. Return the askers when all are answered, and the ids of
+    occurrences of the cron flow that were sent twice."""
+    url = broker.url
     environment = {"FAILING_DATABASE": database}
 
     def new_service() -> ServiceProcess:
@@ -90,12 +131,22 @@ def run_until_answered(
 
     # The relay of one sends what the other has written when it is killed.
     services = [new_service() for _ in range(2)]
-    askers = [Asker(folder, f"asker-{number}", url, database, start, events) for number in range(ASKERS)]
+    askers: list[Asker] = []
     kills: Counter[str] = Counter()
     try:
-        services[0].await_lines("failing runs")
-        for victim in random.choices(victims, k=KILLS):
-            time.sleep(random.uniform(0.1, 0.8))
+        for service in services:
+            service.await_lines("failing runs")
+        crons = Crons(folder, url, environment)
+        start = time.time() + START_S
+        askers += [Asker(folder, f"asker-{number}", url, database, start, events) for number in range(ASKERS)]
+        occurrences = crons.send_overlapping(start)
+        time.sleep(max(start - time.time(), 0))
+        drawn = random.sample(victims, counts=[ceil(KILLS / len(victims))] * len(victims), k=KILLS)
+        # Counted in answers, and not in seconds: each kill then comes while flows run.
+        for victim, answered in zip(drawn, sorted(random.sample(range(KEYS * 3 // 4), k=KILLS)), strict=True):
+            await_answers(askers, answered)
+            # Otherwise the kill would always come just after a reply was kept.
+            time.sleep(random.uniform(0, 0.3))
             kills[victim] += 1
             if victim == "broker":
                 broker.kill()
@@ -106,7 +157,9 @@ def run_until_answered(
                 services[which] = new_service()
                 services[which].await_lines("failing runs")
             elif victim == "cron":
-                change_crons(folder, url, environment)
+                # A kill between the steps of a change needs some tries.
+                for _ in range(5):
+                    crons.change()
             else:
                 asker = random.choice(askers)
                 asker.kill()
@@ -120,7 +173,7 @@ def run_until_answered(
         for service in services:
             service.await_lines("failing runs")
             assert service.stop() == 0, service.log
-        return askers, kills
+        return askers, occurrences
     finally:
         for service in services:
             service.kill()
@@ -128,16 +181,29 @@ def run_until_answered(
             asker.kill()
 
 
-def await_end(broker: BrokerProcess) -> None:
-    """Wait until no stage has a message, so that only dead letters are left."""
+def await_answers(askers: list[Asker], count: int) -> None:
+    """Wait until so many keys have an answer."""
     deadline = time.monotonic() + PATIENCE_S
-    while any(each.waiting + each.unacknowledged for name, each in broker.queues().items() if name[:4] != "DLQ."):
+    while len({number for asker in askers for number, _ in asker.answers}) < count:
+        assert time.monotonic() < deadline, f"fewer than {count} keys have an answer"
+        time.sleep(0.02)
+
+
+def await_end(broker: BrokerProcess) -> None:
+    """Wait until no stage has a message, and only cron flows are scheduled, so that only dead letters are left."""
+    deadline = time.monotonic() + PATIENCE_S
+    while any(
+        each["waiting"] + each["unacknowledged"] or each["scheduled"] > len(CRONS)
+        for each in broker.control_request("queues")
+        if not each["name"].startswith("DLQ.")
+    ):
         assert time.monotonic() < deadline, broker.queues()
         time.sleep(0.1)
 
 
-def check_crons(broker: BrokerProcess, database: str) -> None:
-    """Check that the last declaration is what is left, and that each minute had one occurrence."""
+def check_crons(broker: BrokerProcess, database: str, overlapping: set[str]) -> None:
+    """Check that the last declaration is what is left, and that each minute, and each due time that two schedules had,
+    had one occurrence."""
     for cron in random.sample(CRONS, k=2):
         for options in (["--apply"], []):
             command = ["stages", "cron", SERVICE, *options, "--url", broker.url]
@@ -150,7 +216,8 @@ def check_crons(broker: BrokerProcess, database: str) -> None:
     with engine.connect() as connection:
         ticks = connection.execute(text("SELECT id, minute FROM ticks")).all()
     engine.dispose()
-    minutes = sorted(minute for _, minute in ticks)
+    assert overlapping <= {id for id, _ in ticks}
+    minutes = sorted(minute for id, minute in ticks if id not in overlapping)
     print(f"{len(minutes)} occurrences of the cron flow")
     assert len({id for id, _ in ticks}) == len(ticks)
     assert minutes == list(range(minutes[0], minutes[-1] + 1)) if minutes else True
@@ -191,7 +258,7 @@ def test_each_key_has_one_flow_and_one_answer_although_processes_are_killed(
         connection.execute(text("CREATE TABLE ticks (id TEXT, minute INTEGER)"))
     engine.dispose()
     events = tmp_path / "events"
-    askers, _ = run_until_answered(broker, tmp_path, database, victims, events)
+    askers, overlapping = run_until_answered(broker, tmp_path, database, victims, events)
     expected: dict[int, object] = {
         number: PATHS.get(KINDS[number % len(KINDS)], f"Reject: number {number}") for number in range(KEYS)
     }
@@ -200,5 +267,5 @@ def test_each_key_has_one_flow_and_one_answer_although_processes_are_killed(
     assert set(answers) == {(number, str(answer)) for number, answer in expected.items()}
     given_up = asyncio.run(dead_letters(broker.url))
     assert given_up == Counter(number for number, answer in expected.items() if isinstance(answer, str))
-    check_crons(broker, database)
+    check_crons(broker, database, overlapping)
     stop_and_audit(broker, events)

@@ -50,7 +50,7 @@ def test_ask_of_a_stage_that_rejects_raises_flow_failed_with_the_facts() -> None
         assert failed.first_cause == failed.last_cause
         assert failed.last_cause.startswith("Reject: out of stock\nat place in test_on_failure.py:")
         assert "rejected" in failed.reason
-        assert str(failed) == "the flow has failed in stage order.place after 1 attempts: Reject: out of stock"
+        assert str(failed) == "the flow has failed in stage order.place after 1 attempt: Reject: out of stock"
         (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.last_cause == failed.last_cause
 
@@ -160,7 +160,7 @@ def test_ask_waits_no_longer_than_the_ttl_of_its_flow() -> None:
 
     async def work(t: Stages) -> None:
         started = monotonic()
-        with pytest.raises(TimeoutError, match=r"nowhere has not replied within the ttl of the flow, 0.2 seconds"):
+        with pytest.raises(TimeoutError, match=r"nowhere has not replied within the ttl of the flow, 0.2 s"):
             await t.ask(nowhere, Number(1), timeout=20, ttl=0.2)
         assert monotonic() - started < AT_ONCE_S
 

@@ -139,7 +139,7 @@ def test_reply_that_does_not_come_in_time_is_said_and_the_flow_has_started(broke
     status, line = complaint(send("order.place", '{"id": "o1"}', "--trace", "t", "--ask", "--timeout", "0.5"))
     assert (status, line) == (
         1,
-        "truenext: order.place has not replied within 0.5 seconds; the reply may still come. If it does not, look for "
+        "truenext: order.place has not replied within 0.5 s; the reply may still come. If it does not, look for "
         "the request in the dead-letter queues: truenext queues",
     )
     assert broker.queues()["order.place"].waiting == 1

@@ -194,7 +194,7 @@ def test_a_stage_that_does_not_end_is_told_by_its_name() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(slow, Number())
-        with pytest.raises(TimeoutError, match=r"have not ended within 0.1 seconds: slow has 1, slow is at work"):
+        with pytest.raises(TimeoutError, match=r"have not ended within 0.1 s: slow has 1, slow is at work"):
             await t.wait_until_ended(timeout=0.1)
         go_on.set()
         await t.wait_until_ended()
@@ -255,7 +255,7 @@ def test_unsent_units_of_the_outbox_are_reported(monkeypatch: pytest.MonkeyPatch
     async def work(t: Stages) -> None:
         t.broker.fill_disk()
         await initiation(t, app, take, 1)
-        with pytest.raises(TimeoutError, match=r"have not ended within 0\.5 seconds: the outbox has 1 unsent messages"):
+        with pytest.raises(TimeoutError, match=r"have not ended within 0\.5 s: the outbox has 1 unsent message\b"):
             await t.wait_until_ended(timeout=0.5)
         assert received == []
         t.broker.free_disk()

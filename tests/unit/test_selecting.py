@@ -19,7 +19,7 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageResult, StoreRead
 from truenext.engine.state.queue import Entry
 from truenext.engine.stuck import STUCK_MS, StuckQueueDetector
-from truenext.model.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
+from truenext.model.commands import Ack, AckMode, Credit, Nack, Send, Subscribe, Unsubscribe
 from truenext.model.destination import parse_address
 from truenext.model.limits import SCAN_FOUND_MAX, SCAN_MESSAGES_PER_TURN, SCAN_PAGE_SIZE
 from truenext.model.message import SentMessage
@@ -433,6 +433,47 @@ def test_express_dispatch_obeys_the_selector() -> None:
     driver.send("b", colour="blue", priority=9)
     driver.send("r", colour="red", priority=9)
     assert driver.settle() == {"red": ["r"]}
+
+
+@pytest.mark.parametrize("address", ["/queue/a", "/queue/>"])
+@pytest.mark.parametrize("waits", [True, False])
+def test_pull_request_that_held_up_express_dispatch_ends_and_lets_it_go_on(address: str, waits: bool) -> None:
+    # C4.13, C21.3, C21.5
+    driver = SelectingDriver()
+    driver.subscribe("express", window=2, has_express=True)
+    driver.send("1", "2")
+    assert driver.settle() == {"express": ["1", "2"]}
+    pulling = driver.engine.commands.connect("p")
+    subscribe = Subscribe(
+        "red", parse_address(address, "p"), AckMode.INDIVIDUAL, None, selector=compile_selector(RED), is_pulling=True
+    )
+    driver.engine.commands.subscribe(pulling, subscribe)
+    driver.settle()
+    driver.engine.commands.pull(pulling, Credit("red", 1, waits=waits))
+    driver.send("b", colour="blue", priority=9)
+    if waits:
+        assert driver.settle() == {}, "a consumer has credit"
+        driver.engine.commands.pull(pulling, Credit("red", 0))
+    assert driver.settle() == {"express": ["b"]}
+
+
+def test_connection_that_held_up_express_dispatch_becomes_full_and_lets_it_go_on() -> None:
+    # C4.13, C4.14
+    driver = SelectingDriver()
+    driver.subscribe("express", window=2, has_express=True)
+    driver.send("1", "2")
+    assert driver.settle() == {"express": ["1", "2"]}
+    full = driver.engine.commands.connect("f")
+    driver.subscribe("red", RED, session=full)
+    other = parse_address("/queue/other", "f")
+    driver.engine.commands.subscribe(full, Subscribe("other", other, AckMode.INDIVIDUAL, 1000))
+    driver.send("b", colour="blue", priority=9)
+    assert driver.settle() == {}, "a consumer has credit"
+    with pytest.MonkeyPatch.context() as patch:
+        targets.HELD_MAX.replace(patch, 1)
+        targets.HELD_MAX_TO_COUNT.replace(patch, 1)
+        driver.engine.commands.send(driver.session, Send(other, SentMessage(4, False, 0, b"", b"o")))
+        assert driver.settle() == {"other": ["o"], "express": ["b"]}
 
 
 def test_consumers_with_the_same_selector_take_turns() -> None:

@@ -262,7 +262,7 @@ def test_stalled_subscriber_is_ended_only_when_disk_space_is_short_and_the_large
     assert driver.after(100) == ""
     driver.run.engine.state.commit_state.disk_level = DiskLevel.LITTLE
     ended = driver.after(1)
-    assert ended.startswith("much the client read and acknowledged nothing for 60 seconds")
+    assert ended.startswith("much the client read and acknowledged nothing for 60 s")
     assert "its subscription to t:" in ended and "stalled_subscriber_ms" in ended
     assert driver.after(1).startswith("little ")
     assert much.session.id not in targets.sessions(driver.run.engine)
@@ -300,7 +300,7 @@ def test_stall_limit_of_a_subscriber_is_that_of_the_policy_of_its_topic() -> Non
     spill(driver.run)
     driver.run.engine.state.commit_state.disk_level = DiskLevel.LITTLE
     assert driver.after(2) == ""
-    assert driver.after(1).startswith("quick the client read and acknowledged nothing for 2 seconds")
+    assert driver.after(1).startswith("quick the client read and acknowledged nothing for 2 s")
 
 
 def test_short_memory_is_a_need_of_room_if_nothing_else_can_leave_it() -> None:

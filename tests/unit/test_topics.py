@@ -785,6 +785,12 @@ def test_more_copies_than_one_command_may_make_are_refused_and_nothing_is_sent(m
     with pytest.raises(RemoteProtocolError, match="6 copies, more than the 5"):
         engine.commands.commit(session, Commit("t"))
     assert not engine.turn.run().deliveries and "t" in session.transactions
+    grouped = Send(parse_address("/topic/t", "s"), SentMessage(4, False, 0, b"", b"", group="g"))
+    with pytest.raises(
+        RemoteProtocolError, match=r"6 copies, more than the 5 .* with a group or an expiry count twice"
+    ):
+        engine.commands.send(session, grouped)
+    assert not engine.turn.run().deliveries
 
 
 def test_topic_and_patterns_have_at_most_so_many_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,19 +3,37 @@
 import gc
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from types import FrameType
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.transaction import TransactionLimits
+from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.event_log import EventLog
 from truenext.errors import Code, NoSpaceError, RemoteProtocolError
-from truenext.model.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Release, Send, Started, Subscribe
+from truenext.model.commands import (
+    Abort,
+    Ack,
+    AckMode,
+    Begin,
+    Commit,
+    Nack,
+    Release,
+    Send,
+    Started,
+    Subscribe,
+    Unsubscribe,
+)
 from truenext.model.destination import parse_address
 from truenext.model.disk_level import DISK_FULL, DiskLevel
 from truenext.model.limits import TRANSACTIONS_CEILING
 from truenext.model.message import SentMessage
+from truenext.model.schedule import Schedule
 
 MANY = 1000
 
@@ -153,8 +171,9 @@ def test_limits_are_those_of_the_settings_and_the_refusal_names_them_and_counts_
     (sequence,) = dispatched(engine)
     engine.commands.acknowledge(session, Ack("0", sequence, "t"))
     why = (
-        "more than 3 sends and acknowledgements in open transactions of one connection (transaction_messages_max); "
-        "commit more often"
+        "more than 3 sends and acknowledgements in open transactions of one connection (transaction_messages_max), "
+        "where sends with a group, an expiry or a schedule count twice, and NACKs once more for a cause and for a "
+        "delay; commit more often"
     )
     assert error_of(lambda: send(engine, session, "t")) == why
     assert session.transactions.message_count == 3
@@ -162,6 +181,70 @@ def test_limits_are_those_of_the_settings_and_the_refusal_names_them_and_counts_
     engine.commands.begin(session, Begin("t"))
     # One alone may be as large as a body may be.
     send(engine, session, "t", bytes(1000))
+
+
+COSTLY = {
+    "group": ({"group": "g"}, {}),
+    "expiry": ({"expires_ms": 1 << 42}, {}),
+    "time to live": ({}, {"ttl_ms": 1000}),
+    "delay": ({}, {"schedule": Schedule(due_ms=1 << 42)}),
+}
+
+
+@pytest.mark.parametrize(("of_message", "of_send"), COSTLY.values(), ids=COSTLY)
+def test_sends_that_take_long_to_accept_count_twice_until_the_transaction_ends(
+    of_message: dict[str, Any], of_send: dict[str, Any]
+) -> None:
+    engine = started(TransactionLimits(messages=5))
+    session = connected(engine)
+    engine.commands.begin(session, Begin("t"))
+    costly = Send(parse_address("/queue/a", "s"), SentMessage(4, True, 0, b"", b""), "t")
+    costly = replace(costly, message=replace(costly.message, **of_message), **of_send)
+    send(engine, session, "t")
+    for _ in range(2):
+        engine.commands.send(session, replace(costly))
+    assert session.transactions.message_count == 5
+    assert error_of(lambda: send(engine, session, "t")).startswith("more than 5 sends and acknowledgements")
+    engine.commands.commit(session, Commit("t"))
+    assert session.transactions.message_count == 0
+
+
+@pytest.mark.parametrize("more", [{"cause": "c"}, {"delay_ms": 1}])
+@pytest.mark.parametrize("is_acknowledged", [False, True])
+def test_nacks_with_a_cause_or_a_delay_count_twice(more: dict[str, Any], is_acknowledged: bool) -> None:
+    engine = started(TransactionLimits(messages=3))
+    session = connected(engine)
+    for _ in range(2):
+        send(engine, session)
+    held = dispatched(engine)
+    engine.commands.begin(session, Begin("t"))
+    if is_acknowledged:
+        for sequence in held:
+            engine.commands.acknowledge(session, Ack("0", sequence, "t"))
+    engine.commands.nack(session, Nack("0", held[0], "t", **more))
+    assert session.transactions.message_count == 2 + is_acknowledged
+    refusal = error_of(lambda: engine.commands.nack(session, Nack("0", held[1], "t", **more)))
+    assert refusal.startswith("more than 3 sends and acknowledgements")
+    engine.commands.abort(session, Abort("t"))
+    assert session.transactions.message_count == 0
+
+
+def test_commit_of_grouped_sends_to_queues_in_turn_takes_few_steps_more_than_to_one_queue() -> None:
+    def steps(queues: int) -> int:
+        engine = Engine(CommitState(EventLog()))
+        engine.lifespan.start()
+        session = engine.commands.connect("s")
+        for _ in range(2):
+            engine.commands.begin(session, Begin("t"))
+            for number in range(100):
+                message = SentMessage(4, True, 0, b"", b"", group=f"g{number}")
+                destination = parse_address(f"/queue/q{number % queues}", "s")
+                engine.commands.send(session, Send(destination, message, "t"))
+            count = steps_of(lambda: engine.commands.commit(session, Commit("t")))
+        return count
+
+    # Each message is an event block of its own, which no array is made for.
+    assert steps(10) - steps(1) < 100 * 18
 
 
 def test_commit_sends_to_a_topic_and_a_queue_of_the_same_name_each_where_it_belongs() -> None:
@@ -374,3 +457,50 @@ def test_consumer_may_begin_without_room_and_a_mere_sender_may_not() -> None:
     assert not engine.commands.sending.waits_while_disk_short(consumer, Begin("t"))
     with pytest.raises(NoSpaceError):
         engine.commands.sending.waits_while_disk_short(producer, Begin("t"))
+
+
+# ---- Messages of many queues ----
+
+
+def steps_to_requeue(action: str, *, queue_count: int = 10, cause: str = "") -> int:
+    """Return the steps in which 100 messages, dispatched from queues in turns, leave their wildcard consumer."""
+    engine = Engine(CommitState(EventLog()))
+    engine.lifespan.start()
+    session = engine.commands.connect("s")
+    session.is_truenext_client = True
+    for number in range(100):
+        destination = parse_address(f"/queue/q.{number % queue_count}", "s")
+        engine.commands.send(session, Send(destination, SentMessage(4, True, 0, b"", b"")))
+    engine.commands.subscribe(session, Subscribe("0", parse_address("/queue/q.*", "s"), AckMode.CLIENT, 1000))
+    commit(engine)
+    while engine.has_work:
+        engine.turn.run()
+        commit(engine)
+    held = list(session.consumers["0"].held.values())
+    assert len(held) == 100
+    assert queue_count == 1 or all(one.lane.queue is not next_one.lane.queue for one, next_one in pairwise(held))
+    engine.commands.begin(session, Begin("t"))
+    last = held[-1].sequence
+    if action == "COMMIT":
+        engine.commands.nack(session, Nack("0", last, "t", cause=cause))
+    elif action == "ABORT":
+        engine.commands.acknowledge(session, Ack("0", last, "t"))
+    actions: dict[str, Callable[[], object]] = {
+        "NACK": lambda: engine.commands.nack(session, Nack("0", last, cause=cause)),
+        "COMMIT": lambda: engine.commands.commit(session, Commit("t")),
+        "ABORT": lambda: engine.commands.abort(session, Abort("t")),
+        "release": lambda: engine.commands.release(session, Release(["0"], [])),
+        "UNSUBSCRIBE": lambda: engine.commands.unsubscribe(session, Unsubscribe("0")),
+    }
+    return steps_of(actions[action])
+
+
+@pytest.mark.parametrize("action", ["NACK", "COMMIT", "ABORT", "release", "UNSUBSCRIBE"])
+def test_messages_of_many_queues_are_requeued_in_hardly_more_steps_than_those_of_one(action: str) -> None:
+    # In the order of dispatch, each message ended a block of the history.
+    assert steps_to_requeue(action) < steps_to_requeue(action, queue_count=1) + 600
+
+
+@pytest.mark.parametrize("action", ["NACK", "COMMIT"])
+def test_messages_of_one_nack_share_their_cause(action: str) -> None:
+    assert steps_to_requeue(action, cause="c") < steps_to_requeue(action) + 1300

@@ -253,6 +253,28 @@ def test_acknowledgement_in_an_open_transaction_gives_a_full_connection_no_credi
     assert [queue for queue, _ in driver.turn()] == ["a"]
 
 
+def test_messages_that_a_wildcard_consumer_holds_count_twice_until_a_transaction_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # C4.14
+    limit_held(monkeypatch, 4)
+    driver = TurnDriver()
+    driver.subscribe("x.>")
+    driver.subscribe("a")
+    for name in ("x.a", "a"):
+        driver.send(name)
+        driver.turn()
+    driver.send("x.b")
+    ((_, first),) = driver.turn()
+    driver.send("a")
+    assert driver.turns() == [[]], "three messages count five times"
+    driver.engine.commands.begin(driver.session, Begin("t"))
+    driver.ack("x.>", first, "t")
+    assert driver.turns() == [[]], "two times, and once each"
+    driver.engine.commands.commit(driver.session, Commit("t"))
+    assert [queue for queue, _ in driver.turn()] == ["a"]
+
+
 def test_full_connection_that_unsubscribes_gets_messages_of_its_other_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     # C4.14
     limit_held(monkeypatch, 2)

@@ -11,6 +11,7 @@ from truenext.broker.control_requests import AnswerGenerator
 from truenext.engine.dispatch.heads import WaitReason
 from truenext.engine.engine import Engine
 from truenext.engine.idle import find_next
+from truenext.engine.lifecycle.redelivery import dead_letter_queue
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
 from truenext.engine.state.queue import Queue
 from truenext.errors import Code, RemoteProtocolError
@@ -52,6 +53,8 @@ class RedeliveryReport(msgspec.Struct):
     """Factor by which the delay grows with each further failure."""
     delay_max_ms: int
     """Maximum of the delay, before the jitter."""
+    dead_letters: str | None
+    """Name of the queue that gets the dead letters; None if the queue keeps failed messages."""
 
 
 class SubscriptionReport(msgspec.Struct):
@@ -178,6 +181,7 @@ def _report_redelivery(queue: Queue) -> RedeliveryReport:
         delay_ms=policy.delay_ms,
         backoff=policy.backoff,
         delay_max_ms=policy.delay_max_ms,
+        dead_letters=None if queue.keeps_failures else dead_letter_queue(queue.name, policy),
     )
 
 

@@ -142,9 +142,10 @@ class BrokerSettings:
     )
     transaction_messages_max: int = setting(
         TRANSACTION_MESSAGES_MAX,
-        "Largest number of sends, ACKs and NACKs in all open transactions of one connection together.",
+        "Largest number of sends, ACKs and NACKs in all open transactions of one connection together. A send with a "
+        "group, an expiry or a schedule counts twice, and a NACK once more for a cause and for a delay.",
         unit="messages",
-        least=1,
+        least=2,
         most=TRANSACTION_MESSAGES_CEILING,
         fixed=_AT_START,
         reason="A COMMIT is one step, during which no other client is served: about 0.1 s at this limit.",

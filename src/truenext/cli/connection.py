@@ -105,6 +105,8 @@ class BrokerOptions(NamedTuple):
     credentials: Credentials
     timeout_s: float = CLOSE_TIMEOUT_S
     """Seconds within which the broker must accept the login."""
+    more_urls: tuple[str, ...] = ()
+    """Addresses of further brokers. The first broker that answers is used."""
 
     def connect(self, *, reconnect: bool) -> Connection:
         """Connect to the broker.
@@ -112,7 +114,9 @@ class BrokerOptions(NamedTuple):
         Raises: ConfigurationError if a file of the credentials cannot be used; otherwise the errors of
         `truenext.blocking.connect`
         """
-        return connect(self.url, **self.credentials.arguments(), reconnect=reconnect, timeout=self.timeout_s)
+        return connect(
+            self.url, *self.more_urls, **self.credentials.arguments(), reconnect=reconnect, timeout=self.timeout_s
+        )
 
 
 def broker_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -222,7 +226,8 @@ def connected(
         if isinstance(error.__cause__, Refused):
             # The broker did answer, but refused each attempt.
             raise failure(TruenextError(str(error))) from error
-        raise failure(ConnectionLost(f"{broker.url} does not answer in time: {error}")) from error
+        urls = " or ".join((broker.url, *broker.more_urls))
+        raise failure(ConnectionLost(f"{urls} does not answer in time: {error}")) from error
     except LocalProtocolError as error:
         # The request was right, so the peer is not a truenext broker.
         raise failure(RemoteProtocolError(str(error))) from error

@@ -199,7 +199,7 @@ def receive(
                 sys.stdout.buffer.flush()
                 message.ack()
     if limit is not None and received < limit:
-        terminal.echo(f"truenext: {received} of {limit} messages came within {timeout:g} seconds", err=True)
+        terminal.echo(f"truenext: {received} of {limit} messages came within {timeout:g} s", err=True)
         raise SystemExit(1)
 
 

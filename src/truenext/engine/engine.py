@@ -71,7 +71,7 @@ class Engine:
         selections, page_reader = queues.selections, parts.page_reader
         dispatcher = Dispatcher(state, selections, parts.resident, page_reader, life.settlement)
         dispatch = TurnDispatch(state, selections, queues.wildcards, page_reader, dispatcher, life.pull_requests)
-        self.turn = Turn(state, dispatch, tasks, page_reader, selections, life.pull_requests)
+        self.turn = Turn(state, dispatch, tasks, page_reader, selections, life.settlement, life.pull_requests)
         self.store_results = StoreResults(state, parts, queues, tasks, life.settlement)
         self.lifespan = EngineLifespan(state, parts.delays, parts.resident, queues, tasks.scheduler)
 

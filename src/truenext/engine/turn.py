@@ -177,6 +177,7 @@ class Turn:
         tasks: BackgroundTasks,
         page_reader: PageReader,
         selections: Selections,
+        settlement: Settlement,
         pull_requests: PullRequests,
     ) -> None:
         self._commit_state = state.commit_state
@@ -185,6 +186,7 @@ class Turn:
         self._tasks = tasks
         self._page_reader = page_reader
         self._selections = selections
+        self._settlement = settlement
         self._pull_requests = pull_requests
         self._is_stopping = False
 
@@ -210,6 +212,7 @@ class Turn:
         if self._is_stopping:
             return Effects(commit_state.take_answers(), {}, [], [], [], tasks.bulk.take_finished_pieces(), [])
         self._selections.begin_pass()
+        self._settlement.begin_turn()
         commit_state.request_sequences_if_low()
         # Without work this must cost next to nothing: a client may send one message after the other.
         work_reads = tasks.step_before_dispatch() if commit_state.active_work else []
@@ -231,8 +234,12 @@ class Turn:
         timer_reads = [page for timers in tasks.timers if (page := timers.next_read()) is not None]
         count_dispatched = self._clients.count_dispatched
         for consumer, entries in deliveries.items():
-            consumer.session.served_consumers[consumer] = None
-            count_dispatched(consumer.session, len(entries))
+            session = consumer.session
+            session.served_consumers[consumer] = None
+            if count_dispatched(session, len(entries) * consumer.held_weight):
+                # In its other queues these may have been the last consumers with credit: see `PullRequests.withdraw`.
+                for each in session.consumers.values():
+                    commit_state.touch(each)
         return Effects(
             commit_state.take_answers(),
             deliveries,

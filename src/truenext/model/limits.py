@@ -228,8 +228,8 @@ Exceeded: `… is more than {WINDOW_MAX} messages, the largest window`
 
 HELD_MAX = WINDOW_MAX
 """Messages that one connection may hold in all its subscriptions and open transactions: when the connection ends, all
-of these are requeued in one step. The limit is checked once in each turn, so a connection may hold up to
-DISPATCHES_PER_TURN messages more.
+of these are requeued in one step. Those that subscriptions to patterns of queues hold count twice. The limit is checked
+once in each turn, so a connection may hold up to DISPATCHES_PER_TURN messages more.
 
 Exceeded: No error. The next message follows when the connection holds fewer.
 """
@@ -249,9 +249,10 @@ Exceeded: `{TOPIC_SUBSCRIPTIONS_MAX} subscriptions …, the most allowed: end so
 
 COPIES_MAX = 25_000
 """Copies that one SEND or COMMIT may make of messages to topics and composite destinations. The limit is
-`transaction_messages_max` if that is more. All copies are accepted in one step, in 4 us each.
+`transaction_messages_max` if that is more. All copies are accepted in one step, in 4 us each. Copies with a group or an
+expiry count twice.
 
-Exceeded: `… copies, more than the … that one SEND or COMMIT may make: commit more often, or send to fewer topics and queues at once`
+Exceeded: `… copies, more than the … that one SEND or COMMIT may make, where copies with a group or an expiry count twice: commit more often, or send to fewer topics and queues at once`
 """  # noqa: E501
 
 CONSUMER_PRIORITY_MAX = 127
@@ -342,11 +343,12 @@ Exceeded: The setting is refused, with its range.
 
 TRANSACTION_MESSAGES_MAX = 25_000
 """Sends and acknowledgements in one connection's open transactions: a COMMIT or ABORT is one step, in which no other
-client is served.
+client is served. A send with a group, an expiry or a schedule counts twice, and a NACK once more for a cause and for a
+delay.
 
 Setting: `transaction_messages_max`
-Exceeded: `more than … sends and acknowledgements in open transactions of one connection (transaction_messages_max)`
-"""
+Exceeded: `more than … sends and acknowledgements in open transactions of one connection (transaction_messages_max), where sends with a group, an expiry or a schedule count twice, and NACKs once more for a cause and for a delay`
+"""  # noqa: E501
 
 TRANSACTION_QUEUES_MAX = 5000
 """Queues to which one transaction sends: its COMMIT may have to create them all in one step.
@@ -762,6 +764,9 @@ DUE_SENDS_PER_READ = 500
 DUE_COPIES_PER_STEP = 1000
 """Copies of scheduled sends to topics and composite destinations after which a step ends. The computation of a cron
 expression's next time counts as 50 copies."""
+
+DEAD_LETTERS_PER_TURN = 100
+"""Messages that have failed too often and become dead letters in one turn. One event may give up more: these wait."""
 
 SHOWN_SENDS_PER_PIECE = 100
 """Scheduled sends that one piece of a listing has."""

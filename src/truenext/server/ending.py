@@ -265,7 +265,7 @@ class Ending:
         self._broker.ends.soon(self._session, self._end_without_takeover)
 
     def _end_without_takeover(self) -> None:
-        self._log_lost(f"no takeover within {TAKEOVER_GRACE_S:g} seconds")
+        self._log_lost(f"no takeover within {TAKEOVER_GRACE_S:g} s")
         self._end_parked()
 
     def _end_parked(self, *, is_exempt: bool = False) -> None:

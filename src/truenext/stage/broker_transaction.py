@@ -4,11 +4,12 @@ errors."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 
-from truenext.client.core.send_options import SendOptions
+from truenext.client.core.send_options import SendOptions, encode_send, is_plain_value
 from truenext.client.tasks.connection import Session
+from truenext.client.tasks.encoded_sends import send_encoded
 from truenext.errors import ClosedError, Code, ConnectionLost, Refused, RolledBack, TruenextError
 from truenext.stage.core.outbox_unit import Delay, EncodedMessage
 from truenext.stage.core.output import OutputMessage
@@ -47,6 +48,11 @@ def transaction_size(messages: Sequence[EncodedMessage]) -> int:
     return sum(len(each.body) for each in messages) + FRAME_BYTES * len(messages)
 
 
+def transaction_count(messages: Sequence[EncodedMessage]) -> int:
+    """Return how many messages the broker counts in a transaction: those with an expiry or a delay count twice."""
+    return len(messages) + sum(bool(each.expires_ms or each.delay or each.ttl_s is not None) for each in messages)
+
+
 def remaining_s(deadline: float) -> float:
     """Return the seconds until `deadline`, by the clock of the event loop, and at least 0.001."""
     return max(deadline - asyncio.get_running_loop().time(), 0.001)
@@ -57,26 +63,44 @@ async def send_messages(session: Session, messages: Sequence[EncodedMessage], de
 
     Raises: RolledBack if the broker has refused the transaction; TimeoutError after `deadline`
     """
+    await send_encoded(session, encode_heads(messages), deadline)
+
+
+def encode_heads(messages: Sequence[EncodedMessage]) -> Iterator[tuple[bytes, bytes, float | None]]:
+    """Yield the head of its frame, the body and the time to live in seconds of each message."""
+    # Most messages of a unit differ only in id and body: the rest of their heads is encoded once.
+    shared: dict[tuple[str, int, bool], bytes] = {}
     for each in messages:
-        options: SendOptions = {
-            "priority": each.priority,
-            "persistent": each.persistent,
-            "content_type": CONTENT_TYPE,
-            "correlation_id": each.id,
-        }
-        if each.refused:
-            options["headers"] = {"refused": each.refused}
-        elif each.expires_ms:
-            options["headers"] = {"expires": str(each.expires_ms)}
-        elif each.ttl_s is not None:
-            options["ttl"] = each.ttl_s
-        if each.report_to:
-            options["report_to"], options["report_id"] = each.report_to, each.report_id
-        if each.on_failure:
-            options["on_failure"] = each.on_failure
-        if each.delay is not None:
-            _add_delay(options, each.delay)
-        await session.send(each.destination, each.body, timeout=remaining_s(deadline), **options)
+        if not each.is_plain or not is_plain_value(each.id):
+            encoded = encode_send(each.destination, _options_of(each))
+            yield encoded.head, each.body, encoded.ttl_s
+            continue
+        key = (each.destination, each.priority, each.persistent)
+        head = shared.get(key)
+        if head is None:
+            head = shared[key] = encode_send(each.destination, _common_options(each)).head
+        yield b"%bcorrelation-id:%b\n" % (head, each.id.encode()), each.body, None
+
+
+def _common_options(message: EncodedMessage) -> SendOptions:
+    return {"priority": message.priority, "persistent": message.persistent, "content_type": CONTENT_TYPE}
+
+
+def _options_of(message: EncodedMessage) -> SendOptions:
+    options: SendOptions = {**_common_options(message), "correlation_id": message.id}
+    if message.refused:
+        options["headers"] = {"refused": message.refused}
+    elif message.expires_ms:
+        options["headers"] = {"expires": str(message.expires_ms)}
+    elif message.ttl_s is not None:
+        options["ttl"] = message.ttl_s
+    if message.report_to:
+        options["report_to"], options["report_id"] = message.report_to, message.report_id
+    if message.on_failure:
+        options["on_failure"] = message.on_failure
+    if message.delay is not None:
+        _add_delay(options, message.delay)
+    return options
 
 
 def _add_delay(options: SendOptions, delay: Delay) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from truenext.errors import LocalProtocolError
 from truenext.model.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX
-from truenext.stage.broker_transaction import encode_messages, transaction_size
+from truenext.stage.broker_transaction import encode_messages, transaction_count, transaction_size
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.initiation import Initiation
@@ -193,10 +193,10 @@ class OutboxInitiationContext:
                 f"the initiation has {transaction_size(messages)} bytes of messages, and a transaction of the broker "
                 f"{TRANSACTION_BYTES_MAX} at most: use several initiations"
             )
-        if len(messages) > TRANSACTION_MESSAGES_MAX:
+        if transaction_count(messages) > TRANSACTION_MESSAGES_MAX:
             raise FlowError(
-                f"the initiation has {len(messages)} messages, and a transaction of the broker "
-                f"{TRANSACTION_MESSAGES_MAX} at most: use several initiations"
+                f"the initiation has {transaction_count(messages)} messages (those with an expiry or a delay counted "
+                f"twice), and a transaction of the broker {TRANSACTION_MESSAGES_MAX} at most: use several initiations"
             )
         return OutboxUnit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
 

@@ -140,7 +140,7 @@ class Initiator:
                 await self._pending_replies.ensure_subscribed()
         except TimeoutError:
             raise RolledBack(
-                f"no request was sent to {to}: the broker was not available within {timeout:g} seconds"
+                f"no request was sent to {to}: the broker was not available within {timeout:g} s"
             ) from None
         reply_to, number, reply = self._pending_replies.expect_reply(to)
         flow_id, ttl = "", options.get("ttl")
@@ -161,9 +161,9 @@ class Initiator:
                 return await reply
         except TimeoutError:
             if ttl is not None and ttl < timeout:
-                raise TimeoutError(f"{to.name} has not replied within the ttl of the flow, {ttl:g} seconds") from None
+                raise TimeoutError(f"{to.name} has not replied within the ttl of the flow, {ttl:g} s") from None
             raise TimeoutError(
-                f"{to.name} has not replied within {timeout:g} seconds; the reply may still come. If it does not, look "
+                f"{to.name} has not replied within {timeout:g} s; the reply may still come. If it does not, look "
                 "for the request in the dead-letter queues: truenext queues"
             ) from None
         finally:

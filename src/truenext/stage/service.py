@@ -340,7 +340,7 @@ class Service(Definition):
                 await kept.run_in_transaction(start)
         except TimeoutError:
             raise TimeoutError(
-                f"the database of {self.name} has not answered within {timeout:g} seconds; the flow may have started: "
+                f"the database of {self.name} has not answered within {timeout:g} s; the flow may have started: "
                 "ask again with the same key"
             ) from None
         ttl = options.get("ttl")

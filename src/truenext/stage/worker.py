@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from truenext.clock import monotonic
 from truenext.errors import InDoubt, RolledBack
+from truenext.model.failure_headers import ON_FAILURE
 from truenext.stage.broker_transaction import (
     BrokerUnavailable,
     MapToBrokerUnavailable,
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
     from truenext.client.tasks.connection import Message, Session
     from truenext.stage.context import ServiceContext
     from truenext.stage.core.definitions import Stage
-    from truenext.stage.core.retry import RetryDecision
+    from truenext.stage.core.retry import RedeliveryPolicy, RetryDecision
     from truenext.stage.outbox.exactly_once import BorrowedProducer, ExactlyOnceProcessing
     from truenext.stage.pool import PriorityPool
     from truenext.stage.sql.work import AnySqlWork
@@ -287,7 +288,7 @@ class MessageHandler:
         attempts_max = self._stage.settings.attempts
         failures = self._message.attempts
         if attempts_max is not None and failures >= attempts_max:
-            reason = f"{failures} attempts have failed, and {attempts_max} are allowed"
+            reason = f"{failures} of {attempts_max} allowed attempts have failed"
             if self._message.was_lost:
                 reason += "; the last one ended with its process or connection"
             raise NoAttemptsLeft(reason, self._message.last_cause.partition("\n")[0])
@@ -461,6 +462,8 @@ class MessageHandler:
             next_s = policy.delay_s(failures) if retry.delay_s is None else retry.delay_s
             _logger.warning("a stage has failed, and is tried again", extra=fields | {"next_s": next_s})
             return
+        if given_up_for is not None and (moved_to := self._moved_to(policy)):
+            fields["moved_to"] = moved_to
         if given_up_for == EXHAUSTED.rejected_for:
             text = "a stage has failed in the last attempt, and its message is given up"
         else:
@@ -471,6 +474,15 @@ class MessageHandler:
             extra=fields,
             exc_info=None if isinstance(error, Reject) or is_text_too_long(error) else error,
         )
+
+    def _moved_to(self, policy: RedeliveryPolicy | None) -> str:
+        """Return the queue to which the broker moves the message that was given up: that of the next handler, or else
+        the dead-letter queue; "" if it is not known."""
+        if policy is None or policy.dead_letters is None:
+            # An older broker, which does not report the queue, knows no handlers either.
+            return ""
+        handler = self._message.headers.get(ON_FAILURE, "").partition(" ")[0]
+        return handler.removeprefix("/queue/") or policy.dead_letters
 
     async def _settle_failed(self, error: BaseException) -> RetryDecision | None:
         """Release, nack or reject the message after an error. Return the decision; None if the message was released."""

@@ -101,7 +101,8 @@ class DeadLetter:
         return self.headers.get("truenext-original-last-cause", "")
 
     def __str__(self) -> str:
-        return f"{self.queue} has given up {self.trace!r} after {self.attempts} attempts: {self.last_cause}"
+        attempts = f"{self.attempts} attempt{'' if self.attempts == 1 else 's'}"
+        return f"{self.queue} has given up {self.trace!r} after {attempts}: {self.last_cause}"
 
 
 class _QueueStatus(msgspec.Struct):
@@ -351,7 +352,7 @@ class Stages:
             now = loop.time()
             if now > deadline:
                 where = _describe_unfinished(unfinished, busy, unsent or await self._describe_unsent())
-                raise TimeoutError(f"flows have not ended within {timeout:g} seconds: {where}")
+                raise TimeoutError(f"flows have not ended within {timeout:g} s: {where}")
             is_waiting = self._service_run.waits_for_database
             if busy or is_waiting or unsent or any(each.consumers for each in unfinished):
                 consumed_at = now
@@ -395,7 +396,7 @@ class Stages:
         except DatabaseUnavailable as error:
             return f"the outbox cannot be read: {error}"
         count = unsent.numbered + unsent.unnumbered
-        return f"the outbox has {count} unsent messages" if count else ""
+        return f"the outbox has {count} unsent message{'s' * (count > 1)}" if count else ""
 
     async def _next_delay_ms(self, queues: list[_QueueStatus]) -> int | None:
         """Return the earliest due time of a delayed flow; None if no flow is delayed."""

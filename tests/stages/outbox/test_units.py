@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from truenext.client.core.send_options import SendOptions, encode_send
+from truenext.stage.broker_transaction import CONTENT_TYPE, encode_heads, transaction_count
 from truenext.stage.core.names import RANDOM_BYTES, child_id, first_id, inbox_id
 from truenext.stage.core.outbox_unit import (
     COMBINED_PREFIX,
     TTL_MIN_S,
     UNIT_PREFIXES,
+    Delay,
     EncodedMessage,
     OutboxUnit,
     UnreadableUnit,
@@ -106,6 +109,53 @@ def test_unit_is_read_by_a_version_without_reports_and_the_other_way_round(writt
     assert read == [msgspec.structs.replace(each, report_to="", report_id="", on_failure=()) for each in written]
 
 
+sent_messages = st.lists(
+    st.builds(
+        EncodedMessage,
+        destination=st.sampled_from(["/queue/take", "/queue/pack"]),
+        body=st.binary(max_size=2),
+        id=st.sampled_from(["0f3a", "77b1", "a b", "a:b", "x" * 200, ""]),
+        priority=st.sampled_from([4, 9]),
+        persistent=st.booleans(),
+        expires_ms=st.sampled_from([0, 0, 0, 1_800_000_000_000]),
+        ttl_s=st.sampled_from([None, None, None, 2.5]),
+        refused=st.sampled_from(["", "", "", "too large"]),
+        delay=st.sampled_from([None, None, None, Delay(1500)]),
+        report_to=st.sampled_from(["", "", "", "/topic/replies.shop.1"]),
+        report_id=st.just("7"),
+        on_failure=st.sampled_from([(), (), (), ("/queue/a.stage.on_failure",)]),
+    ),
+    max_size=8,
+)
+
+
+@given(sent_messages)
+def test_head_of_each_sent_message_has_all_its_options(messages: list[EncodedMessage]) -> None:
+    for each, (head, body, ttl_s) in zip(messages, encode_heads(messages), strict=True):
+        options: SendOptions = {
+            "priority": each.priority,
+            "persistent": each.persistent,
+            "content_type": CONTENT_TYPE,
+            "correlation_id": each.id,
+        }
+        if each.refused:
+            options["headers"] = {"refused": each.refused}
+        elif each.expires_ms:
+            options["headers"] = {"expires": str(each.expires_ms)}
+        elif each.ttl_s is not None:
+            options["ttl"] = each.ttl_s
+        if each.report_to:
+            options["report_to"], options["report_id"] = each.report_to, each.report_id
+        if each.on_failure:
+            options["on_failure"] = each.on_failure
+        if each.delay is not None:
+            options["delay"] = each.delay.ms / 1000
+        expected = encode_send(each.destination, options)
+        assert sorted(head.splitlines()) == sorted(expected.head.splitlines())
+        assert head.endswith(b"\n")
+        assert (body, ttl_s) == (each.body, expected.ttl_s)
+
+
 def test_a_unit_of_another_version_is_refused() -> None:
     with pytest.raises(UnreadableUnit):
         decode_unit(b"\x92\x04\x90", 0)
@@ -123,3 +173,15 @@ def test_an_id_begins_with_the_time_and_what_is_made_of_it_with_the_same() -> No
 def test_an_id_of_a_foreign_program_may_be_any_text(id: str) -> None:
     made = {inbox_id("shop", "take", id), inbox_id("bank", "take", id), inbox_id("shop", "give", id), child_id(id, 1)}
     assert len(made) == 4 and all(re.fullmatch("[0-9a-f]{32}", each) for each in made)
+
+
+def test_messages_with_an_expiry_or_a_delay_count_twice_as_in_the_broker() -> None:
+    plain = EncodedMessage("/queue/take", b"", "", 4, True)
+    costly = [
+        msgspec.structs.replace(plain, expires_ms=1),
+        msgspec.structs.replace(plain, ttl_s=1.0),
+        msgspec.structs.replace(plain, delay=Delay(1)),
+    ]
+    assert transaction_count([plain]) == 1
+    assert [transaction_count([each]) for each in costly] == [2, 2, 2]
+    assert transaction_count([plain, *costly]) == 7

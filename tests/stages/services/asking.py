@@ -1,5 +1,5 @@
-"""A program of the service `failing` that asks for each number under a key, and prints each answer as a line of JSON.
-Some flows begin at once, some after a delay, and some at a time after START, in seconds since 1970.
+"""A program of the service `failing` that asks for each number under a key, from START on (in seconds since 1970), and
+prints each answer as a line of JSON. Some flows begin at once, some after a delay, and some at a time after START.
 
 python -m tests.stages.services.asking URL DATABASE NUMBERS START EVENTS
 """
@@ -7,6 +7,7 @@ python -m tests.stages.services.asking URL DATABASE NUMBERS START EVENTS
 import asyncio
 import json
 import sys
+import time
 from datetime import UTC, datetime
 
 from tests.stages.services.failing import KINDS, Ended, Job
@@ -15,18 +16,20 @@ from truenext.stage import FlowFailed, Service
 from truenext.stage.core.flow_start import FlowOptions
 from truenext.stage.sql.errors import DatabaseUnavailable
 
-CONCURRENCY = 10
+CONCURRENCY = 50
 TIMEOUT_S = 20.0
 
 
-def job_of(number: int, start: float) -> tuple[Job, FlowOptions]:
+def job_of(number: int, numbers: int, start: float) -> tuple[Job, FlowOptions]:
     """Return the job and the options of its flow, the same in each process. Each kind has each way to begin."""
     kind, way = KINDS[number % len(KINDS)], number // len(KINDS) % 3
     if way == 0:
         return Job(number, kind), {}
     if way == 1:
-        return Job(number, kind), {"delay": number % 7 / 10}
-    due = start + number / 40
+        delay = 1 + number % 7 / 4
+        return Job(number, kind, delay=delay), {"delay": delay}
+    # Few flows are spread over seconds, too, so that a kill comes before the last one is due.
+    due = start + 2 + number * max(0.05, 5 / numbers)
     return Job(number, kind, due), {"at": datetime.fromtimestamp(due, UTC)}
 
 
@@ -36,7 +39,7 @@ async def main(url: str, database: str, numbers: int, start: float, events: str)
     places = asyncio.Semaphore(CONCURRENCY)
 
     async def ask(number: int) -> None:
-        job, options = job_of(number, start)
+        job, options = job_of(number, numbers, start)
         async with places:
             while True:
                 answer: object
@@ -52,6 +55,7 @@ async def main(url: str, database: str, numbers: int, start: float, events: str)
                 print(json.dumps([number, answer]), flush=True)
                 return
 
+    await asyncio.sleep(start - time.time())
     while True:
         try:
             async with app.connected():

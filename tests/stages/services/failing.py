@@ -29,6 +29,8 @@ class Job(msgspec.Struct):
     kind: Kind
     due: float = 0.0
     """Time in seconds since 1970 before which the flow must not begin."""
+    delay: float = 0.0
+    """Seconds from the start of the flow before which its first stage must not run."""
 
 
 class Ended(msgspec.Struct):
@@ -73,7 +75,8 @@ def handle(failure: Failure, memo: Memo, flow: Flow, place: str) -> None:
 
 @outer.stage
 async def begin_outer(job: Job, memo: Memo, flow: Flow) -> None:
-    begin(job, memo, "outer" if time.time() >= job.due else "outer too early")
+    due = max(job.due, flow._envelope.flow.started_ms / 1000 + job.delay)
+    begin(job, memo, "outer" if time.time() >= due else "outer too early")
     flow.request(middle, job)
 
 

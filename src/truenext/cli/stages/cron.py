@@ -17,10 +17,12 @@ from rich.table import Table
 
 from truenext.blocking import Connection
 from truenext.cli import terminal
-from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
+from truenext.cli.connection import connected, credentials_options, send_control_request, timeout_option
 from truenext.cli.exit_status import CommandFailure
+from truenext.cli.stages.service_broker import broker_of, urls_option
 from truenext.cli.stages.service_loader import load_service, service_argument
 from truenext.cli.terminal import count_noun
+from truenext.client.core.credentials import Credentials
 from truenext.errors import Code, InDoubt, Refused, TruenextError
 from truenext.model.limits import CONTROL_REQUEST_SEQUENCES_MAX as NUMBERS_MAX
 from truenext.stage.broker_transaction import CONTENT_TYPE
@@ -34,18 +36,22 @@ TRIES_MAX = 20
 @click.command()
 @service_argument
 @click.option("--apply", "applies", is_flag=True, help="Make the cron flows in the broker those that are declared.")
-@broker_options
-def cron(target: str, applies: bool, broker: BrokerOptions) -> None:
+@urls_option
+@credentials_options
+@timeout_option
+def cron(target: str, applies: bool, urls: tuple[str, ...], credentials: Credentials, connect_timeout_s: float) -> None:
     """Show the cron flows of a service.
 
     Shows the cron flows that the service declares (`app.cron`), and those in the broker. With --apply the broker gets
     all declared flows, and loses all other cron flows of the service. Run it once with each deployment, always as the
     same user, who needs `send`, `browse` and `manage` for the queues of the endpoints.
 
+    User and password come from the first source that names a user: the command line, the service, TRUENEXT_USER.
+
     Exits 0 if declared and present cron flows are equal, 1 if they differ.
     """
     service = load_service(target)
-    with connected(broker) as connection:
+    with connected(broker_of(service, urls, credentials, connect_timeout_s)) as connection:
         if applies:
             sent, cancelled = apply_crons(connection, service)
             terminal.echo(f"{count_noun(sent, 'cron flow')} sent, {cancelled:,} cancelled")

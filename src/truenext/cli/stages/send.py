@@ -159,7 +159,7 @@ async def _run(
                     id = await _send_under_key(service, running, endpoint, message, trace, key, options)
             except TimeoutError:
                 raise TimeoutError(
-                    f"the database of {service.name} has not answered within {timeout_s:g} seconds; the flow may have "
+                    f"the database of {service.name} has not answered within {timeout_s:g} s; the flow may have "
                     "started: run the command again with the same key"
                 ) from None
         return id.encode()

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import click
 
-from truenext.cli.connection import URL_VARIABLE, USER_VARIABLE
+from truenext.cli.connection import URL_VARIABLE, USER_VARIABLE, BrokerOptions, split_by_source
 from truenext.cli.values import URL, UrlOption
 from truenext.client.core.credentials import Credentials
+from truenext.stage.service import Service
 
 urls_option = click.option(
     "--url",
@@ -22,6 +23,18 @@ urls_option = click.option(
     help="Address of the broker, instead of the service's own. May be repeated, and the variable may have several, "
     "with spaces between them: the first broker that answers is used.",
 )
+
+
+def broker_of(service: Service, urls: tuple[str, ...], credentials: Credentials, timeout_s: float) -> BrokerOptions:
+    """Return the broker to which a command connects as the service. `urls` and `credentials` are those of the command
+    line and the environment.
+
+    Raises: click.UsageError if the environment's login is invalid
+    """
+    line, environment = split_by_source(credentials)
+    merged, _ = merge_credentials(line, service.credentials, environment)
+    url, *more_urls = urls or service.broker
+    return BrokerOptions(url, merged, timeout_s, tuple(more_urls))
 
 
 def merge_credentials(line: Credentials, own: Credentials, environment: Credentials) -> tuple[Credentials, str]:

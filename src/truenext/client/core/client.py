@@ -189,7 +189,8 @@ class Client:
         self._unavailable_count = 0 if is_busy else self._unavailable_count + 1
         if not self.options.reconnects and self._unavailable_count >= len(self.options.addresses):
             self.fail_permanently(self.no_broker_error(self.options.attempt_timeout_s))
-        else:
+        elif self.error is None or not self.up_or_failed.is_awaited:
+            # Otherwise the waiting call raises the final error.
             self._report_seldom(
                 "cannot connect to %(url)s: %(error)s", url, reason, attempts=self._failed_connect_count
             )
@@ -221,9 +222,9 @@ class Client:
 
     def _no_answer(self, waited_s: float) -> str:
         if self.is_listening:
-            answer = f"has not answered as a STOMP broker within {waited_s:g} seconds: check the port"
+            answer = f"has not answered as a STOMP broker within {waited_s:g} s: check the port"
             return f"a program listens there, but {answer}"
-        return f"the host has not answered within {waited_s:g} seconds: check that the broker runs, and host and port"
+        return f"the host has not answered within {waited_s:g} s: check that the broker runs, and host and port"
 
     @property
     def _urls(self) -> str:
@@ -397,7 +398,7 @@ class Client:
         }
         if self.reconnect_count or self._failed_connect_count:
             self.context.report(
-                "connected to %(url)s, after %(seconds)s seconds and %(attempts)s attempts",
+                "connected to %(url)s, after %(seconds)s s, in attempt %(attempts)s",
                 {
                     **fields,
                     "seconds": round(downtime_s, 1),
@@ -493,9 +494,7 @@ class Client:
         if self.link is link:
             silent_at = (self.clock() if self.is_read_buffer_full else link.read_at) + link.silence_limit_s
             if silent_at <= self.clock():
-                self.on_connection_lost(
-                    ConnectionLost(f"the broker has sent nothing for {link.silence_limit_s:g} seconds")
-                )
+                self.on_connection_lost(ConnectionLost(f"the broker has sent nothing for {link.silence_limit_s:g} s"))
             else:
                 self.delayed_calls.call_at(silent_at, lambda: self._check_silence(link))
 

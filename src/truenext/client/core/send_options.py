@@ -109,7 +109,7 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-_IS_PLAIN = re.compile(r"[\w.@/+=-]{1,128}", re.ASCII).fullmatch
+is_plain_value = re.compile(r"[\w.@/+=-]{1,128}", re.ASCII).fullmatch
 """Match a text that needs no escape and is short enough for `frames.check_headers`."""
 
 
@@ -120,12 +120,12 @@ def encode_send(destination: str, options: SendOptions) -> EncodedSend:
     # Messages often differ only in these ids, so the cache has heads without them.
     others, lines, has_report_id = options, "", False
     correlation = options.get("correlation_id")
-    if type(correlation) is str and _IS_PLAIN(correlation):
+    if type(correlation) is str and is_plain_value(correlation):
         others = options.copy()
         del others["correlation_id"]
         lines = f"correlation-id:{correlation}\n"
     report = options.get("report_id")
-    if type(report) is str and _IS_PLAIN(report) and len(report) <= REPORT_ID_LENGTH_MAX:
+    if type(report) is str and is_plain_value(report) and len(report) <= REPORT_ID_LENGTH_MAX:
         has_report_id = True
         others = others.copy()
         del others["report_id"]

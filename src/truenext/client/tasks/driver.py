@@ -441,7 +441,7 @@ class Driver(BaseDriver):
         if late_s > LOOP_BLOCKED_S and self._timer_at > _blocked_until.get(self.loop, 0.0):
             _blocked_until[self.loop] = self.loop.time()
             log.report(
-                "the event loop was blocked for %(seconds)s seconds: look for a call that takes long without an await; "
+                "the event loop was blocked for %(seconds)s s: look for a call that takes long without an await; "
                 "with PYTHONASYNCIODEBUG=1 asyncio logs the task of such a call",
                 {"seconds": round(late_s, 1)},
             )

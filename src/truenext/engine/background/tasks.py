@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from truenext.engine.background.browsing import BrowseTask
 from truenext.engine.background.bulk_work import BulkPieceExecutor, BulkTask
 from truenext.engine.background.expiry import ExpiryTask
+from truenext.engine.background.given_up import GivenUpTask
 from truenext.engine.background.retries import RetryTask
 from truenext.engine.background.scheduled import Scheduler
 from truenext.engine.lifecycle.parts import LifecycleParts
@@ -28,6 +29,7 @@ class BackgroundTasks:
         self.expiry = ExpiryTask(state, memory.expiry_timers, resident, memory.page_reader, queues, settlement)
         self.scheduler = Scheduler(commit_state, resident, queues, arrivals)
         self.retries = RetryTask(commit_state, memory.delays, settlement)
+        self.given_up = GivenUpTask(commit_state, resident, settlement)
         self.browsing = BrowseTask(state, queues)
         self.bulk_pieces = BulkPieceExecutor(state, resident, queues, arrivals, settlement, self.scheduler)
         self.bulk = BulkTask(state, self.bulk_pieces)
@@ -37,6 +39,7 @@ class BackgroundTasks:
             self.scheduler,
             queues.wildcards,
             self.retries,
+            self.given_up,
             life.topic_reports,
             queues.selections,
             queues.subscription_cleanup,

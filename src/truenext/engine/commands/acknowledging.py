@@ -3,11 +3,11 @@ docs/contract.md."""
 
 from __future__ import annotations
 
-from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.lifecycle.settlement import Settlement, by_queue
 from truenext.engine.queues.queues import Queues
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.queue import STARTED, Entry, RequeueReason
-from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
+from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits, nack_count
 from truenext.engine.writing.engine_state import EngineState
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Ack, AckMode, AckRun, Nack, Started
@@ -129,7 +129,7 @@ class Acknowledging:
         if nack.transaction is not None:
             transaction = session.transaction(nack.transaction)
             if transaction.acknowledges(nack.sequence, nack.dispatch):
-                self._add_cause(session, transaction, nack)
+                self._count_nack_of_acknowledged(session, transaction, nack)
                 transaction.nack_acknowledged(nack)
                 return
         consumer = session.consumer_of(nack.subscription, nack.sequence, nack.dispatch)
@@ -138,21 +138,24 @@ class Acknowledging:
             consumer.auto_window.settled_count += 1
         covered = consumer.covered_sequences(nack.sequence)
         if nack.transaction is not None:
-            transaction = self._extend_transaction(session, nack.transaction, len(covered), len(nack.cause))
+            count = len(covered) * nack_count(nack)
+            transaction = self._extend_transaction(session, nack.transaction, count, len(nack.cause))
             self._memory.transaction_bytes += len(nack.cause)
             transaction.nack(self._move_to_transaction(session, consumer, covered), nack)
             return
-        for sequence in covered:
-            entry = consumer.held.pop(sequence)
-            self._settlement.fail(entry, RequeueReason.NACKED, nack, reports_started=consumer.reports_started)
+        entries = [consumer.held.pop(sequence) for sequence in covered]
+        reports_started = consumer.reports_started
+        for entry in entries if consumer.queue is not None else by_queue(entries):
+            self._settlement.fail(entry, RequeueReason.NACKED, nack, reports_started=reports_started)
         session.last_batch = max(session.last_batch, self._commit_state.latest_batch)
 
-    def _add_cause(self, session: ConnectionState, transaction: BrokerTransaction, nack: Nack) -> None:
-        """Add the bytes of a NACK's cause to the transaction. The transaction had acknowledged the message before."""
-        if nack.cause:
-            size = len(nack.cause)
-            session.transactions.check_limits(self._limits, count=0, size=size)
-            session.transactions.add_usage(transaction, count=0, size=size)
+    def _count_nack_of_acknowledged(self, session: ConnectionState, transaction: BrokerTransaction, nack: Nack) -> None:
+        """Count a NACK of a message that the transaction has acknowledged before, less the acknowledgement that counts
+        already."""
+        count, size = nack_count(nack) - 1, len(nack.cause)
+        if count:
+            session.transactions.check_limits(self._limits, count=count, size=size)
+            session.transactions.add_usage(transaction, count=count, size=size)
             self._memory.transaction_bytes += size
 
     def _extend_transaction(self, session: ConnectionState, name: str, count: int, size: int = 0) -> BrokerTransaction:

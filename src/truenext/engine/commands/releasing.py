@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from truenext.engine.commands.transactions import Transactions
 from truenext.engine.lifecycle.pull_requests import PullRequests
-from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.lifecycle.settlement import Settlement, by_queue
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.queue import Entry, RequeueReason
@@ -86,7 +86,7 @@ class Releasing:
         """Release all messages that the consumer holds except `retained`. Each item of `retained` has the subscription,
         sequence and number of deliveries of a message."""
         held, name = consumer.held, consumer.subscription
-        for entry in list(held.values()):
+        for entry in by_queue(held.values()):
             if retained and (name, entry.sequence, entry.deliveries) in retained:
                 continue
             del held[entry.sequence]

@@ -16,7 +16,7 @@ from truenext.engine.background.scheduled import Scheduler
 from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.queues.queues import Queues
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
+from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits, send_count
 from truenext.engine.writing.engine_state import EngineState
 from truenext.errors import Code, NoSpaceError, RemoteProtocolError
 from truenext.model.commands import Begin, Command, Commit, Send, SendRun
@@ -86,7 +86,7 @@ class Sending:
             self.schedule(destination, message, send.schedule)
         elif destination.is_multi_queue:
             queues = self._queues.queues_for(send, self._queues.get_or_create)
-            self.check_copies(len(queues))
+            self.check_copies(len(queues) * send_count(send))
             self._commit_state.is_read_long = True
             is_stored = self._arrivals.accept_copies(queues, message)
             self._queues.await_introduction(session, destination)
@@ -125,7 +125,8 @@ class Sending:
         transaction = session.transaction(name)
         memory = self._memory
         size = len(send.message.header) + len(send.message.body)
-        session.transactions.check_limits(self._limits, size=size)
+        count = send_count(send)
+        session.transactions.check_limits(self._limits, count=count, size=size)
         has_cron = send.schedule is not None and send.schedule.cron != ""
         if has_cron and transaction.cron_count >= TRANSACTION_CRON_SENDS_MAX:
             raise RemoteProtocolError(
@@ -153,18 +154,18 @@ class Sending:
             transaction.sends_of_copies.append(send)
         if transaction.balance is not None:
             transaction.balance.send(send)
-        session.transactions.add_usage(transaction, size=size)
+        session.transactions.add_usage(transaction, count=count, size=size)
         memory.transaction_bytes += size
 
     def check_copies(self, count: int) -> None:
-        """Check the number of copies that a command would make.
+        """Check the number of copies that a command would make. `count` counts copies as `send_count` says.
 
         Raises: RemoteProtocolError if the number is greater than one command may make.
         """
         if count > self._copies_max:
             raise RemoteProtocolError(
-                f"{count} copies, more than the {self._copies_max} that one SEND or COMMIT may make: commit more "
-                "often, or send to fewer topics and queues at once",
+                f"{count} copies, more than the {self._copies_max} that one SEND or COMMIT may make, where copies with "
+                "a group or an expiry count twice: commit more often, or send to fewer topics and queues at once",
                 Code.LIMIT,
             )
 
@@ -198,7 +199,7 @@ class Sending:
             send.ahead = send.ahead or self._queues.new_route_ahead()
             yield from self._queues.find_ahead(send.ahead, send.destination, message)
             yield
-            count += send.ahead.count
+            count += send.ahead.count * send_count(send)
             if count > self._copies_max:
                 # The command will be refused.
                 return

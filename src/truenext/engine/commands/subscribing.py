@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from truenext.engine.background.browsing import BrowseTask
 from truenext.engine.lifecycle.pull_requests import PullRequests
-from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.lifecycle.settlement import Settlement, by_queue
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.unused import consumer_memory_error
 from truenext.engine.queues.wildcards import Wildcards
@@ -262,11 +262,12 @@ class Subscribing:
         counts_attempt = not is_exempt and consumer.mode is not AckMode.AUTO
         is_truenext_client = consumer.session.is_truenext_client
         reports_started = consumer.reports_started
-        for entry in consumer.held.values():
-            is_attempt = counts_attempt and (entry.is_started or not is_truenext_client)
+        held = consumer.held.values()
+        first = next(iter(held), None)
+        for entry in held if consumer.queue is not None else by_queue(held):
+            is_attempt = counts_attempt and (entry.is_started if is_truenext_client else entry is first)
             reason = RequeueReason.LOST if is_attempt else RequeueReason.RELEASED
             self._settlement.requeue(entry, reason, reports_started=reports_started)
-            counts_attempt &= is_truenext_client
         consumer.held.clear()
         consumer.session.served_consumers.pop(consumer, None)
         for queue in queues:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from truenext.engine.commands.sending import Sending
 from truenext.engine.lifecycle.arrivals import Arrivals
-from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.lifecycle.settlement import Settlement, by_queue
 from truenext.engine.queues.queues import Queues
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Queue, RequeueReason
-from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits, rollback_only_error
+from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits, rollback_only_error, send_count
 from truenext.engine.writing.engine_state import EngineState
 from truenext.engine.writing.entries import NO_CONTENTS
 from truenext.errors import Code, RemoteProtocolError
@@ -77,7 +77,7 @@ class Transactions:
             destination = send.destination
             if destination.is_multi_queue:
                 found = queues.queues_for(send, queues.ensure_if_connected)
-                copies += len(found)
+                copies += len(found) * send_count(send)
                 self._sending.check_copies(copies)
             elif destination.name in by_name:
                 found = by_name[destination.name]
@@ -107,7 +107,7 @@ class Transactions:
                 # The group of a suspended consumer may be free now.
                 self._commit_state.touched_queues[entry.lane.queue] = None
         nacked = transaction.nacked()
-        for entry in nacked:
+        for entry in by_queue(nacked):
             self._settlement.fail(entry, RequeueReason.NACKED, transaction.nacks[entry.sequence])
         if commit.producer is not None:
             self._producers.record_use(commit, is_stored=is_stored)
@@ -130,12 +130,12 @@ class Transactions:
         messages. For acknowledged messages it counts if both `counts_all` and the transaction's BEGIN say so."""
         transaction = self._end(session, name)
         counts_all = counts_all and transaction.counts_all
-        for entry in transaction.acknowledged():
+        for entry in by_queue(transaction.acknowledged()):
             if counts_all:
                 self._settlement.fail(entry, RequeueReason.ABORTED)
             else:
                 self._settlement.requeue(entry, RequeueReason.RELEASED)
-        for entry in transaction.nacked():
+        for entry in by_queue(transaction.nacked()):
             self._settlement.fail(entry, RequeueReason.ABORTED)
         if transaction.held:
             session.last_batch = max(session.last_batch, self._commit_state.latest_batch)

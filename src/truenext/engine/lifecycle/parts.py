@@ -25,4 +25,4 @@ class LifecycleParts:
         self.settlement = Settlement(
             commit_state, memory.delays, resident, queues, self.arrivals, self.topic_reports, random
         )
-        self.pull_requests = PullRequests(commit_state.events)
+        self.pull_requests = PullRequests(commit_state)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.queue import Entry, Queue
-from truenext.engine.writing.event_log import EventLog
+from truenext.engine.writing.commit_state import CommitState
 
 
 class EndedPullRequest(NamedTuple):
@@ -23,8 +23,9 @@ class EndedPullRequest(NamedTuple):
 
 
 class PullRequests:
-    def __init__(self, events: EventLog) -> None:
-        self._events = events
+    def __init__(self, commit_state: CommitState) -> None:
+        self._commit_state = commit_state
+        self._events = commit_state.events
         self.open_consumers: dict[BrokerConsumer, None] = {}
         self.no_wait_by_queue: dict[Queue | BrokerConsumer, dict[BrokerConsumer, None]] = {}
         """Consumers whose open request does not wait, by queue. The key of a wildcard consumer is the consumer."""
@@ -52,6 +53,8 @@ class PullRequests:
         assert pull_request is not None, "it pulls"
         ended = EndedPullRequest(consumer, pull_request.remaining, pull_request.correlation)
         self.end_without_notice(consumer)
+        # It may have been the last consumer with credit: others may get express dispatch now.
+        self._commit_state.touch(consumer)
         return ended
 
     def end_without_notice(self, consumer: BrokerConsumer) -> None:

@@ -86,6 +86,11 @@ class FailedMessage(NamedTuple):
     """Headers of the message."""
 
 
+def dead_letter_queue(origin: str, policy: Policy) -> str:
+    """Return the name of the queue that gets the dead letters of queue `origin`."""
+    return dead_letter_name(origin) if policy.dead_letters == INDIVIDUAL_DEAD_LETTERS else policy.dead_letters
+
+
 def make_dead_letter(
     message: SentMessage, origin: str, policy: Policy, *, attempts: int, causes: Causes, reason: str, now_ms: int
 ) -> FailedMessage:
@@ -101,8 +106,7 @@ def make_dead_letter(
         if others:
             headers[ON_FAILURE] = " ".join(handler.address for handler in others)
     else:
-        name = dead_letter_name(origin) if policy.dead_letters == INDIVIDUAL_DEAD_LETTERS else policy.dead_letters
-        destination = Destination(DestinationKind.QUEUE, name)
+        destination = Destination(DestinationKind.QUEUE, dead_letter_queue(origin, policy))
     redrive_queue = ""
     if FAILURE in headers:
         redrive_queue = origin

@@ -7,11 +7,14 @@ released              requeued, due at once
 expired               dead-lettered, or removed
 
 A message that would be dead-lettered goes to its next handler instead, if it has one. A dead letter may send a report.
+
+One event may give up very many messages. Of these each turn dead-letters DEAD_LETTERS_PER_TURN; the store knows by the
+marks of the others that they are given up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from truenext.engine.lifecycle.arrivals import Arrivals
@@ -28,12 +31,22 @@ from truenext.engine.lifecycle.topic_reports import TopicReports
 from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.queues.queues import Queues
-from truenext.engine.state.queue import NEVER_STARTED, STARTED, UNSTARTED, Entry, Lane, RequeueReason, is_undeliverable
+from truenext.engine.state.queue import (
+    NEVER_STARTED,
+    STARTED,
+    UNSTARTED,
+    Entry,
+    Lane,
+    Queue,
+    RequeueReason,
+    is_undeliverable,
+)
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.entries import mark, remove
 from truenext.model.batch import DUE_NEVER, NO_CAUSES, Causes
 from truenext.model.commands import Nack
 from truenext.model.failure_headers import REPORT_TO
+from truenext.model.limits import DEAD_LETTERS_PER_TURN
 from truenext.model.message import SentMessage
 from truenext.model.policy import ExpiryAction
 
@@ -41,6 +54,19 @@ _RELEASED = RequeueReason.RELEASED
 """Constant, because very many messages may be requeued, and a look-up in the class would double the time of a line."""
 _REPORT_TO = REPORT_TO.encode()
 """Header as header lines have it; none of its characters is escaped there."""
+
+
+def by_queue(entries: Iterable[Entry]) -> list[Entry]:
+    """Return entries in an order in which those of one queue follow one another, and keep their order. In turns of
+    queues, requeueing took a quarter more time."""
+    found: dict[Queue, list[Entry]] = {}
+    for entry in entries:
+        queue = entry.lane.queue
+        if queue in found:
+            found[queue].append(entry)
+        else:
+            found[queue] = [entry]
+    return [entry for each in found.values() for entry in each]
 
 
 class Settlement:
@@ -63,6 +89,8 @@ class Settlement:
         self._arrivals = arrivals
         self._topic_reports = topic_reports
         self._random = random
+        self._dead_letters_left = DEAD_LETTERS_PER_TURN
+        """Messages that this turn may still dead-letter because they were given up."""
 
     # ---- Completion ----
 
@@ -147,7 +175,7 @@ class Settlement:
         # The first condition of is_undeliverable, inlined for speed.
         may_be_dead = entry.attempts >= queue.policy.attempts_max or entry.due_us == DUE_NEVER
         if may_be_dead and is_undeliverable(queue, entry.attempts, entry.due_us):
-            self.dead_letter(entry)
+            self._give_up(entry)
             return
         is_set_aside = False
         if has_failed:
@@ -191,15 +219,35 @@ class Settlement:
 
     # ---- Dead letters and expiry ----
 
-    def dead_letter(self, entry: Entry, reason: str = "") -> None:
-        """Move a message that is in no lane to the dead-letter queue, or to its next handler. An evicted message is
-        moved after its body was read."""
-        message: SentMessage | None = entry.message
-        if message is None:
-            # If the broker ends before the message is read, the next run moves it when it reads it.
-            mark(self._commit_state.batch, entry, self._delays.due_ms(entry))
-            self._resident.await_dead_letter(entry)
+    def _give_up(self, entry: Entry, *, is_marked: bool = False) -> None:
+        """Dead-letter a message that is in no lane and has failed too often: at once, or later if it was evicted or
+        this turn dead-letters no more. Messages of one lane keep their order. With `is_marked`, a batch has the last
+        failure of the message already."""
+        if entry.message is not None and self._dead_letters_left > 0 and not self._resident.given_up:
+            self._dead_letters_left -= 1
+            self.dead_letter(entry)
             return
+        if entry.store_batch is not None and not is_marked:
+            # If the broker ends before that, the next run moves the message when it reads it.
+            mark(self._commit_state.batch, entry, self._delays.due_ms(entry))
+        self._resident.await_dead_letter(entry)
+
+    def begin_turn(self) -> None:
+        """Let a new turn dead-letter as many messages as any other."""
+        self._dead_letters_left = DEAD_LETTERS_PER_TURN
+
+    def dead_letter_given_up(self) -> None:
+        """Dead-letter messages that were given up in earlier turns, as many as this turn may."""
+        given_up = self._resident.given_up
+        while given_up and self._dead_letters_left > 0:
+            for entry in given_up.pop(self._dead_letters_left):
+                self._dead_letters_left -= 1
+                self.dead_letter(entry)
+
+    def dead_letter(self, entry: Entry, reason: str = "") -> None:
+        """Move a message that is in memory, but in no lane, to the dead-letter queue, or to its next handler."""
+        message: SentMessage | None = entry.message
+        assert message is not None, "it was read"
         origin = entry.lane.queue
         if not reason:
             reason = REJECTED if entry.due_us == DUE_NEVER else EXHAUSTED
@@ -244,13 +292,8 @@ class Settlement:
         failed.sort(key=attrgetter("sequence"))
         self._resident.remove_entries(lane, failed)
         for entry in failed:
-            if entry.message is not None:
-                self.dead_letter(entry)
-                continue
             # Its mark says how often it has failed, unless it was stored only after that.
-            if not entry.has_mark:
-                mark(self._commit_state.batch, entry, self._delays.due_ms(entry))
-            self._resident.await_dead_letter(entry)
+            self._give_up(entry, is_marked=entry.has_mark)
 
     def expire(self, entry: Entry) -> None:
         """Remove or dead-letter an expired message that is in no lane."""

@@ -10,6 +10,8 @@ pages in later.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.horizon import is_stored
 from truenext.engine.memory.resident_set import ResidentSet
@@ -20,6 +22,9 @@ from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, is_undeliverable
 from truenext.model.batch import DUE_NEVER, NO_CAUSES, NO_MARK, Causes
 from truenext.model.limits import PAGE_BYTES, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT
 from truenext.model.message import SentMessage
+
+GIVEN_UP_LANES_PER_TURN = 100
+"""Lanes of which one turn requests evicted messages that were given up."""
 
 
 class LaneRead(StoreRead):
@@ -94,11 +99,12 @@ class PageReader:
 
     def take_reads(self) -> list[StoreRead]:
         """Return and forget the requests for pages to be read from the store."""
-        for entry in self._resident.awaiting_dead_letter():
-            if entry.lane.selected is not None and entry.sequence in entry.lane.selected.entries:
-                self.request_body(entry)
-            elif entry.lane.pending_read is None:
-                self._request_read(entry.lane, entry.sequence - 1, 1, PAGE_BYTES)
+        for lane, given_up in islice(self._resident.unread_given_up(), GIVEN_UP_LANES_PER_TURN):
+            for entry in islice(given_up, PAGE_SIZE_SHORT):
+                if lane.selected is not None and entry.sequence in lane.selected.entries:
+                    self.request_body(entry)
+                elif lane.pending_read is None:
+                    self._request_read(lane, entry.sequence - 1, 1, PAGE_BYTES)
         reads, self._unsent_reads = self._unsent_reads, []
         return reads
 

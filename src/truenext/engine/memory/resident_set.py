@@ -7,9 +7,11 @@ leave when memory is short.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from sys import maxsize
 
 from truenext.engine.memory import horizon
+from truenext.engine.memory.entries_by_lane import EntriesByLane
 from truenext.engine.state.causes import ONLY_IN_STORE, KnownCauses, append_cause, causes_size, merge_stored_causes
 from truenext.engine.state.memory import ENTRY_BYTES, MemoryBudget, size_of
 from truenext.engine.state.pages import damage_error
@@ -26,8 +28,10 @@ class ResidentSet:
     def __init__(self, commit_state: CommitState, memory: MemoryBudget) -> None:
         self._commit_state = commit_state
         self._memory = memory
-        self._unread_dead_letters: list[Entry] = []
-        """Messages that have failed too often, and must be read before they can be dead-lettered."""
+        self._unread_given_up = EntriesByLane()
+        """Messages that were given up, and must be read before they can be dead-lettered."""
+        self.given_up = EntriesByLane()
+        """Messages in memory that were given up, and wait to be dead-lettered."""
         self.lanes_with_unread_in_memory: dict[Lane, None] = {}
         """Lanes with messages that will leave memory once they are durable."""
         self._lanes_with_removed: dict[Lane, None] = {}
@@ -40,6 +44,8 @@ class ResidentSet:
         """Topic subscriptions that end with their connections, have their own limit, and have messages on disk."""
         self._lanes_awaiting_page: dict[Lane, None] = {}
         """Lanes in which causes must stay in memory until a page was applied."""
+        self._first_failure: KnownCauses | None = None
+        """Causes of the message that was the last to fail for the first time with a cause."""
         self.nothing_evictable_at = NEVER_EXHAUSTED
         """Value of `Eviction._moment` when all messages that could leave memory had left."""
 
@@ -99,7 +105,14 @@ class ResidentSet:
 
     def add_cause(self, entry: Entry, cause: str) -> None:
         """Add the cause that a consumer has given for a failure."""
-        self._set_causes(entry, append_cause(entry.causes, cause))
+        known = self._first_failure
+        if entry.causes is not None:
+            self._set_causes(entry, append_cause(entry.causes, cause))
+            return
+        if known is None or known.last is not cause:
+            # Messages of one NACK share it.
+            known = self._first_failure = append_cause(None, cause)
+        self._set_causes(entry, known)
 
     def unload_causes(self, entry: Entry) -> None:
         """Remove the causes of a message from memory, because the message is settled, or only the store keeps them."""
@@ -185,23 +198,34 @@ class ResidentSet:
             self.queues_over_limit[queue] = None
 
     def await_dead_letter(self, entry: Entry) -> None:
-        """Request the body of an evicted message, so that the message can be dead-lettered."""
-        entry.lane.add_unloaded(entry)
-        self._unread_dead_letters.append(entry)
+        """Keep a message that was given up, in no lane, until it is dead-lettered. If the message was evicted, its body
+        is requested."""
+        lane = entry.lane
+        if entry.message is None:
+            lane.add_unloaded(entry)
+            self._unread_given_up.add(entry)
+            return
+        if entry.sequence <= lane.horizon:
+            # No page may load it again.
+            lane.horizon_min = max(lane.horizon_min, entry.sequence)
+        self.given_up.add(entry)
+        self._commit_state.active_work[self] = None
 
     def awaiting_dead_letter(self) -> list[Entry]:
-        """Return the messages that must be read before they can be dead-lettered. They are in no lane."""
-        return self._unread_dead_letters[:]
+        """Return the messages that were given up and are not dead-lettered yet. They are in no lane."""
+        return [*self._unread_given_up, *self.given_up]
+
+    def unread_given_up(self) -> Iterator[tuple[Lane, Iterator[Entry]]]:
+        """Yield lanes with their messages that must be read before they can be dead-lettered."""
+        return self._unread_given_up.by_lane()
 
     def stop_awaiting_dead_letter(self, entry: Entry) -> bool:
         """Note that a message was read. Returns whether the message was waiting to become a dead letter."""
-        remaining = [one for one in self._unread_dead_letters if one is not entry]
-        was_awaiting = len(remaining) < len(self._unread_dead_letters)
-        self._unread_dead_letters = remaining
-        return was_awaiting
+        return self._unread_given_up.discard(entry)
 
     def awaits_dead_letter(self, entry: Entry) -> bool:
-        return any(one is entry for one in self._unread_dead_letters)
+        """Return whether an evicted message was given up."""
+        return entry in self._unread_given_up
 
     def on_policy_changed(self, queue: Queue) -> None:
         """Note whether the queue may be above its memory limit, after a change of the limit."""
@@ -235,7 +259,9 @@ class ResidentSet:
         self._lanes_with_removed.pop(lane, None)
         self.limited_subscriptions.pop(lane.queue, None)
         self._lanes_awaiting_page.pop(lane, None)
-        self._unread_dead_letters = [entry for entry in self._unread_dead_letters if entry.lane is not lane]
+        self._unread_given_up.pop_lane(lane)
+        for entry in self.given_up.pop_lane(lane):
+            self.unload(entry)
 
     def remember_removed(self, entry: Entry) -> None:
         """Note that the gathering batch removes a message that is not in its lane, so that no page adds it."""

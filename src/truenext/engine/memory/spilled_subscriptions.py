@@ -96,7 +96,7 @@ class SpilledSubscriptions:
             return None
         _, session, queue = max(found, key=lambda each: each[0])
         return session, (
-            f"the client read and acknowledged nothing for {queue.policy.stalled_subscriber_ms / 1000:g} seconds "
+            f"the client read and acknowledged nothing for {queue.policy.stalled_subscriber_ms / 1000:g} s "
             f"(stalled_subscriber_ms), and others need the space of its subscription to {queue.destination.topic}: "
             "read and acknowledge the messages, or unsubscribe"
         )

@@ -505,7 +505,9 @@ class Queues:
         # Before any event of a new queue of this name. This also closes the open block of events: its entries may have
         # been accepted just now, and writing them needs their messages.
         self._events.subscription_ended(queue)
-        for entry in chain(*queue.lanes, *(lane.unread_in_memory for lane in queue.lanes), acknowledged):
+        given_up = [entry for lane in queue.lanes for entry in self._resident.given_up.of_lane(lane)]
+        count += len(given_up)
+        for entry in chain(*queue.lanes, *(lane.unread_in_memory for lane in queue.lanes), acknowledged, given_up):
             if entry.store_batch is None:
                 # The others get this event when their pages are read.
                 self._events.expired(entry)

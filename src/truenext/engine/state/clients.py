@@ -149,13 +149,16 @@ class ClientRegistry:
 
     # ---- Held entries ----
 
-    def count_dispatched(self, session: ConnectionState, count: int) -> None:
-        """Count messages dispatched to a connection. A connection that holds HELD_MAX messages gets no more."""
+    def count_dispatched(self, session: ConnectionState, count: int) -> bool:
+        """Count messages dispatched to a connection, by `held_weight`. A connection that holds HELD_MAX messages gets
+        no more. Returns whether the connection has just reached HELD_MAX."""
         session.held_estimate += count
-        if session.held_estimate >= HELD_MAX:
-            session.count_held()
-            if session.holds_too_much:
-                self.full_sessions[session] = None
+        if session.held_estimate < HELD_MAX or session in self.full_sessions:
+            return False
+        session.count_held()
+        if session.holds_too_much:
+            self.full_sessions[session] = None
+        return session.holds_too_much
 
     def take_freed_sessions(self) -> list[ConnectionState]:
         """Return the connections that held HELD_MAX messages and hold fewer now, each connection once."""

@@ -5,9 +5,9 @@ Whether a consumer has credit does not depend on the next message, so a large me
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from sys import maxsize
+from typing import ClassVar
 
 from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.queue import Queue
@@ -77,6 +77,8 @@ class BrokerConsumer(Subscriber, EntryHolder):
 
     queue: Queue | None
     """Queue of the consumer; None for a wildcard consumer (wildcard.py)."""
+    held_weight: ClassVar[int] = 1
+    """Number that each held message counts towards HELD_MAX."""
 
     def __init__(
         self,
@@ -323,9 +325,9 @@ class ConnectionState:
         return not self.consumers
 
     def count_held(self) -> int:
-        """Count the messages that the connection holds, and note whether HELD_MAX is reached."""
-        holders: Iterable[EntryHolder] = (*self.consumers.values(), *self.transactions.settling_transactions)
-        self.held_estimate = sum(len(holder.held) for holder in holders)
+        """Count the messages that the connection holds, by `held_weight`, and note whether HELD_MAX is reached."""
+        self.held_estimate = sum(len(each.held) * each.held_weight for each in self.consumers.values())
+        self.held_estimate += sum(len(each.held) for each in self.transactions.settling_transactions)
         self.holds_too_much = self.held_estimate >= HELD_MAX
         return self.held_estimate
 

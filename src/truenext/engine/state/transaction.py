@@ -43,7 +43,20 @@ class TransactionLimits:
     size: int = TRANSACTION_BYTES_MAX
     """Maximum bytes of sends and causes; a first send may be larger."""
     messages: int = TRANSACTION_MESSAGES_MAX
-    """Maximum number of sends, acknowledgements and NACKs."""
+    """Maximum number of sends, acknowledgements and NACKs, some of which count twice."""
+
+
+def send_count(send: Send) -> int:
+    """Return how often a send, or each of its copies, counts towards the limits of a COMMIT: twice if its group, expiry
+    or schedule makes it take about twice as long."""
+    message = send.message
+    is_costly = message.group or message.expires_ms or send.ttl_ms or send.schedule is not None
+    return 2 if is_costly else 1
+
+
+def nack_count(nack: Nack) -> int:
+    """Return how often each message of a NACK in a transaction counts: once more with a cause, and with a delay."""
+    return 1 + bool(nack.cause) + bool(nack.delay_ms)
 
 
 class BrokerTransaction(EntryHolder):
@@ -68,7 +81,8 @@ class BrokerTransaction(EntryHolder):
         """Names of the queues to which messages are sent. Until the transaction ends these queues are not removed, and
         memory is reserved for those that are missing (queues/unused.py)."""
         self.message_count = 0
-        """Number of sends, acknowledgements and NACKs, including messages of queues that have ended since."""
+        """Number of sends, acknowledgements and NACKs (`send_count`, `nack_count`), including messages of queues that
+        have ended since."""
         self.total_bytes = 0
         """Bytes of the messages in `sends`, and of causes in NACKs."""
         self.is_rollback_only = False
@@ -144,7 +158,7 @@ class OpenTransactions(dict[str, BrokerTransaction]):
         self.settling_transactions: dict[BrokerTransaction, None] = {}
         """Transactions that have acknowledged or nacked messages."""
         self.message_count = 0
-        """Number of sends, acknowledgements and NACKs in all open transactions."""
+        """Number of sends, acknowledgements and NACKs in all open transactions, some counted twice."""
         self.total_bytes = 0
         """Bytes of the sends and causes in all open transactions."""
         self.ended_count = 0
@@ -181,7 +195,8 @@ class OpenTransactions(dict[str, BrokerTransaction]):
         if self.message_count + count > limits.messages:
             raise RemoteProtocolError(
                 f"more than {limits.messages} sends and acknowledgements in open transactions of one connection "
-                "(transaction_messages_max); commit more often",
+                "(transaction_messages_max), where sends with a group, an expiry or a schedule count twice, and NACKs "
+                "once more for a cause and for a delay; commit more often",
                 Code.LIMIT,
             )
         if self.total_bytes and self.total_bytes + size > limits.size:

@@ -60,6 +60,7 @@ BLOCK_US_MAX = 500
 
 _SINGLE_EVENT = struct.Struct(BLOCK.format + "Q")
 _SINGLE_ACCEPTED = struct.Struct(_SINGLE_EVENT.format + "IB")
+_SINGLE_OF_GROUP = struct.Struct(_SINGLE_ACCEPTED.format + "Q")
 _SINGLE_DISPATCHED = struct.Struct(_SINGLE_EVENT.format + "II")
 _SINGLE_RETURNED = struct.Struct(_SINGLE_EVENT.format + "I")
 
@@ -401,7 +402,7 @@ class EventLog:
         if not entries:
             return
         count = len(entries)
-        if count == 1 and kind != _OF_GROUP:
+        if count == 1:
             self._add_block(self._single_event_block(kind, entries.pop()), 1)
             return
         block = BLOCK.pack(kind, self._block_code, count, self._block_queue, self._block_other, self._opened_us)
@@ -446,6 +447,11 @@ class EventLog:
             )
         if kind == _RETURNED:
             return _SINGLE_RETURNED.pack(kind, self._block_code, 1, queue, other, opened_us, sequence, entry.attempts)
+        if kind == _OF_GROUP:
+            message = entry.message
+            assert message is not None, "see above"
+            flags, group = message.priority + PERSISTENT_FLAG * message.persistent, group_number(entry.group)
+            return _SINGLE_OF_GROUP.pack(kind, 0, 1, queue, other, opened_us, sequence, len(message.body), flags, group)
         return _SINGLE_EVENT.pack(kind, 0, 1, queue, other, opened_us, sequence)
 
     def _add_single_event(

@@ -325,8 +325,8 @@ class BrokerConnection:
             if not self._read(deadline):
                 host, port, *_ = self._socket.getpeername()
                 raise _no_broker(
-                    f"{host}:{port} accepts connections, but has not answered CONNECT within {timeout_s:g} "
-                    "seconds: check that the option url names a truenext broker",
+                    f"{host}:{port} accepts connections, but has not answered CONNECT within {timeout_s:g} s: "
+                    "check that the option url names a truenext broker",
                     is_listening=True,
                 )
         link.require_truenext("Spark")

@@ -38,7 +38,8 @@ class FlowFailed(TruenextError):
 
     def __init__(self, stage: str, reason: str, attempts: int, first_cause: str, last_cause: str) -> None:
         why = last_cause.partition("\n")[0] or reason
-        super().__init__(f"the flow has failed in stage {stage} after {attempts} attempts: {why}")
+        after = f"{attempts} attempt{'' if attempts == 1 else 's'}"
+        super().__init__(f"the flow has failed in stage {stage} after {after}: {why}")
         self.stage = stage
         self.reason = reason
         self.attempts = attempts

@@ -202,7 +202,7 @@ class Flow:
         if due is not None and expires_ms and self._now_ms + due.ms >= expires_ms:
             left_s = max(expires_ms - self._now_ms, 0) / 1000
             raise FlowError(
-                f"a delay of {delay:g} seconds ends after the flow, which expires in {left_s:g} seconds: use a shorter "
+                f"a delay of {delay:g} s ends after the flow, which expires in {left_s:g} s: use a shorter "
                 "delay, or a longer ttl when the flow starts"
             )
         self._continue("next", next_stage.destination, encoded, self._state(), waiting, attachments, due)

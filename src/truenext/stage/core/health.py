@@ -108,7 +108,7 @@ def _liveness_faults(status: ServiceStatus, stalled_after_s: float) -> Iterator[
         if pool.state == "closed":
             yield f"the connection for {pool.pool} messages has ended for good" + (pool.error and f": {pool.error}")
         elif status.state == "running" and pool.state != "connected" and pool.since_s > LOST_S:
-            yield f"the connection for {pool.pool} messages has been lost for {pool.since_s:.0f} seconds"
+            yield f"the connection for {pool.pool} messages has been lost for {pool.since_s:.0f} s"
     if status.state != "running":
         # The process waits for the broker or the database.
         return
@@ -118,7 +118,7 @@ def _liveness_faults(status: ServiceStatus, stalled_after_s: float) -> Iterator[
         elif each.active and each.without_progress_s > stalled_after_s:
             yield (
                 f"{each.stage} has {each.active} {each.pool} message{'' if each.active == 1 else 's'} in progress, "
-                f"and none was completed for {each.without_progress_s:.0f} seconds"
+                f"and none was completed for {each.without_progress_s:.0f} s"
             )
 
 

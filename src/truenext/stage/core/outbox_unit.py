@@ -26,6 +26,7 @@ VERSION: Final = 1
 """Version of a unit without delays that is not combined; combined units have version 2."""
 DELAYED_VERSION: Final = 3
 """Version of a unit with delays that is not combined. This code reads these three versions."""
+_READABLE_VERSIONS: Final = (VERSION, DELAYED_VERSION)
 UNIT_PREFIXES: Final = (b"\x92\x01", b"\x92\x03")
 """First bytes of a unit that is not combined: an array of two items, and the version."""
 COMBINED_PREFIX: Final = b"\x92\x02\xdd"
@@ -40,7 +41,7 @@ EXPIRED_MS: Final = 1
 """Expiry time in the past. The broker delivers a message with this expiry time to no consumer."""
 
 
-class Delay(msgspec.Struct, frozen=True, array_like=True):
+class Delay(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Time until a message is due."""
 
     ms: int
@@ -50,7 +51,7 @@ class Delay(msgspec.Struct, frozen=True, array_like=True):
     """Due time in milliseconds since the epoch by the broker's clock, if the program has named a time; else 0."""
 
 
-class EncodedMessage(msgspec.Struct, frozen=True, array_like=True):
+class EncodedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Message of a flow, encoded for a SEND to the broker, and for the outbox."""
 
     destination: str
@@ -74,6 +75,18 @@ class EncodedMessage(msgspec.Struct, frozen=True, array_like=True):
     """Correlation id of the report; empty without reports."""
     on_failure: tuple[str, ...] = ()
     """Queues that handle a failure of the message, the first one first."""
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the message has no refusal, times, report and handlers."""
+        return not (
+            self.refused
+            or self.expires_ms
+            or self.ttl_s is not None
+            or self.delay is not None
+            or self.report_to
+            or self.on_failure
+        )
 
 
 class OutboxUnit(NamedTuple):
@@ -115,13 +128,14 @@ class UnreadableUnit(TruenextError):
     """Bytes in the outbox that are not a unit, or a unit of a newer version."""
 
 
-class _EncodedUnit(msgspec.Struct, frozen=True, array_like=True):
+class _EncodedUnit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     version: int
     messages: list[EncodedMessage]
 
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_EncodedUnit)
+_COMBINED_DECODER = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, _EncodedUnit]]])
 _PARTS_DECODER = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, msgspec.Raw]]])
 
 
@@ -158,26 +172,24 @@ def decode_unit(data: bytes, age_ms: int) -> list[EncodedMessage]:
 
     Raises: UnreadableUnit
     """
-    if not data.startswith(COMBINED_PREFIX):
-        return _adjust_times(_messages_of(data), age_ms)
-    parts = split_unit(data)
-    first_ms = min((written_ms for written_ms, _ in parts), default=0)
-    return [
-        message
-        for written_ms, part in parts
-        for message in _adjust_times(_messages_of(part), age_ms - (written_ms - first_ms))
-    ]
-
-
-def _messages_of(data: bytes) -> list[EncodedMessage]:
-    """Return the messages of a unit that is not combined. Raises: UnreadableUnit"""
-    unit = _decode(_DECODER, data)
-    if unit.version not in (VERSION, DELAYED_VERSION):
-        raise UnreadableUnit(
-            f"the unit has version {unit.version}, and this truenext reads {VERSION} and {DELAYED_VERSION}: update "
-            "truenext"
-        )
-    return unit.messages
+    if data.startswith(COMBINED_PREFIX):
+        _, parts = _decode(_COMBINED_DECODER, data)
+        first_ms = min((written_ms for written_ms, _ in parts), default=0)
+    else:
+        parts, first_ms = [(0, _decode(_DECODER, data))], 0
+    messages = []
+    for written_ms, unit in parts:
+        if unit.version not in _READABLE_VERSIONS:
+            raise UnreadableUnit(
+                f"the unit has version {unit.version}, and this truenext reads {VERSION} and {DELAYED_VERSION}: update "
+                "truenext"
+            )
+        for message in unit.messages:
+            if message.ttl_s is None and message.delay is None:
+                messages.append(message)
+            else:
+                messages.append(_adjust_time(message, age_ms - (written_ms - first_ms)))
+    return messages
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
@@ -186,10 +198,6 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UnreadableUnit(f"these bytes are not a unit of an outbox: {error}") from error
-
-
-def _adjust_times(messages: list[EncodedMessage], age_ms: int) -> list[EncodedMessage]:
-    return [each if each.ttl_s is None and each.delay is None else _adjust_time(each, age_ms) for each in messages]
 
 
 def _adjust_time(message: EncodedMessage, age_ms: int) -> EncodedMessage:

@@ -132,7 +132,10 @@ class Database:
             # The outbox relies on what two statements of a transaction see, whatever the database's own level is.
             # LIFO takes the same connection each second, so that it needs no ping.
             options |= {"isolation_level": "READ COMMITTED", "pool_use_lifo": True}
-        return _SqlEngines(self._address, True, connections, **options)
+        engines = _SqlEngines(self._address, True, connections, **options)
+        if self._address.file is None:
+            postgresql.read_binary(engines.for_tasks.sync_engine)
+        return engines
 
     async def _run_probe(self, probe: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         file = self._address.file

@@ -64,3 +64,22 @@ def set_up(engine: Engine, *, limits: str = "") -> None:
         if not is_alive:
             # The pool makes a new connection in its place, and drops the others that are as old.
             raise InvalidatePoolError
+
+
+def read_binary(engine: Engine) -> None:
+    """Read the results of an engine of psycopg for tasks in the binary format: the units of an outbox are long, and the
+    text format is twice as long. Call this after `set_up`, whose SQL has several statements, for which the binary
+    format is not allowed."""
+    from psycopg.pq import Format
+
+    @event.listens_for(engine, "connect")
+    def set_format(connection: Any, _: ConnectionPoolEntry) -> None:
+        driver = connection.driver_connection
+        make_cursor = driver.cursor_factory
+
+        def make_binary_cursor(*args: Any, **options: Any) -> Any:
+            cursor = make_cursor(*args, **options)
+            cursor.format = Format.BINARY
+            return cursor
+
+        driver.cursor_factory = make_binary_cursor
