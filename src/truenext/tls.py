@@ -14,7 +14,8 @@ from threading import Lock
 from typing import cast
 
 CHUNK_BYTES = 64 * 1024
-"""Most bytes that are encrypted at a time. Encrypted bytes must be sent, and cannot be cancelled, so they are few."""
+"""Maximum number of bytes that are encrypted at a time. Encrypted bytes must be sent, and cannot be cancelled, so the
+number is low."""
 _RECORD_BYTES = 16 * 1024
 _HANDSHAKE = 0x16
 """First byte that a client with TLS sends."""
@@ -56,7 +57,7 @@ class TlsSocket:
         self._untold_count = 0
         """Number of bytes that the socket had taken from a `send` that failed: the failed call could not return it."""
         self.is_ready = False
-        """The handshake is done, so bytes can be sent."""
+        """True once the handshake is done, so that bytes can be sent."""
         self._is_server = host is None
         self._is_first = True
         """True until the first bytes are received."""

@@ -19,7 +19,7 @@ from truenext.store.journal import SPARES_MAX
 from truenext.wire.stomp.frame import Frame
 
 FULL = (
-    "the broker's disk is as full as it may be (its reserve of free space, or --disk-limit; of a broker with --memory, "
+    "the broker's disk is as full as it may be (its reserve of free space, or --disk-limit, is reached; with --memory: "
     "--memory-limit): free disk space, or try again when messages were consumed"
 )
 ADVICE = (

@@ -286,7 +286,7 @@ def test_events_that_are_lost_or_not_recorded_yet_cause_no_finding(judged: Judge
     results = judged.judge(last_gap=event + 1)
     assert not results.findings
     assert results.notes[1:] == (
-        "A process of stages has lost events; facts that are missing for that were not judged.",
+        "A process of stages has lost events; what only these events could show was not judged.",
     )
     # The flows are told all the same.
     drawn = waterfalls_html(results.tables["waterfalls"].toPandas())

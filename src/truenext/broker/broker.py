@@ -304,7 +304,7 @@ class Broker:
         1. Commit, if a client waits for the batch: the disk then works while the turn dispatches and writes to sockets.
         2. Dispatch, then at once the stuck check: at any other time a ready message may just wait for the next turn.
         3. Flush: each connection gets its answers and messages in one write.
-        4. Evict. This may drop bodies of messages, so the messages must be written to the sockets before.
+        4. Evict. This may drop bodies of messages, so it comes after the messages were written to the sockets.
         5. Commit what the turn itself has changed, then do a slice of long work.
         """
         engine, commit_state = self._engine, self._commit_state

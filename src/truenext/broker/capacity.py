@@ -27,8 +27,9 @@ must wait until the batch is closed."""
 SHARES_BYTES = 1024 * 1024
 """Bytes that all connections together may add to a full batch before all must wait."""
 BATCHES_WITHOUT_SHARE = 8
-"""Number of batches for which a connection has no share after using one up. A single command may take more than all
-shares; other connections, which send little, would have to wait for this command."""
+"""Number of batches for which a connection has no share after it has used up its share of a batch. One command may
+exceed all shares together. With a share in each batch, such a connection would make other connections, which send
+little, wait again and again."""
 
 
 class Capacity:

@@ -93,7 +93,8 @@ def with_files(configuration: Configuration) -> Configuration:
 
 
 class PatternHeader(str):
-    """Header of the table of one policy pattern, such as `[policy."orders.>"]`, with that pattern."""
+    """Header of the table of one pattern in the configuration file, such as `[policy."orders.>"]`. `pattern` is the
+    pattern in it."""
 
     __slots__ = ("pattern",)
     pattern: str

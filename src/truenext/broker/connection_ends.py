@@ -180,7 +180,7 @@ class ConnectionEnds:
 
     def partial_frame_sent(self, session: ConnectionState) -> None:
         """Note that the socket has now taken all of a message that was sent in part when `cancel_unsent` dropped the
-        others."""
+        other messages."""
         messages = self._partially_sent.get(session)
         if messages:
             self._settle(messages.popleft(), is_sent=True)

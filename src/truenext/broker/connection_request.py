@@ -31,9 +31,9 @@ class TransactionReport(msgspec.Struct):
     name: str
     """Name of the transaction."""
     sends: int
-    """Number of its sends."""
+    """Number of messages that the transaction sends."""
     acknowledged: int
-    """Number of acknowledged messages."""
+    """Number of messages that the transaction has acknowledged."""
     nacked: int
     """Number of NACKed messages, which `acknowledged` does not count."""
     rollback_only: bool
@@ -87,17 +87,17 @@ class UserReport(msgspec.Struct):
     name: str
     """Name of the user."""
     send: list[str]
-    """Patterns of the right `send`, each with `/queue/` or `/topic/`."""
+    """Patterns of the queues and topics to which the user may send, each with `/queue/` or `/topic/`."""
     take: list[str]
-    """Patterns of the right `take`."""
+    """Patterns of the queues and topics that the user may consume from (right `take`)."""
     browse: list[str]
-    """Patterns of the right `browse`."""
+    """Patterns of the queues that the user may browse."""
     manage: list[str]
-    """Patterns of the right `manage`."""
+    """Patterns of the queues that the user may manage: move, purge and pause."""
     monitor: bool
-    """True if the user has the right `monitor`."""
+    """True if the user may use `status`, and see all queues in `queues` (right `monitor`)."""
     admin: bool
-    """True if the user has the right `admin`."""
+    """True if the user may use `reload`, and `scheduled` and `unschedule` for all destinations (right `admin`)."""
     client_ids: list[str]
     """Client ids that the users file lists for this user. The user's name and client ids that begin with `NAME.` are
     always allowed, and not listed."""
@@ -109,9 +109,9 @@ class ConnectionReport(msgspec.Struct):
     round: int
     """Number of `release` requests that were executed on this connection."""
     transactions: list[TransactionReport]
-    """Open transactions."""
+    """Open transactions of the connection."""
     subscriptions: list[SubscriptionReport]
-    """Subscriptions, browsers last."""
+    """Subscriptions of the connection, browsers last."""
     user: UserReport | None
     """User of the connection; null if the broker has no users."""
 

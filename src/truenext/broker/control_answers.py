@@ -48,13 +48,13 @@ class MemoryReport(msgspec.Struct):
     unsent: int
     """Bytes of messages that the sockets of clients have not taken."""
     open: int
-    """Bytes of open transactions."""
+    """Bytes of sends and causes in open transactions."""
     incomplete: int
     """Bytes of large frames that are not complete yet."""
 
 
 class SubscriptionCounts(msgspec.Struct):
-    """Subscriptions to topics."""
+    """Numbers of subscriptions to topics."""
 
     durable: int
     """Number of durable subscriptions."""
@@ -95,12 +95,12 @@ class TemporaryReport(msgspec.Struct):
 
 
 class StatusReport(msgspec.Struct):
-    """State of the broker."""
+    """Answer to `status`: the state of the broker."""
 
     stuck: list[StuckQueueReport]
-    """Queues that are stuck."""
+    """Queues in which a message is ready and a consumer has credit, but nothing is dispatched."""
     memory: MemoryReport
-    """Memory for messages."""
+    """Memory that messages use, and its limit."""
     disk_level: str
     """Free space for new messages: `plenty`, `little`, `none` or `full`."""
     disk_bytes: dict[str, int]

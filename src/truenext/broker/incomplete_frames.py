@@ -36,7 +36,8 @@ class IncompleteFrames:
         """Size of a frame when it had last grown by INCOMPLETE_FRAME_PROGRESS_BYTES, and number of checks since
         then."""
         self.is_full = False
-        """Memory for incomplete frames is full. While it is, the caller must ask `bytes_to_read` before each read."""
+        """True if memory for incomplete frames is full. As long as this is True, the caller must ask `bytes_to_read`
+        before each read."""
 
     @property
     def has_waiting(self) -> bool:

@@ -1,6 +1,6 @@
-"""Logins: checks users and passwords on a thread, and remembers the right logins.
+"""Logins: checks users and passwords on a thread, and remembers accepted logins.
 
-    CONNECT --check--> the same login was right before   accepted at once
+    CONNECT --check--> the same login was accepted       accepted at once
                        too many logins have failed       refused at once
                        the same login waits already      gets the result of that login
                        else                              hashed on the thread, one login after the other
@@ -76,7 +76,7 @@ class Logins:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def check(self, login: Login, address: str, on_checked: Callable[[str], object]) -> str:
-        """Return the credential of a login that was found right before; else "". After "", the password is hashed on a
+        """Return the credential of a login that was accepted earlier; else "". After "", the password is hashed on a
         thread, and `on_checked` is called: with the credential, or with "" if the login is wrong.
 
         `address` is the client's address, without the port.

@@ -46,8 +46,8 @@ class ProducerAnswer(msgspec.Struct):
 def make_producer_report(engine: Engine, body: bytes, key_of: Callable[[str], str]) -> tuple[bytes, int]:
     """Report the highest numbers that a producer has used, and the outcome of one of its COMMITs.
 
-    Returns the answer, as JSON, and the number of the batch with which all that it says is durable. `key_of` returns
-    the key under which the broker knows a producer of this client.
+    Returns the answer, as JSON, and the number of the batch with which all that the answer says is durable. `key_of`
+    returns the key under which the broker knows a producer of this client.
 
     Raises: RemoteProtocolError if the request is invalid
     """

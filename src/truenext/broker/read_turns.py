@@ -46,7 +46,7 @@ class ReadTurns:
         waited longest."""
         self._keys: dict[ConnectionState, _Key] = {}
         self._set_back: dict[_Key, int] = {}
-        """Users that are set back, each with the time until which it is."""
+        """Users that are set back, each with the time until which this lasts."""
         self._waiting_set_back: dict[_Key, dict[ConnectionState, None]] = {}
         """Waiting connections of users that are set back, in the order of `_waiting`."""
         self._resumed: ConnectionState | None = None
@@ -54,7 +54,8 @@ class ReadTurns:
         self._is_resume_due = False
         """True if a call of `_resume_some` is scheduled."""
         self._have_gone_first = False
-        """In the last pass others were read, and connections that are set back were not."""
+        """True if, in the last pass, connections of other users were read, and those of users that are set back were
+        not."""
 
     @property
     def has_waiting(self) -> bool:

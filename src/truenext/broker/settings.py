@@ -58,7 +58,8 @@ class BrokerSettings:
         f"truenext/{VERSION}",
         "Value of the header `server` of CONNECTED: NAME or NAME/VERSION, at most 255 characters.",
         fixed=_WITH_CONNECTIONS,
-        reason="The true name; set another for a client that accepts only brokers that it knows by name.",
+        reason="The true name of the broker. Set another name for a client that accepts only brokers that it knows by "
+        "name.",
     )
     data: Path | None = setting(
         None,
@@ -106,10 +107,10 @@ class BrokerSettings:
     )
     history_bytes_max: int = setting(
         HISTORY_BYTES_MAX,
-        "Size of the history; whenever a file is complete, the oldest files beyond this are deleted.",
+        "Largest size of the history. Whenever a file is complete, the oldest files beyond this size are deleted.",
         unit="bytes",
         least=HISTORY_FILE_BYTES,
-        reason="About five hundred million events, before they are Parquet; the least is one file.",
+        reason="Enough for about five hundred million events that are not Parquet yet. The smallest value is one file.",
     )
     history_days_max: int = setting(
         HISTORY_DAYS_MAX,
@@ -121,13 +122,13 @@ class BrokerSettings:
     )
     transactions_max: int = setting(
         TRANSACTIONS_MAX,
-        "Open transactions of one connection.",
+        "Largest number of open transactions of one connection.",
         unit="transactions",
         least=1,
         most=TRANSACTIONS_CEILING,
         fixed=_AT_START,
-        reason="A session has one, a pool of workers a few. An empty transaction costs some 500 bytes, which "
-        "memory_limit does not count, and no time.",
+        reason="A session has one transaction, a pool of workers a few. An empty transaction costs some 500 bytes, "
+        "which memory_limit does not count, and no time.",
     )
     transaction_bytes_max: int = setting(
         TRANSACTION_BYTES_MAX,
@@ -141,8 +142,8 @@ class BrokerSettings:
     )
     transaction_messages_max: int = setting(
         TRANSACTION_MESSAGES_MAX,
-        "Sends, ACKs and NACKs in all open transactions of one connection together. A send with a group, an expiry or "
-        "a schedule counts twice, and a NACK once more for a cause and for a delay.",
+        "Largest number of sends, ACKs and NACKs in all open transactions of one connection together. A send with a "
+        "group, an expiry or a schedule counts twice, and a NACK once more for a cause and for a delay.",
         unit="messages",
         least=2,
         most=TRANSACTION_MESSAGES_CEILING,
@@ -153,12 +154,12 @@ class BrokerSettings:
         None,
         "File with the certificate of the broker, and those that have signed it, PEM, for stomp+ssl:// addresses. A "
         "reload reads a changed file.",
-        reason="Only an address with TLS needs one.",
+        reason="Only an address with TLS needs a certificate.",
     )
     key: Path | None = setting(
         None,
         "File with the private key of the certificate, PEM, without a password. A reload reads a changed file.",
-        reason="It may be in the file of the certificate.",
+        reason="The private key may be in the file of the certificate.",
     )
     client_ca: Path | None = setting(
         None,
@@ -167,8 +168,9 @@ class BrokerSettings:
     )
     client_certificates: ClientCertificates = setting(
         ClientCertificates.NONE,
-        'Whether clients show certificates: "none"; "asked", which log in by certificate or password; or "required".',
-        reason="Passwords are simpler to hand out.",
+        'Whether clients show certificates: "none"; "asked" (by certificate or password, as the client chooses); or '
+        '"required".',
+        reason="Passwords are simpler to hand out than certificates.",
     )
     users: Path | None = setting(
         None,

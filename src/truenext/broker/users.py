@@ -36,11 +36,11 @@ _KEYS_OF_ROLES = (*(right.value for right in Right), MONITOR, ADMIN)
 _KEYS_OF_USERS = (PASSWORDS, PASSWORD_FILE, CERTIFICATES, ROLES, CLIENT_IDS, *_KEYS_OF_ROLES)
 
 PASSWORD_BYTES_MAX = 1024
-"""Most bytes of a password. A longer one would take longer to hash."""
+"""Maximum number of bytes of a password. A longer password would take longer to hash."""
 
 HASHES_MAX = 2
-"""Most hashes of one user: the hash of a new password, and that of the old one until all clients have the new
-password."""
+"""Maximum number of hashes of one user: the hash of a new password, and the hash of the old password until all clients
+have the new one."""
 
 HASH_MEMORY_KIB_MIN = 19456
 HASH_PASSES_MIN = 2

@@ -11,12 +11,12 @@ INITIAL_SECONDS_PER_BYTE = 4e-9
 
 class WriteTimeEstimate:
     """Estimate of the time that the disk takes for a batch, from earlier writes. The event loop itself writes a batch
-    whose write will be quick; a thread writes the others."""
+    whose write will be quick; a thread writes other batches."""
 
     def __init__(self) -> None:
         self._small_batch_seconds = 0.0
         self._seconds_per_byte = INITIAL_SECONDS_PER_BYTE
-        """Average time for each byte of a large batch, beyond the time of a small one."""
+        """Average seconds per byte that a large batch takes in addition to the time of a small batch."""
         self._is_slow = False
         """True if a write on the event loop took too long, and no write has been quick since."""
 

@@ -16,7 +16,9 @@ from truenext.cli.values import COUNT, QueueNameParam
 HELD = "consumers hold them, or they are still being committed"
 
 
-count_option = click.option("--count", type=COUNT, help="Messages to move at most, the true next first.")
+count_option = click.option(
+    "--count", type=COUNT, help="Largest number of messages to move; the true next comes first."
+)
 
 
 @click.command()

@@ -56,7 +56,7 @@ _user_option = click.option(
     type=TEXT,
     envvar=USER_VARIABLE,
     show_envvar=True,
-    help="User of the broker.",
+    help="Name of the user with which to log in at the broker.",
 )
 _password_file_option = click.option(
     "--password-file",

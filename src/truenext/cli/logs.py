@@ -16,7 +16,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 TRACEBACK_MAX = 16_000
-"""Largest number of characters of a traceback. A longer one is cut in the middle."""
+"""Largest number of characters of a traceback. A longer traceback is cut in the middle."""
 
 
 class FieldFormatter(logging.Formatter):

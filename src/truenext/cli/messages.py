@@ -55,7 +55,13 @@ json_option = click.option(
     is_flag=True,
     help="Send each line of the files, or of standard input, as a message, without its line feed.",
 )
-@click.option("--priority", type=click.IntRange(0, 9), default=4, show_default=True, help="9 is delivered first.")
+@click.option(
+    "--priority",
+    type=click.IntRange(0, 9),
+    default=4,
+    show_default=True,
+    help="Priority of the messages, 0 to 9; 9 is delivered first.",
+)
 @click.option("--transient", is_flag=True, help="Do not write the message to disk; a crash of the broker loses it.")
 @click.option(
     "--header",
@@ -137,7 +143,7 @@ def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
 
 @click.command()
 @click.argument("queue", type=DestinationParam())
-@click.option("--count", type=COUNT, show_default="1", help="Messages to receive.")
+@click.option("--count", type=COUNT, show_default="1", help="Number of messages to receive.")
 @click.option("--all", "receive_all", is_flag=True, help="Receive messages until none comes within the timeout.")
 @click.option(
     "--follow",
@@ -200,7 +206,7 @@ def receive(
 @click.command()
 @click.argument("queue", type=DestinationParam())
 @selector_option
-@click.option("--count", type=COUNT, help="Messages to show at most.")
+@click.option("--count", type=COUNT, help="Largest number of messages to show.")
 @click.option(
     "--follow",
     is_flag=True,

@@ -32,7 +32,7 @@ from truenext.spark.recording import check_folder, write_recording
     type=click.IntRange(1, MESSAGES_MAX),
     default=4000,
     show_default=True,
-    help="Messages to send and receive.",
+    help="Number of messages to send and receive.",
 )
 @click.option(
     "--prefetch",

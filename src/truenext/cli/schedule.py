@@ -25,7 +25,7 @@ WIDTH = 40
 @click.command()
 @click.argument("destination", type=DestinationParam(), required=False)
 @selector_option
-@click.option("--count", type=COUNT, default=100, show_default=True, help="Sends to show at most.")
+@click.option("--count", type=COUNT, default=100, show_default=True, help="Largest number of sends to show.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object a line, for programs; times are in milliseconds."
 )

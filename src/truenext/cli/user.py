@@ -110,7 +110,7 @@ def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
         for right in Right
     ]
     options += [
-        click.option("--role", ROLES, type=NAME, multiple=True, help="All grants of this role."),
+        click.option("--role", ROLES, type=NAME, multiple=True, help="Role, which stands for all grants of the role."),
         click.option(
             "--client-id",
             CLIENT_IDS,
@@ -169,7 +169,9 @@ def add(name: str, file: Path, grants: dict[str, Any], generate: bool) -> None:
 @user.command()
 @name_argument
 @users_option
-@click.option("--keep-old", is_flag=True, help="Accept the old password, too, until the next change without this.")
+@click.option(
+    "--keep-old", is_flag=True, help="Accept the old password, too, until the next change without this option."
+)
 @generate_option
 def password(name: str, file: Path, keep_old: bool, generate: bool) -> None:
     """Replace the password of a user.

@@ -240,7 +240,7 @@ class DelayParam(click.ParamType[float]):
         if seconds is None:
             self.fail(f"{_shortened_repr(value)} is not a number with ms, s, m, h or d, such as 90s or 3d", param, ctx)
         if seconds * 1000 > SCHEDULE_MS_MAX:
-            self.fail(f"{value} is more than {SCHEDULE_MS_MAX // 86_400_000:,} days (100 years)", param, ctx)
+            self.fail(f"{value} is too long: at most {SCHEDULE_MS_MAX // 86_400_000:,} days (100 years)", param, ctx)
         return seconds
 
 

@@ -150,7 +150,7 @@ class TurnDispatch:
         return dispatch
 
     def _search_some(self, dispatch: WildcardDispatch, shared: list[Queue], wildcards: dict[Wildcard, None]) -> None:
-        """Search some of the changed queues. Later turns search the others, and then dispatch: the true next of a
+        """Search some of the changed queues. Later turns search the other queues, and then dispatch: the true next of a
         wildcard consumer is known only when all its queues were searched."""
         receivers_of = self._clients.receivers_of
         alone = [queue for queue in shared if not receivers_of(queue).consumers][
@@ -221,7 +221,7 @@ class Turn:
             for session in self._clients.take_freed_sessions():
                 for consumer in session.consumers.values():
                     commit_state.touch(consumer)
-        # Messages that are due and have not returned may be true nexts.
+        # Messages that are due and have not returned may be the true next ones.
         is_waiting = bool(commit_state.active_work) and tasks.retries.can_step()
         if (commit_state.touched_queues or commit_state.touched_wildcards) and not is_waiting:
             self.dispatch.run(deliveries)

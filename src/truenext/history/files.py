@@ -23,8 +23,8 @@ from truenext.model.events import (
 SUFFIX = ".history"
 
 SEARCH_BYTES_MAX = 1 << 32
-"""Most bytes whose checksum is computed in the search for the next good chunk after a damaged one. Bytes that are read
-twice count twice."""
+"""Maximum number of bytes whose checksum is computed in the search for the next good chunk after a damaged chunk. Bytes
+that are read twice count twice."""
 
 _RUN_AT = 8
 """Offset of the run's number in a chunk."""

@@ -63,7 +63,12 @@ COLUMNS: tuple[HistoryColumn, ...] = (
         ("subscribed", "unsubscribed", "dispatched", "window", "requested", "started"),
     ),
     HistoryColumn("deliveries", "int", "number of dispatches of the message, this one included", ("dispatched",)),
-    HistoryColumn("attempts", "int", "number of attempts of the message by now", ("returned",)),
+    HistoryColumn(
+        "attempts",
+        "int",
+        "number of attempts of the message, with the one that this return may have added",
+        ("returned",),
+    ),
     HistoryColumn(
         "reason", "string", "reason of the requeue, or end of the previous run, see below", ("returned", "run-started")
     ),

@@ -12,8 +12,8 @@ class Receipt(msgspec.Struct, gc=False):
     is_repeat: bool = False
     """True if the frame was a repeat, and therefore had no effect (C18.5)."""
     is_unknown: bool = False
-    """True for a repeat that is one only because its number is below the producer's highest one: the broker does not
-    know whether this number was ever used."""
+    """True if the frame counts as a repeat only because its number is below the producer's highest one: the broker does
+    not know whether this number was ever used."""
 
 
 class ErrorAnswer(msgspec.Struct, gc=False):

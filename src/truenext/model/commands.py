@@ -67,8 +67,8 @@ class Send(msgspec.Struct, gc=False):
     is_repeat: bool = False
     """True if the number was used before, so that the message was not accepted again; set by the engine."""
     is_unknown: bool = False
-    """True for a repeat that is one only because its number is below the producer's highest one: the broker does not
-    know whether this number was ever used. Set by the engine."""
+    """True if the frame counts as a repeat only because its number is below the producer's highest one: the broker does
+    not know whether this number was ever used. Set by the engine."""
     ahead: Any = None
     """Queues of the message, if they were found before the SEND is executed (engine.queues.topics.RouteAhead); set by
     the engine."""
@@ -79,7 +79,7 @@ class SendRun(msgspec.Struct, gc=False):
 
     destination: Destination
     messages: list[SentMessage]
-    """Two or more, all of them persistent or all transient."""
+    """Messages of the run: two or more, all of them persistent or all transient."""
     executed: int = 0
     """Number of messages, from the first on, that were accepted as a run; the others follow as single commands. Set by
     the engine."""
@@ -113,7 +113,7 @@ class Subscribe(msgspec.Struct, gc=False):
 
 
 class Browse(msgspec.Struct, gc=False):
-    """Show the waiting messages of a queue, which stay in the queue. An Unsubscribe ends it early."""
+    """Show the waiting messages of a queue, which stay in the queue. An Unsubscribe ends the browse early."""
 
     subscription: str
     destination: Destination
@@ -206,7 +206,7 @@ class Release(msgspec.Struct):
     suspends: bool = False
     """True if the subscriptions are suspended from then on."""
     transaction: str | None = None
-    """Transaction to abort in the same step; None aborts none."""
+    """Transaction to abort in the same step; None if no transaction is to be aborted."""
     counts_all: bool = True
     """Messages of `transaction` for which the abort counts an attempt: all that it has acknowledged or nacked (True),
     or only those that it has nacked (False)."""
@@ -231,8 +231,8 @@ class Commit(msgspec.Struct, gc=False):
     is_repeat: bool = False
     """True if the number was used before, so that the open transaction was rolled back; set by the engine."""
     is_unknown: bool = False
-    """True for a repeat that is one only because its number is below the producer's highest one: the broker does not
-    know whether this number was ever used. Set by the engine."""
+    """True if the frame counts as a repeat only because its number is below the producer's highest one: the broker does
+    not know whether this number was ever used. Set by the engine."""
 
 
 class Abort(msgspec.Struct, gc=False):

@@ -86,7 +86,7 @@ class DestinationKind(Enum):
     QUEUE_PATTERN = "queues"
     """Pattern of names of queues; only for SUBSCRIBE."""
     COMPOSITE = "composite"
-    """Several other destinations; only for SEND."""
+    """Several destinations in one address; only for SEND."""
     DURABLE = "subscription"
     """Durable subscription, with its key as name; only for a browser."""
     CONTROL = "control"

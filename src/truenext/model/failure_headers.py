@@ -23,7 +23,7 @@ from truenext.model.limits import HANDLERS_MAX, REPORT_ID_LENGTH_MAX
 
 REPORT_TO, REPORT_ID, ON_FAILURE = "truenext-report-to", "truenext-report-id", "truenext-on-failure"
 FAILURE_HEADERS = frozenset({REPORT_TO, REPORT_ID, ON_FAILURE})
-"""Headers with which a SEND says what else its failure does."""
+"""Headers with which a SEND asks for a report of its failure, or names its handlers."""
 _TEMPORARY_PREFIXES = (TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, REMOTE_PREFIX)
 
 

@@ -207,7 +207,8 @@ REPLY_DESTINATIONS_MAX = 1000
 """Temporary topics of one connection, and temporary queues that did not exist when they were named, to which other
 users have the right to reply. Queues that existed have no such limit.
 
-Exceeded: No error. The one that was named longest ago is forgotten: replies to it are refused until it is named again.
+Exceeded: No error. The queue or topic that was named longest ago is forgotten: replies to it are refused until it is
+named again.
 """
 
 WINDOW_DEFAULT = 1000
@@ -255,7 +256,7 @@ Exceeded: `… copies, more than the … that one SEND or COMMIT may make, where
 """  # noqa: E501
 
 CONSUMER_PRIORITY_MAX = 127
-"""Highest consumer priority; the lowest is the same number with a minus. These are ActiveMQ's.
+"""Highest consumer priority; the lowest is the same number with a minus. ActiveMQ has the same limits.
 
 Exceeded: `is not a number from -{CONSUMER_PRIORITY_MAX} to {CONSUMER_PRIORITY_MAX}`
 """
@@ -275,8 +276,8 @@ Exceeded: `selector of … characters; at most {SELECTOR_LENGTH_MAX}`
 
 SELECTOR_PARTS_MAX = 800
 """Names, values, keywords and signs of a selector; each % counts, too. A selector is compiled in one step, in up to 20
-us for each of these, and each piece between two % may be searched in a long text. IN with a list of 398 texts has as
-many.
+us for each of these, and each piece between two % may be searched in a long text. An IN with a list of 398 texts
+reaches the limit.
 
 Exceeded: `selector of … names, values, signs and %; at most {SELECTOR_PARTS_MAX}`
 """
@@ -432,13 +433,14 @@ Exceeded: `… of … characters; it has 1 to {REPORT_ID_LENGTH_MAX}`
 """
 
 TOPIC_REPORTS_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes of reports to topics that wait to be sent. More of them are lost.
+"""Bytes of reports to topics that wait to be sent. Further reports are lost.
 
 Exceeded: the report is lost
 """
 
 HANDLERS_MAX = 8
-"""Queues in the `truenext-on-failure` of a SEND. Each failure writes the message once more, for the next of them.
+"""Queues in the `truenext-on-failure` of a SEND. Each failure writes the message once more, for the next of these
+queues.
 
 Exceeded: `… names … queues; at most {HANDLERS_MAX}`
 """
@@ -543,11 +545,11 @@ Exceeded: The setting is refused, with its range.
 """
 
 DISK_LIMIT_MIN = 1024 * 1024 * 1024
-"""Lowest disk limit: up to half of it is the journal, before a segment is copied into the checkpoint. If none is set,
-the limit is the size of the disk.
+"""Lowest disk limit: the journal alone may take half of the limit, before its first segment is copied into the
+checkpoint. Without the setting, the limit is the size of the disk.
 
 Setting: `disk_limit`
-Exceeded: The setting is refused, with its range. When the disk limit is reached: `the broker's disk is as full as it may be (its reserve of free space, or --disk-limit; of a broker with --memory, --memory-limit)`
+Exceeded: The setting is refused, with its range. When the disk limit is reached: `the broker's disk is as full as it may be (its reserve of free space, or --disk-limit, is reached; with --memory: --memory-limit)`
 """  # noqa: E501
 
 PAGE_SIZE = 1000
@@ -677,8 +679,8 @@ comparison may take longer."""
 
 BROWSE_MESSAGES_PER_TURN = 250
 BROWSE_BYTES_PER_TURN = 256 * 1024
-"""Messages that a browser checks in one turn, and their bytes: no other client is served meanwhile. Of a message from
-the store the bytes of its record count; of one in memory those of its header lines, as selectors read them."""
+"""Messages that a browser checks in one turn, and their bytes: no other client is served meanwhile. For a message from
+the store, the bytes of its record count; for a message in memory, those of its header lines, as selectors read them."""
 
 COMPARISONS_NS_PER_PASS = 8_000_000
 """Approximate nanoseconds in one pass for comparing messages that arrive or are requeued with selectors of consumers.

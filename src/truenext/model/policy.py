@@ -82,7 +82,8 @@ class Policy:
         unit="milliseconds",
         least=0,
         most=DELAY_MS_MAX,
-        reason="A cause that was there twice needs time to end; ActiveMQ's clients wait as long.",
+        reason="A cause of failures that is still there at the second try needs time to end. ActiveMQ's clients wait "
+        "as long.",
     )
     backoff: float = setting(
         1.0,
@@ -146,7 +147,8 @@ class Policy:
         unit="milliseconds",
         least=1000,
         none=maxsize,
-        reason="Connections that read, however slowly, are kept; one that is silent for a minute may miss messages.",
+        reason="A connection that reads anything, however slowly, is kept. One that reads and acknowledges nothing "
+        "for a minute is ended, and may miss messages of its topics.",
     )
     store_and_dispatch: StoreAndDispatch = setting(
         StoreAndDispatch.DURABLE,

@@ -92,7 +92,7 @@ class Ending:
         """Send an ERROR after the receipts of earlier frames, and end the connection, unless the connection is ending
         already.
 
-        `receipt` is the one that the refused frame has requested. If `is_exempt`, the end counts no attempt.
+        `receipt` is the receipt that the refused frame has requested. If `is_exempt`, the end counts no attempt.
         """
         if self.life.state is not OPEN:
             return
@@ -107,7 +107,8 @@ class Ending:
         self._broker.answer(self._session, CloseConnection())
 
     def on_refused(self, error: RemoteProtocolError, receipt: str | None) -> None:
-        """Send an ERROR for a refused frame, and end the connection. `receipt` is the one that the frame requested."""
+        """Send an ERROR for a refused frame, and end the connection. `receipt` is the receipt that the frame
+        requested."""
         self.refuse(str(error), error.code, receipt, is_exempt=error.code is Code.NO_SPACE)
 
     def on_other_protocol(self, error: OtherProtocolError) -> None:

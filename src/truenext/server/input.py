@@ -40,7 +40,7 @@ class InputEnding(Protocol):
     def on_disconnect(self) -> None: ...
 
     def on_refused(self, error: RemoteProtocolError, receipt: str | None) -> None:
-        """End the connection after a refused frame. `receipt` is the one that the frame requested, if any."""
+        """End the connection after a refused frame. `receipt` is the receipt that the frame requested, if any."""
 
     def on_other_protocol(self, error: OtherProtocolError) -> None: ...
 

@@ -2,10 +2,10 @@
 
     OPEN ──DISCARD──▶ DISCARDING ──LAST_ANSWER──▶ CLOSING ──HALF_CLOSE──▶ LINGERING ──CLOSE──▶ CLOSED
     OPEN ──PARK─────▶ PARKED ──CLOSE──▶ CLOSED
-    STOP: to STOPPING ──LAST_ANSWER──▶ STOPPING_CLOSING; both end by HALF_CLOSE and CLOSE
+    any state but PARKED and CLOSED ──STOP──▶ STOPPING ──LAST_ANSWER──▶ STOPPING_CLOSING
 
-A connection that is lost or refused goes to CLOSED from an earlier state. TRANSITIONS has every step; any other step is
-a bug.
+These are the usual steps. HALF_CLOSE leads to LINGERING from DISCARDING and both states of a stop, too; and CLOSE leads
+to CLOSED from all states but OPEN and CLOSED. TRANSITIONS has every step; any other step is a bug.
 """
 
 from enum import Enum
@@ -22,9 +22,9 @@ class Life(Enum):
     """Our side of the socket is closed. The client has two seconds to close its side: to close the socket at once could
     reset it, and the client would lose the last frame."""
     PARKED = "parked"
-    """The socket is closed without a DISCONNECT. For a second the broker keeps the messages that would count an
-    attempt, the client may take the connection over, and an end would count an
-    attempt. (In the contract such a connection is "cut".)"""
+    """The socket has closed without a DISCONNECT. For a second the broker keeps the started messages, because the end
+    of the connection would count an attempt for them, and the client may take the connection over. (In the contract
+    such a connection is "cut".)"""
     STOPPING = "stopping"
     """The broker stops: input is not read, and bytes that the socket does not take at once are never sent."""
     STOPPING_CLOSING = "stopping-closing"
@@ -38,8 +38,8 @@ class LifeEvent(Enum):
     DISCARD = "discard"
     """From now on input is discarded: after a DISCONNECT, an ERROR, a takeover, or when the client is lost."""
     PARK = "park"
-    """The socket has ended without a DISCONNECT, the client may take the connection over, and an end would count an
-    attempt."""
+    """The socket has closed without a DISCONNECT, the client may take the connection over, and the end of the
+    connection would count an attempt."""
     LAST_ANSWER = "last-answer"
     """The last answer was added to the output."""
     HALF_CLOSE = "half-close"

@@ -16,7 +16,7 @@ def table_html(table: pandas.DataFrame, *, rows_max: int) -> str:
         rows.append("".join(f"<td{_side(table, name)}>{escape(_cell(value))}</td>" for name, value in cells))
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     rest = len(table) - rows_max
-    note = f'<p class="note">The first {rows_max:,} of {len(table):,}.</p>' if rest > 0 else ""
+    note = f'<p class="note">The first {rows_max:,} of {len(table):,} rows.</p>' if rest > 0 else ""
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}'
 
 

@@ -18,7 +18,7 @@ class Verdict:
     events: int
     findings: tuple[FindingSummary, ...] = ()
     notes: tuple[str, ...] = ()
-    """Facts for the reader that are no violation, such as gaps or an incomplete history."""
+    """Sentences for the reader about anything that is no violation, such as gaps or an incomplete history."""
 
     @property
     def has_contract_held(self) -> bool:

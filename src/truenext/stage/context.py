@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 class ServiceContext:
     def __init__(self, definition: Definition, plans: DependencyPlans) -> None:
-        """Create the context in the event loop of the run."""
+        """Create the context. The caller runs in the event loop of the run."""
         self.loop = asyncio.get_running_loop()
         self.service = definition.name
         self.stages: Mapping[str, Stage] = definition.stages

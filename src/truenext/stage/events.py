@@ -53,7 +53,7 @@ class FileOpened(StageEvent, tag_field="kind", tag="opened"):
     """Beginning of a file: the first event of each file."""
 
     format: int
-    """Version of the format."""
+    """Version of the format of the events."""
     service: str
     """Name of the service."""
     instance: str

@@ -1,7 +1,7 @@
 """Kept replies: callers that wait for the reply or failure of a flow that was started under a key.
 
-The database has the reply, so any process may ask for it, any number of times. A topic tells of each new row. A caller
-also looks once a second, since a message of the topic may be lost.
+The database has the reply, so any process may ask for it, any number of times. A topic announces each new row. A caller
+also reads its row once a second, since a message of the topic may be lost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("truenext.stage")
 
 POLL_S = 1.0
-"""Seconds between two looks of a waiting caller."""
+"""Seconds after which a waiting caller reads its row again."""
 RETRY_S = 5.0
 """Seconds until a failed subscription is tried again."""
 BUSY_MAX = 5
@@ -46,9 +46,9 @@ class KeptReplies:
         self._task: asyncio.Task[None] | None = None
 
     async def run_in_transaction(self, start: Callable[[Any], Awaitable[object]]) -> None:
-        """Call `start` with an AsyncSession, and commit. It may be called again after a conflict.
+        """Call `start` with an AsyncSession, and commit. After a conflict, `start` may be called again.
 
-        Raises: the errors of `start`; DatabaseUnavailable, and then it may have been committed
+        Raises: the errors of `start`; DatabaseUnavailable, after which the transaction may have been committed
         """
         store = await self._open_store()
         for tries_left in reversed(range(BUSY_MAX)):
@@ -61,8 +61,8 @@ class KeptReplies:
                     raise
 
     async def wait(self, to: Endpoint[Any, Any], key: str, id: str, deadline: float) -> object:
-        """Return the reply that is kept under a key, whose id is `id`. Look at least once, and until `deadline`, by the
-        clock of the event loop.
+        """Return the reply that is kept under a key, whose id is `id`. Read the row at least once, and again until
+        `deadline`, by the clock of the event loop.
 
         Raises: TimeoutError at the deadline; FlowFailed if the flow has failed; FlowError if the key is unknown, or its
         flow has asked another endpoint; NotDecoded if the reply has another type; DatabaseUnavailable

@@ -34,7 +34,7 @@ class PriorityPool:
         self.name: PoolName = "interactive" if is_interactive else "other"
         self.executor = ThreadPoolExecutor(max(threads, 1), thread_name_prefix=f"{THREAD_NAME_PREFIX} {self.name}")
         self.has_connected = connection.health().state == "connected"
-        """True once the connection has been seen connected."""
+        """True once a check has found the connection connected."""
         self.disk_full_pause_s = 0.0
         """Length in seconds of the last pause because of a full disk of the broker; 0 again after each commit."""
         self._disk_full_until = 0.0

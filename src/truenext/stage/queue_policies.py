@@ -33,7 +33,7 @@ pause is twice as long, up to PERIOD_S."""
 class _SubscriptionFacts(msgspec.Struct):
     destination: str
     redelivery: RedeliveryPolicy | None = None
-    """None from a broker that does not report it."""
+    """Redelivery policy of the queue; None if the broker is too old to report it."""
 
 
 class _ConnectionFacts(msgspec.Struct):

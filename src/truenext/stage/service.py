@@ -355,7 +355,7 @@ class Service(Definition):
         Args:
             to: Endpoint that the flow has asked.
             key: Key under which the flow was started.
-            timeout: Seconds to wait for the reply. 0 looks once.
+            timeout: Seconds to wait for the reply. With 0, the row is read once.
 
         Raises: FlowFailed if the flow has failed; TimeoutError if there is no reply within `timeout` seconds; FlowError
         if no flow was started under the key, or it has asked another endpoint; NotDecoded if the reply is not of the

@@ -263,8 +263,8 @@ class ServiceRun:
         return self.exactly_once is not None and self.exactly_once.keeps_replies
 
     def _add_replies_consumers(self, user: User | None) -> None:
-        """Consume replies that are kept, unless the table is missing, or the user may not take them: then the service
-        does all else."""
+        """Consume replies that are kept, unless the table is missing, or the user may not consume them. In these cases
+        the service runs without kept replies."""
         stage = self._plans.replies_stage
         if stage is None or not self._keeps_replies:
             return

@@ -285,7 +285,8 @@ class Checkpoint:
             tables.put(txn, messages)
 
     def set_timers(self, timers: Iterable[tuple[bytes, bool]]) -> None:
-        """Set the timers that come with True, and clear the others. A timer may be set or cleared already."""
+        """Set the timers that come with True, and clear those that come with False. A timer may be set or cleared
+        already."""
         with self._env.begin(write=True) as txn:
             for timer, is_set in timers:
                 if is_set:

@@ -1,8 +1,8 @@
 """Reader of LMDB's file without LMDB, which verifies each page.
 
 LMDB does not verify its pages. With a damaged page it returns wrong data, or a signal ends the process. LMDB also does
-not report which pages are in use and which are free. This reader reports it, reads all that is readable, and changes
-nothing. It reads with `pread`, so that a page that the disk cannot read affects no other page.
+not report which pages are in use and which are free. This reader finds out both, reads all that is readable, and
+changes nothing. It reads with `pread`, so that a page that the disk cannot read affects no other page.
 
 The file of LMDB 0.9 is little-endian, in pages of one size (mostly 4096 bytes):
 
@@ -65,7 +65,7 @@ class LmdbTree(NamedTuple):
 
     @classmethod
     def of(cls, value: bytes) -> Self:
-        """Decode a tree. Raises: struct.error if the size is wrong"""
+        """Decode a tree from the 48 bytes in which LMDB stores it. Raises: struct.error if the size is wrong"""
         return cls(*_TREE.unpack(value))
 
 

@@ -249,4 +249,7 @@ class MemoryStore:
 
 def _require(batch: Batch, fact: bool, problem: str) -> None:
     if not fact:
-        raise StoreError(f"store and broker disagree: batch {batch.number} {problem}. This is a bug of truenext")
+        raise StoreError(
+            f"the store in memory disagrees with the broker: batch {batch.number} {problem}. This is a bug of "
+            "truenext: please report it with this text"
+        )

@@ -1,7 +1,7 @@
 """Tables of the checkpoint for one kind of messages, persistent or transient: messages, marks and counts.
 
 Each mark belongs to a message, and each lane has the number of its messages. So damage to one table is detected by
-comparison with the others. All methods read and write in transactions of the checkpoint.
+comparison with the other tables. All methods read and write in transactions of the checkpoint.
 """
 
 from __future__ import annotations
@@ -158,7 +158,10 @@ class MessageTables:
         generation = self.generation
         stored = [(generation + key, record) for key, record in messages] if generation else messages
         if txn.cursor(self.messages).putmulti(stored, overwrite=False)[1] != len(messages):
-            raise StoreError("store and broker disagree: two messages have one key. This is a bug of truenext")
+            raise StoreError(
+                "the store disagrees with the broker: two messages have one key. This is a bug of truenext: please "
+                "report it with this text"
+            )
         self._count(txn, Counter(key[:LANE_KEY_SIZE] for key, _ in messages))
 
     def put_marks(self, txn: lmdb.Transaction[bytes], marks: Marks) -> Marks:

@@ -13,8 +13,8 @@ _DESTINATION_PREFIXES = ("/queue/", "/topic/", "queue://", "topic://", "queue/",
 
 
 def checked_seconds(seconds: float, name: str, *, may_be_zero: bool = True) -> float:
-    """Return `seconds`. Raises: ValueError if it is not a finite number, is negative, or is 0 and `may_be_zero` is
-    False"""
+    """Return `seconds`, if it is a valid time. Raises: ValueError if it is not a finite number, is negative, or is 0
+    and `may_be_zero` is False"""
     # bool is a subclass of int.
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and isfinite(seconds)
     if not is_number or seconds < 0 or (seconds == 0 and not may_be_zero):
@@ -23,21 +23,22 @@ def checked_seconds(seconds: float, name: str, *, may_be_zero: bool = True) -> f
 
 
 def checked_count(count: int, name: str, minimum: int) -> int:
-    """Return `count`. Raises: ValueError if it is not a whole number, or is less than `minimum`"""
+    """Return `count`, if it is a valid number. Raises: ValueError if it is not a whole number, or is less than
+    `minimum`"""
     if type(count) is not int or count < minimum:
         raise ValueError(f"{name} is a whole number, {minimum} or more, not {count!r}")
     return count
 
 
 def checked_flag(flag: bool, name: str) -> bool:
-    """Return `flag`. Raises: ValueError if it is neither True nor False"""
+    """Return `flag`, if it is True or False. Raises: ValueError if it is neither True nor False"""
     if not isinstance(flag, bool):
         raise ValueError(f"{name} is True or False, not {flag!r}")
     return flag
 
 
 def checked_queue(name: str) -> str:
-    """Return `name`. Raises: ValueError if it is not a valid name of a queue"""
+    """Return `name`, if it is the name of a queue. Raises: ValueError if it is not a valid name of a queue"""
     if not isinstance(name, str):
         raise ValueError(f"the name of a queue must be a text, not {name!r}")
     for prefix in _DESTINATION_PREFIXES:

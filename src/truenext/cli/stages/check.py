@@ -32,7 +32,7 @@ from truenext.stage.introspection.compatibility import (
     required=True,
     help="File of the messages, states and replies that the service had before, written by --write.",
 )
-@click.option("--write", is_flag=True, help="Write the present service into that file.")
+@click.option("--write", is_flag=True, help="Write messages, states and replies of the present service into the file.")
 def check(target: str, file: Path, write: bool) -> None:
     """Check whether a change of a service breaks messages or callers.
 
@@ -72,7 +72,8 @@ def check(target: str, file: Path, write: bool) -> None:
 
 
 def _read(file: Path, *, is_replaced: bool) -> ServiceInterface | None:
-    """Read an interface from `file`. Return None for an older format if the file `is_replaced` in any case.
+    """Read an interface from `file`. With `is_replaced` the command will overwrite the file anyway, so an older format
+    is no error, and the result is None.
 
     Raises: ConfigurationError if the file is missing, or its format or content cannot be used; OSError if it cannot be
     read

@@ -2,8 +2,8 @@
 
 The broker gets all declared cron flows anew in one COMMIT, and then those that were listed before are cancelled. The
 COMMIT has the next number of the service's producer, which was read before the list. So of two commands at once only
-one commits under a number. The other begins anew, and its list has what the first one has sent. No command cancels what
-a later COMMIT has sent, so what the last COMMIT has sent is what remains.
+one commits under a number. The other begins anew, and its list has what the first one has sent. So no command cancels
+the sends of a later COMMIT, and the sends of the last COMMIT remain.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def cron(target: str, applies: bool, urls: tuple[str, ...], credentials: Credent
     """Show the cron flows of a service.
 
     Shows the cron flows that the service declares (`app.cron`), and those in the broker. With --apply the broker gets
-    all declared ones, and loses all others of the service. Run it once with each deployment, always as the same user,
-    who needs `send`, `browse` and `manage` for the queues of the endpoints.
+    all declared flows, and loses all other cron flows of the service. Run it once with each deployment, always as the
+    same user, who needs `send`, `browse` and `manage` for the queues of the endpoints.
 
     User and password come from the first source that names a user: the command line, the service, TRUENEXT_USER.
 
@@ -92,7 +92,8 @@ def _list_queue(connection: Connection, queue: str, service: str) -> Iterator[Pr
 
 
 def apply_crons(connection: Connection, service: Service) -> tuple[int, int]:
-    """Make the cron flows in the broker those that the service declares. Return the numbers of sent and cancelled ones.
+    """Make the cron flows in the broker those that the service declares. Return the numbers of sent and of cancelled
+    flows.
 
     Raises: CommandFailure if other commands commit all the time; TruenextError if the broker refuses
     """
@@ -112,7 +113,8 @@ def apply_crons(connection: Connection, service: Service) -> tuple[int, int]:
 
 
 def _commit(connection: Connection, flows: Iterable[CronFlow], producer: str, number: int) -> bool:
-    """Send cron flows in one COMMIT. Return False if another one has the number. Raises: TruenextError"""
+    """Send cron flows in one COMMIT. Return False if another command has used the number first. Raises:
+    TruenextError"""
     with connection.session(transacted=True) as session:
         for each in flows:
             session.send(

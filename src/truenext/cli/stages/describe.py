@@ -58,8 +58,10 @@ class QueueCounts(msgspec.Struct, frozen=True):
 )
 @credentials_options
 @timeout_option
-@click.option("--mermaid", "as_mermaid", is_flag=True, help="Print a drawing in Mermaid's language.")
-@click.option("--dot", "as_dot", is_flag=True, help="Print a drawing in Graphviz's language.")
+@click.option(
+    "--mermaid", "as_mermaid", is_flag=True, help="Print the stages and queues as a diagram in Mermaid's language."
+)
+@click.option("--dot", "as_dot", is_flag=True, help="Print the stages and queues as a diagram in Graphviz's language.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def describe(
     target: str,

@@ -32,7 +32,7 @@ from truenext.stage.service import Service
     show_envvar=True,
     help="Users file: print only what the user --user lacks there.",
 )
-@click.option("--user", "name", type=TEXT, help="User of --users.")
+@click.option("--user", "name", type=TEXT, help="Name of a user in the file of --users.")
 def grants(target: str, file: Path | None, name: str | None) -> None:
     """Print the grants that a service needs, as TOML for a users file.
 

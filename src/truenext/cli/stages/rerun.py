@@ -38,7 +38,7 @@ WAIT_S = 2.0
     help=f"Queue of the stage; required unless QUEUE is its dead-letter queue ({DEAD_LETTER_PREFIX}order.place).",
 )
 @dead_letter_selector_option
-@click.option("--count", type=COUNT, help="Messages to send at most, the true next first.")
+@click.option("--count", type=COUNT, help="Largest number of messages to send; the true next comes first.")
 @click.option("--force", is_flag=True, help="Send the messages. Without this option only their number is printed.")
 @broker_options
 def rerun(

@@ -55,7 +55,8 @@ logger = logging.getLogger("truenext.stage")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NO_TIMEOUT_S = 0.0
 CLOSE_TIMEOUT_S = 10.0
-"""Seconds for the rest of the end after STOP_TIMEOUT_S. This limit holds even if a stage blocks the event loop."""
+"""Seconds in which the process must end after STOP_TIMEOUT_S. This limit holds even if a stage blocks the event
+loop."""
 
 
 @click.command()

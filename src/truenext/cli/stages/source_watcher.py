@@ -61,7 +61,8 @@ class SourceWatcher:
             self._is_watching.set()
 
     def call_on_change(self, function: Callable[[], None]) -> None:
-        """Call `function` in another thread at the first change, or here if there was one. It may be called twice."""
+        """Call `function` in another thread at the first change, or in this thread if a file has changed already.
+        `function` may be called twice."""
         self._on_change = function
         if self._has_changed.is_set():
             function()

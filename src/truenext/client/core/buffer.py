@@ -106,7 +106,7 @@ class Subscription:
     """True if the program has requested a message since the reconciler last checked for idle buffers."""
     is_subscribe_sent: bool = False
     is_open: bool = False
-    """The broker has confirmed the SUBSCRIBE."""
+    """True once the broker has confirmed the SUBSCRIBE."""
     is_closed: bool = False
     error: TruenextError | None = None
     """Error that has ended the subscription."""

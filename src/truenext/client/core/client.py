@@ -465,7 +465,7 @@ class Client:
                     # messages. This transaction had some: if it had been committed, the broker would know. It cannot be
                     # committed any more.
                     outcome = Outcome.ROLLED_BACK
-                transaction.resolve(outcome, ConnectionLost("the connection was lost while it was committed"))
+                transaction.resolve(outcome, ConnectionLost("the connection was lost during the commit"))
 
         arguments = {"producer": producer.name, "commit": transaction.commit_number, "resolve": True}
         self.pending_requests.send_control_request(link, "producer", arguments, ProducerStatus, on_reply)

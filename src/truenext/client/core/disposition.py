@@ -34,7 +34,7 @@ class CountedAttempts(Enum):
     ALL = "all"
     """The messages that were marked as failed. If none is marked, all messages of the transaction."""
     FAILED = "failed"
-    """The messages that were marked as failed, and no others."""
+    """The messages that were marked as failed, and no other messages."""
     NONE = "none"
 
 

@@ -23,7 +23,7 @@ class ConsumerHealth(msgspec.Struct, frozen=True):
 
 class Health(msgspec.Struct, frozen=True):
     state: str
-    """`connected`, `connecting` or `closed`."""
+    """State of the connection: `connected`, `connecting` or `closed`."""
     since_s: float
     """Seconds since the connection came up or was lost."""
     reconnects: int

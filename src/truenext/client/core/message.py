@@ -61,7 +61,8 @@ class Content:
 
     @property
     def attempts(self) -> int:
-        """Number of attempts so far: failures that count against the message."""
+        """Number of times that a consumer has failed with this message, as far as these failures count as attempts. 0
+        at the first delivery."""
         return int(self.headers.get("truenext-attempts", "0"))
 
     @property

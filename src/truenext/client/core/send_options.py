@@ -29,8 +29,8 @@ class SendOptions(TypedDict, total=False):
     persistent: bool
     """True, the default: the message survives a crash of the broker."""
     ttl: float
-    """Time until the message expires. It starts at the call; in a transaction at the commit; for a scheduled message
-    when it is due. If the message expires before it can be sent, the call raises TimeoutError."""
+    """Time until the message expires. This time starts at the call; in a transaction at the commit; for a scheduled
+    message when it is due. If the message expires before it can be sent, the call raises TimeoutError."""
     delay: float
     """Time for which the broker keeps the message before it sends it to its destination."""
     period: float

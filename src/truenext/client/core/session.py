@@ -494,8 +494,8 @@ class SessionCore(msgspec.Struct, eq=False):
                 delivered.remove(received)
 
     def _auto_ack(self, owner: object, started: ReceivedMessage | None) -> None:
-        """Mode auto: acknowledge the messages that `owner` has received before. `started` is the message that the
-        program gets now."""
+        """Mode auto: acknowledge the messages that `owner`, a task or thread, was given before. `started` is the
+        message that `owner` gets now; its start is reported to the broker. None if `owner` gets none now."""
         for other in [
             each for each in self._awaiting_auto_ack if each is not owner and self.client.context.has_owner_ended(each)
         ]:
@@ -621,7 +621,7 @@ class SessionCore(msgspec.Struct, eq=False):
         caller_number: CallerNumber | None,
     ) -> Flow[bool]:
         if any(each.transaction is transaction for each in self._pending_by_owner.values()):
-            transactions.mark_rollback_only(transaction, "the receive of one of its messages was cancelled")
+            transactions.mark_rollback_only(transaction, "a receive of one of the transaction's messages was cancelled")
         return (yield from transactions.commit(transaction, deadline, caller_number))
 
     def expire(self) -> None:

@@ -68,8 +68,8 @@ class ProducerNumbers:
     store_id: str = ""
     """Id of the store that knows the numbers; empty if none does."""
     is_retired: bool = False
-    """The broker has lost durable numbers, because its store was restored from an older copy. The producer is not used
-    again."""
+    """True if the broker has lost durable numbers, because its store was restored from an older copy. The producer is
+    then not used again."""
 
     def set_last_number(self, highest: int, link_number: int) -> bool:
         """Set the highest number to the one that the broker has reported, which is durable now. If the broker has lost
@@ -217,4 +217,4 @@ class CommitAnswerHandler(AnswerHandler, msgspec.Struct, eq=False):
             transaction.outcome = Outcome.IN_DOUBT
         else:
             # The broker is not asked: its answer would use up the number, under which the caller is to commit again.
-            transaction.resolve(Outcome.UNKNOWN, ConnectionLost("the connection was lost while it was committed"))
+            transaction.resolve(Outcome.UNKNOWN, ConnectionLost("the connection was lost during the commit"))

@@ -518,7 +518,8 @@ class Connection:
         return count
 
     def send_nowait(self, destination: str, body: bytes | str, **options: Unpack[SendOptions]) -> Sent:
-        """Send a message without waiting for its confirmation. `Connection.flush` and the returned `Sent` wait for it.
+        """Send a message without waiting for its confirmation. `Connection.flush` and the returned `Sent` wait for the
+        confirmation.
 
         Raises: BlockingIOError if too many messages are not confirmed yet: call `flush` first; ValueError, TypeError
         for invalid options; ClosedError if the connection is closed
@@ -660,8 +661,8 @@ class Connection:
 
     def outcome(self, doubt: InDoubt | str, *, timeout: float = DEFAULT_TIMEOUT_S) -> str:
         """Return the outcome of a transaction in doubt: "committed", "rolled back" or "unknown". `doubt` is the InDoubt
-        error or its token. A transaction that has not happened by now never will. An InDoubt with an empty token, such
-        as one from a broker other than truenext, gives "unknown".
+        error or its token. If the transaction has not taken effect by now, it never will. An InDoubt with an empty
+        token, such as one from a broker other than truenext, gives "unknown".
 
         Raises: TimeoutError without an answer within `timeout` seconds; ConnectionLost if the connection is lost before
         the answer; ValueError, TypeError if `doubt` is not a token
@@ -673,8 +674,8 @@ class Connection:
 
     def close(self, *, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Close the connection. No message is delivered any more, and buffered messages are released. The call waits at
-        most `timeout` seconds for handlers of `consume` and for confirmations, and then disconnects. A handler that
-        calls it does not wait for itself.
+        most `timeout` seconds for handlers of `consume` and for confirmations, and then disconnects. If a handler makes
+        the call, the call does not wait for this handler.
 
         Raises: the first error of a message sent with `send_nowait`, unless it was raised before; TimeoutError if such
         a message was not confirmed in time

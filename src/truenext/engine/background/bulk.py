@@ -142,7 +142,7 @@ class BulkResult(msgspec.Struct):
 
 
 class ScheduledSendInfo(msgspec.Struct):
-    """One scheduled send."""
+    """One scheduled send, in the answer to `scheduled`."""
 
     number: int
     """Number that identifies the scheduled send."""

@@ -150,7 +150,8 @@ class Acknowledging:
         session.last_batch = max(session.last_batch, self._commit_state.latest_batch)
 
     def _count_nack_of_acknowledged(self, session: ConnectionState, transaction: BrokerTransaction, nack: Nack) -> None:
-        """Count what a NACK adds to a message that the transaction has acknowledged, and so counted once."""
+        """Count a NACK of a message that the transaction has acknowledged before, less the acknowledgement that counts
+        already."""
         count, size = nack_count(nack) - 1, len(nack.cause)
         if count:
             session.transactions.check_limits(self._limits, count=count, size=size)

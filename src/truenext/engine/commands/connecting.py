@@ -47,12 +47,11 @@ class Connecting:
         return session.id in self._clients.sessions
 
     def park(self, session: ConnectionState) -> bool:
-        """Park a lost connection of a truenext client: end all its parts whose end counts no attempt, keep the others.
-        These end: browsers, consumers without started messages, and transactions whose abort counts no attempt.
-        Messages that were not started are requeued. These are kept: started messages, their consumers, which are
-        suspended, and the other transactions. Returns whether anything is kept. After False, the caller must end the
-        connection.
-        """
+        """Park a lost connection of a truenext client: end all its parts whose end counts no attempt, and keep the
+        other parts. These end: browsers, consumers without started messages, and transactions whose abort counts no
+        attempt. Messages that were not started are requeued. These are kept: started messages, their consumers, which
+        are suspended, and the other transactions. Returns whether anything is kept. After False, the caller must end
+        the connection."""
         session.may_lack_reports = True
         for browser in session.browsers.values():
             self._subscribing.end_browser(browser)

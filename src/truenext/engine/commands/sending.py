@@ -281,7 +281,7 @@ class Sending:
         return waits
 
     def waits_with_send(self, session: ConnectionState) -> bool:
-        """Return whether the next SEND of this connection would have to wait if disk space is short."""
+        """Return whether the next SEND of this connection must wait while disk space is short."""
         return self._when_full is WhenFull.SLOW and session.only_sends
 
 

@@ -60,7 +60,7 @@ COMMITTING, DELAYED = WaitReason.COMMITTING, WaitReason.DELAYED
 
 class Wait(NamedTuple):
     reason: WaitReason
-    """SCANNING, READING, COMMITTING or DELAYED."""
+    """Reason: SCANNING, READING, COMMITTING or DELAYED."""
     sequence: int
     """Sequence of the first message to which the reason may apply; 0 if the sequence is not known."""
 

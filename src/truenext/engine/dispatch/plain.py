@@ -38,7 +38,8 @@ Deliveries = dict["BrokerConsumer", list["Entry"]]
 
 
 class Dispatcher:
-    """Dispatches the true nexts of one queue. selective.py finds these messages if there are selectors or groups."""
+    """Dispatches the messages of one queue, always the true next one first. selective.py finds this message if there
+    are selectors or groups."""
 
     def __init__(
         self,
@@ -68,8 +69,8 @@ class Dispatcher:
         self._queue_share = max(DISPATCHES_PER_TURN // max(queue_count, 1), QUEUE_SHARE_MIN)
 
     def dispatch(self, queue: Queue, deliveries: Deliveries) -> Lane | None:
-        """Dispatch true nexts until no consumer has credit, no message is ready, or the budget is spent. If the budget
-        is spent, the queue is marked for the next turn.
+        """Dispatch messages, always the true next one first, until no consumer has credit, no message is ready, or the
+        budget is spent. If the budget is spent, the queue is marked for the next turn.
 
         Adds dispatched entries to `deliveries`. Returns the last lane that was reached; its next page may have to be
         read.
@@ -139,7 +140,7 @@ class Dispatcher:
         return queue_dispatch.awaited_lane
 
     def new_queue_dispatch(self, queue: Queue) -> QueueDispatch:
-        """Return the search for the true nexts of the consumers of a queue."""
+        """Return the search for the next messages of a queue's consumers, if these messages may differ."""
         kind = QueueDispatch
         if queue.has_groups:
             kind = GroupedQueueDispatch

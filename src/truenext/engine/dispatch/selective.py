@@ -140,7 +140,8 @@ class QueueDispatch:
     def dispatch(
         self, consumers: Sequence[BrokerConsumer], dispatch_entry: Callable[[Entry, BrokerConsumer], object], limit: int
     ) -> None:
-        """Dispatch true nexts until no consumer has credit, no message is ready, or `limit` searches were made."""
+        """Dispatch messages, always the true next one first, until no consumer has credit, no message is ready, or
+        `limit` searches were made."""
         classes: dict[Hashable, ConsumerClass] = {}
         for index, consumer in enumerate(consumers):
             if consumer.has_credit():

@@ -103,7 +103,8 @@ class WildcardDispatch:
         self._touch_again()
 
     def run(self, queues: Iterable[Queue], wildcards: Iterable[Wildcard]) -> Iterable[Lane]:
-        """Dispatch true nexts until no consumer has credit, no message is ready, or the budget is spent.
+        """Dispatch messages, always the one with the smallest key of all these queues first, until no consumer has
+        credit, no message is ready, or the budget of the turn is spent.
 
         `queues` are the queues that have changed, `wildcards` the consumers that may have credit again. All other
         queues must be unchanged since their last search. Returns the lanes that were reached; the next pages of these
@@ -342,7 +343,8 @@ class WildcardDispatch:
                 wildcard.set_head(queue, rank, sequence)
 
     def _true_next(self, wildcard: Wildcard) -> Entry | None:
-        """Return the true next. None if there is none, or if a message must be read or compared first."""
+        """Return the true next message of a wildcard consumer. None if there is none, or if a message must be read or
+        compared first."""
         if not wildcard.has_credit():
             return None
         for rank, heap in enumerate(wildcard.heads):

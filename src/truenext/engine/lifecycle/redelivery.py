@@ -14,7 +14,7 @@ restores that message from these headers:
     truenext-failure                      "handled" or "report", if the message is one of these
 
 Reports, and messages that a handler gets instead of the dead-letter queue, have these headers, too. If such a message
-fails, its dead letter keeps the facts of the first failure.
+fails, its dead letter keeps the headers about the first failure.
 
 No client can send to the queue of a durable subscription. So `SentMessage.redrive_queue` has the name of that queue;
 clients do not see it. For reports and handled messages the field has the queue to which their dead letter goes back.
@@ -202,8 +202,8 @@ def redirect(message: SentMessage, destination: Destination) -> tuple[Destinatio
 
 def restore_original(letter: SentMessage, now_ms: int) -> tuple[Destination, SentMessage] | None:
     """Return the destination and the original message of a dead letter. None if `letter` is no dead letter. An expiry
-    in the past is left out, because the message would be removed before a consumer gets it. A report or handled message
-    keeps all its facts."""
+    in the past is left out, because the message would be removed before a consumer gets it. If `letter` is a report of
+    a failure, or was handled as one (`on_failure`), it keeps its headers, and goes back to its `redrive_queue`."""
     headers = decode_header_lines(letter.header)
     if FAILURE in headers:
         return _restore_failed_again(letter, headers)
@@ -238,8 +238,8 @@ def restore_original(letter: SentMessage, now_ms: int) -> tuple[Destination, Sen
 
 
 def _restore_failed_again(letter: SentMessage, headers: dict[str, str]) -> tuple[Destination, SentMessage] | None:
-    """Return destination and message of a dead letter that was a report or a handled message. None if its queue is not
-    known: it was moved here from a topic."""
+    """Return the destination and the message of a dead letter that was a report or a handled message. None if the queue
+    in which it failed is not known, because it came here from a topic."""
     if not letter.redrive_queue:
         return None
     queue = parse_stored_queue_name(letter.redrive_queue)

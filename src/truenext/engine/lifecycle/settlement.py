@@ -51,7 +51,7 @@ from truenext.model.message import SentMessage
 from truenext.model.policy import ExpiryAction
 
 _RELEASED = RequeueReason.RELEASED
-"""A look-up in the class would take as long as the rest of a line, for each of very many messages."""
+"""Constant, because very many messages may be requeued, and a look-up in the class would double the time of a line."""
 _REPORT_TO = REPORT_TO.encode()
 """Header as header lines have it; none of its characters is escaped there."""
 
@@ -284,7 +284,8 @@ class Settlement:
             self._arrivals.accept_with_batch(destination.name, "", message)
 
     def dead_letter_exhausted(self, lane: Lane) -> None:
-        """Dead-letter the messages of a lane in memory that have failed too often by the queue's current policy."""
+        """Dead-letter those messages of a lane that are in memory and have failed too often by the queue's current
+        policy."""
         failed = [entry for entry in lane if is_undeliverable(lane.queue, entry.attempts, entry.due_us)]
         if not failed:
             return

@@ -29,11 +29,12 @@ class TopicReports(BackgroundTask):
         self._size = 0
         """Bytes of the headers of all waiting reports."""
         self._ahead: RouteAhead | None = None
-        """Queues of the first report that were found before it is sent; None if that takes no time."""
+        """Queues that get the first waiting report, as far as earlier steps have found them; None if they can be found
+        in the step that sends the report."""
         self._search: Iterator[None] | None = None
 
     def add(self, topic: Destination, report: SentMessage) -> None:
-        """Send a report a little later. It is lost if too many wait."""
+        """Let a later step send the report. If too many reports wait already, the report is dropped."""
         if self._size >= TOPIC_REPORTS_BYTES_MAX:
             return
         self._waiting.append((topic, report))

@@ -42,7 +42,7 @@ class TimersResult(NamedTuple):
     as_of: int
     """Last batch whose timers the page includes; timers set by later batches may be missing."""
     is_end: bool
-    """No timers followed the page after batch `as_of`."""
+    """True if no timers followed the page after batch `as_of`."""
 
 
 class Timers:

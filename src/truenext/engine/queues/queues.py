@@ -101,7 +101,7 @@ class Queues:
         return [*self.by_name.values(), *self.subscription_cleanup.queues()]
 
     def exists(self, queue: Queue) -> bool:
-        """Return whether the queue still exists, neither removed nor ended."""
+        """Return whether the queue still exists: it was neither removed nor ended."""
         return self.by_name.get(queue.name) is queue
 
     def has_temporary(self, name: str) -> bool:

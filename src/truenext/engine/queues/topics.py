@@ -84,7 +84,8 @@ class TopicRouter:
         """Subscriptions to patterns, by the pattern's first word."""
         self._pattern_count = 0
         self._base_ns = self._byte_ns = 0
-        """Costs of all selectors."""
+        """Estimated nanoseconds of comparing one message with the selectors of all subscriptions: a fixed part, and a
+        part for each byte of the message's header lines."""
         self.last_number = 0
         """Number of the subscription registered last."""
         self._routes: dict[str, Route] = {}

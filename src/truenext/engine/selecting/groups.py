@@ -69,8 +69,9 @@ class GroupOwnership:
         self._owned_max_if_short = GROUPS_MIN
         """Limit in place of `_owned_max` while memory for queues is short."""
         self.assigned_count = self.freed_count = 0
-        """Counter of changes of ownership: a free group got an owner, a group was freed, or a delay in a group
-        ended."""
+        """`assigned_count`: how often a free group got an owner. `freed_count`: how often a group was freed, or the
+        delay of a message in a group ended. A dispatch compares both with earlier values, to see whether it must search
+        again."""
         self._delayed: dict[str, set[tuple[int, int]]] = {}
         """Rank and sequence of delayed messages, by group."""
         self._first_delayed: dict[str, tuple[int, int]] = {}
@@ -235,9 +236,9 @@ class GroupScanCursor(ScanCursor):
         self._group_queues: dict[str, list[int]] = {}
         """Group queues, as heaps of sequences."""
         self._skipped: dict[str, int] = {}
-        """By group: sequence from which on its messages were skipped."""
+        """Sequence from which on messages of a group were skipped, by group."""
         self._refilling: dict[str, int] = {}
-        """By group: sequence from which on the lane is scanned again for it."""
+        """Sequence from which on the lane is scanned again for messages of a group, by group."""
         self._refill_until = 0
         """During a refill: sequence up to which the lane had been tested before. Else 0."""
         self.heads_by_owner: dict[BrokerConsumer | None, list[tuple[int, str]]] = {}
@@ -246,7 +247,7 @@ class GroupScanCursor(ScanCursor):
         self._head_by_group: dict[str, tuple[BrokerConsumer | None, int]] = {}
         """By group: owner and sequence of the group's valid item in `heads_by_owner`."""
         self.needs_refill = False
-        """A consumer's next message may be a skipped one."""
+        """True if a consumer's next message may be a skipped message."""
 
     # ---- Progress of the tests ----
 

@@ -35,8 +35,8 @@ class ComparisonBudget:
         return self._ns <= 0 and self._costly_ns <= 0
 
     def is_spent_for_requeued(self, has_groups: bool) -> bool:
-        """Return whether no time is left for a requeued message, of a queue that `has_groups` or not. One call, as one
-        event may requeue very many."""
+        """Return whether no time is left to compare a requeued message. `has_groups` is True if its queue has groups.
+        One event may requeue very many messages, so a single call must suffice for each."""
         return self._ns <= 0 and (has_groups or self._costly_ns <= 0)
 
     @property
@@ -45,7 +45,7 @@ class ComparisonBudget:
         return self._ns > 0
 
     def spend(self, ns: int) -> None:
-        """Take the time of work that was done."""
+        """Subtract the time of work that was done from the budget."""
         self._ns -= ns
 
     def take(self, selector: Selector | None, message: SentMessage | None) -> bool:

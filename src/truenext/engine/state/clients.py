@@ -72,7 +72,7 @@ class ClientRegistry:
 
     def __init__(self) -> None:
         self.sessions: dict[str, ConnectionState] = {}
-        """Connections by id."""
+        """Connections that have logged in, by their ids."""
         self.receivers_by_queue: dict[Queue, QueueReceivers] = {}
         """Receivers of each queue that has some."""
         self._wildcard_singletons: dict[Wildcard, tuple[Wildcard]] = {}

@@ -219,7 +219,8 @@ class BrokerConsumer(Subscriber, EntryHolder):
         return rank <= self._express_granted
 
     def _fills_window_below(self, rank: int, beyond: int) -> bool:
-        """Return whether all but `beyond` of the held messages are less urgent than this rank."""
+        """Return whether at most `beyond` of the held messages are as urgent as `rank`, or more urgent. The other held
+        messages then are less urgent."""
         for entry in self.held.values():
             if entry.lane.rank <= rank:
                 beyond -= 1

@@ -33,7 +33,7 @@ def producer_name(key: str) -> str:
 
 
 class CommitOutcome(Enum):
-    """Outcome of a numbered COMMIT."""
+    """Answer to a client that asks, after a lost connection, what became of its COMMIT with a producer's number."""
 
     COMMITTED = "committed"
     """The COMMIT was accepted: its number is the highest, or it is lower and the numbers have no gaps."""

@@ -218,7 +218,8 @@ class SelectedEntries:
         self.entries: dict[int, Entry] = {}
         """Selected entries that are not settled, by sequence."""
         self.loaded_early: dict[int, Entry] = {}
-        """Selected entries that wait above the horizon."""
+        """Selected entries, by sequence, that wait above the lane's horizon: they were read from the store before the
+        page to which they belong."""
         self.arrived_gaps = NO_SEQUENCES
         """Sequences of empty slots in `Lane.arrived`."""
         self.requeued_gaps = NO_SEQUENCES

@@ -178,7 +178,8 @@ class OpenTransactions(dict[str, BrokerTransaction]):
         self[name] = BrokerTransaction(counts_all=counts_all)
 
     def end(self, name: str) -> BrokerTransaction:
-        """Close a transaction and return it."""
+        """Remove a transaction from the open ones of the connection, and from their totals, and return it. The caller
+        commits or aborts it."""
         transaction = self.pop(name)
         self.ended_count += 1
         self.settling_transactions.pop(transaction, None)

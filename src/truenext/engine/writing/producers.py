@@ -165,7 +165,8 @@ class ProducerRegistry:
             self._forget_producer(name)
 
     def take_forgotten(self) -> tuple[int, str]:
-        """Return how many producers were forgotten early since the last call, and the name of the last of these."""
+        """Return how many producers were forgotten early since the last call, and the name of the producer that was
+        forgotten last."""
         forgotten, self._forgotten_count = self._forgotten_count, 0
         return forgotten, self._last_forgotten
 

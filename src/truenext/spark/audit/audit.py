@@ -186,7 +186,7 @@ def _notes(run_rows: list[Row], first_event: int, gap_count: int) -> tuple[str, 
         notes.append(f"{absent:,} runs of the broker have no history; messages that waited then were not judged.")
     if gap_count:
         gaps_left = "A crash left a gap" if gap_count == 1 else f"Crashes left {gap_count:,} gaps"
-        notes.append(f"{gaps_left} in the history; the events in it were not judged.")
+        notes.append(f"{gaps_left} in the history; what happened there was not judged.")
     return tuple(notes)
 
 

@@ -77,8 +77,8 @@ class ReturnReason(IntEnum):
 
 
 HAS_CAUSE = 4
-"""Number added to the ReturnReason of a return with a cause. For a dead letter or handled message with a cause the
-number stands alone."""
+"""Number added to the ReturnReason of a return with a cause. For a dead letter or handled message with a cause this
+number is used without a ReturnReason."""
 
 
 class StartFlag(IntEnum):
@@ -169,12 +169,14 @@ class AuditedConsumer(msgspec.Struct, gc=False):
 
     @property
     def counts_started(self) -> bool:
-        """Whether the history shows which messages the consumer has started, so that all others are unstarted."""
+        """Whether the history shows which messages the consumer has started. All other messages that the consumer holds
+        are then unstarted."""
         return bool(self.flags & ConsumerFlags.NAMES_STARTED) and not self.flags & ConsumerFlags.AUTO
 
     @property
     def has_exact_window(self) -> bool:
-        """Whether the history has each change of the window, so that no dispatch may exceed the window."""
+        """Whether the audit may check the window: the history shows each change of the window, and the consumer gets no
+        messages by express dispatch or pull requests."""
         return (
             self.counts_started
             and self.window != SELECTOR_WINDOW

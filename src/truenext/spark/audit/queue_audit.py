@@ -137,7 +137,7 @@ class QueueAudit:
         heappush(lanes[message.priority], message.sequence)
 
     def clear_delay(self, sequence: int) -> None:
-        """Record that a message no longer holds back others."""
+        """Record that a message no longer holds back other messages."""
         self.blocking.pop(sequence, None)
         message = self.messages.get(sequence)
         if message is not None and message.group:
@@ -440,7 +440,8 @@ class QueueAudit:
         self.update_idle_time(event, at)
 
     def on_reported(self, event: int, at: int, sequence: int) -> None:
-        """Record that the dead letter of a message has sent a report (C11.7): one, and no other end sends any."""
+        """Record that the dead letter of a message has sent a report (C11.7). A dead letter sends one report; a message
+        that ends in another way sends none."""
         code = self.removed.get(sequence)
         if code == EventCode.DEAD_LETTERED:
             self.removed.add(sequence, EventCode.REPORTED)
@@ -625,7 +626,7 @@ class QueueAudit:
         self.free_consumers = 0
 
     def clear_lanes(self) -> None:
-        """Forget which messages wait, are held, or hold back others."""
+        """Forget which messages wait, are held, or hold back other messages."""
         for lane in self.lanes:
             lane.clear()
         self.group_lanes.clear()

@@ -11,7 +11,7 @@ from truenext.model.events import REASONS, SUBSCRIPTION_MODES, EventKind
 BLOCK_BITS = 16
 
 KINDS = ({kind.label for kind in EventKind} - {"name", "cause"}) | {DRAINED}
-"""Kinds of events in docs/reference/history.md."""
+"""Kinds of events that this version of the history has, as docs/reference/history.md lists them."""
 
 
 def block() -> Column:

@@ -17,7 +17,7 @@ Latest = dict[str, Any]
 which never falls."""
 
 CLOSED_BATCH = (1 << 43) - 1
-"""Number of the batch of an abandoned query. It is higher than any real one."""
+"""Number of the batch of an abandoned query. It is higher than the number of any real batch."""
 
 _PULL_MAX = 100
 """Largest number of messages that one call reads. The queue never holds so many."""

@@ -1,4 +1,4 @@
-"""Options of a sink."""
+"""Options of a sink of Spark: parses and checks them."""
 
 from __future__ import annotations
 

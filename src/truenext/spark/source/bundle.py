@@ -75,8 +75,8 @@ class BundleRows:
         return self.bytes >= BUNDLE_BYTES or len(self._rows) >= BUNDLE_ROWS
 
     def add(self, frame: Frame) -> bool:
-        """Add a message. Return False if the message does not fit together with the others, and must go into the next
-        bundle.
+        """Add a message. Return False if the message does not fit into this bundle any more, and must go into the next
+        one.
 
         Raises: TooLargeForBundle if the message does not fit even alone
         """

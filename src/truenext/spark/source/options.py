@@ -1,4 +1,4 @@
-"""Options of a source."""
+"""Options of a source of Spark: parses and checks them."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class _Task:
         self.is_done = False
 
     def read(self, broker: BrokerConnection) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that Spark has not got yet: first rows of stored bundles, then new rows."""
+        """Yield the rows that Spark has not got yet: at first the rows of stored bundles, then new rows."""
         for head, body in self._stored_bundles(broker):
             yield self._give(head, decode_bundle(body))
         if self._repeated == self._given and not self.is_done:

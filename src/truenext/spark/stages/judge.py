@@ -118,5 +118,5 @@ def _notes(flows: DataFrame, commit_gaps: int, closed_commit_gaps: int, incomple
         )
     if incomplete:
         lost = "A process of stages has" if incomplete == 1 else f"{incomplete:,} processes of stages have"
-        notes.append(f"{lost} lost events; facts that are missing for that were not judged.")
+        notes.append(f"{lost} lost events; what only these events could show was not judged.")
     return tuple(notes)

@@ -113,5 +113,6 @@ def present_selector(service: str) -> str:
 
 
 def are_equal(declared: Iterable[CronFlow], present: Sequence[PresentCron]) -> bool:
-    """Return whether each declared cron flow is present once, as declared, and no other is."""
+    """Return whether the broker has each declared cron flow exactly once, as it is declared, and no other cron flow of
+    the service."""
     return Counter(each.digest for each in declared) == Counter(each.digest for each in present)

@@ -88,7 +88,7 @@ class StageOptions(TypedDict, total=False):
     interactive messages. By default 8."""
     attempts: int | None
     """Number of failures, 1 or more, after which a message becomes a dead letter. If the policy of the queue has a
-    lower number, that one counts. By default the policy alone counts."""
+    lower number, the lower number counts. By default the policy alone counts."""
     retry: Mapping[type[BaseException], str] | None
     """Delays before retries, by the class of the exception: `{Busy: "2s, 10s, 1m", Bad: "never"}`. The first delay
     follows the first failure, and so on; the last delay follows all further failures. Units are ms, s, m, h and d, and
@@ -408,7 +408,7 @@ class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
         **options: Unpack[StageOptions],
     ) -> Any:
         """Decorate the function of the next stage. Its first parameter is the message, and its second one the state;
-        `StatelessEndpoint.stage` describes the others.
+        `StatelessEndpoint.stage` describes the other parameters.
 
         Args:
             function: Function of the stage, if `@place.stage` is used without options.

@@ -25,7 +25,7 @@ VERSION = 2
 
 
 class FlowContext(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """Facts about a flow that each of its messages carries."""
+    """Data about a flow, which each of its messages carries."""
 
     id: str
     """Id of the flow, which is the id of its first message."""
@@ -53,7 +53,7 @@ class ReplyTo(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     failure: str = ""
     """Queue of the waiting endpoint that handles a failure of the request; empty if the endpoint handles none."""
     report: str = ""
-    """Queue or topic that is told of a dead letter of the flow; empty if none is told."""
+    """Queue or topic that gets a report if a message of the flow becomes a dead letter; empty without reports."""
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
@@ -177,7 +177,8 @@ def failure_handlers(waiting: list[ReplyTo]) -> tuple[str, ...]:
 
 
 def report_address(waiting: list[ReplyTo]) -> str:
-    """Return the queue or topic that is told of a dead letter, the nearest one; empty if there is none."""
+    """Return the queue or topic that gets a report if the message becomes a dead letter: that of the nearest waiting
+    address; empty if none wants reports."""
     return next((each.report for each in reversed(waiting) if each.report), "")
 
 

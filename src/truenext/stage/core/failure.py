@@ -1,5 +1,5 @@
 """Cause of a stage's failure, as a text that the broker stores with the message, and the failure of a request, as the
-broker tells it."""
+broker describes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from truenext.model.limits import CAUSE_BYTES_MAX
 from truenext.stage.core.errors import NoAttemptsLeft
 
 FAILURE: Final = "truenext-failure"
-"""Header of a report or a handled message, which says which of both it is. Source: docs/contract.md, C11.7 and C11.8"""
+"""Header of a message that describes a failure. Its value says whether the message is a report, or a failed message for
+its handler. Source: docs/contract.md, C11.7 and C11.8"""
 REPORT: Final = "report"
 HANDLED: Final = "handled"
 

@@ -51,7 +51,7 @@ P = ParamSpec("P")
 
 
 class FlowSource(msgspec.Struct, frozen=True):
-    """Facts about how a message of a flow came to this process: by a delivery, or by `Initiation.unstash`."""
+    """Origin of a flow's message in this process: a delivery, or `Initiation.unstash`."""
 
     expires_ms: int = 0
     attempt: int = 1
@@ -234,7 +234,8 @@ class Flow:
         """Continue with another endpoint, which replies in place of this endpoint.
 
         Args:
-            to: Endpoint that continues the flow. If a caller waits, it replies the same type as this endpoint.
+            to: Endpoint that continues the flow. If a caller waits for a reply, `to` must reply the
+                same type as this endpoint.
             message: Message of the type that the endpoint takes.
             state: State for the first stage of `to`; None is the default of the state's type.
             attachments: Bytes by name, which only this message carries.

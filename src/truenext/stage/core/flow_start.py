@@ -109,7 +109,7 @@ def encode_first_message(
     report_to: str = "",
 ) -> FirstMessage:
     """Check and encode the first message of a flow, its states, and the address of its reply. `report_to` is the
-    destination that is told of a dead letter of the flow; empty without reports.
+    destination that gets a report if a message of the flow becomes a dead letter; empty without reports.
 
     Raises: FlowError if an argument is invalid, or `reply_to` takes another type than `to` replies
     """

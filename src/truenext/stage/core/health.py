@@ -29,13 +29,13 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Status of the broker connection of one pool."""
 
     pool: str
-    """`interactive` or `other`."""
+    """Name of the pool: `interactive` or `other`."""
     state: str
-    """`connected`, `connecting` or `closed`."""
+    """State of the connection: `connected`, `connecting` or `closed`."""
     error: str
     """Reason why the connection has ended for good, such as wrong credentials; empty if it has not."""
     since_s: float
-    """Seconds in this state."""
+    """Seconds since the connection has entered this state."""
     reconnects: int
     """Number of times that the connection was lost and opened again."""
     has_disk_space: bool
@@ -48,7 +48,7 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     stage: str
     """Queue of the stage."""
     pool: str
-    """`interactive` or `other`."""
+    """Name of the pool: `interactive` or `other`."""
     active: int
     """Number of messages that the stage processes now."""
     waits_for_database: bool
@@ -78,7 +78,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """Health of a process."""
+    """Whether a process that runs a service is live and ready, and why not."""
 
     live: bool
     """False if a restart would help."""

@@ -38,7 +38,7 @@ COMBINED_UNITS_MAX: Final = 1000
 """Largest number of units that are combined into one."""
 TTL_MIN_S: Final = 0.001
 EXPIRED_MS: Final = 1
-"""Expiry time in the past. The broker delivers a message with it to no consumer."""
+"""Expiry time in the past. The broker delivers a message with this expiry time to no consumer."""
 
 
 class Delay(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -120,7 +120,8 @@ class InitiationKey(NamedTuple):
     """Hash of the flows, as 32 hexadecimal digits."""
     kept: KeptFlow | None = None
     delay_ms: int = 0
-    """Milliseconds until the last of the flows is due. The key is kept for 7 days from then on."""
+    """Milliseconds until the last flow of this initiation is due. The outbox keeps this key for another 7 days after
+    that."""
 
 
 class UnreadableUnit(TruenextError):

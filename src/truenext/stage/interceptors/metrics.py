@@ -35,7 +35,7 @@ class Histogram(msgspec.Struct, frozen=True):
     """Histogram of durations in seconds, or of attempts."""
 
     sum: float
-    """Sum of all values."""
+    """Sum of all measured values."""
     bounds: tuple[float, ...]
     """Upper bounds of the buckets. The last bucket has no bound."""
     buckets: tuple[int, ...]
@@ -43,7 +43,7 @@ class Histogram(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """Number of values."""
+        """Number of measured values in all buckets."""
         return sum(self.buckets)
 
 

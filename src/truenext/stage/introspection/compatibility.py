@@ -101,7 +101,7 @@ def _compare_endpoint(name: str, old: EndpointInterface, new: EndpointInterface 
             name,
             "the endpoint is gone",
             "messages that wait in its queues, or that others send to it, have no consumer",
-            f"Keep it until no service sends to it and its queues ({name} and {name}.stage.*) are empty.",
+            f"Keep the endpoint until no service sends to it, and its queues ({name} and {name}.stage.*) are empty.",
         )
         return
     yield from _compare_read(name, "its message", old.takes, new.takes)
@@ -124,8 +124,8 @@ def _stage_removed(queue: str) -> Incompatibility:
         queue,
         "the stage is gone",
         "messages that wait in its queue, and replies that are on their way to it, have no consumer",
-        "Keep it after the other stages, with those that follow it (docs/stages-running.md). "
-        f"{_DRAINED}, and its queue is empty, remove it.",
+        "Keep this stage, and those that it leads to, at the end of the endpoint (docs/stages-running.md). "
+        f"{_DRAINED}, and the stage's queue is empty, remove the stage.",
     )
 
 
@@ -135,7 +135,7 @@ def _on_failure_removed(queue: str) -> Incompatibility:
         queue,
         "on_failure is gone",
         "failures that wait in its queue, and those of requests that were sent before, have no consumer",
-        f"Keep it, and raise the failure's cause in it. {_DRAINED}, and its queue is empty, remove it.",
+        f"Keep on_failure, and raise the failure's cause in it. {_DRAINED}, and its queue is empty, remove it.",
     )
 
 
@@ -152,33 +152,33 @@ def _change_of_read(subject: str, each: Mismatch) -> tuple[str, str, str]:
         case "field":
             return (
                 f"{subject} is required now",
-                f"messages that were sent before may lack it: {_DEAD_LETTERED}",
-                f"Give it a default. {_DRAINED}, remove the default.",
+                f"messages that were sent before may lack the field: {_DEAD_LETTERED}",
+                f"Give the field a default. {_DRAINED}, remove the default.",
             )
         case "type":
             return (
                 f"{subject} was {each.written}, and is {each.expected} now",
                 why,
                 f"Take both ({each.written} | {each.expected}), or add a field of another name with a default, and "
-                f"read either. {_DRAINED}, remove the old one.",
+                f"read either field. {_DRAINED}, remove the old field.",
             )
         case "value":
             return (
                 f"{subject} was {each.written}, and must be {each.expected} now",
                 why,
-                f"Stop writing it first, and still accept it. {_DRAINED}, remove it.",
+                f"Stop writing the value first, and still accept it. {_DRAINED}, remove the value.",
             )
         case "bound":
             return (
                 f"{subject} has {each.expected} now, and had {each.written}",
                 why,
-                f"Stop writing values beyond it first, and still accept them. {_DRAINED}, refuse them.",
+                f"Stop writing values beyond the new limit first, and still accept them. {_DRAINED}, refuse them.",
             )
         case "meaning":
             return (
                 f"{subject} was {each.written}, and is read as {each.expected} now",
                 _MISREAD,
-                f"Add a field of another name with a default, and read either. {_DRAINED}, remove the old one.",
+                f"Add a field of another name with a default, and read either field. {_DRAINED}, remove the old field.",
             )
         case "default":
             return (
@@ -189,14 +189,15 @@ def _change_of_read(subject: str, each: Mismatch) -> tuple[str, str, str]:
         case "renamed":
             return (
                 f"{subject} has {each.written} no more, and has {each.expected} with a default: was one renamed?",
-                "messages that were sent before have the old name, so the new one is read as its default",
-                f"If so: read both for a while, the old one with a default, too. {_DRAINED}, remove the old one.",
+                "messages that were sent before have the old name, so the new field is read as its default",
+                f"If so: read both fields for a while, the old one with a default, too. {_DRAINED}, remove the old "
+                "field.",
             )
         case "replaced":
             return (
                 f"{subject} was {each.written}, and is {each.expected} now: was it renamed?",
-                "fields have no names here but a position, so the old field is read as the new one",
-                "If it is another field, add it as the last one, with a default.",
+                "here fields have a position and no names, so the old field is read as the new field",
+                "If it is another field, add it after all fields, with a default.",
             )
 
 
@@ -206,7 +207,7 @@ def _compare_reply(location: str, old: Schema, new: Schema | None) -> Iterator[I
         yield Incompatibility(
             True,
             location,
-            "it replies nothing any more",
+            "the endpoint replies nothing any more",
             "callers wait for ever",
             "Add a new endpoint, and keep this one until no service sends to it.",
         )
@@ -226,20 +227,20 @@ def _change_of_reply(subject: str, each: Mismatch) -> tuple[str, str, str]:
         )
         return (
             f"{subject} {change}",
-            "callers that know the old type read it wrongly, without an error",
+            "callers that know the old type read the field wrongly, without an error",
             "Add a field of another name, let callers read that one, and then remove the old one.",
         )
     if each.kind in UNCERTAIN:
         return (
             f"{subject} has {each.written} now, instead of {each.expected}: was it renamed?",
             "callers that know the old name read a default, or another field, without an error",
-            "If so: reply both for a while, and let callers read the new one.",
+            "If so: reply both fields for a while, and let callers read the new field.",
         )
     if each.kind == "field":
         return (
             f"{subject} may be missing now",
-            "callers that need it get a reply that becomes a dead letter",
-            "Let callers do without it first.",
+            "callers that need the field get a reply that becomes a dead letter",
+            "Let callers do without the field first.",
         )
     return (
         f"{subject} was {each.expected}, and may be {each.written} now",

@@ -17,7 +17,7 @@ from truenext.stage.core.definitions import Endpoint, Topic
 ACTIONS: Final = {"request": "requests", "goto": "goes to", "send": "sends to", "publish": "publishes to"}
 """Relation of a stage to an endpoint or topic, by the name of the `Flow` method that gets it as first argument."""
 MENTIONS: Final = "names"
-"""Relation of a stage to an endpoint or topic that it names outside of such a call."""
+"""Relation of a stage to an endpoint or topic that it names outside of a call of a `Flow` method."""
 _NOTHING: Final = object()
 _IGNORED_OPS = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL"})
 _ATTRIBUTE_OPS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})

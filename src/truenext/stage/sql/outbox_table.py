@@ -62,7 +62,7 @@ class StoredUnit(NamedTuple):
 
 
 class PendingWork(NamedTuple):
-    """Facts about the outbox, read with a heartbeat, from which the relay knows what to do."""
+    """State of the outbox, read with a heartbeat. It tells the relay which work is pending."""
 
     is_owner_registered: bool
     """True if this process has a row among the owners."""
@@ -211,7 +211,7 @@ class Outbox:
 
     async def ownerless_producers(self, count: int) -> list[str]:
         """Return at most `count` names of producers whose process is dead. They are chosen at random, so that producers
-        that cannot be claimed yet do not hide others. Raises: DatabaseUnavailable"""
+        that cannot be claimed yet do not hide other producers. Raises: DatabaseUnavailable"""
         rows = await self._read(
             f"SELECT p.name FROM truenext_producers AS p WHERE {self._ownerless} ORDER BY random() LIMIT :count",
             {"count": count},
@@ -305,7 +305,7 @@ class Outbox:
 
     async def number_units(self, producer: OutboxProducer, rows_max: int = COMBINED_UNITS_MAX) -> StoredUnit | None:
         """Combine at most `rows_max` units without a number into one unit, and give it the producer's next number.
-        Interactive units come first, and are not combined with others. Return None if there is no unit that this
+        Interactive units come first, and are not combined with other units. Return None if there is no unit that this
         process can read.
 
         Raises: ProducerLost if another process has claimed the producer; DatabaseUnavailable, and then the unit may

@@ -184,7 +184,8 @@ class SalvagedJournal:
         self._unread += segment.size - offset
 
     def _check_tail(self, segment: _SegmentContent, offset: int, segment_bytes: int, *, is_newest: bool) -> None:
-        """Check the bytes from `offset` on, where no undamaged frame starts."""
+        """Report why no undamaged frame starts at `offset`: one bit is wrong, the end of the segment was cut off, or a
+        crash has left a part of a batch that was never confirmed."""
         last = self._last
         needed = 0 if last is None else size_for_first_frame(segment.content, segment.number, last + 1)
         if last is not None and has_flipped_bit(segment.content, offset, segment.number, last + 1, segment.salt):

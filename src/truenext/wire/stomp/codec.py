@@ -33,10 +33,10 @@ COMMANDS_WITHOUT_BODY = frozenset(
 _BETWEEN_FRAMES = b"\n\r\0"
 """Bytes that may come between frames: heart-beats, line ends after a frame, and NULs that programs in C leave there."""
 _NUMBER_LENGTH_MAX = 10
-"""Most digits of a content-length. A longer number is above any limit."""
+"""Maximum number of digits of a content-length. A longer number is above any limit."""
 
 _SHAPES_MAX = 4
-"""Most shapes that one connection tries for each frame."""
+"""Maximum number of shapes that one connection tries for each frame."""
 _SHAPE_CHECKS_AT = frozenset({1, 2, 4, 8, 16, 32})
 """Numbers of consecutive frames without a shape at which a shape is searched; after 32, at each _SHAPE_CHECK_INTERVAL.
 Searches are rare, so that they cost little for a client whose frames do not repeat."""
@@ -77,8 +77,9 @@ class Decoder(Generic[Read]):
         *,
         on_names: Callable[[str, dict[str, str]], None] | None = None,
     ) -> None:
-        """`on_names` is called with command and headers of the first plain frame, and of later ones for which a shape
-        is searched. So `on_names` sees sooner or later each header name that no shape of the connection has."""
+        """`on_names` is called with command and headers of the first plain frame (see shapes.py), and of later plain
+        frames for which a shape is searched. So `on_names` sees sooner or later each header name that no shape of the
+        connection has."""
         self._on_names = on_names
         self._body_bytes_max = body_bytes_max
         self._header_bytes_max = header_bytes_max
@@ -108,7 +109,8 @@ class Decoder(Generic[Read]):
         self._shapes: tuple[Shape[Read], ...] = ()
         """Shapes that are tried for each frame of this connection, the most recently found first."""
         self._misses = 0
-        """Number of plain frames that `_decode` has decoded since the last frame that was read by a shape."""
+        """Number of plain frames (see shapes.py) that `_decode` has decoded since the last frame that was read by a
+        shape."""
 
     def receive(self, data: bytes) -> list[Frame | Read]:
         """Return the frames that `data` completes. Before a version is agreed this is at most one frame; `receive(b"")`
@@ -292,8 +294,9 @@ class Decoder(Generic[Read]):
         return start
 
     def _find_shape(self, version: Version, command: str, headers: dict[str, str], data: bytes, start: int) -> None:
-        """Find a shape that reads the plain frame at `start`, and use the shape for later frames. If there is none, and
-        no shape has read any of the last _MISSES_MAX plain frames, drop all shapes of the connection."""
+        """Find a shape for the plain frame (see shapes.py) at `start`, and try this shape first on later frames. If
+        there is none, and no shape has read any of the last _MISSES_MAX plain frames, drop all shapes of the
+        connection."""
         if self._on_names is not None:
             self._on_names(command, headers)
         shape = self._known_shapes.get(version, command, tuple(headers))

@@ -171,7 +171,7 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("login", "passcode"),
             "a user's name and password. Default: none",
-            "User of the connection. Without users the broker does not check them.",
+            "User of the connection. A broker without users does not check them.",
         ),
         HeaderDoc(
             ("client-id",), "a name. Default: none", "Name of the client, to which its durable subscriptions belong."
@@ -179,8 +179,8 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("truenext-client",),
             f"1 to {PRODUCER_NUMBER_MAX}. Default: none",
-            "The client is a truenext client, and this is the number of the connection among those of the client. It "
-            "needs STOMP 1.2.",
+            "The client is a truenext client, and this is the number of the connection among the client's connections. "
+            "The header needs STOMP 1.2.",
         ),
         HeaderDoc(
             ("truenext-secret",),
@@ -293,7 +293,7 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("activemq.priority", "consumer.priority"),
             f"-{CONSUMER_PRIORITY_MAX} to {CONSUMER_PRIORITY_MAX}; 0 (default)",
-            "Consumer priority. A message goes to the consumer with the highest one among those that have credit.",
+            "Consumer priority. A message goes to the consumer with the highest priority among those that have credit.",
         ),
         HeaderDoc(
             ("activemq.exclusive", "consumer.exclusive", "exclusive"),
@@ -306,7 +306,7 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("selector", "consumer.selector"),
             "a [JMS selector](../protocol.md#selectors). Default: none",
-            "Only messages that match it come, in order. Only these are copied from a topic.",
+            "Selector: only messages that match it come, in order. Only these are copied from a topic.",
         ),
         HeaderDoc(
             ("truenext-express",),
@@ -325,7 +325,8 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("browser",),
             "`true`, `false` (default)",
-            "Browser: it is shown the messages that wait, and consumes none. A MESSAGE with `browser:end` ends them.",
+            "Browser: it is shown the messages that wait, and consumes none. A MESSAGE with `browser:end` follows the "
+            "last message.",
         ),
     ),
     "UNSUBSCRIBE": (
@@ -355,7 +356,7 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("truenext-cause",),
             f"a text of at most {CAUSE_BYTES_MAX} bytes. Default: none",
-            "Reason for the failure. Each later MESSAGE has the first and the last one.",
+            "Reason for the failure. Each later MESSAGE has the first and the last reason.",
         ),
     ),
     "BEGIN": (
@@ -471,7 +472,7 @@ BROKER_FRAME_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("truenext-due",),
             "milliseconds since the epoch",
-            "Due time of a scheduled send. Each occurrence of a repeating one has its own.",
+            "Due time of a scheduled send. Each occurrence of a repeated send has its own due time.",
         ),
         HeaderDoc(("browser",), "`end`", "The frame is no message: the browser has been shown everything."),
         HeaderDoc(
@@ -498,7 +499,7 @@ BROKER_FRAME_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
             ("truenext-frame",),
             "a number",
             "Number of the refused frame among all frames of the connection, CONNECT is 1; to a truenext client. "
-            "Without it the connection ends.",
+            "Without this header the connection ends.",
         ),
         HeaderDoc(("version",), "`1.0,1.1,1.2`", "Versions of the broker, before the login."),
         HeaderDoc(("content-type",), "`text/plain`", "Type of the body."),

@@ -56,7 +56,7 @@ TRANSITIONS: dict[Side, Transitions] = {
     },
 }
 _HEART_BEAT_DIGITS = 9
-"""Most digits of a heart-beat interval. A longer interval is taken for a mistake."""
+"""Maximum number of digits of a heart-beat interval. A longer interval is taken for a mistake."""
 _KNOWN_COMMANDS = {side: {command for commands in TRANSITIONS[side].values() for command in commands} for side in Side}
 
 

@@ -19,13 +19,13 @@ from truenext.model.limits import HEADER_BYTES_MAX
 from truenext.wire.stomp.frame import Frame, Version
 
 SHAPES_MAX = 64
-"""Most compiled shapes. Each takes some kilobytes, and 0.3 ms to compile."""
+"""Maximum number of compiled shapes. Each takes some kilobytes, and 0.3 ms to compile."""
 NAMES_MAX = 24
-"""Most headers of a shape."""
+"""Maximum number of headers of a shape."""
 NAMES_BYTES_MAX = 512
-"""Most bytes of the header names of a shape together."""
+"""Largest total size of a shape's header names, in bytes."""
 CANDIDATES_MAX = 256
-"""Most shapes that are counted and not compiled yet."""
+"""Maximum number of shapes that are counted and not compiled yet."""
 COMPILE_AFTER = 2
 """Number of times that a decoder must ask for a shape before it is compiled."""
 COMPILE_AFTER_WHEN_FULL = 100

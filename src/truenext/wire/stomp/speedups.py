@@ -24,4 +24,4 @@ def _load() -> Any:
 
 SPEEDUPS = _load()
 CODEC_LANGUAGE = "Python" if SPEEDUPS is None else "C"
-"""Language of the inner loops."""
+"""Language of the codec's inner loops: C or Python."""
