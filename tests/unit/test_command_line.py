@@ -360,7 +360,7 @@ def test_bad_address_on_the_command_line_is_not_attributed_to_the_variable() -> 
     assert "TRUENEXT_URL" not in message and "'localhost'" in message
 
 
-OF_SERVICES = {("stages", "run"), ("stages", "send")}
+OF_SERVICES = {("stages", "run"), ("stages", "send"), ("stages", "cron")}
 """Commands that connect as a service, which may have several brokers."""
 OF_ONE_BROKER = [(path, param) for path, _, param in ALL if param.opts[-1] == "--url" and path not in OF_SERVICES]
 
