@@ -119,7 +119,7 @@ def test_stages_run_logs_in_as_the_first_user_that_is_named(
     done = run_stages(broker, tmp_path, "run", *options, credentials=credentials, **variables)
     assert broker.credentials() == [expected]
     assert done.returncode == 1
-    assert done.stderr.endswith("\ntruenext: refused here\n")
+    assert done.stderr == "truenext: refused here\n"
 
 
 def test_stages_run_without_credentials_uses_those_of_the_service(broker: LoginBroker, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_stages_run_without_any_user_that_is_refused_says_how_to_name_one(broker
     done = run_stages(broker, tmp_path, "run", credentials="")
     assert broker.credentials() == [(None, None)]
     assert done.returncode == 1
-    assert done.stderr.endswith(f"\ntruenext: refused here; {LOGIN_HINT}\n")
+    assert done.stderr == f"truenext: refused here; {LOGIN_HINT}\n"
 
 
 def run_stages(

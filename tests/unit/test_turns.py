@@ -230,8 +230,8 @@ def test_connection_that_holds_too_much_gets_nothing_until_it_acknowledges(monke
     driver.send("a", priority=9)
     assert driver.turns() == [[]], "neither by credit nor by express dispatch"
     driver.ack("b", held[2][1])
-    # The queue that has changed goes first.
-    assert driver.turns() == [["b", "a"]]
+    # The queue that has changed goes first. Another turn follows, because the connection is full again.
+    assert driver.turns() == [["b", "a"], []]
 
 
 def test_acknowledgement_in_an_open_transaction_gives_a_full_connection_no_credit(

@@ -138,6 +138,8 @@ class Client:
         self.transactions: dict[TransactionState, None] = {}
         """Transactions that are open, or whose outcome is not known."""
         self.up_or_failed = Signal()
+        self.is_opening_awaited = False
+        """True while `connect` waits for the first connection: it raises an error that is final, which needs no log."""
         """Signal that is set while a connection is up, and when the client has ended for good."""
         self.error: TruenextError | None = None
         """Reason why the client opens no more connections; None while it does."""
@@ -189,8 +191,7 @@ class Client:
         self._unavailable_count = 0 if is_busy else self._unavailable_count + 1
         if not self.options.reconnects and self._unavailable_count >= len(self.options.addresses):
             self.fail_permanently(self.no_broker_error(self.options.attempt_timeout_s))
-        elif self.error is None or not self.up_or_failed.is_awaited:
-            # Otherwise the waiting call raises the final error.
+        elif self.error is None or not self.is_opening_awaited:
             self._report_seldom(
                 "cannot connect to %(url)s: %(error)s", url, reason, attempts=self._failed_connect_count
             )
@@ -418,6 +419,7 @@ class Client:
             self.send_buffer.producer = self.make_producer()
         self.subscriptions.on_connected()
         self._start_heart_beats(link)
+        self.is_opening_awaited = False
         self.up_or_failed.set()
         self.send_buffer.uses_producer_numbers = link.is_truenext
         if link.is_truenext and self.send_buffer.producer.last_number:

@@ -22,10 +22,6 @@ class Signal(msgspec.Struct, eq=False):
     is_set: bool = False
     _callbacks: list[Callable[[], None]] = []
 
-    @property
-    def is_awaited(self) -> bool:
-        return bool(self._callbacks)
-
     def set(self) -> None:
         if not self.is_set:
             self.is_set = True

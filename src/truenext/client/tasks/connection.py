@@ -467,6 +467,7 @@ class Connection:
 
     async def _open(self, timeout: float | None) -> None:
         driver = self._driver
+        driver.client.is_opening_awaited = timeout is not None
         driver.start()
         if timeout is None:
             return
