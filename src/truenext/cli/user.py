@@ -110,7 +110,13 @@ def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
         for right in Right
     ]
     options += [
-        click.option("--role", ROLES, type=NAME, multiple=True, help="Role, which stands for all grants of the role."),
+        click.option(
+            "--role",
+            ROLES,
+            type=NAME,
+            multiple=True,
+            help="Give the user all grants of this role, a table [role.NAME] of the users file.",
+        ),
         click.option(
             "--client-id",
             CLIENT_IDS,
@@ -118,11 +124,15 @@ def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
             multiple=True,
             help="Grant to use durable subscriptions of this client id.",
         ),
-        click.option("--monitor", is_flag=True, help="Grant to use `status`, and to see all queues in `queues`."),
+        click.option(
+            "--monitor",
+            is_flag=True,
+            help="Grant to send the control requests `status`, and `queues` for all queues.",
+        ),
         click.option(
             "--admin",
             is_flag=True,
-            help="Grant to use `reload`, and `scheduled` and `unschedule` for all destinations.",
+            help="Grant to send the control requests `reload`, and `scheduled` and `unschedule` for all destinations.",
         ),
     ]
     decorated: Callable[..., Any] = with_grants
@@ -611,7 +621,7 @@ def _split_comments(text: str) -> tuple[str, str]:
 def _copy_owner_and_mode(old: Path, new: Path) -> None:
     """Give the new file the owner and mode of the old one.
 
-    Raises: OSError if that fails; TruenextError if the owner would change, because the broker could then not read the
+    Raises: OSError if that fails; TruenextError if this user may not set the owner: the broker could then not read the
     file
     """
     expected = old.stat()

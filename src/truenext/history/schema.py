@@ -157,7 +157,7 @@ STAGE_TABLES: dict[str, str] = {
     "stages": "stage: its executions by outcome, `interrupted` if none was recorded; milliseconds that messages waited "
     "and executions took: p50, p99, max",
     "stage_findings": "finding",
-    "commit_gaps": "execution whose SQL was committed, and whose message was not acknowledged with it",
+    "commit_gaps": "execution that committed its SQL, but did not acknowledge its message",
     "waterfalls": "execution that is on the page; `position` counts from 1 in each flow",
 }
 """Parquet tables of `truenext audit --stages`, each with the meaning of a row."""

@@ -298,7 +298,8 @@ Exceeded: `has more than {SELECTOR_SCAN_MAX} characters of LIKE in parts with _ 
 GROUPS_MAX = 10_000
 """Groups of one queue whose owner is remembered while no message of the group is held: some 300 bytes each.
 
-Exceeded: No error. The longest unused group is forgotten.
+Exceeded: No error. When a queue has a quarter more groups with an owner, the owners of the longest unused ones are
+forgotten, until this number is left.
 """
 
 GROUPS_MIN = 100

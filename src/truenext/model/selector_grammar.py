@@ -596,7 +596,7 @@ def _pieces(pattern: str, escape: str | None) -> list[list[str | None]]:
         if character == escape:
             following = next(characters, None)
             if following is None:
-                raise ValueError("a pattern that ends with its escape character")
+                raise ValueError("a LIKE pattern must not end with its ESCAPE character (write it twice),")
             pieces[-1].append(following)
         elif character == "%":
             pieces.append([])

@@ -197,9 +197,9 @@ class Listener:
         return False
 
     def _assign_place(self, connection: ServerConnection, may_exceed: bool) -> str:
-        """Count a connection towards the limit, at its login. Returns why the connection may only send control
-        requests; "" if it may do everything. A connection that `may_exceed` the limit is admitted for control requests
-        alone, while few such connections are open.
+        """Give a connection one of the places (`connections` of `_places`) at its login. Returns "" if the connection
+        got a place. If all are taken, a connection that `may_exceed` the limit is still admitted, but for control
+        requests alone, and only while few such connections are open. Then the reason for the restriction is returned.
 
         Raises: RemoteProtocolError if the connection is not admitted
         """

@@ -253,7 +253,8 @@ class ServiceRun:
         self._state = "running"
 
     async def _start_replies_consumers(self) -> None:
-        """Consume replies that are kept in a process that runs no stages, since no process of this service runs any."""
+        """Start to consume kept replies in this process, although it runs no stages: no other process of this service
+        runs any."""
         self._add_replies_consumers(await self._find_user())
         for consumption in self.stage_consumers:
             consumption.start()

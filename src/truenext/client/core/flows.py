@@ -1,4 +1,5 @@
-"""Flows for the requests of a program. A flow is a generator (waiting.py), run by a driver for tasks or for threads."""
+"""Requests of a program, each as a `Flow`: a generator (waiting.py) that a driver runs, for tasks or for threads. A
+`Flow` is not a flow of stages."""
 
 from __future__ import annotations
 
@@ -137,7 +138,7 @@ def _truncate_cause(cause: str) -> str:
     Raises: TypeError if `cause` is not text
     """
     if not isinstance(cause, str):
-        raise TypeError(f"a cause is text, not {cause!r}")
+        raise TypeError(f"cause must be text, not {cause!r}")
     # Each character has at least one byte.
     encoded = cause[:CAUSE_BYTES_MAX].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace")
     return encoded[:CAUSE_BYTES_MAX].decode(errors="ignore")

@@ -304,7 +304,7 @@ class Transaction(_Block):
 
     @property
     def token(self) -> str:
-        """Token for `Connection.outcome`. Empty unless the outcome is unknown after the block."""
+        """Token for `Connection.outcome`; empty if the outcome is known, or the block has not ended."""
         return self._block.token
 
     def mark_failed(self, message: Message) -> None:

@@ -92,7 +92,8 @@ class DueSendsRead(SideRead):
 
 
 class DuePage:
-    """Due sends that were read, and the search for the queues of the next of these sends."""
+    """Due sends that were read. If the queues of the next send take long to find, `ahead` finds them in several steps
+    (topics.py, RouteAhead)."""
 
     __slots__ = ("ahead", "ahead_number", "ahead_steps", "found_by_number", "is_end", "lanes")
 

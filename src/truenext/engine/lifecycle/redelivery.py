@@ -202,8 +202,9 @@ def redirect(message: SentMessage, destination: Destination) -> tuple[Destinatio
 
 def restore_original(letter: SentMessage, now_ms: int) -> tuple[Destination, SentMessage] | None:
     """Return the destination and the original message of a dead letter. None if `letter` is no dead letter. An expiry
-    in the past is left out, because the message would be removed before a consumer gets it. If `letter` is a report of
-    a failure, or was handled as one (`on_failure`), it keeps its headers, and goes back to its `redrive_queue`."""
+    in the past is left out, because the message would be removed before a consumer gets it. If `letter` was a report of
+    a failure, or had failed before and was moved to a handler (`on_failure`), it keeps all its headers, and goes back
+    to the queue in which it failed last (`redrive_queue`)."""
     headers = decode_header_lines(letter.header)
     if FAILURE in headers:
         return _restore_failed_again(letter, headers)

@@ -144,7 +144,7 @@ def _check_not_later(last: Decision, batch: int) -> None:
         raise OutdatedBatch(
             f"batch {batch} is older than batch {last.batch}, which is published: the checkpoint is older than the "
             f"output of the query, or two runs use it. Start the query with the newest checkpoint, or with a new one; "
-            f"for a batch write set a higher txnVersion"
+            f"if this is a batch write, set a higher txnVersion"
         )
     _log.info("this batch was decided before, and its output is published", extra={"batch": batch})
 

@@ -119,7 +119,7 @@ _PRODUCER = HeaderDoc(
 _GAPLESS = HeaderDoc(
     ("truenext-gapless",),
     "`true`, `false` (default)",
-    "The numbers of this producer have no gaps: a number that is higher than the next one is refused. The broker can "
+    "The numbers of this producer have no gaps: a number higher than the last one plus 1 is refused. The broker can "
     "then report the outcome of each COMMIT. It needs `truenext-producer`.",
 )
 _TRANSACTION = HeaderDoc(("transaction",), "a name. Default: none", "The frame is part of this open transaction.")
@@ -275,7 +275,7 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
     "SUBSCRIBE": (
         HeaderDoc(
             ("id",),
-            f"a name of at most {NAME_LENGTH_MAX} characters. Required but in STOMP 1.0",
+            f"a name of at most {NAME_LENGTH_MAX} characters. Required, except in STOMP 1.0",
             "Name of the subscription.",
         ),
         HeaderDoc(("destination",), "an address. Required", "Queue, topic or pattern to subscribe to."),

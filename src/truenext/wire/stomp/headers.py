@@ -184,7 +184,10 @@ SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, HeaderValueRule]] = {
         SubscribeTarget.QUEUE: HeaderValueRule(None, ""),
         **dict.fromkeys(
             (SubscribeTarget.TEMPORARY, SubscribeTarget.TOPIC),
-            HeaderValueRule(frozenset({"true", "false"}), "it belongs to its connection anyway; leave this out"),
+            HeaderValueRule(
+                frozenset({"true", "false"}),
+                "such a subscription belongs to one connection anyway; leave this header out",
+            ),
         ),
         SubscribeTarget.DURABLE: HeaderValueRule(
             frozenset({"false"}), "the subscription outlives its connection; leave this out"
@@ -253,8 +256,9 @@ def parse_subscribe_options(
 ) -> tuple[Subscribe, str, str | None]:
     """Parse the headers of a SUBSCRIBE, and the options after its destination.
 
-    Returns the command, the text of the selector ("" is none), and the name of the durable subscription (None is none).
-    The command is in mode `auto`, and without selector and durable subscription, which FrameInterpreter adds.
+    Returns the command, the text of the selector ("" if there is none), and the name of the durable subscription (None
+    if the subscription is not durable). FrameInterpreter then sets the command's mode, selector and durable
+    subscription; until then the mode is `auto`.
 
     Raises: RemoteProtocolError if a header or option is not supported, or two disagree
     """

@@ -48,9 +48,9 @@ class StompSession:
         on_ineffective_header: Callable[[str, str, str], None] = lambda *_: None,
     ) -> None:
         """`identity` is a part of each message id, so that no other broker has the same ids. `on_ineffective_header` is
-        called once for each header that has an effect in other brokers but none here. It is also called for the first
-        header of a SEND that has truenext's prefix and is unknown. Its arguments are the command, the header, and what
-        to use instead."""
+        called once for each header that has an effect in other brokers but none here. It is also called once for a
+        connection: for the first unknown header with truenext's prefix in a SEND. Its arguments are the command, the
+        header, and what to use instead."""
         self._session_id = session_id
         self._identity = identity
         self._server_name = server_name
