@@ -236,7 +236,7 @@ def test_only_one_commit_is_lost(broker: BlockingBroker, clients: Clients) -> No
 def test_a_commit_is_lost_before_or_after_and_nowhere_else(broker: BlockingBroker) -> None:
     with pytest.raises(ValueError, match=r"not lost 'befor': there are 'before', 'after'; is 'before' meant\?"):
         broker.lose_commit("befor")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="required is True or False, not 'no'"):
+    with pytest.raises(ValueError, match="required must be True or False, not 'no'"):
         broker.lose_commit("before", required="no")  # type: ignore[arg-type]
 
 

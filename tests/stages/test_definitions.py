@@ -422,7 +422,7 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[Service], object], str]] = {
         lambda app: app.topic("prices.*", Number),
         r"'prices.\*' is a pattern, and messages are published to one topic",
     ),
-    "the topic of a subscriber": (lambda app: app.subscriber("x"), "takes a topic, not 'x'"),  # type: ignore[arg-type]
+    "the topic of a subscriber": (lambda app: app.subscriber("x"), "needs a topic, not 'x'"),  # type: ignore[arg-type]
     "attempts": (lambda app: app.endpoint("a", Number, attempts="5"), "attempts of a is"),  # type: ignore[call-overload]
     "retry": (lambda app: app.endpoint("a", Number, retry=5), "retry of a is 5"),  # type: ignore[call-overload]
     "an empty retry": (lambda app: app.endpoint("a", Number, retry=""), "retry of a is ''"),  # type: ignore[call-overload]
@@ -445,7 +445,7 @@ def test_a_stage_whose_name_is_no_text_is_refused() -> None:
 
 def test_attempts_of_nothing_and_unknown_options_are_refused() -> None:
     app = Service("shop")
-    with pytest.raises(DefinitionError, match="attempts of chain is 1 or more, not 0"):
+    with pytest.raises(DefinitionError, match="attempts of chain must be 1 or more, not 0"):
         app.endpoint("chain", Number, attempts=0)
     with pytest.raises(TypeError, match="a stage of chain has no option speed"):
         app.endpoint("chain", Number).stage(speed=3)  # type: ignore[call-overload]

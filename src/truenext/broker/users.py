@@ -387,7 +387,7 @@ class _UsersFileReader:
                 )
             owner = self._certificate_owners.setdefault(name, header)
             if owner != header:
-                self._fault(where, f"{owner} has {_shortened(name)}, too: a certificate is of one user")
+                self._fault(where, f"{owner} has {_shortened(name)}, too: a certificate belongs to one user")
         return tuple(names)
 
     def _grants(self, header: str, table: dict[str, Any], keys: Iterable[str]) -> _Grants:

@@ -25,7 +25,7 @@ from truenext.errors import ConfigurationError, TruenextError
     type=SecondsParam(),
     default=10.0,
     show_default=True,
-    help="Seconds without a dispatch that count as stuck.",
+    help="Seconds without a dispatch after which a ready message with a free consumer counts as stuck.",
 )
 @click.option(
     "--stages",

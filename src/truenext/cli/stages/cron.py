@@ -35,7 +35,9 @@ TRIES_MAX = 20
 
 @click.command()
 @service_argument
-@click.option("--apply", "applies", is_flag=True, help="Make the cron flows in the broker those that are declared.")
+@click.option(
+    "--apply", "applies", is_flag=True, help="Replace the cron flows in the broker by those that the service declares."
+)
 @urls_option
 @credentials_options
 @timeout_option

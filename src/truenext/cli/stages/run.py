@@ -96,7 +96,7 @@ loop."""
     type=EnumParam(LogLevel),
     default=LogLevel.WARNING.value,
     show_default=True,
-    help="Lowest level that is logged, to standard error.",
+    help="Lowest level of the log records that are written to standard error.",
 )
 def run(
     target: str,

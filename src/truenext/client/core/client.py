@@ -88,12 +88,12 @@ def connect_options(
     """
     for url in urls:
         if not isinstance(url, str):
-            raise TypeError(f"a URL is text, such as {DEFAULT_URL}, not {url!r}")
+            raise TypeError(f"a URL must be text, such as {DEFAULT_URL}, not {url!r}")
     for name, value in {**credentials, "client_id": client_id}.items():
         if value is not None and not isinstance(value, str):
-            raise TypeError(f"{name} is text, not {type(value).__name__}")
+            raise TypeError(f"{name} must be text, not {type(value).__name__}")
     if not isinstance(heart_beat_s, int | float) or not 0 <= heart_beat_s <= HEART_BEAT_S_MAX:
-        raise ValueError(f"heart_beat is 0 to {HEART_BEAT_S_MAX} seconds, not {heart_beat_s!r}")
+        raise ValueError(f"heart_beat must be 0 to {HEART_BEAT_S_MAX} seconds, not {heart_beat_s!r}")
     return ConnectOptions(
         addresses=[parse_url(url) for url in urls or (DEFAULT_URL,)],
         credentials=Credentials(**credentials),
@@ -411,7 +411,8 @@ class Client:
         if self.reconnect_count and (is_other_store or not link.is_truenext):
             self.send_buffer.fail_interrupted(
                 ConnectionLost(
-                    "the connection was lost, and the next broker is another one; the message may have arrived"
+                    "the connection was lost, and the client is now connected to another broker; the message may "
+                    "have arrived"
                 )
             )
             # A new producer: at the first broker, numbers used here would count as repeats.
@@ -449,7 +450,8 @@ class Client:
             return
         if producer is None or not link.is_truenext or producer.store_id != link.store_id:
             transaction.resolve(
-                Outcome.UNKNOWN, ConnectionLost("the outcome is not known: the next broker is another one")
+                Outcome.UNKNOWN,
+                ConnectionLost("the outcome is not known: the client is now connected to another broker"),
             )
             return
 
@@ -729,7 +731,7 @@ def _error_text(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
-_CLOSED_TEXT = "the connection is closed: make a new one"
+_CLOSED_TEXT = "the connection is closed: open a new connection"
 _FINAL_REFUSAL_CODES = frozenset({Code.LOGIN, Code.NOT_SUPPORTED, Code.IN_USE})
 """Codes of refusals after which every later login would be refused, too."""
 

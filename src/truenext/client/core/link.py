@@ -107,7 +107,7 @@ class Link:
         """Check that the broker is truenext. Raises: LocalProtocolError if not; its text names `feature`"""
         if not self.is_truenext:
             raise LocalProtocolError(
-                f"{feature} needs a truenext broker; this broker is {self.server_name or 'another one'}"
+                f"{feature} needs a truenext broker; this broker is {self.server_name or 'of another kind'}"
             )
 
     # ---- Out ----

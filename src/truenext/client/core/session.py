@@ -77,7 +77,9 @@ class SessionCore(msgspec.Struct, eq=False):
         """
         if self.is_closed:
             raise ClosedError(
-                _EXPIRED_TEXT if self.is_expired else "the session or its consumer is closed: make another one"
+                _EXPIRED_TEXT
+                if self.is_expired
+                else "the session or its consumer is closed: open another session, or subscribe again"
             )
         self.client.check_open()
 
@@ -608,7 +610,8 @@ class SessionCore(msgspec.Struct, eq=False):
             self.check_open()
             if caller_number is not None:
                 raise LocalProtocolError(
-                    "the transaction is empty, and cannot be committed under a number: send or receive a message first"
+                    "the transaction is empty, so it cannot be committed under a number: send or receive a "
+                    "message first"
                 )
             return True
         return (yield from self._commit(transactions, transaction, deadline, caller_number))
@@ -698,7 +701,7 @@ class SessionCore(msgspec.Struct, eq=False):
 
 
 def _consumer_closed_text(subscription: Subscription) -> str:
-    return f"the consumer of {subscription.options.destination} is closed: make another one"
+    return f"the consumer of {subscription.options.destination} is closed: subscribe again"
 
 
 PULLED_MAX = 1000

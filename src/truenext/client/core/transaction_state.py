@@ -196,8 +196,8 @@ class CommitAnswerHandler(AnswerHandler, msgspec.Struct, eq=False):
                 # The transaction was open, so its number was resolved, and counts as used. Source: "Did it happen?" in
                 # docs/contract.md
                 cause = TruenextError(
-                    "its outcome was queried on another connection before the broker had its COMMIT, so the broker "
-                    "has ruled it out: repeat the transaction"
+                    "the outcome was queried on another connection before the COMMIT reached the broker, and "
+                    "since then the broker refuses this COMMIT: repeat the transaction"
                 )
             else:
                 transaction.producer.last_number = transaction.commit_number - 1

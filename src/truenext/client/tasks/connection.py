@@ -517,7 +517,7 @@ class Connection:
         Raises: the errors of `send`, for the first message that fails; messages after it may have arrived
         """
         if isinstance(messages, str | bytes):
-            raise TypeError("messages must be several messages: use send for one")
+            raise TypeError("messages must be a list of messages, not one message: use send for one")
         driver = self._driver
         client = driver.client
         enqueue = driver.step_of_many(send_flows.try_enqueue)

@@ -97,8 +97,8 @@ def decide_next(
         is_forgotten = has_tried_first and last is None
         if is_forgotten and not decision.is_closed:
             raise OutdatedBatch(
-                f"batch {batch} of {queues.id} cannot be decided: the id was forgotten, and is blocked for 7 days; use "
-                f"a new checkpoint, for a batch write another txnAppId"
+                f"batch {batch} of {queues.id} cannot be decided: the id was forgotten, and is blocked for 7 "
+                f"days; use a new checkpoint; for a batch write use another txnAppId"
             )
         if decide(broker, queues, decision, last, is_forgotten=is_forgotten):
             publish(broker, queues, decision, patience)

@@ -163,7 +163,7 @@ def _encode_row(body: bytes | str | None, row: dict[str, Any], destination: str 
         head += _TRANSACTION_LINE
         _check_send(head)
     except (ValueError, TypeError, RemoteProtocolError) as error:
-        raise UnsendableRow(f"a row cannot be sent as a message: {error}; it has {row}") from error
+        raise UnsendableRow(f"a row cannot be sent as a message: {error}; the row has {row}") from error
     return b"".join((head, f"content-length:{len(body)}\n\n".encode(), body, b"\0"))
 
 

@@ -120,12 +120,12 @@ class StageSettings:
         self.attempts = attempts = options.get("attempts")
         self.exactly_once = exactly_once = options.get("exactly_once")
         if not isinstance(exactly_once, bool | None):
-            raise DefinitionError(f"exactly_once of {subject} is True or False, not {exactly_once!r}")
+            raise DefinitionError(f"exactly_once of {subject} must be True or False, not {exactly_once!r}")
         # A bool is an int, too.
         if concurrency is not None and not (type(concurrency) is int and 1 <= concurrency <= CONCURRENCY_MAX):
-            raise DefinitionError(f"concurrency of {subject} is 1 to {CONCURRENCY_MAX}, not {concurrency!r}")
+            raise DefinitionError(f"concurrency of {subject} must be 1 to {CONCURRENCY_MAX}, not {concurrency!r}")
         if attempts is not None and not (type(attempts) is int and attempts >= 1):
-            raise DefinitionError(f"attempts of {subject} is 1 or more, not {attempts!r}")
+            raise DefinitionError(f"attempts of {subject} must be 1 or more, not {attempts!r}")
         retry = options.get("retry")
         self.retries = RetryRules({} if retry is None else retry, subject)
 

@@ -229,7 +229,7 @@ class FrameInterpreter:
         own = next((name for name in frame.headers if name.startswith(OWN_PREFIX)), None)
         if own is not None:
             # On other SENDs it would be the user's, and forwarded; here nothing is forwarded.
-            raise RemoteProtocolError(f"{own[:50]} on a SEND to /control/ has no meaning; leave it out")
+            raise RemoteProtocolError(f"{own[:50]} on a SEND to /control/ has no effect; leave the header out")
         if destination.name in ACTION_PARSERS:
             if not _MESSAGE_ONLY.isdisjoint(frame.headers):
                 raise RemoteProtocolError(
@@ -420,7 +420,7 @@ def _numbered(headers: dict[str, str]) -> tuple[str | None, int, bool]:
     text = headers.get("truenext-number")
     gapless = headers.get("truenext-gapless")
     if (producer is None) != (text is None):
-        raise RemoteProtocolError("truenext-producer and truenext-number go together")
+        raise RemoteProtocolError("truenext-producer and truenext-number must be set together")
     if producer is None or text is None:
         if gapless is not None:
             raise RemoteProtocolError("truenext-gapless needs truenext-producer and truenext-number")
