@@ -23,7 +23,7 @@ _CONNECTION_HEADERS = frozenset({"subscription", "ack", "truenext-round"})
 """Headers of a received message that mean nothing after the end of the command."""
 SEND_TIMEOUT_S = 60.0
 """Maximum time in seconds without a confirmed message, after which the command fails. So a broker with a full disk has
-this time to get free space."""
+this time to free space."""
 POLL_S = 1.0
 """Shortest time in seconds between two polls of a queue."""
 

@@ -53,7 +53,7 @@ from truenext.store.folder import sync_folder
 
 
 def _check_named(fault_of: Callable[[str], str | None]) -> Callable[[str], str | None]:
-    """Return the same check, with the checked text at the beginning of its error."""
+    """Return a check that does the same as `fault_of`, but begins its error with the checked text."""
 
     def named(value: str) -> str | None:
         fault = fault_of(value)
@@ -90,8 +90,8 @@ generate_option = click.option(
 
 
 def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each kind of grant. The command gets the given options as the argument `grants`, with the keys
-    and values that a user's table in the file has."""
+    """Add an option for each kind of grant to a command. The command gets these options as the argument `grants`: keys
+    and values, as in a user's table of the file."""
     helps = {
         Right.SEND: "Grant to send to these queues or topics.",
         Right.TAKE: "Grant to consume these queues, and to subscribe to these topics.",
@@ -508,8 +508,8 @@ class _UsersFile:
         return "" if self._before is None else self._before.decode()
 
     def _edited(self, edit: Callable[[Any], None], text: str | None = None) -> str:
-        """Apply an edit to a text, by default to the file's, and return the new text. Raises: TruenextError if that is
-        impossible"""
+        """Apply an edit to a text, by default to the text of the file, and return the new text. Raises: TruenextError
+        if the edit is impossible"""
         try:
             document = tomlkit.parse(self._text() if text is None else text)
             edit(document)
@@ -568,7 +568,8 @@ class _UsersFile:
 
 
 def _content(text: str) -> dict[str, Any]:
-    """Return the meaning of a users file: its tables, with both sections. Raises: ValueError if the text is not TOML"""
+    """Return the content of a users file as tables, with both sections, [user] and [role]. Raises: ValueError if the
+    text is not TOML"""
     return {USER: {}, ROLE: {}} | tomllib.loads(text)
 
 

@@ -44,7 +44,7 @@ ALL_PLACES = Places(CONNECTIONS_MAX, CONNECTIONS_BEFORE_LOGIN_MAX)
 
 
 class ListenerTls:
-    """TLS of all listeners. A reload replaces `context`; only new connections use the new one."""
+    """TLS of all listeners. A reload replaces `context`; connections that exist already keep the old context."""
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         self.context = context
@@ -128,7 +128,7 @@ class Listener:
             connection.stop_reading()
 
     async def close(self) -> None:
-        """Close all connections. Returns once every client has closed its side, or has not done so in time."""
+        """Close all connections. Returns once every client has closed its side, or the time for that is over."""
         for connection in list(self._connections):
             connection.end()
         if self._connections:

@@ -116,7 +116,7 @@ class ServiceRun:
         transaction."""
         self._outbox_fault = ""
         """Reason why the last attempt to open the outbox has failed, in a service whose outbox no other process sends;
-        empty if none has, or the outbox is open."""
+        empty if no attempt has failed, or the outbox is open."""
         self._policy_refresh: asyncio.Task[None] | None = None
         """Task that requests the policies of the stages' queues."""
         self._state: ServiceState = "waiting for the broker"

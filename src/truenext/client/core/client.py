@@ -231,7 +231,7 @@ class Client:
         return ", ".join(each.url for each in self.options.addresses)
 
     def on_socket_connected(self, address: Address, password: str | None = None) -> None:
-        """Send CONNECT on a new socket. The driver may have read `password` from the password file."""
+        """Send CONNECT on a new socket. `password` may come from the password file, which the driver reads."""
         self._last_link_number += 1
         now = self.clock()
         self.context.link = link = Link(self._last_link_number, self.options.heart_beat_s, now, on_frame=self._on_frame)
@@ -302,8 +302,8 @@ class Client:
 
     def _is_refusal_final(self, code: str) -> bool:
         """Return whether later logins would be refused, too. A broker other than truenext sends no code, and may refuse
-        a login only because it still has the lost connection. So a refusal without a code is final only if no login has
-        succeeded before."""
+        a login for the only reason that it still has the lost connection. So a refusal without a code is final only if
+        no login has succeeded before."""
         return code in _FINAL_REFUSAL_CODES or (not code and self.reconnect_count < 0)
 
     def on_connection_lost(self, error: Exception) -> None:
@@ -442,8 +442,8 @@ class Client:
         )
 
     def request_commit_outcome(self, transaction: TransactionState) -> None:
-        """Ask the broker for the outcome of a COMMIT in doubt. If the broker has not executed the COMMIT when it gets
-        this request, it never will."""
+        """Ask the broker for the outcome of a COMMIT in doubt. If the broker has not executed the COMMIT before it gets
+        this request, it never executes the COMMIT."""
         producer = transaction.producer
         link = self.link
         if link is None or not link.is_up:
@@ -525,8 +525,8 @@ class Client:
         return self.is_closing or isinstance(self.error, ClosedError)
 
     def check_open(self) -> None:
-        """Check that the connection is not closed. Raises: ClosedError if the program has closed it; the error that
-        ended the connection for good"""
+        """Check that the connection is not closed. Raises: ClosedError if the program has closed the connection;
+        otherwise the error that ended the connection for good"""
         if self.error is not None:
             raise copy_error(self.error)
         if self.is_closing:
@@ -651,8 +651,8 @@ class Client:
     def close(self, deadline: float | None) -> Flow[None]:
         """Release held messages without an attempt, wait until all sends are confirmed, and disconnect. If the
         connection is lost meanwhile, the wait continues on the next connection. Sends that are not confirmed by the
-        deadline fail with TimeoutError. If this call is interrupted, they fail with ClosedError. Errors of the broker
-        are not raised.
+        deadline fail with TimeoutError. If this call is interrupted, unconfirmed sends fail with ClosedError. Errors of
+        the broker are not raised.
         """
         self.is_closing = True
         error = ClosedError(_CLOSED_TEXT)

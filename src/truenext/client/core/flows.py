@@ -150,8 +150,8 @@ def release(session: SessionCore, received: ReceivedMessage, owner: object) -> F
 
 
 def end_message_block(session: SessionCore, received: ReceivedMessage, error: BaseException | None) -> Flow[None]:
-    """End a message's `Message.process` block: settle the message. In a transaction, only mark it as failed after an
-    exception."""
+    """End a message's `Message.process` block: settle the message. In a transaction the message is only marked as
+    failed, if an exception has left the block."""
     if received.state is not ReceivedMessageState.HELD:
         return
     if received.transaction is not None:
@@ -184,7 +184,8 @@ def close_consumer(
 def end_consumer_block(
     session: SessionCore, subscription: Subscription, owner: object, error: BaseException | None, *, owns_session: bool
 ) -> Flow[None]:
-    """Close a consumer at the end of its block, which `error` has left. None is a normal end."""
+    """Close a consumer at the end of its block. `error` is the exception that has left the block; None at a normal
+    end."""
     disposition: Disposition | None = ACKED
     if error is not None:
         disposition = FAILED if counted_attempts_for(error) is CountedAttempts.ALL else None
@@ -223,8 +224,8 @@ def rollback(session: SessionCore, owner: object, counted: CountedAttempts) -> F
 
 
 class TransactionBlock:
-    """Block of a program for one transaction. The end of the block commits or rolls back; afterwards the block has the
-    outcome."""
+    """Block (`async with` or `with`) of a program for one transaction. Its end commits or rolls back; afterwards
+    `outcome` has the outcome."""
 
     def __init__(self, session: SessionCore, timeout: float) -> None:
         """Make a block whose commit may take `timeout` seconds.

@@ -71,9 +71,8 @@ class SessionCore(msgspec.Struct, eq=False):
         return None if self.transactions is None else self.transactions.transaction
 
     def check_open(self) -> None:
-        """Check that session and connection are open.
-
-        Raises: ClosedError if the program has closed either; the error that ended the connection for good
+        """Check that session and connection are open. Raises: ClosedError if the program has closed one of them;
+        otherwise the error that ended the connection for good
         """
         if self.is_closed:
             raise ClosedError(
@@ -384,8 +383,8 @@ class SessionCore(msgspec.Struct, eq=False):
         )
 
     def _is_overtaken(self, subscription: Subscription | None, messages: Iterable[ReceivedMessage]) -> bool:
-        """Return whether a message has arrived that precedes one of these in the broker's order. Only truenext's order
-        is known; for other brokers return False."""
+        """Return whether a message has arrived that precedes one of these messages in the broker's order. Only
+        truenext's order is known; for other brokers return False."""
         link = self.client.link
         first = self.buffer.first(subscription)
         if first is None or link is None or not link.is_truenext:

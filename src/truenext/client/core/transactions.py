@@ -46,7 +46,8 @@ class SessionTransactions(msgspec.Struct, eq=False):
     _block: ref[object] | None = None
     """Transaction block of the program that runs now, as a weak reference. None outside of blocks."""
     _begin_retry_at: float = 0.0
-    """Time before which no transaction begins, because the broker had no space for the last one. 0 if it had space."""
+    """Time before which no transaction begins, because the broker had no space for the last transaction. 0 if the
+    broker had space."""
 
     # ---- Begin ----
 
@@ -58,9 +59,8 @@ class SessionTransactions(msgspec.Struct, eq=False):
         return transaction.outcome is Outcome.OPEN
 
     def check_not_rolled_back(self) -> None:
-        """Check that nothing but its own code has ended the transaction.
-
-        Raises: RolledBack if something else has
+        """Check that nothing other than its own code has ended the transaction. Raises: RolledBack if something else
+        has ended it
         """
         transaction = self.transaction
         if transaction is not None and transaction.outcome is Outcome.ROLLBACK_ONLY:

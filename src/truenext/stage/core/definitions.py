@@ -268,7 +268,8 @@ class LocalEndpoint(Endpoint[M, R]):
         return self.stages_in_order if self.failure_stage is None else [*self.stages_in_order, self.failure_stage]
 
     def stage_at(self, destination: str) -> Stage | None:
-        """Return the stage with this destination; None if the endpoint has none, or it is that of `on_failure`."""
+        """Return the stage with this destination; None if the endpoint has no such stage, or if this is the destination
+        of its stage of `on_failure`."""
         return next((each for each in self.stages_in_order if each.destination == destination), None)
 
     @property
@@ -364,11 +365,11 @@ class StatelessEndpoint(LocalEndpoint[M, R]):
         `@place.on_failure(attempts=3)`. It is to the endpoint's requests what an `except` block is to calls.
 
         A message that a requested endpoint, or an endpoint that it requests, cannot process does not become a dead
-        letter. It goes to this stage, whose queue is `ENDPOINT.stage.on_failure`. Its first parameter is the `Failure`;
-        the others are those of any other stage. It may call `flow.next` with a message for the stage that waits for the
-        reply, request anew, reply, or go to another endpoint. If it uses none of these calls, the flow ends there. If
-        it fails, the next endpoint with `on_failure` handles the failure, and without one its message becomes a dead
-        letter.
+        letter. The message goes to this stage, whose queue is `ENDPOINT.stage.on_failure`. Its first parameter is the
+        `Failure`; the others are those of any other stage. It may call `flow.next` with a message for the stage that
+        waits for the reply, request anew, reply, or go to another endpoint. If the stage uses none of these calls, the
+        flow ends there. If this stage itself fails, the next endpoint with `on_failure` handles the failure; if there
+        is no such endpoint, the message becomes a dead letter.
 
         The stage does not handle failures of the endpoint's own stages. It also handles failures of flows that name
         this endpoint as their `reply_to`.

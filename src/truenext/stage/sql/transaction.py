@@ -136,7 +136,8 @@ class SqlTransaction:
             raise fault
 
     def commit_fault(self) -> Swallowed | None:
-        """Return, without asking the database, why the transaction can no longer be committed; None if it can."""
+        """Return, without asking the database, why the transaction can no longer be committed; None if it can be
+        committed."""
         if self._forbidden is not None:
             return _swallowed_error("the function continued after a statement was refused", self._forbidden)
         if self.session is not None and not self.session.is_active:

@@ -45,8 +45,8 @@ DURABLE_NAME = (
     *("activemq.subscriptionName", "activemq.subcriptionName"),
     *("durable-subscription-name", "durable-subscriber-name"),
 )
-"""Headers with the name of a durable subscription: ActiveMQ's, and its old misspelling; the present and the former one
-of ActiveMQ's successor."""
+"""Headers with the name of a durable subscription: ActiveMQ's header and its old misspelling, and the present and the
+former header of ActiveMQ's successor."""
 REJECT = ("truenext-reject", "requeue")
 
 OPTIONS = (

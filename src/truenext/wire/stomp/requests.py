@@ -90,8 +90,7 @@ class FrameInterpreter:
         self._on_ineffective_header = on_ineffective_header
         self._reported: frozenset[str] = frozenset()
         self._unusual_send = _UNUSUAL_SEND
-        """Headers that need more than copying if a SEND has one of them. Headers that were reported already are left
-        out."""
+        """Headers of a SEND that need more than copying, without those that were reported already."""
         self._version = Version.V1_0
         self._queue_by_subscription: dict[str, str] = {}
         """Name of the queue of each subscription to a queue. On the UNSUBSCRIBE of such a subscription the header
@@ -456,8 +455,8 @@ def _ttl(headers: dict[str, str]) -> int:
 
 
 def _check_schedule_names(headers: dict[str, str]) -> None:
-    """Check that all headers with the prefix of a schedule are known. Ignoring an unknown one would send the message at
-    once.
+    """Check that all headers with the prefix of a schedule are known. If an unknown header were ignored, the message
+    might be sent at once.
 
     Raises: RemoteProtocolError at an unknown header
     """
