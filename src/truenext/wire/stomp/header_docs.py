@@ -18,6 +18,7 @@ from truenext.model.limits import (
     REPORT_ID_LENGTH_MAX,
     SCHEDULE_TIME_MAX,
     TTL_MS_MAX,
+    WINDOW_DEFAULT,
     WINDOW_MAX,
 )
 from truenext.model.order import PRIORITY_DEFAULT, PRIORITY_MAX
@@ -297,7 +298,7 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
             ("activemq.prefetchSize", "prefetch-count", "consumer.prefetchSize"),
             f"1 to {WINDOW_MAX}; `prefetch-count:0` is the default",
             "Window: number of messages that the consumer may hold. By default the window is automatic "
-            "(`client-individual`), or {WINDOW_DEFAULT} (`client`). 0 is refused without `truenext-pull`.",
+            f"(`client-individual`), or {WINDOW_DEFAULT} (`client`). 0 is refused without `truenext-pull`.",
         ),
         HeaderDoc(
             ("activemq.priority", "consumer.priority"),
