@@ -306,7 +306,7 @@ def test_passwords_that_are_not_one_or_two_hashes_are_a_fault_without_the_value(
 
 def test_hash_that_occurs_twice_is_a_fault(file: Path) -> None:
     assert faults(file, f'[user.a]\npasswords = ["{HASH}", "{HASH}"]\n' + user("")) == [
-        "[user.a] passwords: it has the same hash twice: remove one of them",
+        "[user.a] passwords: the list has the same hash twice: remove one of them",
         "[user.shop] passwords: [user.a] has the same hash: give each user a password of its own",
     ]
 

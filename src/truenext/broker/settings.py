@@ -24,7 +24,7 @@ from truenext.model.setting import setting
 from truenext.model.url import DEFAULT_URL
 from truenext.version import VERSION
 
-_AT_START = "it is fixed when the broker starts"
+_AT_START = "this setting is fixed when the broker starts"
 _WITH_CONNECTIONS = "clients are connected already"
 _WITH_STORE = "the messages stay where they are stored"
 

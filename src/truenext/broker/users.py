@@ -371,7 +371,8 @@ class _UsersFileReader:
         elif CERTIFICATES not in table:
             self._fault(
                 header,
-                f"it has no password: add {PASSWORDS} (see `truenext user hash`), {PASSWORD_FILE} or {CERTIFICATES}",
+                f"the user has no password: add {PASSWORDS} (see `truenext user hash`), {PASSWORD_FILE} or "
+                f"{CERTIFICATES}",
             )
         return UserEntry(user, (), None, certificates)
 
@@ -437,7 +438,7 @@ class _UsersFileReader:
             if owner != header:
                 self._fault(where, f"{owner} has the same hash: give each user a password of its own")
             elif text in value[: number - 1]:
-                self._fault(where, "it has the same hash twice: remove one of them")
+                self._fault(where, "the list has the same hash twice: remove one of them")
         return tuple(value)
 
     def _password(self, header: str, value: Any) -> str | None:

@@ -35,7 +35,9 @@ COLUMNS: tuple[HistoryColumn, ...] = (
         "number of the event: one counter for all queues, 1 for the first event, one more for each. A missing number "
         "is a gap: a crash or damage has lost events",
     ),
-    HistoryColumn("run", "int", "run of the broker in which it happened, 1 from its first start on"),
+    HistoryColumn(
+        "run", "int", "run of the broker in which the event happened; the run after the broker's first start is 1"
+    ),
     HistoryColumn("at", "timestamp", "time by the broker's clock; the order is that of `event`, never that of `at`"),
     HistoryColumn("kind", "string", "kind of event, see above"),
     HistoryColumn("queue", "string", "name of the queue", _OF_QUEUES),
