@@ -313,7 +313,7 @@ def test_hash_that_occurs_twice_is_a_fault(file: Path) -> None:
 
 def test_user_without_a_password_or_with_two_kinds_of_it_is_a_fault(file: Path) -> None:
     assert faults(file, "[user.a]\n" + user('password_file = "x"')) == [
-        "[user.a]: it has no password: add passwords (see `truenext user hash`), password_file or certificates",
+        "[user.a]: the user has no password: add passwords (see `truenext user hash`), password_file or certificates",
         "[user.shop]: passwords and password_file exclude each other: remove one of them",
     ]
 

@@ -66,7 +66,7 @@ class Policy:
         unit="attempts",
         least=1,
         most=ATTEMPTS_MAX,
-        reason="The first try and six more, as with ActiveMQ's clients.",
+        reason="The first try and six further tries, as with ActiveMQ's clients.",
     )
     first_delay_ms: int = setting(
         0,
@@ -74,7 +74,7 @@ class Policy:
         unit="milliseconds",
         least=0,
         most=DELAY_MS_MAX,
-        reason="Most failures are over at once, and the order is kept.",
+        reason="Most causes of failures are over at once, and without a delay the order is kept.",
     )
     delay_ms: int = setting(
         1000,

@@ -159,7 +159,9 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
     ),
     "CONNECT": (
         HeaderDoc(
-            ("accept-version",), "`1.0`, `1.1`, `1.2`, joined by commas. Default: `1.0`", "Versions of the client."
+            ("accept-version",),
+            "`1.0`, `1.1`, `1.2`, joined by commas. Default: `1.0`",
+            "Versions of STOMP that the client speaks.",
         ),
         HeaderDoc(
             ("heart-beat",),
