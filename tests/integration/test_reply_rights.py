@@ -446,7 +446,10 @@ def test_user_cannot_give_itself_the_right(connect: Connect, headers: dict[str, 
     address = own(caller)
     for reply_to in (address, address_of(caller, "future"), address_of(caller, "future", "topic")):
         text = refusal(snoop.send_to, "/queue/own.x", headers={"reply-to": reply_to, **headers})
-        assert f"name {reply_to} in reply-to: no message whose reply-to names this temporary" in text
+        assert (
+            f"name {reply_to} in reply-to: the broker has dispatched to this user no message whose reply-to names this "
+            "temporary" in text
+        )
     snoop.send_frame("BEGIN", {"transaction": "t"})
     refusal(snoop.send_to, "/queue/own.x", headers={"reply-to": address, "transaction": "t"})
     # More parts than a SEND may have name none.

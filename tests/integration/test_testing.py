@@ -601,9 +601,11 @@ def test_advance_and_slow_disk_refuse_negative_times(broker: BlockingBroker) -> 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), "1", None, True])
 def test_advance_and_slow_disk_refuse_invalid_times(broker: BlockingBroker, wrong: float) -> None:
-    with pytest.raises(ValueError, match=f"the time to advance is seconds, 0 or more, not {wrong!r}"):
+    with pytest.raises(ValueError, match=f"the time to advance must be a number of seconds, 0 or more, not {wrong!r}"):
         broker.advance(seconds=wrong)
-    with pytest.raises(ValueError, match=f"the delay of the disk is seconds, 0 or more, not {wrong!r}"):
+    with pytest.raises(
+        ValueError, match=f"the delay of the disk must be a number of seconds, 0 or more, not {wrong!r}"
+    ):
         broker.slow_disk(wrong)
 
 

@@ -392,7 +392,9 @@ def _check_types(name: str, values: Mapping[str, object]) -> None:
         kind, expected = _TYPES[subject]
         if not isinstance(value, kind):
             # The value is left out, since it may be a password.
-            raise DefinitionError(f"{subject} of service {name} is {expected}, not of the type {type(value).__name__}")
+            raise DefinitionError(
+                f"{subject} of service {name} must be {expected}, not of the type {type(value).__name__}"
+            )
 
 
 def _checked_brokers(name: str, broker: str | Sequence[str]) -> tuple[str, ...]:

@@ -177,7 +177,7 @@ def _encode_send(destination: str, options: SendOptions, *, has_report_id: bool 
     _add_failure_headers(headers, options, has_report_id)
     for name, value in options.get("headers", {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"header {name!r} must be text, not {value!r}")
+            raise TypeError(f"header {name!r} is {value!r}: name and value of a header must be text")
         if is_reserved(name) or name in headers:
             raise ValueError(f"header {name} cannot be set by a program, or is set by an option already, such as ttl=")
         headers[name] = value

@@ -574,7 +574,7 @@ def parse_consumer_options(destination: str, options: ConsumerOptions) -> Subscr
     headers = dict(options.get("headers", {}))
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"header {name!r} must be text, not {value!r}")
+            raise TypeError(f"header {name!r} is {value!r}: name and value of a header must be text")
         if name in _RESERVED or name.startswith("truenext-"):
             raise ValueError(f"header {name} cannot be set by a program; there may be an option for it")
     frames.check_headers({"destination": destination, "selector": options.get("selector", "")} | headers)
