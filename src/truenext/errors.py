@@ -86,7 +86,7 @@ class OtherProtocolError(RemoteProtocolError):
         super().__init__(reason, Code.MALFORMED_FRAME)
         self.protocol = protocol
         self.answer = answer
-        """Bytes to send in place of an ERROR, which a client of that protocol understands; may be empty."""
+        """Bytes to send instead of an ERROR, in the protocol that the client speaks; may be empty."""
 
 
 class StoreError(TruenextError):

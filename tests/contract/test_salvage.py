@@ -780,7 +780,7 @@ def test_transients_are_saved_after_an_unclean_stop_too(tmp_path: Path) -> None:
         transients[n] = Shown(message, NO_MARK)
         disk.apply(transient_puts={key(n): encode_record(key(n), message)})
     disk.store.close()
-    assert "the next start drops 5 transients" in truenext("check", tmp_path / "data").stdout
+    assert "the next start drops 5 transient messages" in truenext("check", tmp_path / "data").stdout
     assert export(tmp_path / "data").shelf[LANE] == transients
     assert recovered_of(tmp_path / "new").redelivered_below == 100
     assert disk.open().counts == {}

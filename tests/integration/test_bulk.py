@@ -104,7 +104,7 @@ def test_a_purge_removes_waiting_messages_and_leaves_held_ones(broker: BrokerPro
     held = client.messages(2)
     dry = json.loads(broker.output_of("purge", queue, "--dry-run", "--json"))
     assert (dry["count"], dry["dry_run"]) == (8, True)
-    left = "1 left: consumers hold them, or they are still being committed\n"
+    left = "1 left: held by consumers, or still being committed\n"
     assert broker.output_of("purge", queue, "--selector", "colour = 'red'") == f"4 removed\n{left}"
     purged = json.loads(broker.output_of("purge", queue, "--json"))
     assert (purged["count"], purged["left"]) == (4, 2)
@@ -127,7 +127,7 @@ def test_move_and_purge_leave_held_messages_and_fail_only_for_named_ones(
     # There is room for one more in the window.
     client.message()
     sequence = held.headers["truenext-sequence"]
-    why = "consumers hold them, or they are still being committed\n"
+    why = "held by consumers, or still being committed\n"
     for words, left in (([], 3), (["--selector", "colour = 'red'"], 2), (["--selector", "colour = 'blue'"], 1)):
         count = 0 if "colour = 'blue'" in words else 1
         fields = broker.output_of("purge", queue, *words, "--dry-run")

@@ -264,7 +264,7 @@ def test_broker_without_tls_is_refused_at_an_address_with_tls(
     connect: Connect, brokers: dict[str, TlsBroker], certificates: Certificates
 ) -> None:
     url = brokers["plain"].url.replace("stomp:", "stomp+ssl:")
-    reason = "the port speaks no TLS of version 1.2 or later: perhaps it is for stomp://"
+    reason = "the port does not speak TLS 1.2 or later: perhaps the port is for stomp://"
     check_no_broker(connect, url, reason, ca=certificates.ca)
 
 
@@ -413,7 +413,9 @@ def test_key_with_a_password_is_refused_without_a_question(
 
 
 def test_key_without_a_certificate_is_refused(connect: Connect, broker: TlsBroker, certificates: Certificates) -> None:
-    with pytest.raises(ValueError, match=r"^key needs certificate, the file with the client's certificate$"):
+    with pytest.raises(
+        ValueError, match=r"^the option key needs the option certificate: the file with the client's certificate$"
+    ):
         connect(broker.url, nothing, key=certificates.client)
 
 

@@ -221,8 +221,8 @@ def test_reload_of_settings_that_need_a_restart_is_refused_and_changes_nothing(
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == (
         "truenext: nothing was changed:\n"
-        'broker.memory_limit cannot change from "256MiB" to "512MiB" while the broker runs: it is fixed when the '
-        "broker starts; restart the broker\n"
+        'broker.memory_limit cannot change from "256MiB" to "512MiB" while the broker runs: this setting is fixed '
+        "when the broker starts; restart the broker\n"
         "broker.history cannot change from true to false while the broker runs: a run of the broker has a "
         "complete history or none; restart the broker\n"
     )

@@ -23,7 +23,7 @@ FULL = (
     "--memory-limit): free disk space, or try again when messages were consumed"
 )
 ADVICE = (
-    "; in a transaction acknowledge first, and at least as many bytes as it sends "
+    "; or use a transaction that first acknowledges messages, of at least as many bytes as it sends "
     "(except 16384 bytes to queues Spark.*)"
 )
 

@@ -452,7 +452,7 @@ def test_redrive_leaves_held_messages_and_messages_that_were_not_dead_lettered(
     client.subscribe(f"DLQ.{queue}", prefetch=1)
     held = client.message()
     moved = broker.truenext("redrive", f"DLQ.{queue}")
-    remaining = "2 left: consumers hold them, they are still being committed, or their original queue is not known\n"
+    remaining = "2 left: held by consumers, still being committed, or with an unknown original queue\n"
     assert (moved.returncode, moved.stdout) == (0, f"1 moved to {queue}\n{remaining}")
     client.ack(held, confirmed=True)
     assert client.message().body == b"sent there"

@@ -236,7 +236,7 @@ def test_only_one_commit_is_lost(broker: BlockingBroker, clients: Clients) -> No
 def test_a_commit_is_lost_before_or_after_and_nowhere_else(broker: BlockingBroker) -> None:
     with pytest.raises(ValueError, match=r"not lost 'befor': there are 'before', 'after'; is 'before' meant\?"):
         broker.lose_commit("befor")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="required is True or False, not 'no'"):
+    with pytest.raises(ValueError, match="required must be True or False, not 'no'"):
         broker.lose_commit("before", required="no")  # type: ignore[arg-type]
 
 
@@ -601,9 +601,11 @@ def test_advance_and_slow_disk_refuse_negative_times(broker: BlockingBroker) -> 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), "1", None, True])
 def test_advance_and_slow_disk_refuse_invalid_times(broker: BlockingBroker, wrong: float) -> None:
-    with pytest.raises(ValueError, match=f"the time to advance is seconds, 0 or more, not {wrong!r}"):
+    with pytest.raises(ValueError, match=f"the time to advance must be a number of seconds, 0 or more, not {wrong!r}"):
         broker.advance(seconds=wrong)
-    with pytest.raises(ValueError, match=f"the delay of the disk is seconds, 0 or more, not {wrong!r}"):
+    with pytest.raises(
+        ValueError, match=f"the delay of the disk must be a number of seconds, 0 or more, not {wrong!r}"
+    ):
         broker.slow_disk(wrong)
 
 

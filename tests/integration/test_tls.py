@@ -259,7 +259,9 @@ def test_client_certificate_logs_in_as_the_user_that_lists_it(tmp_path: Path) ->
         named.close()
         wrong = TlsClient(port)
         refusal = wrong.connect(login="other").headers
-        assert refusal["truenext-code"] == "login" and "the client's certificate is of no user" in refusal["message"]
+        assert (
+            refusal["truenext-code"] == "login" and "the client's certificate belongs to no user" in refusal["message"]
+        )
         wrong.close()
         nameless = TlsClient(port, context=ssl.create_default_context(cafile=made / "ca.pem"))
         refusal = nameless.connect().headers
@@ -438,8 +440,8 @@ def test_reload_takes_a_changed_certificate_for_new_connections(tmp_path: Path) 
         (["--certificate", "{tmp}/text"], "certificate {tmp}/text and key {tmp}/text cannot be used: "),
         (["--certificate", "{made}/ca.pem"], "and key {made}/ca.pem cannot be used: "),
         (["--certificate", "{made}/ca.pem", "--key", "{made}/broker.pem"], "cannot be used: key values mismatch"),
-        (["--key", "{made}/broker.pem"], "key needs certificate, the file with the certificate of the broker"),
-        (["--client-certificates", "asked"], "client_certificates needs certificate, the file with the certificate"),
+        (["--key", "{made}/broker.pem"], "key needs the setting certificate: the file with the broker's certificate"),
+        (["--client-certificates", "asked"], "client_certificates needs the setting certificate: the file with"),
         (
             ["--certificate", "{made}/broker.pem", "--client-certificates", "required"],
             'client_certificates = "required" needs client_ca',

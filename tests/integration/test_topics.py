@@ -521,11 +521,11 @@ def test_dead_letters_of_an_ended_subscription_are_left_with_the_reason_and_the_
     assert broker.output_of("redrive", dead).splitlines() == [
         "0 moved",
         *(f"1 left: they failed in {name}, {why}" for name in ended),
-        "1 left: consumers hold them, they are still being committed, or their original queue is not known",
+        "1 left: held by consumers, still being committed, or with an unknown original queue",
     ]
     assert broker.output_of("move", dead, f"{queue}.saved", "--count", "2") == f"2 moved to {queue}.saved\n"
     assert broker.output_of("redrive", dead).splitlines()[1:] == [
-        "1 left: consumers hold them, they are still being committed, or their original queue is not known"
+        "1 left: held by consumers, still being committed, or with an unknown original queue"
     ]
 
 

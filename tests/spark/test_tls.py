@@ -152,7 +152,7 @@ def test_certificate_that_is_not_accepted_is_the_reason_why_there_is_no_broker(
                 "(--ca, TRUENEXT_CA) to a file with the certificate that signed it",
             ),
             (expired.url, own, "the broker's certificate is not accepted: certificate has expired"),
-            (tls_at_plain, own, "the port speaks no TLS of version 1.2 or later: perhaps it is for stomp://"),
+            (tls_at_plain, own, "the port does not speak TLS 1.2 or later: perhaps the port is for stomp://"),
             (
                 broker.url,
                 Credentials(ca=str(certificates.ca)),

@@ -54,7 +54,7 @@ def test_a_timeout_in_which_nothing_can_happen_is_refused_and_nothing_begins(tim
         raise AssertionError("nothing began")
 
     async def work(t: Stages) -> None:
-        pattern = r"timeout is seconds, more than 0, not "
+        pattern = r"timeout must be a number of seconds above 0, not "
         with pytest.raises(ValueError, match=pattern):
             await app.ask(answer, Number(), trace="t", timeout=timeout)
         with pytest.raises(ValueError, match=pattern):

@@ -372,7 +372,7 @@ def test_check_writes_the_same_file_each_time_and_only_with_write(folder: Path) 
     ("content", "complaint"),
     [
         (None, "there is no file a.json: write it with --write, and commit it"),
-        ("{", "a.json is not a file of --write: "),
+        ("{", "a.json was not written by --write: "),
         (
             '{"format": 4, "service": "shop", "endpoints": {}}',
             "a.json has format 4, and this truenext knows 3: update truenext",
@@ -603,7 +603,7 @@ def test_a_file_that_is_damaged_is_no_answer(folder: Path, damage: Callable[[dic
     (folder / "a.json").write_text(json.dumps(written))
     result = stages("check", "shop:app", "--against", "a.json")
     assert result.exit_code == 2
-    assert "a.json is not a file of --write" in result.stderr
+    assert "a.json was not written by --write" in result.stderr
 
 
 def test_a_module_that_ends_the_program_is_said(folder: Path) -> None:

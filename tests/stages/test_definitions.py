@@ -163,8 +163,8 @@ def replies_whatever(number: Number) -> Any: ...
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "no annotation": (no_annotation, "annotate number"),
-    "no parameter": (no_parameter, "takes its message first"),
-    "a message by its name alone": (keyword_message, "takes its message first"),
+    "no parameter": (no_parameter, "must take its message first"),
+    "a message by its name alone": (keyword_message, "must take its message first"),
     "any number of messages": (variadic, r"takes \*numbers"),
     "another message than its endpoint": (wrong_message, "takes Number.*cannot take Text"),
     "another reply than its endpoint": (wrong_reply, "returns Text, but the endpoint replies Number"),
@@ -380,37 +380,40 @@ def test_a_retry_that_cannot_be_is_refused_by_name(what: str) -> None:
 
 WRONG_ARGUMENTS: dict[str, tuple[Callable[[Service], object], str]] = {
     "the name of a service": (lambda app: Service(5), "5 is not the name of an endpoint or service"),  # type: ignore[arg-type]
-    "a broker": (lambda app: Service("s", broker=5), "broker of service s is a URL"),  # type: ignore[arg-type]
+    "a broker": (lambda app: Service("s", broker=5), "broker of service s must be a URL"),  # type: ignore[arg-type]
     "a broker in a list": (lambda app: Service("s", broker=[5]), r"broker of service s .*\[5\]"),  # type: ignore[list-item]
     "a broker of another protocol": (
         lambda app: Service("s", broker=["stomp://a", "http://b"]),
         "broker of service s: 'http://b' is not the address of a broker",
     ),
-    "no broker": (lambda app: Service("s", broker=[]), "broker of service s is a URL"),
-    "a database": (lambda app: Service("s", database=5), "database of service s is a URL"),  # type: ignore[arg-type]
-    "a user": (lambda app: Service("s", user=5), "user of service s is text"),  # type: ignore[arg-type]
-    "a password": (lambda app: Service("s", password=5), "password of service s is text"),  # type: ignore[arg-type]
+    "no broker": (lambda app: Service("s", broker=[]), "broker of service s must be a URL"),
+    "a database": (lambda app: Service("s", database=5), "database of service s must be a URL"),  # type: ignore[arg-type]
+    "a user": (lambda app: Service("s", user=5), "user of service s must be text"),  # type: ignore[arg-type]
+    "a password": (lambda app: Service("s", password=5), "password of service s must be text"),  # type: ignore[arg-type]
     "a password file": (
         lambda app: Service("s", password_file=5),  # type: ignore[arg-type]
-        "password_file of service s is a path",
+        "password_file of service s must be a path",
     ),
     "a password and a file with it": (
         lambda app: Service("s", password="p", password_file="f"),
         "^service s: password and password_file exclude each other: use one of them$",
     ),
-    "a ca": (lambda app: Service("s", ca=5), "ca of service s is a path"),  # type: ignore[arg-type]
+    "a ca": (lambda app: Service("s", ca=5), "ca of service s must be a path"),  # type: ignore[arg-type]
     "a certificate": (
         lambda app: Service("s", certificate=5),  # type: ignore[arg-type]
-        "certificate of service s is a path",
+        "certificate of service s must be a path",
     ),
-    "a key": (lambda app: Service("s", key=5), "key of service s is a path"),  # type: ignore[arg-type]
-    "a key without a certificate": (lambda app: Service("s", key="k"), "^service s: key needs certificate"),
+    "a key": (lambda app: Service("s", key=5), "key of service s must be a path"),  # type: ignore[arg-type]
+    "a key without a certificate": (
+        lambda app: Service("s", key="k"),
+        "^service s: the option key needs the option certificate",
+    ),
     "a user with a line feed": (lambda app: Service("s", user="a\n"), "^service s: user has a line feed"),
-    "events": (lambda app: Service("s", events=5), "events of service s is a folder"),  # type: ignore[arg-type]
-    "a lifespan": (lambda app: Service("s", lifespan=5), "lifespan of service s is a function"),  # type: ignore[arg-type]
+    "events": (lambda app: Service("s", events=5), "events of service s must be a folder"),  # type: ignore[arg-type]
+    "a lifespan": (lambda app: Service("s", lifespan=5), "lifespan of service s must be a function"),  # type: ignore[arg-type]
     "interceptors": (
         lambda app: Service("s", interceptors=5),  # type: ignore[arg-type]
-        "interceptors of service s is a list",
+        "interceptors of service s must be a list",
     ),
     "an interceptor that is a class": (
         lambda app: Service("s", interceptors=[Interceptor]),  # type: ignore[list-item]
@@ -422,8 +425,8 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[Service], object], str]] = {
         lambda app: app.topic("prices.*", Number),
         r"'prices.\*' is a pattern, and messages are published to one topic",
     ),
-    "the topic of a subscriber": (lambda app: app.subscriber("x"), "takes a topic, not 'x'"),  # type: ignore[arg-type]
-    "attempts": (lambda app: app.endpoint("a", Number, attempts="5"), "attempts of a is"),  # type: ignore[call-overload]
+    "the topic of a subscriber": (lambda app: app.subscriber("x"), "needs a topic, not 'x'"),  # type: ignore[arg-type]
+    "attempts": (lambda app: app.endpoint("a", Number, attempts="5"), "attempts of a must be"),  # type: ignore[call-overload]
     "retry": (lambda app: app.endpoint("a", Number, retry=5), "retry of a is 5"),  # type: ignore[call-overload]
     "an empty retry": (lambda app: app.endpoint("a", Number, retry=""), "retry of a is ''"),  # type: ignore[call-overload]
 }
@@ -445,7 +448,7 @@ def test_a_stage_whose_name_is_no_text_is_refused() -> None:
 
 def test_attempts_of_nothing_and_unknown_options_are_refused() -> None:
     app = Service("shop")
-    with pytest.raises(DefinitionError, match="attempts of chain is 1 or more, not 0"):
+    with pytest.raises(DefinitionError, match="attempts of chain must be 1 or more, not 0"):
         app.endpoint("chain", Number, attempts=0)
     with pytest.raises(TypeError, match="a stage of chain has no option speed"):
         app.endpoint("chain", Number).stage(speed=3)  # type: ignore[call-overload]

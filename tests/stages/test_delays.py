@@ -229,15 +229,18 @@ def test_sleeping_flow_survives_a_kill_of_the_broker_and_never_starts_early(brok
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"delay": -1}, "delay is a number of seconds, 0 to .* not -1"),
-        ({"delay": float("nan")}, "delay is a number of seconds"),
-        ({"delay": float("inf")}, "delay is a number of seconds"),
+        ({"delay": -1}, "delay must be a number of seconds, 0 to .* not -1"),
+        ({"delay": float("nan")}, "delay must be a number of seconds"),
+        ({"delay": float("inf")}, "delay must be a number of seconds"),
         ({"delay": 1e10}, "100 years"),
         ({"delay": "3d"}, "not '3d'"),
         ({"delay": True}, "not True"),
         ({"delay": None}, "not None"),
         ({"at": datetime(2030, 1, 1)}, "at is 2030-01-01T00:00:00, without a time zone: use datetime.now"),
-        ({"at": 1_900_000_000}, "at is a datetime with a time zone, not 1900000000; for a number of seconds use delay"),
+        (
+            {"at": 1_900_000_000},
+            "at must be a datetime with a time zone, not 1900000000; for a number of seconds use delay",
+        ),
         ({"at": datetime(2300, 1, 1, tzinfo=UTC)}, "the latest time is in the year 2169"),
         ({"at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 1}, "delay and at both"),
     ],

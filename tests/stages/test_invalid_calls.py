@@ -139,11 +139,11 @@ REFUSED: dict[str, tuple[Misuse, list[str]]] = {
     "a time to live for ever": (lambda flow, shop: flow.send(shop.sink, Number(), ttl=float("inf")), ["ttl", "inf"]),
     "interactive that is text": (
         lambda flow, shop: flow.send(shop.sink, Number(), interactive="no"),  # type: ignore[arg-type]
-        ["interactive is True or False", "'no'"],
+        ["interactive must be True or False", "'no'"],
     ),
     "persistent that is a number": (
         lambda flow, shop: flow.publish(shop.topic, Number(), persistent=1),  # type: ignore[arg-type]
-        ["persistent is True or False", "1"],
+        ["persistent must be True or False", "1"],
     ),
     "properties that have no names": (
         lambda flow, shop: flow.send(shop.sink, Number(), properties=5),  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ REFUSED: dict[str, tuple[Misuse, list[str]]] = {
     ),
     "a reply to what is no endpoint": (
         lambda flow, shop: flow.send(shop.leaf, Number(), reply_to="sink"),  # type: ignore[arg-type]
-        ["reply_to is an endpoint or a topic", "'sink'"],
+        ["reply_to must be an endpoint or a topic", "'sink'"],
     ),
     "a trace of nothing": (lambda flow, shop: flow.send(shop.sink, Number(), trace="!"), ["trace", "not empty"]),
 }

@@ -823,7 +823,7 @@ def test_definition_of_on_failure_is_checked() -> None:
 
     for function, reason in (
         (no_failure, "on_failure of order.place takes Number: annotate number with Failure"),
-        (no_state, "stage on_failure of order.place takes its message and its state first"),
+        (no_state, "stage on_failure of order.place must take its message and its state first"),
         (other_reply, "stage on_failure of order.place returns Text, but the endpoint replies Number"),
     ):
         with pytest.raises(DefinitionError, match=reason):

@@ -370,17 +370,17 @@ def test_invalid_arguments_of_the_kit_are_refused() -> None:
             with pytest.raises(ValueError, match="answer must be a plain function"):
                 t.mock(stock, wrong)  # type: ignore[arg-type]
         for times in (0, -1, 1.5, True, None):
-            with pytest.raises(ValueError, match="times is a whole number, 1 or more"):
+            with pytest.raises(ValueError, match="times must be a whole number, 1 or more"):
                 t.at("run", nothing, times=times)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="required is True or False, not 0"):
+        with pytest.raises(ValueError, match="required must be True or False, not 0"):
             t.at("run", nothing, required=0)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"'stok' is not an endpoint of another service: .*is 'stock' meant\?"):
             t.mock("stok", lambda number: Text())  # type: ignore[arg-type]
         for dead_letters in (-1, None, True):
-            with pytest.raises(ValueError, match="dead_letters is a whole number, 0 or more"):
+            with pytest.raises(ValueError, match="dead_letters must be a whole number, 0 or more"):
                 await t.wait_until_ended(dead_letters=dead_letters)  # type: ignore[arg-type]
         for seconds in (0, -1, float("nan"), "1"):
-            with pytest.raises(ValueError, match="timeout is seconds, more than 0"):
+            with pytest.raises(ValueError, match="timeout must be a number of seconds, more than 0"):
                 await t.wait_until_ended(timeout=seconds)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="seconds, 0 or more"):
             await t.advance(seconds=float("nan"))

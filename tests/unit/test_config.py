@@ -193,7 +193,7 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
             '[policy]\ndead_letters = "/queue/failed"',
             [
                 "[policy] dead_letters is not the name of a queue (without /queue/): destination "
-                "'/queue//queue/failed' has no name, or one that begins with /"
+                "'/queue//queue/failed' has no name, or its name begins with /"
             ],
         ),
         (

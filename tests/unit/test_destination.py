@@ -76,11 +76,13 @@ def test_an_address_means_one_destination(address: str, destination: Destination
         ("/remote-temp-queue/", "has no name"),
         (
             "/remote-temp-queue/r",
-            "'/remote-temp-queue/r': use '/temp-queue/r' for one of this connection, and the reply-to",
+            "'/remote-temp-queue/r': use '/temp-queue/r' for a temporary queue or topic of this "
+            "connection, and the reply-to",
         ),
         (
             "/remote-temp-topic/t",
-            "'/remote-temp-topic/t': use '/temp-topic/t' for one of this connection, and the reply-to",
+            "'/remote-temp-topic/t': use '/temp-topic/t' for a temporary queue or topic of this "
+            "connection, and the reply-to",
         ),
         ("/remote-temp-queue/you/", "has no name"),
         ("/queue//a", "begin"),
@@ -100,7 +102,10 @@ def test_an_address_means_one_destination(address: str, destination: Destination
         ("/topic/a..*", "empty word"),
         ("/topic/*\n", "are whole words"),
         ("/temp-topic/a.*", "are for subscriptions"),
-        ("/queue/a,b", "unknown destination 'b': in a composite destination each begins with /queue/ or /topic/"),
+        (
+            "/queue/a,b",
+            "unknown destination 'b': each part of a composite destination must begin with /queue/ or /topic/",
+        ),
         ("/topic/a,b", "unknown destination 'b'"),
         ("orders,/queue/b", "unknown destination 'orders'"),
         ("a,b", "unknown destination 'a'"),

@@ -78,4 +78,4 @@ def test_config_check_notes_a_limit_that_this_machine_would_refuse(tmp_path: Pat
         file.write_text(f'[broker]\ndata = "data"\nmemory_limit = "{limit}"\n')
         result = CliRunner().invoke(main, ["config", "check", str(file)])
         assert result.exit_code == 0 and f"{file} has no faults." in result.stdout
-        assert ("note: `truenext serve` refuses it on this machine" in result.stdout) is is_noted
+        assert ("note: `truenext serve` refuses this file on this machine" in result.stdout) is is_noted

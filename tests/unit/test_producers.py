@@ -125,7 +125,7 @@ def test_a_producer_whose_first_use_is_a_commit_never_goes() -> None:
     producers, batch = ProducerRegistry(commit_state), commit_state.batch
     for number in range(PRODUCERS_MAX):
         producers.record_use(commit(str(number)), is_stored=True)
-    with pytest.raises(RemoteProtocolError, match="none can be forgotten"):
+    with pytest.raises(RemoteProtocolError, match="the broker may forget none of them"):
         commit_state.now_ms = LATER_MS
         producers.find_repeat(commit("new"))
     commit_state.now_ms = PRODUCER_RETENTION_MS
@@ -213,7 +213,7 @@ def test_a_number_too_far_on_is_refused_and_does_nothing(
 def test_producer_with_used_numbers_cannot_become_gapless(producers: ProducerRegistry) -> None:
     assert not use_number(producers, send("p", 1))
     for command in (send("p", 2, is_gapless=True), send("p", 1, is_gapless=True), commit("p", 1, is_gapless=True)):
-        with pytest.raises(RemoteProtocolError, match="producer 'p' has used numbers without it"):
+        with pytest.raises(RemoteProtocolError, match="producer 'p' has used numbers without this header"):
             producers.find_repeat(command)
     assert not use_number(producers, send("p", 7))
 

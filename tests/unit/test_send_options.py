@@ -62,13 +62,13 @@ def test_report_to_without_report_id_is_refused_whatever_the_cache_has(first: bo
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"report_to": "/queue/r", "report_id": ""}, "report_id has 1 to 64 characters, not 0"),
-        ({"report_to": "/queue/r", "report_id": "x" * 65}, "report_id has 1 to 64 characters, not 65"),
-        ({"on_failure": ()}, "on_failure has 1 to 8 destinations, not 0"),
-        ({"on_failure": ("/queue/h",) * 9}, "on_failure has 1 to 8 destinations, not 9"),
-        ({"on_failure": "/queue/h"}, "on_failure is a list of destinations, not '/queue/h'"),
-        ({"on_failure": (1,)}, r"on_failure is a list of destinations, not \(1,\)"),
-        ({"report_to": 1, "report_id": "1"}, "report_to is str, not 1"),
+        ({"report_to": "/queue/r", "report_id": ""}, "report_id must have 1 to 64 characters, not 0"),
+        ({"report_to": "/queue/r", "report_id": "x" * 65}, "report_id must have 1 to 64 characters, not 65"),
+        ({"on_failure": ()}, "on_failure must have 1 to 8 destinations, not 0"),
+        ({"on_failure": ("/queue/h",) * 9}, "on_failure must have 1 to 8 destinations, not 9"),
+        ({"on_failure": "/queue/h"}, "on_failure must be a list of destinations, not '/queue/h'"),
+        ({"on_failure": (1,)}, r"on_failure must be a list of destinations, not \(1,\)"),
+        ({"report_to": 1, "report_id": "1"}, "report_to must be str, not 1"),
         ({"headers": {"truenext-report-to": "/queue/r"}}, "header truenext-report-to cannot be set by a program"),
     ],
 )

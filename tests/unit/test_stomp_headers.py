@@ -224,10 +224,10 @@ def test_header_without_effect_beside_a_schedule_and_a_group_changes_neither() -
     [
         ("truenext-tll", "use truenext-ttl"),
         ("truenext-prodcuer", "use truenext-producer"),
-        ("truenext-started", "it is for ACK; leave it out"),
+        ("truenext-started", "this header is for ACK; leave it out"),
         (
             "truenext-x",
-            "there are truenext-number and truenext-producer and truenext-gapless and truenext-ttl and ",
+            "headers of SEND with this beginning: truenext-number, truenext-producer, truenext-gapless, truenext-ttl, ",
         ),
     ],
 )
@@ -583,11 +583,11 @@ def test_truenext_header_is_for_this_frame_or_refused_by_name(command: str, name
     reason = str(raised.value)
     assert reason.startswith(f"unknown header {name!r} of {command}: ")
     if name in BELONGS:
-        assert reason.endswith(f": it is for {BELONGS[name]}; leave it out")
+        assert reason.endswith(f": this header is for {BELONGS[name]}; leave it out")
     elif name in OF_MESSAGE:
-        assert reason.endswith(": only the broker sets it; leave it out")
+        assert reason.endswith(": only the broker sets this header; leave it out")
     else:
-        assert reason.endswith("; leave it out")
+        assert reason.endswith(("; leave this one out", "; leave it out"))
         assert command == "UNSUBSCRIBE" or all(each in reason for each in own_headers if each not in OF_MESSAGE)
 
 

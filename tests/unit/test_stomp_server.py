@@ -568,8 +568,8 @@ def test_malformed_list_of_producers_is_refused(text: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        (["truenext-producer:p"], "go together"),
-        (["truenext-number:1"], "go together"),
+        (["truenext-producer:p"], "must be set together"),
+        (["truenext-number:1"], "must be set together"),
         (["truenext-producer:", "truenext-number:1"], "is empty"),
         (["truenext-producer:" + "p" * 256, "truenext-number:1"], "at most 255"),
         (["truenext-gapless:true"], "needs truenext-producer and truenext-number"),
@@ -872,7 +872,10 @@ def test_count_attempts_other_than_all_or_nacked_is_refused_by_name(command: str
 
 def test_count_attempts_is_refused_in_frames_that_begin_or_end_no_transaction() -> None:
     why = error_of(Version.V1_2, "ACK", "id:5@1", "transaction:t", "truenext-count-attempts:nacked")
-    assert why == "unknown header 'truenext-count-attempts' of ACK: it is for BEGIN and COMMIT and ABORT; leave it out"
+    assert (
+        why == "unknown header 'truenext-count-attempts' of ACK: "
+        "this header is for BEGIN and COMMIT and ABORT; leave it out"
+    )
 
 
 # ---- What is not there yet ----
@@ -1173,7 +1176,7 @@ def test_invalid_time_to_live_is_refused_by_name(ttl: str) -> None:
 
 def test_other_frames_have_no_time_to_live() -> None:
     why = error_of(Version.V1_2, "SUBSCRIBE", QUEUE, "id:1", "truenext-ttl:5")
-    assert why == "unknown header 'truenext-ttl' of SUBSCRIBE: it is for SEND; leave it out"
+    assert why == "unknown header 'truenext-ttl' of SUBSCRIBE: this header is for SEND; leave it out"
 
 
 def test_receipt_request_refers_to_its_own_numbered_frame_only() -> None:

@@ -406,8 +406,9 @@ def test_send_larger_than_its_transaction_frees_is_refused_with_what_to_do() -> 
     with pytest.raises(NoSpaceError) as refused:
         send(engine, session, "t")
     assert str(refused.value) == (
-        f"{DISK_FULL}: free disk space, or try again when messages were consumed; in a "
-        "transaction acknowledge first, and at least as many bytes as it sends (except 16384 bytes to queues Spark.*)"
+        f"{DISK_FULL}: free disk space, or try again when messages were consumed; or use a "
+        "transaction that first acknowledges messages, of at least as many bytes as it sends "
+        "(except 16384 bytes to queues Spark.*)"
     )
 
 

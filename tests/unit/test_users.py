@@ -306,14 +306,14 @@ def test_passwords_that_are_not_one_or_two_hashes_are_a_fault_without_the_value(
 
 def test_hash_that_occurs_twice_is_a_fault(file: Path) -> None:
     assert faults(file, f'[user.a]\npasswords = ["{HASH}", "{HASH}"]\n' + user("")) == [
-        "[user.a] passwords: it has the same hash twice: remove one of them",
+        "[user.a] passwords: the list has the same hash twice: remove one of them",
         "[user.shop] passwords: [user.a] has the same hash: give each user a password of its own",
     ]
 
 
 def test_user_without_a_password_or_with_two_kinds_of_it_is_a_fault(file: Path) -> None:
     assert faults(file, "[user.a]\n" + user('password_file = "x"')) == [
-        "[user.a]: it has no password: add passwords (see `truenext user hash`), password_file or certificates",
+        "[user.a]: the user has no password: add passwords (see `truenext user hash`), password_file or certificates",
         "[user.shop]: passwords and password_file exclude each other: remove one of them",
     ]
 

@@ -40,10 +40,12 @@ def read_certificates(settings: BrokerSettings) -> Certificates | None:
     if settings.certificate is None:
         for name in ("key", "client_ca"):
             if getattr(settings, name) is not None:
-                raise ConfigurationError(f"{name} needs certificate, the file with the certificate of the broker")
+                raise ConfigurationError(
+                    f"{name} needs the setting certificate: the file with the broker's certificate"
+                )
         if settings.client_certificates is not ClientCertificates.NONE:
             raise ConfigurationError(
-                "client_certificates needs certificate, the file with the certificate of the broker"
+                "client_certificates needs the setting certificate: the file with the broker's certificate"
             )
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -28,7 +28,8 @@ FAILURES_SECONDS = 60.0
 
 WRONG_LOGIN = "login refused: user or password is wrong or missing"
 WRONG_CERTIFICATE = (
-    "login refused: the client's certificate is of no user, of several, or of another than `login` names"
+    "login refused: the client's certificate belongs to no user, to several users, or to another user than "
+    "`login` names"
 )
 
 

@@ -227,5 +227,7 @@ def _size(address: str, users: set[str]) -> int:
 def _no_right_error(user: User, what: str, address: str) -> ForbiddenError:
     noun = "queue" if address.startswith(REMOTE_TEMPORARY_PREFIX) else "topic"
     return ForbiddenError(
-        user, f"{what}: no message whose reply-to names this temporary {noun} of another user was dispatched to it"
+        user,
+        f"{what}: the broker has dispatched to this user no message whose reply-to names this temporary "
+        f"{noun} of another user",
     )

@@ -24,9 +24,9 @@ from truenext.model.setting import setting
 from truenext.model.url import DEFAULT_URL
 from truenext.version import VERSION
 
-_AT_START = "it is fixed when the broker starts"
+_AT_START = "this setting is fixed when the broker starts"
 _WITH_CONNECTIONS = "clients are connected already"
-_WITH_STORE = "the messages are there"
+_WITH_STORE = "the messages stay where they are stored"
 
 
 class LogLevel(Enum):
@@ -63,21 +63,22 @@ class BrokerSettings:
     )
     data: Path | None = setting(
         None,
-        "Folder that messages are stored in, relative to the folder of the configuration file. A broker needs this or "
-        "memory.",
+        "Folder that messages are stored in, relative to the folder of the configuration file. A broker needs "
+        "this folder, or memory = true.",
         fixed=_WITH_STORE,
         reason="The operator chooses where messages are stored.",
     )
     memory: bool = setting(
         False,
-        "Store nothing on disk, for tests: neither messages nor history. It excludes data, disk_limit and history.",
+        "Store nothing on disk, for tests: neither messages nor history. Not together with data, disk_limit or "
+        "history.",
         fixed=_WITH_STORE,
         reason="Messages are to survive a restart.",
     )
     memory_limit: int = setting(
         MEMORY_LIMIT,
-        "Private memory of the broker, all in all; messages beyond that wait on disk. A broker does not start if it is "
-        "more than the memory of the machine, or of the broker's control group.",
+        "Limit of the broker's private memory, all in all; messages beyond this limit wait on disk. A broker does "
+        "not start if the limit is more than the memory of the machine, or of the broker's control group.",
         unit="bytes",
         least=MEMORY_LIMIT_MIN,
         fixed=_AT_START,
@@ -101,9 +102,9 @@ class BrokerSettings:
     )
     history: bool = setting(
         True,
-        "Record what happens to every message, for `truenext audit`, in the folder history of data.",
+        "Record what happens to every message, for `truenext audit`, in the subfolder `history` of the folder `data`.",
         fixed="a run of the broker has a complete history or none",
-        reason="A fault can only be explained from a record of what happened; it costs 3 to 8 % of throughput.",
+        reason="A fault can only be explained from a record of what happened. The record costs 3 to 8 % of throughput.",
     )
     history_bytes_max: int = setting(
         HISTORY_BYTES_MAX,
@@ -137,7 +138,8 @@ class BrokerSettings:
         least=1024,
         most=TRANSACTION_BYTES_CEILING,
         fixed=_AT_START,
-        reason="A COMMIT is written in one piece, and others wait meanwhile. The open transactions of all connections "
+        reason="A COMMIT is written in one piece, and other clients wait meanwhile. The open transactions of all "
+        "connections "
         "take at most a quarter of the memory for messages, whatever this setting is.",
     )
     transaction_messages_max: int = setting(
@@ -152,30 +154,31 @@ class BrokerSettings:
     )
     certificate: Path | None = setting(
         None,
-        "File with the certificate of the broker, and those that have signed it, PEM, for stomp+ssl:// addresses. A "
-        "reload reads a changed file.",
+        "PEM file with the broker's certificate, followed by the certificates that signed it, for stomp+ssl:// "
+        "addresses. A reload reads the file again.",
         reason="Only an address with TLS needs a certificate.",
     )
     key: Path | None = setting(
         None,
-        "File with the private key of the certificate, PEM, without a password. A reload reads a changed file.",
+        "PEM file with the private key of the certificate; the key must have no password. A reload reads the file "
+        "again.",
         reason="The private key may be in the file of the certificate.",
     )
     client_ca: Path | None = setting(
         None,
-        "File with the certificates that sign those of clients, PEM. A reload reads a changed file.",
+        "PEM file with the certificates that sign the certificates of clients. A reload reads the file again.",
         reason="Clients without certificates log in with passwords.",
     )
     client_certificates: ClientCertificates = setting(
         ClientCertificates.NONE,
-        'Whether clients show certificates: "none"; "asked" (by certificate or password, as the client chooses); or '
-        '"required".',
+        'Whether clients show certificates: "none": no; "asked": each client may log in by certificate or by '
+        'password; "required": all must.',
         reason="Passwords are simpler to hand out than certificates.",
     )
     users: Path | None = setting(
         None,
-        "File with users, their passwords and grants, relative to the folder of the configuration file; without it "
-        "every client may do everything. A reload reads a changed file, but not the name of another one.",
+        "File with users, their passwords and grants, relative to the folder of the configuration file; without "
+        "this file every client may do everything. A reload reads the file again, but cannot change to another file.",
         fixed=_WITH_CONNECTIONS,
         reason="A first try needs no passwords, and the broker listens on loopback only.",
     )
@@ -183,17 +186,17 @@ class BrokerSettings:
         False,
         "Listen on addresses beyond loopback, although clients need no password.",
         fixed=_WITH_CONNECTIONS,
-        reason="Every client that reaches such an address could read and write all queues.",
+        reason="Otherwise every client that reaches such an address could read and write all queues.",
     )
     allow_plaintext: bool = setting(
         False,
         "Listen without TLS on addresses beyond loopback, although users send passwords.",
         fixed=_WITH_CONNECTIONS,
-        reason="Passwords and messages could be read on the network between client and broker.",
+        reason="Otherwise passwords and messages could be read on the network between client and broker.",
     )
     log_level: LogLevel = setting(
         LogLevel.WARNING,
-        "Lowest level that is logged, to standard error.",
+        "Lowest level of the log records that are written to standard error.",
         reason="A log that is usually empty is read when it has an entry.",
     )
 

@@ -42,7 +42,7 @@ class TakeoverSecrets:
         latest = self._ended.get(key, 0) if registration is None else registration.number
         if login.number <= latest:
             raise RemoteProtocolError(
-                f"truenext-client {login.number} is too old: this client has used number {latest}", Code.STALE
+                f"truenext-client {login.number} is too low: this client has already used number {latest}", Code.STALE
             )
         if registration is not None:
             del self._keys[registration.session]

@@ -235,7 +235,7 @@ class UserSessions:
         if sum(self.name_of(browser.session) == user for browser in active) >= BROWSERS_MAX // 2:
             raise RemoteProtocolError(
                 f"user {user!r} has half of the {BROWSERS_MAX} browsers that there may be at once; try again when "
-                "others are done",
+                f"some of them have ended",
                 Code.LIMIT,
             )
         self._engine.commands.browse(session, browse)

@@ -371,7 +371,8 @@ class _UsersFileReader:
         elif CERTIFICATES not in table:
             self._fault(
                 header,
-                f"it has no password: add {PASSWORDS} (see `truenext user hash`), {PASSWORD_FILE} or {CERTIFICATES}",
+                f"the user has no password: add {PASSWORDS} (see `truenext user hash`), {PASSWORD_FILE} or "
+                f"{CERTIFICATES}",
             )
         return UserEntry(user, (), None, certificates)
 
@@ -387,7 +388,7 @@ class _UsersFileReader:
                 )
             owner = self._certificate_owners.setdefault(name, header)
             if owner != header:
-                self._fault(where, f"{owner} has {_shortened(name)}, too: a certificate is of one user")
+                self._fault(where, f"{owner} has {_shortened(name)}, too: a certificate belongs to one user")
         return tuple(names)
 
     def _grants(self, header: str, table: dict[str, Any], keys: Iterable[str]) -> _Grants:
@@ -437,7 +438,7 @@ class _UsersFileReader:
             if owner != header:
                 self._fault(where, f"{owner} has the same hash: give each user a password of its own")
             elif text in value[: number - 1]:
-                self._fault(where, "it has the same hash twice: remove one of them")
+                self._fault(where, "the list has the same hash twice: remove one of them")
         return tuple(value)
 
     def _password(self, header: str, value: Any) -> str | None:

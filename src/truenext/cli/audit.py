@@ -25,14 +25,14 @@ from truenext.errors import ConfigurationError, TruenextError
     type=SecondsParam(),
     default=10.0,
     show_default=True,
-    help="Seconds without a dispatch that count as stuck.",
+    help="Seconds without a dispatch after which a ready message with a free consumer counts as stuck.",
 )
 @click.option(
     "--stages",
     metavar="DIR",
     multiple=True,
     type=PathParam(exists=True, file_okay=False),
-    help="Folder of the events of services of stages (truenext stages run --events). May be repeated.",
+    help="Folder into which a service of stages wrote its events (truenext stages run --events). May be repeated.",
 )
 @click.option("--out", type=PathParam(file_okay=False), help="Write the tables and a page into this folder.")
 def audit(folders: tuple[Path, ...], **options: Any) -> None:

@@ -13,7 +13,7 @@ from truenext.cli.bulk_work import (
 from truenext.cli.connection import BrokerOptions, broker_options
 from truenext.cli.values import COUNT, QueueNameParam
 
-HELD = "consumers hold them, or they are still being committed"
+HELD = "held by consumers, or still being committed"
 
 
 count_option = click.option(
@@ -46,7 +46,7 @@ def redrive(
     subscription that does not exist any more: `truenext move` can move them to a queue. If the command is interrupted,
     a second call continues. Exits 1 if the message of an --id was not moved.
     """
-    remaining_reason = "consumers hold them, they are still being committed, or their original queue is not known"
+    remaining_reason = "held by consumers, still being committed, or with an unknown original queue"
     kind = BulkWorkKind("redrive", "moved", remaining_reason)
     BulkWork(kind, {"queue": queue}, numbers, selector, count, is_dry=dry_run).run(broker, as_json=as_json)
 

@@ -37,7 +37,7 @@ def id_option(noun: str, of: str = "`truenext-sequence`") -> Callable[..., Any]:
         type=COUNT,
         multiple=True,
         metavar="NUMBER",
-        help=f"Only the {noun} of this {of}. May be repeated.",
+        help=f"Only the {noun} with this {of}. May be repeated.",
     )
 
 
@@ -139,7 +139,9 @@ class BulkWork:
                 self._run_all_pieces(connection)
         except CommandFailure:
             if self._count and not self._is_dry:
-                terminal.echo(f"{self._count:,} {self._done} before this; the same command does the rest", err=True)
+                terminal.echo(
+                    f"{self._count:,} {self._done} before this error; run the same command again for the rest", err=True
+                )
             raise
         if as_json:
             facts = {"count": self._count, "to": dict(self._moved_to), "left": self._left_count}

@@ -32,7 +32,7 @@ def config() -> None:
     "--queue",
     type=QueueNameParam(),
     metavar="NAME",
-    help="Print the policy of this queue, and the table that each value is from.",
+    help="Print the policy of this queue, and for each value the table that sets it.",
 )
 def check(file: Path, queue: str | None) -> None:
     """Print each fault of FILE on a line, or that it has none.
@@ -80,18 +80,18 @@ def _print_notes(configuration: Configuration) -> None:
     """Print which settings a broker would reject, depending on its command line or its machine."""
     settings = configuration.broker
     if settings.data is None and not settings.memory:
-        terminal.echo("note: it has no folder for messages; `truenext serve` needs --data DIR or --memory.")
+        terminal.echo("note: the file names no folder for messages; `truenext serve` needs --data DIR or --memory.")
     if (
         not settings.allow_anonymous
         and settings.users is None
         and not all(parse_url(url).is_loopback for url in settings.listen)
     ):
         terminal.echo(
-            "note: other machines can reach it; `truenext serve` needs --users or --allow-anonymous for that."
+            "note: other machines can reach the broker; for that `truenext serve` needs --users or --allow-anonymous."
         )
     fault = fault_of_memory_limit(settings.memory_limit)
     if fault is not None:
-        terminal.echo(f"note: `truenext serve` refuses it on this machine: {fault}.")
+        terminal.echo(f"note: `truenext serve` refuses this file on this machine: {fault}.")
 
 
 def _print_policy(configuration: Configuration, queue: str) -> None:

@@ -172,8 +172,8 @@ def _credentials(user: str | None, files: Mapping[str, Path | None]) -> Credenti
 
 def split_by_source(merged: Credentials) -> tuple[Credentials, Credentials]:
     """Split a command's credentials by their source. The first result has the credentials of the command line. The
-    second has the login of the environment. Its user comes from the environment even if the command line names another
-    user.
+    second has the login of the environment. The user of this login is that of the environment, even if the command line
+    names another user.
 
     Raises: click.UsageError if the environment's login is invalid
     """

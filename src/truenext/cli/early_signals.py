@@ -2,7 +2,8 @@
 
 SIGTERM, SIGINT    end the start at once, with exit status 0. An interrupted start does no harm.
 SIGHUP             is noted if a broker starts. Only the parsed options tell whether the broker has files to reload. A
-                   broker with such files reloads them once it listens. A broker without them ends, as it does later.
+                   broker with such files reloads them once it listens. A broker without such files ends, as at any
+                   later SIGHUP.
 
 The handlers of the running broker or service later replace these handlers.
 """

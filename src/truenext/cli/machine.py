@@ -27,8 +27,8 @@ def memory_bytes(groups: Path = CONTROL_GROUPS, mounted: Path = MOUNTED) -> int:
 
 
 def _limits(groups: Path, mounted: Path) -> list[Path]:
-    """Return the files that may contain a limit: one for this process's control group, and one for each group around
-    it."""
+    """Return the files that may contain a limit: one for the control group of this process, and one for each group that
+    contains it."""
     found = []
     with suppress(OSError, ValueError):
         for line in groups.read_text().splitlines():

@@ -23,7 +23,7 @@ _CONNECTION_HEADERS = frozenset({"subscription", "ack", "truenext-round"})
 """Headers of a received message that mean nothing after the end of the command."""
 SEND_TIMEOUT_S = 60.0
 """Maximum time in seconds without a confirmed message, after which the command fails. So a broker with a full disk has
-this time to get free space."""
+this time to free space."""
 POLL_S = 1.0
 """Shortest time in seconds between two polls of a queue."""
 
@@ -36,7 +36,8 @@ json_option = click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="Print one JSON object a line: headers, and body. If the body is not UTF-8, it is in body_base64 instead.",
+    help="Print each message as a JSON object on a line, with headers and body. A body that is not UTF-8 is in "
+    "body_base64 instead.",
 )
 
 
@@ -69,7 +70,7 @@ json_option = click.option(
     type=HeaderParam(),
     multiple=True,
     metavar="NAME=VALUE",
-    help="Header of your own. May be repeated.",
+    help="Further header of each message, for its consumers. May be repeated.",
 )
 @broker_options
 def send(
@@ -156,7 +157,7 @@ def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
     type=SecondsParam(),
     default=2.0,
     show_default=True,
-    help="Seconds to wait for a message. If more than 10, the command waits as long for the broker.",
+    help="Seconds to wait for a message. If this is more than 10, the command also waits this long for the broker.",
 )
 @selector_option
 @json_option
@@ -210,7 +211,8 @@ def receive(
 @click.option(
     "--follow",
     is_flag=True,
-    help="After the waiting messages show new ones until Ctrl-C. If the connection is lost, say so on standard error "
+    help="After the waiting messages show new messages until Ctrl-C. If the connection is lost, say so on "
+    "standard error "
     "and reconnect.",
 )
 @json_option

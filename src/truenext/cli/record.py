@@ -41,10 +41,12 @@ from truenext.spark.recording import check_folder, write_recording
     show_default=True,
     help="Largest number of messages that the consumer may hold.",
 )
-@click.option("--seed", type=int, help="For --case mix: the seed that an earlier recording printed.")
+@click.option(
+    "--seed", type=int, help="Only with --case mix: the seed that an earlier recording printed, to repeat its workload."
+)
 @click.option("--queue", type=TEXT, help="An empty queue that no other client uses; by default a new queue.")
 @click.option("--out", "folder", type=PathParam(file_okay=False), required=True, help="A new folder for the recording.")
-@click.option("--remote", is_flag=True, help="Allow a broker on another machine, which gets this load.")
+@click.option("--remote", is_flag=True, help="Allow a broker on another machine; the recording loads it.")
 @broker_options
 def record(
     case: str,

@@ -212,7 +212,8 @@ def _log_warnings(configuration: Configuration) -> None:
     if configuration.certificates is not None and configuration.certificates.fault is not None:
         file = str(settings.certificate)
         logger.warning(
-            "clients refuse the certificate", extra={"file": file, "reason": configuration.certificates.fault}
+            "clients refuse the certificate",
+            extra={"file": file, "reason": configuration.certificates.fault},
         )
 
 

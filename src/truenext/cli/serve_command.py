@@ -34,10 +34,11 @@ def _enum_option(name: str, default: Enum, *, help: str) -> Decorator:
 
 
 @click.command()
-@click.option("--data", type=PathParam(file_okay=False), help="Folder that messages are stored in.")
+@click.option("--data", type=PathParam(file_okay=False), help="Folder in which messages are stored.")
 @click.option("--memory", is_flag=True, help="Store nothing on disk; for tests.")
 @_file_option(
-    "--config", help="File with these and other settings, see docs/reference/settings.md; options override it."
+    "--config",
+    help="File with these and other settings, see docs/reference/settings.md; options override settings of the file.",
 )
 @click.option(
     "--listen",
@@ -63,18 +64,19 @@ def _enum_option(name: str, default: Enum, *, help: str) -> Decorator:
     "--memory-limit",
     type=SizeParam(MEMORY_LIMIT_MIN),
     show_default=format_size(MEMORY_LIMIT),
-    help="Private memory of the broker, all in all; messages beyond that wait on disk.",
+    help="Limit of the broker's private memory, all in all; messages beyond this limit wait on disk.",
 )
 @click.option(
     "--queue-memory-limit",
     type=SizeParam(),
-    help="Memory for the messages of one queue; by default only the limit of all queues.",
+    help="Limit of the memory for the messages of one queue; by default there is only the limit for all queues "
+    "together.",
 )
 @click.option(
     "--page-size",
     type=click.IntRange(1, PAGE_SIZE_MAX),
     show_default=str(PAGE_SIZE),
-    help="Messages read from disk at a time.",
+    help="Number of messages that are read from disk at a time.",
 )
 @click.option(
     "--disk-limit",
@@ -91,12 +93,16 @@ def _enum_option(name: str, default: Enum, *, help: str) -> Decorator:
     StoreAndDispatch.DURABLE,
     help="Dispatch a persistent message once it is durable, or while it is being written.",
 )
-@_file_option("--certificate", help="File with the broker's certificate, PEM, for stomp+ssl:// addresses.")
-@_file_option("--key", help="File with the private key of the certificate, PEM; by default in the same file.")
-@_file_option("--client-ca", help="File with the certificates that sign those of clients, PEM.")
+@_file_option("--certificate", help="PEM file with the broker's certificate, for stomp+ssl:// addresses.")
+@_file_option(
+    "--key",
+    help="PEM file with the private key of the certificate; by default the key is in the file of the certificate.",
+)
+@_file_option("--client-ca", help="PEM file with the certificates that sign the certificates of clients.")
 @_enum_option("--client-certificates", ClientCertificates.NONE, help="Whether clients show certificates.")
 @_file_option(
-    "--users", help="File with users and their grants, see docs/security.md; without it every client may do everything."
+    "--users",
+    help="File with users and their grants, see docs/security.md; without this file every client may do everything.",
 )
 @click.option(
     "--allow-anonymous", is_flag=True, default=None, help="Listen beyond loopback, although clients need no password."
@@ -107,7 +113,9 @@ def _enum_option(name: str, default: Enum, *, help: str) -> Decorator:
     default=None,
     help="Listen without TLS beyond loopback, although users send passwords.",
 )
-@_enum_option("--log-level", LogLevel.WARNING, help="Lowest level that is logged, to standard error.")
+@_enum_option(
+    "--log-level", LogLevel.WARNING, help="Lowest level of the log records that are written to standard error."
+)
 def serve(
     config: Path | None,
     memory: bool,

@@ -53,7 +53,7 @@ from truenext.store.folder import sync_folder
 
 
 def _check_named(fault_of: Callable[[str], str | None]) -> Callable[[str], str | None]:
-    """Return the same check, with the checked text at the beginning of its error."""
+    """Return a check that does the same as `fault_of`, but begins its error with the checked text."""
 
     def named(value: str) -> str | None:
         fault = fault_of(value)
@@ -90,8 +90,8 @@ generate_option = click.option(
 
 
 def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each kind of grant. The command gets the given options as the argument `grants`, with the keys
-    and values that a user's table in the file has."""
+    """Add an option for each kind of grant to a command. The command gets these options as the argument `grants`: keys
+    and values, as in a user's table of the file."""
     helps = {
         Right.SEND: "Grant to send to these queues or topics.",
         Right.TAKE: "Grant to consume these queues, and to subscribe to these topics.",
@@ -110,7 +110,13 @@ def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
         for right in Right
     ]
     options += [
-        click.option("--role", ROLES, type=NAME, multiple=True, help="Role, which stands for all grants of the role."),
+        click.option(
+            "--role",
+            ROLES,
+            type=NAME,
+            multiple=True,
+            help="Give the user all grants of this role, a table [role.NAME] of the users file.",
+        ),
         click.option(
             "--client-id",
             CLIENT_IDS,
@@ -118,11 +124,15 @@ def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
             multiple=True,
             help="Grant to use durable subscriptions of this client id.",
         ),
-        click.option("--monitor", is_flag=True, help="Grant to use `status`, and to see all queues in `queues`."),
+        click.option(
+            "--monitor",
+            is_flag=True,
+            help="Grant to send the control requests `status`, and `queues` for all queues.",
+        ),
         click.option(
             "--admin",
             is_flag=True,
-            help="Grant to use `reload`, and `scheduled` and `unschedule` for all destinations.",
+            help="Grant to send the control requests `reload`, and `scheduled` and `unschedule` for all destinations.",
         ),
     ]
     decorated: Callable[..., Any] = with_grants
@@ -498,8 +508,8 @@ class _UsersFile:
         return "" if self._before is None else self._before.decode()
 
     def _edited(self, edit: Callable[[Any], None], text: str | None = None) -> str:
-        """Apply an edit to a text, by default to the file's, and return the new text. Raises: TruenextError if that is
-        impossible"""
+        """Apply an edit to a text, by default to the text of the file, and return the new text. Raises: TruenextError
+        if the edit is impossible"""
         try:
             document = tomlkit.parse(self._text() if text is None else text)
             edit(document)
@@ -558,7 +568,8 @@ class _UsersFile:
 
 
 def _content(text: str) -> dict[str, Any]:
-    """Return the meaning of a users file: its tables, with both sections. Raises: ValueError if the text is not TOML"""
+    """Return the content of a users file as tables, with both sections, [user] and [role]. Raises: ValueError if the
+    text is not TOML"""
     return {USER: {}, ROLE: {}} | tomllib.loads(text)
 
 
@@ -611,7 +622,7 @@ def _split_comments(text: str) -> tuple[str, str]:
 def _copy_owner_and_mode(old: Path, new: Path) -> None:
     """Give the new file the owner and mode of the old one.
 
-    Raises: OSError if that fails; TruenextError if the owner would change, because the broker could then not read the
+    Raises: OSError if that fails; TruenextError if this user may not set the owner: the broker could then not read the
     file
     """
     expected = old.stat()

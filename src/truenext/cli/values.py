@@ -156,7 +156,8 @@ class VariableOption(click.Option):
         return None if value is None or not value.strip() else value
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Return the name of the option in errors: its environment variable, if the value comes from there."""
+        """Return the name of the option for an error: the option's environment variable, if the value comes from
+        there."""
         if self.is_from_environment(ctx):
             return super().get_error_hint(ctx)
         return click.Parameter.get_error_hint(self, ctx)

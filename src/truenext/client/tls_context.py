@@ -13,7 +13,7 @@ from truenext.model.url import Address
 _REASONS = {
     "WRONG_VERSION_NUMBER": "the port does not speak TLS: connect to stomp://, not to stomp+ssl://",
     # A port of truenext without TLS answers so, but also a broker whose versions of TLS are all older.
-    "TLSV1_ALERT_PROTOCOL_VERSION": "the port speaks no TLS of version 1.2 or later: perhaps it is for stomp://",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "the port does not speak TLS 1.2 or later: perhaps the port is for stomp://",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the broker requires a certificate of the client: set certificate",
     "TLSV1_ALERT_UNKNOWN_CA": "the broker does not accept the client's certificate: it must be signed by a certificate "
     "in the broker's --client-ca",

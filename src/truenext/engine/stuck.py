@@ -278,7 +278,8 @@ class _SelectiveCheck:
         self._position = (0, 0)
         """Rank and sequence up to which the queue was checked."""
         self._checked: set[str | int] = set()
-        """Receivers for which the messages after `_position` were checked."""
+        """Receivers that were compared with the next messages after `_position`. Once all receivers were, the position
+        moves past these messages."""
 
     def has_ready(
         self,

@@ -35,7 +35,9 @@ COLUMNS: tuple[HistoryColumn, ...] = (
         "number of the event: one counter for all queues, 1 for the first event, one more for each. A missing number "
         "is a gap: a crash or damage has lost events",
     ),
-    HistoryColumn("run", "int", "run of the broker in which it happened, 1 from its first start on"),
+    HistoryColumn(
+        "run", "int", "run of the broker in which the event happened; the run after the broker's first start is 1"
+    ),
     HistoryColumn("at", "timestamp", "time by the broker's clock; the order is that of `event`, never that of `at`"),
     HistoryColumn("kind", "string", "kind of event, see above"),
     HistoryColumn("queue", "string", "name of the queue", _OF_QUEUES),
@@ -76,28 +78,28 @@ COLUMNS: tuple[HistoryColumn, ...] = (
     HistoryColumn(
         "window",
         "int",
-        "number of messages that the consumer may hold; null in `auto` mode, and if it pulls",
+        "number of messages that the consumer may hold; null in `auto` mode, and if the subscription pulls",
         ("subscribed", "window"),
     ),
     HistoryColumn(
         "target_queue",
         "string",
-        "queue of the message's new entry, or of the report, whose own `accepted` follows; null for a report to a "
-        "topic",
+        "queue to which the message, or the report about it, goes; the event `accepted` of this new entry "
+        "follows. Null for a report to a topic",
         ("dead-lettered", "handled", "reported", "moved"),
     ),
     HistoryColumn(
         "target_sequence",
         "bigint",
-        "sequence of that entry or report; null for a report to a topic",
+        "sequence of the new entry in `target_queue`; null for a report to a topic",
         ("dead-lettered", "handled", "reported", "moved"),
     ),
     HistoryColumn(
         "count",
         "bigint",
         "of `recovered`: messages that the queue had at the start, and those that durable subscriptions of its name "
-        "had when they ended and that have not expired yet. Of `requested`: messages that the subscription gets from "
-        "here on, in all",
+        "had when they ended and that have not expired yet. Of `requested`: number of messages that the "
+        "subscription may get from now on, until the next `requested`",
         ("recovered", "requested"),
     ),
     HistoryColumn(
@@ -126,10 +128,11 @@ REASONS: dict[str, str] = {
     "aborted": "an ABORT",
     "lost": "a lost connection that counts as an attempt",
     "released": "no attempt",
-    "delayed": "after `nacked`, `aborted` or `lost` and ` and `: the message waits for its retry, and others skip it. "
-    "Alone: a page of the store has shown a message that waits",
-    "blocking": "as `delayed`, and the messages after it wait, too",
-    "due": "the time of its retry has come",
+    "delayed": "as in `nacked and delayed`, also after `aborted` or `lost`: the message waits for its next try, "
+    "and later messages are dispatched meanwhile. `delayed` alone: a message that was read from the store waits "
+    "for its next try",
+    "blocking": "as `delayed`, but later messages wait, too",
+    "due": "the time of the message's next try has come",
     "clean": "of `run-started`: the previous run was stopped",
     "unclean": "of `run-started`: the previous run was killed, or crashed",
 }
@@ -139,10 +142,11 @@ MODES: dict[str, str] = {
     "auto": "acknowledged by the socket",
     "client": "acknowledged cumulatively",
     "client-individual": "acknowledged one by one",
-    " with selector": "the consumer has a selector, which is not recorded, so that none of its messages is judged by "
-    "the order. A consumer of a pattern has it, too: a message that it skips may be held back by another queue",
+    " with selector": "the consumer has a selector, which is not recorded, so the audit does not judge the order "
+    "of its messages. A consumer of a pattern of queues has this mode, too, since another queue may hold back a "
+    "message that the consumer skips",
     " with express": "express dispatch",
-    " with started": "the connection reports which dispatches it has started",
+    " with started": "the connection reports which messages its program has started to handle",
     " pulling": "the subscription pulls",
     " exclusive": "the consumer is exclusive",
 }
@@ -157,7 +161,7 @@ STAGE_TABLES: dict[str, str] = {
     "stages": "stage: its executions by outcome, `interrupted` if none was recorded; milliseconds that messages waited "
     "and executions took: p50, p99, max",
     "stage_findings": "finding",
-    "commit_gaps": "execution whose SQL was committed, and whose message was not acknowledged with it",
+    "commit_gaps": "execution that committed its SQL, but did not acknowledge its message",
     "waterfalls": "execution that is on the page; `position` counts from 1 in each flow",
 }
 """Parquet tables of `truenext audit --stages`, each with the meaning of a row."""

@@ -257,7 +257,8 @@ def _parse_composite(address: str, session: str) -> Destination:
         if not each.startswith("/"):
             # ActiveMQ reads /topic/a,b as two topics.
             raise destination_error(
-                f"unknown destination {each[:100]!r}: in a composite destination each begins with /queue/ or /topic/"
+                f"unknown destination {each[:100]!r}: each part of a composite destination must begin with "
+                f"/queue/ or /topic/"
             )
     parts = tuple(_parse(each, session) for each in addresses)
     for part in parts:
@@ -279,8 +280,8 @@ def _split_owner(address: str, prefix: str) -> tuple[str, str]:
         # ActiveMQ's form, which does not name the owner.
         own = f"/{prefix.removeprefix('/remote-')}{owner[:100]}"
         raise destination_error(
-            f"unknown destination {address[:100]!r}: use {own!r} for one of this connection, and the reply-to of a "
-            "MESSAGE for one of another connection"
+            f"unknown destination {address[:100]!r}: use {own!r} for a temporary queue or topic of this "
+            f"connection, and the reply-to of a MESSAGE for that of another connection"
         )
     return owner, f"/{_check_name(owner, address)}/{_check_name(name, address)}"
 
@@ -369,7 +370,7 @@ def virtual_topic(queue: str) -> str:
 
 def _check_name(name: str, address: str) -> str:
     if not name or name.startswith("/"):
-        raise destination_error(f"destination {address!r} has no name, or one that begins with /")
+        raise destination_error(f"destination {address!r} has no name, or its name begins with /")
     length_max = DESTINATION_LENGTH_MAX
     if not name.startswith(DEAD_LETTER_PREFIX):
         # The name of its dead-letter queue must be valid, too.

@@ -265,7 +265,7 @@ BROWSERS_MAX = 100
 """Browsers of one broker that still have messages to show; one user may have half as many. Each turn searches all of
 them for one with credit.
 
-Exceeded: `more than {BROWSERS_MAX} browsers at once; try again when others are done`, `has half of the {BROWSERS_MAX} browsers that there may be at once; try again when others are done`
+Exceeded: `more than {BROWSERS_MAX} browsers at once; try again when some of them have ended`, `has half of the {BROWSERS_MAX} browsers that there may be at once; try again when some of them have ended`
 """  # noqa: E501
 
 SELECTOR_LENGTH_MAX = 4096
@@ -296,9 +296,10 @@ Exceeded: `has more than {SELECTOR_SCAN_MAX} characters of LIKE in parts with _ 
 """
 
 GROUPS_MAX = 10_000
-"""Groups of one queue whose owner is remembered while no message of the group is held: some 300 bytes each.
+"""Groups of one queue whose owner is remembered while no message of the group is held: some 300 bytes each. A
+queue may have a quarter more; then it forgets the longest unused groups, until this number is left.
 
-Exceeded: No error. The longest unused group is forgotten.
+Exceeded: No error. The longest unused groups are forgotten.
 """
 
 GROUPS_MIN = 100
@@ -375,7 +376,7 @@ SPARK_SURPLUS_BYTES_MAX = 16 * 1024
 """Bytes by which one transaction's sends to queues `Spark.` + anything may exceed what the transaction frees, while the
 disk has no space: the last bundle of a batch may be empty, and then frees nothing.
 
-Exceeded: `in a transaction acknowledge first, and at least as many bytes as it sends (except {SPARK_SURPLUS_BYTES_MAX} bytes to queues Spark.*)`
+Exceeded: `use a transaction that first acknowledges messages, of at least as many bytes as it sends (except {SPARK_SURPLUS_BYTES_MAX} bytes to queues Spark.*)`
 """  # noqa: E501
 
 # ---- Producers with numbers ----

@@ -61,12 +61,12 @@ class Policy:
 
     attempts_max: int = setting(
         7,
-        "Failures after which a message is dead-lettered. A change holds at once for messages that wait, and for those "
-        "that a consumer holds when they are requeued.",
+        "Number of failures after which a message is dead-lettered. A new value applies at once to messages that "
+        "wait, and to messages that a consumer holds once they are requeued.",
         unit="attempts",
         least=1,
         most=ATTEMPTS_MAX,
-        reason="The first try and six more, as with ActiveMQ's clients.",
+        reason="The first try and six further tries, as with ActiveMQ's clients.",
     )
     first_delay_ms: int = setting(
         0,
@@ -74,7 +74,7 @@ class Policy:
         unit="milliseconds",
         least=0,
         most=DELAY_MS_MAX,
-        reason="Most failures are over at once, and the order is kept.",
+        reason="Most causes of failures are over at once, and without a delay the order is kept.",
     )
     delay_ms: int = setting(
         1000,
@@ -103,37 +103,38 @@ class Policy:
     )
     jitter: float = setting(
         0.0,
-        "Share of a delay by which it is longer or shorter at random: messages that failed together are tried apart.",
+        "Largest share by which a delay is made longer or shorter at random, so that messages that failed "
+        "together are not tried together.",
         least=0,
         most=1,
         reason="Exact times are easier to reason about; few messages fail together.",
     )
     while_waiting: WhileWaiting = setting(
         WhileWaiting.SKIP,
-        'While a failed message waits for its next try, the others skip it ("skip"), or later messages wait as '
-        'well ("block"), so that the order is kept. A message of a group holds back its group alone, '
-        "either way. A change holds for messages that fail later.",
+        'While a failed message waits for its next try, later messages are dispatched ("skip"), or wait as '
+        'well ("block"), so that the order is kept. With both values a failed message of a group holds back the other '
+        "messages of its group, and no others. A new value applies to messages that fail later.",
         reason="A message that fails need not hold back others.",
     )
     dead_letters: str = setting(
         INDIVIDUAL_DEAD_LETTERS,
         'Queue for dead letters: "individual" is DLQ. + the name of the message\'s queue, any other value is the name '
-        "of a queue. A change holds for messages that are dead-lettered later.",
+        "of a queue. A new value applies to messages that are dead-lettered later.",
         reason="The operator of a queue finds the failures of that queue alone.",
     )
     page_size: int = setting(
         PAGE_SIZE,
-        "Messages read from disk at a time. A change holds from the next page on.",
+        "Number of messages that are read from disk at a time, as a page. A new value applies from the next page on.",
         unit="messages",
         least=1,
         most=PAGE_SIZE_MAX,
-        reason="With 1 KiB each they make 1 MiB, the largest page.",
+        reason="A page of messages of 1 KiB has 1 MiB then, the most that a page may have.",
     )
     memory_limit: int = setting(
         maxsize,
-        "Memory for the messages of one queue; those beyond it are evicted. A change evicts at once, or as soon as "
-        "messages are durable. The broker ends a connection that lets a subscription grow beyond it, in memory or on "
-        "disk, if the subscription ends with its connection.",
+        "Memory for the messages of one queue; messages beyond it are evicted. A lower value evicts at once, or "
+        "as soon as the messages are durable. If a subscription that ends with its connection grows beyond this "
+        "limit, in memory or on disk, the broker ends the connection.",
         unit="bytes",
         least=1,
         none=maxsize,
@@ -141,25 +142,25 @@ class Policy:
     )
     stalled_subscriber_ms: int = setting(
         60_000,
-        "Time after which a connection that reads nothing and acknowledges nothing is ended, when others need the "
-        "space of messages that wait for its subscription to a topic. Durable subscriptions are exempt; "
-        '"none" is never.',
+        "Time after which a connection that reads nothing and acknowledges nothing is ended, if other clients "
+        "need the space of the messages that wait for its subscription to a topic. Durable subscriptions are exempt; "
+        '"none" means never.',
         unit="milliseconds",
         least=1000,
         none=maxsize,
-        reason="A connection that reads anything, however slowly, is kept. One that reads and acknowledges nothing "
-        "for a minute is ended, and may miss messages of its topics.",
+        reason="A connection that reads anything, however slowly, is kept. A connection that reads and "
+        "acknowledges nothing for a minute is ended, and may miss messages of its topics.",
     )
     store_and_dispatch: StoreAndDispatch = setting(
         StoreAndDispatch.DURABLE,
         'Dispatch a persistent message once it is durable ("durable"), or while it is being written ("concurrent"). A '
-        "change holds for messages that are sent later.",
+        "new value applies to messages that are sent later.",
         reason="A message that a consumer has seen is still there after a crash.",
     )
     expired: ExpiryAction = setting(
         ExpiryAction.DROP,
         'An expired message is dropped ("drop"), or moves to the dead-letter queue ("dead-letter"). A '
-        "change holds for messages that expire later.",
+        "new value applies to messages that expire later.",
         reason="A producer that sets an expiry has no use for the message afterwards.",
     )
 

@@ -518,7 +518,7 @@ def _parse_exact(token: Token) -> int:
     try:
         value = int(digits, base)
     except ValueError as error:
-        raise SelectorError(_at(token), "not a number: one that begins with 0 is octal") from error
+        raise SelectorError(_at(token), "not a number: a number that begins with 0 is octal") from error
     # The limit itself is allowed for a minus sign before it.
     if value > _INT64_LIMIT:
         raise SelectorError(_at(token), "a number too large for 64 bits")
@@ -532,7 +532,7 @@ def _unquote(token: Token) -> str:
 def _compile_like(pattern: Token, escape: Token | None) -> Like:
     escape_character = None if escape is None else _unquote(escape)
     if escape is not None and len(_unquote(escape)) != 1:
-        raise SelectorError(_at(escape), "ESCAPE takes one character")
+        raise SelectorError(_at(escape), "ESCAPE must be one character")
     try:
         return compile_like(_unquote(pattern), escape_character)
     except ValueError as error:
@@ -596,7 +596,7 @@ def _pieces(pattern: str, escape: str | None) -> list[list[str | None]]:
         if character == escape:
             following = next(characters, None)
             if following is None:
-                raise ValueError("a pattern that ends with its escape character")
+                raise ValueError("a LIKE pattern must not end with its ESCAPE character (write it twice),")
             pieces[-1].append(following)
         elif character == "%":
             pieces.append([])

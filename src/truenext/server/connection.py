@@ -154,7 +154,8 @@ class ServerConnection:
         self._ending.stop()
 
     def end(self) -> None:
-        """Close the connection when the broker stops. The messages that the connection held were requeued before."""
+        """Close the connection, because the broker stops. The messages that the connection held were requeued
+        before."""
         self._ending.end()
 
     # ---- Time ----

@@ -112,8 +112,8 @@ class Ending:
         self.refuse(str(error), error.code, receipt, is_exempt=error.code is Code.NO_SPACE)
 
     def on_other_protocol(self, error: OtherProtocolError) -> None:
-        """End the connection of a client that speaks another protocol. The error has the answer in that protocol, if
-        there is one."""
+        """End the connection of a client that speaks another protocol. The client gets `error.answer` instead of an
+        ERROR."""
         self._broker.warnings.warn_of_other_protocol(self._client, error.protocol)
         self._end_session()
         if error.answer:

@@ -44,7 +44,7 @@ ALL_PLACES = Places(CONNECTIONS_MAX, CONNECTIONS_BEFORE_LOGIN_MAX)
 
 
 class ListenerTls:
-    """TLS of all listeners. A reload replaces `context`; only new connections use the new one."""
+    """TLS of all listeners. A reload replaces `context`; connections that exist already keep the old context."""
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         self.context = context
@@ -128,7 +128,7 @@ class Listener:
             connection.stop_reading()
 
     async def close(self) -> None:
-        """Close all connections. Returns once every client has closed its side, or has not done so in time."""
+        """Close all connections. Returns once every client has closed its side, or the time for that is over."""
         for connection in list(self._connections):
             connection.end()
         if self._connections:
@@ -197,9 +197,9 @@ class Listener:
         return False
 
     def _assign_place(self, connection: ServerConnection, may_exceed: bool) -> str:
-        """Count a connection towards the limit, at its login. Returns why the connection may only send control
-        requests; "" if it may do everything. A connection that `may_exceed` the limit is admitted for control requests
-        alone, while few such connections are open.
+        """Give a connection one of the places (`connections` of `_places`) at its login. Returns "" if the connection
+        got a place. If all are taken, a connection that `may_exceed` the limit is still admitted, but for control
+        requests alone, and only while few such connections are open. Then the reason for the restriction is returned.
 
         Raises: RemoteProtocolError if the connection is not admitted
         """

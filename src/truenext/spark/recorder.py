@@ -24,7 +24,7 @@ from truenext.model.url import parse_url
 # ---- Messages of a recording: the cases in which a broker with two buckets breaks the order ----
 
 PRODUCTION_SHARE = 4
-"""Ratio of the production case: one of this many messages is interactive."""
+"""In the production case, one message in this many is interactive."""
 
 
 class WorkloadMessage(NamedTuple):

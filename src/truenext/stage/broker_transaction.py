@@ -67,7 +67,7 @@ async def send_messages(session: Session, messages: Sequence[EncodedMessage], de
 
 
 def encode_heads(messages: Sequence[EncodedMessage]) -> Iterator[tuple[bytes, bytes, float | None]]:
-    """Yield the head of its frame, the body and the time to live in seconds of each message."""
+    """Yield for each message the head of its frame, its body, and its time to live in seconds."""
     # Most messages of a unit differ only in id and body: the rest of their heads is encoded once.
     shared: dict[tuple[str, int, bool], bytes] = {}
     for each in messages:

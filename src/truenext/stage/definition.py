@@ -122,7 +122,7 @@ class Definition:
 
     def _check_hooks(self, name: str) -> None:
         if self.lifespan is not None and not callable(self.lifespan):
-            raise DefinitionError(f"lifespan of service {name} is a function, not {self.lifespan!r}")
+            raise DefinitionError(f"lifespan of service {name} must be a function, not {self.lifespan!r}")
         for each in self.interceptors:
             if not isinstance(each, Interceptor):
                 raise DefinitionError(f"{each!r} of service {name} is not an instance of Interceptor")
@@ -297,7 +297,7 @@ class Definition:
         Raises: DefinitionError if an argument or the function is invalid, or the service has an endpoint of that name
         """
         if not isinstance(topic, Topic):
-            raise DefinitionError(f"subscriber of service {self.name} takes a topic, not {topic!r}")
+            raise DefinitionError(f"subscriber of service {self.name} needs a topic, not {topic!r}")
 
         def decorate(function: F) -> F:
             name = expand_endpoint_name(f".{function.__name__}", self.name)
@@ -392,13 +392,15 @@ def _check_types(name: str, values: Mapping[str, object]) -> None:
         kind, expected = _TYPES[subject]
         if not isinstance(value, kind):
             # The value is left out, since it may be a password.
-            raise DefinitionError(f"{subject} of service {name} is {expected}, not of the type {type(value).__name__}")
+            raise DefinitionError(
+                f"{subject} of service {name} must be {expected}, not of the type {type(value).__name__}"
+            )
 
 
 def _checked_brokers(name: str, broker: str | Sequence[str]) -> tuple[str, ...]:
     brokers = (broker,) if isinstance(broker, str) else tuple(broker)
     if not brokers or not all(isinstance(each, str) for each in brokers):
-        raise DefinitionError(f"broker of service {name} is a URL, or several, not {broker!r}")
+        raise DefinitionError(f"broker of service {name} must be a URL, or several, not {broker!r}")
     for url in brokers:
         try:
             parse_url(url)

@@ -61,7 +61,7 @@ class DatabaseGate:
         self.closed_reason = ""
         """Last error of the database; empty while the gate is open."""
         self._error_counts_by_message: OrderedDict[tuple[DatabaseErrorKind, str], int] = OrderedDict()
-        """Number of errors by kind and message, of errors that the message itself may have caused."""
+        """Number of errors that the message itself may have caused, by kind of error and message."""
 
     @property
     def is_open(self) -> bool:

@@ -185,7 +185,7 @@ class Initiator:
 def checked_timeout(timeout: float) -> float:
     """Return `timeout`, in seconds, if it is valid. Raises: ValueError if it is not finite, or not more than 0"""
     if isinstance(timeout, bool) or not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
-        raise ValueError(f"timeout is seconds, more than 0, not {timeout!r}")
+        raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
     return timeout
 
 

@@ -33,7 +33,7 @@ POLL_S = 1.0
 RETRY_S = 5.0
 """Seconds until a failed subscription is tried again."""
 BUSY_MAX = 5
-"""Number of times that a transaction is tried again after a conflict with another one."""
+"""Number of times that a transaction is tried again after a conflict with another transaction."""
 
 
 class KeptReplies:

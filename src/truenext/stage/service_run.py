@@ -116,7 +116,7 @@ class ServiceRun:
         transaction."""
         self._outbox_fault = ""
         """Reason why the last attempt to open the outbox has failed, in a service whose outbox no other process sends;
-        empty if none has, or the outbox is open."""
+        empty if no attempt has failed, or the outbox is open."""
         self._policy_refresh: asyncio.Task[None] | None = None
         """Task that requests the policies of the stages' queues."""
         self._state: ServiceState = "waiting for the broker"
@@ -253,7 +253,8 @@ class ServiceRun:
         self._state = "running"
 
     async def _start_replies_consumers(self) -> None:
-        """Consume replies that are kept in a process that runs no stages, since no process of this service runs any."""
+        """Start to consume kept replies in this process, although it runs no stages: no other process of this service
+        runs any."""
         self._add_replies_consumers(await self._find_user())
         for consumption in self.stage_consumers:
             consumption.start()

@@ -53,7 +53,7 @@ class RareChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     """Causes by message key: the index in `texts` of the first cause, and of the last. So a text is stored once, even
     if one NACK is the cause for many messages."""
     texts: list[str] = []
-    """Texts of causes. The first text is empty."""
+    """Texts of causes. Index 0, the empty text, stands for no cause."""
     unmarks: list[bytes] = []
     queues: dict[int, str] = {}
     paused: dict[int, bool] = {}
@@ -153,7 +153,7 @@ def _decode(payload: memoryview) -> Changes:
     rare_at = keys_at + MESSAGE_KEY_SIZE * (removes + transient_removes)
     history_at = rare_at + rare_size
     if history_at + history_size != len(payload):
-        raise ValueError(f"the batch has {history_at + history_size} bytes, its payload {len(payload)}")
+        raise ValueError(f"its head and lengths add up to {history_at + history_size} bytes, but it has {len(payload)}")
     keys = [bytes(payload[at : at + MESSAGE_KEY_SIZE]) for at in range(keys_at, rare_at, MESSAGE_KEY_SIZE)]
     rare = _decode_rare(payload[rare_at:history_at]) if rare_size else None
     if rare is not None and any(not 0 <= at < len(rare.texts) for pair in rare.causes.values() for at in pair):

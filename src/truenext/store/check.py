@@ -89,6 +89,6 @@ def check(
         transients = sum(queue.transient for queue in summary.queues.values())
         if transients and not salvage.recovered.clean_stop:
             summary.notes_besides_damage.append(
-                f"the last run did not stop cleanly: the next start drops {transients} transients"
+                f"the last run did not stop cleanly: the next start drops {transients} transient messages"
             )
         return summary

@@ -32,7 +32,7 @@ from truenext.store.store import Recovered
 
 _PUT_BYTES = 20
 _CHUNK_BYTES = 1000
-"""Estimated bytes of memory for the first message of a lane in a segment."""
+"""Estimated bytes of memory for a chunk, which the first message of a lane in a segment makes."""
 _KEY_BYTES = 200
 _MARK_BYTES = 400
 _TIMER_BYTES = 200

@@ -18,7 +18,9 @@ def checked_seconds(seconds: float, name: str, *, may_be_zero: bool = True) -> f
     # bool is a subclass of int.
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and isfinite(seconds)
     if not is_number or seconds < 0 or (seconds == 0 and not may_be_zero):
-        raise ValueError(f"{name} is seconds, {'0 or more' if may_be_zero else 'more than 0'}, not {seconds!r}")
+        raise ValueError(
+            f"{name} must be a number of seconds, {'0 or more' if may_be_zero else 'more than 0'}, not {seconds!r}"
+        )
     return seconds
 
 
@@ -26,14 +28,14 @@ def checked_count(count: int, name: str, minimum: int) -> int:
     """Return `count`, if it is a valid number. Raises: ValueError if it is not a whole number, or is less than
     `minimum`"""
     if type(count) is not int or count < minimum:
-        raise ValueError(f"{name} is a whole number, {minimum} or more, not {count!r}")
+        raise ValueError(f"{name} must be a whole number, {minimum} or more, not {count!r}")
     return count
 
 
 def checked_flag(flag: bool, name: str) -> bool:
     """Return `flag`, if it is True or False. Raises: ValueError if it is neither True nor False"""
     if not isinstance(flag, bool):
-        raise ValueError(f"{name} is True or False, not {flag!r}")
+        raise ValueError(f"{name} must be True or False, not {flag!r}")
     return flag
 
 

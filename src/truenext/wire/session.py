@@ -109,8 +109,8 @@ class WireSession(Protocol):
 
     @property
     def last_receipt(self) -> str | None:
-        """Receipt that the last frame has requested; None if none. If the frame is refused, the ERROR names this
-        receipt."""
+        """Receipt that the last frame has requested; None if it requests none. If the frame is refused, the ERROR names
+        this receipt."""
 
     @property
     def send_interval_ms(self) -> int:

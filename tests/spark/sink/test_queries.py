@@ -91,7 +91,7 @@ def test_a_batch_write_without_a_version_is_written_each_time_and_leaves_nothing
         (["body"], {}, "append", "the queue is missing"),
         (["body"], {"queue": "q", "topic": "x"}, "append", "option topic is unknown"),
         (["body"], {"queue": "q"}, "overwrite", "a queue can only be appended to"),
-        (["body", "10 AS priority"], {"queue": "q"}, "append", "priority is 0 to 9, not 10"),
+        (["body", "10 AS priority"], {"queue": "q"}, "append", "priority must be 0 to 9, not 10"),
     ],
 )
 def test_rows_that_are_no_messages_are_refused_and_nothing_is_written(

@@ -175,8 +175,8 @@ def test_row_goes_to_the_destination_of_its_column(queue: str, address: str) -> 
     ("columns", "message"),
     [
         ({"body": pa.array([None], pa.string())}, "column body is null"),
-        ({"priority": [10]}, "priority is 0 to 9, not 10; it has .*'priority': 10"),
-        ({"priority": [-1]}, "priority is 0 to 9"),
+        ({"priority": [10]}, "priority must be 0 to 9, not 10; the row has .*'priority': 10"),
+        ({"priority": [-1]}, "priority must be 0 to 9"),
         ({"ttl_ms": [0]}, "column ttl_ms is 0, and must be 1 or more"),
         ({"delay_ms": [-5]}, "column delay_ms is -5, and must be 1 or more"),
         ({"reply_to": ["/temp-queue/r"]}, "row cannot be sent as a message: .*subscription"),

@@ -63,7 +63,8 @@ def check(target: str, file: Path, write: bool) -> None:
         return
     if any_breaking(findings):
         terminal.echo(
-            f"{count_noun(sum(each.is_breaking for each in findings), 'change')} of {service.name} would break it."
+            f"{count_noun(sum(each.is_breaking for each in findings), 'change')} of {service.name} would break "
+            f"messages or callers."
         )
         raise SystemExit(1)
     terminal.echo(f"Nothing breaks {service.name}.")
@@ -100,7 +101,7 @@ def _read(file: Path, *, is_replaced: bool) -> ServiceInterface | None:
 
 
 def _invalid_file(file: Path, error: Exception) -> ConfigurationError:
-    return ConfigurationError(f"{file} is not a file of --write: {error}")
+    return ConfigurationError(f"{file} was not written by --write: {error}")
 
 
 def _encoded(interface: ServiceInterface) -> bytes:

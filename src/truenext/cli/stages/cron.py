@@ -1,9 +1,10 @@
 """`truenext stages cron`: show the cron flows that a service declares and those in the broker, and make them equal.
 
-The broker gets all declared cron flows anew in one COMMIT, and then those that were listed before are cancelled. The
-COMMIT has the next number of the service's producer, which was read before the list. So of two commands at once only
-one commits under a number. The other begins anew, and its list has what the first one has sent. So no command cancels
-the sends of a later COMMIT, and the sends of the last COMMIT remain.
+The broker gets all declared cron flows anew in one COMMIT, and then the cron flows that were listed before are
+cancelled. The COMMIT has the next number of the service's producer, which was read before the list. So if two commands
+run at once, only one of them commits under a number. The other command begins anew, and its list has the cron flows
+that the first command has sent. So no command cancels the sends of a later COMMIT, and the sends of the last COMMIT
+remain.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ TRIES_MAX = 20
 
 @click.command()
 @service_argument
-@click.option("--apply", "applies", is_flag=True, help="Make the cron flows in the broker those that are declared.")
+@click.option(
+    "--apply", "applies", is_flag=True, help="Replace the cron flows in the broker by those that the service declares."
+)
 @urls_option
 @credentials_options
 @timeout_option
@@ -92,8 +95,8 @@ def _list_queue(connection: Connection, queue: str, service: str) -> Iterator[Pr
 
 
 def apply_crons(connection: Connection, service: Service) -> tuple[int, int]:
-    """Make the cron flows in the broker those that the service declares. Return the numbers of sent and of cancelled
-    flows.
+    """Replace the cron flows in the broker by those that the service declares. Return the numbers of sent and of
+    cancelled flows.
 
     Raises: CommandFailure if other commands commit all the time; TruenextError if the broker refuses
     """

@@ -30,7 +30,7 @@ from truenext.stage.service import Service
     type=PathParam(dir_okay=False),
     envvar=USERS_VARIABLE,
     show_envvar=True,
-    help="Users file: print only what the user --user lacks there.",
+    help="Users file of the broker: print only the grants that the user of --user lacks in it.",
 )
 @click.option("--user", "name", type=TEXT, help="Name of a user in the file of --users.")
 def grants(target: str, file: Path | None, name: str | None) -> None:

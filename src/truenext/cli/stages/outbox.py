@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 @click.command()
 @service_argument
 @database_option
-@click.option("--inbox", "with_inbox", is_flag=True, help="Count the rows of the inbox, too: there may be millions.")
+@click.option(
+    "--inbox",
+    "with_inbox",
+    is_flag=True,
+    help="Count the rows of the inbox, too; with millions of rows this takes long.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def outbox(target: str, database: str | None, with_inbox: bool, as_json: bool) -> None:
     """Show the messages that wait in the outbox of a service.

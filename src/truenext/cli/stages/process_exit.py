@@ -1,7 +1,8 @@
 """End of a service's process in time, whatever its stages do.
 
 A plain function that never returns holds its thread. An `async` function that ignores its cancellation holds the end of
-the event loop. A function that blocks the event loop holds everything. In each case this module ends the process.
+the event loop. A function that blocks the event loop holds everything. In each of these cases this module ends the
+process.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class ExitDeadline:
     def bring_forward(self, seconds: float, status: int) -> None:
         """End the process in `seconds` with this exit status. If an earlier deadline is set, that one counts.
 
-        Signal handlers may call this. The earliest deadline counts instead of the last one because a signal may
-        interrupt the handler of another signal; the handler of the later signal then finishes first.
-        After a signal the process ends, even if it was about to restart.
+        Signal handlers may call this. The earliest deadline counts, not the one that was set last: a signal may
+        interrupt the handler of another signal, and then the handler of the later signal finishes first. After a signal
+        the process ends, even if it was about to restart.
         """
         self._requests.put((time.monotonic() + seconds, status))
 

@@ -96,7 +96,7 @@ loop."""
     type=EnumParam(LogLevel),
     default=LogLevel.WARNING.value,
     show_default=True,
-    help="Lowest level that is logged, to standard error.",
+    help="Lowest level of the log records that are written to standard error.",
 )
 def run(
     target: str,
@@ -387,8 +387,7 @@ async def _warn_of_orphaned_queues(running: ServiceRun, definition: Definition) 
 
 async def _warn_of_other_crons(running: ServiceRun, definition: Definition, target: str) -> None:
     """Log a warning if the cron flows in the broker are not those that the service declares. `target` names the service
-    on a command line. A user who may not browse
-    the queues of the declared ones is not warned."""
+    on a command line. No warning is logged if the user may not browse the queues of the declared cron flows."""
     declared = {each.endpoint for each in definition.crons.values()}
     present: list[PresentCron] = []
     try:

@@ -12,7 +12,8 @@ from truenext.errors import ConfigurationError
 logger = logging.getLogger("truenext.stage")
 
 POLL_MS = 100
-"""Milliseconds after which the library returns if nothing has changed. The first return shows that it watches."""
+"""Milliseconds after which the library returns if nothing has changed. Its first return shows that it has begun to
+watch."""
 
 
 class SourceWatcher:

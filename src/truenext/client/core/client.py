@@ -88,12 +88,12 @@ def connect_options(
     """
     for url in urls:
         if not isinstance(url, str):
-            raise TypeError(f"a URL is text, such as {DEFAULT_URL}, not {url!r}")
+            raise TypeError(f"a URL must be text, such as {DEFAULT_URL}, not {url!r}")
     for name, value in {**credentials, "client_id": client_id}.items():
         if value is not None and not isinstance(value, str):
-            raise TypeError(f"{name} is text, not {type(value).__name__}")
+            raise TypeError(f"{name} must be text, not {type(value).__name__}")
     if not isinstance(heart_beat_s, int | float) or not 0 <= heart_beat_s <= HEART_BEAT_S_MAX:
-        raise ValueError(f"heart_beat is 0 to {HEART_BEAT_S_MAX} seconds, not {heart_beat_s!r}")
+        raise ValueError(f"heart_beat must be 0 to {HEART_BEAT_S_MAX} seconds, not {heart_beat_s!r}")
     return ConnectOptions(
         addresses=[parse_url(url) for url in urls or (DEFAULT_URL,)],
         credentials=Credentials(**credentials),
@@ -232,7 +232,7 @@ class Client:
         return ", ".join(each.url for each in self.options.addresses)
 
     def on_socket_connected(self, address: Address, password: str | None = None) -> None:
-        """Send CONNECT on a new socket. The driver may have read `password` from the password file."""
+        """Send CONNECT on a new socket. `password` may come from the password file, which the driver reads."""
         self._last_link_number += 1
         now = self.clock()
         self.context.link = link = Link(self._last_link_number, self.options.heart_beat_s, now, on_frame=self._on_frame)
@@ -303,8 +303,8 @@ class Client:
 
     def _is_refusal_final(self, code: str) -> bool:
         """Return whether later logins would be refused, too. A broker other than truenext sends no code, and may refuse
-        a login only because it still has the lost connection. So a refusal without a code is final only if no login has
-        succeeded before."""
+        a login for the only reason that it still has the lost connection. So a refusal without a code is final only if
+        no login has succeeded before."""
         return code in _FINAL_REFUSAL_CODES or (not code and self.reconnect_count < 0)
 
     def on_connection_lost(self, error: Exception) -> None:
@@ -412,7 +412,8 @@ class Client:
         if self.reconnect_count and (is_other_store or not link.is_truenext):
             self.send_buffer.fail_interrupted(
                 ConnectionLost(
-                    "the connection was lost, and the next broker is another one; the message may have arrived"
+                    "the connection was lost, and the client is now connected to another broker; the message may "
+                    "have arrived"
                 )
             )
             # A new producer: at the first broker, numbers used here would count as repeats.
@@ -443,15 +444,16 @@ class Client:
         )
 
     def request_commit_outcome(self, transaction: TransactionState) -> None:
-        """Ask the broker for the outcome of a COMMIT in doubt. If the broker has not executed the COMMIT when it gets
-        this request, it never will."""
+        """Ask the broker for the outcome of a COMMIT in doubt. If the broker has not executed the COMMIT before it gets
+        this request, it never executes the COMMIT."""
         producer = transaction.producer
         link = self.link
         if link is None or not link.is_up:
             return
         if producer is None or not link.is_truenext or producer.store_id != link.store_id:
             transaction.resolve(
-                Outcome.UNKNOWN, ConnectionLost("the outcome is not known: the next broker is another one")
+                Outcome.UNKNOWN,
+                ConnectionLost("the outcome is not known: the client is now connected to another broker"),
             )
             return
 
@@ -525,8 +527,8 @@ class Client:
         return self.is_closing or isinstance(self.error, ClosedError)
 
     def check_open(self) -> None:
-        """Check that the connection is not closed. Raises: ClosedError if the program has closed it; the error that
-        ended the connection for good"""
+        """Check that the connection is not closed. Raises: ClosedError if the program has closed the connection;
+        otherwise the error that ended the connection for good"""
         if self.error is not None:
             raise copy_error(self.error)
         if self.is_closing:
@@ -651,8 +653,8 @@ class Client:
     def close(self, deadline: float | None) -> Flow[None]:
         """Release held messages without an attempt, wait until all sends are confirmed, and disconnect. If the
         connection is lost meanwhile, the wait continues on the next connection. Sends that are not confirmed by the
-        deadline fail with TimeoutError. If this call is interrupted, they fail with ClosedError. Errors of the broker
-        are not raised.
+        deadline fail with TimeoutError. If this call is interrupted, unconfirmed sends fail with ClosedError. Errors of
+        the broker are not raised.
         """
         self.is_closing = True
         error = ClosedError(_CLOSED_TEXT)
@@ -731,7 +733,7 @@ def _error_text(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
-_CLOSED_TEXT = "the connection is closed: make a new one"
+_CLOSED_TEXT = "the connection is closed: open a new connection"
 _FINAL_REFUSAL_CODES = frozenset({Code.LOGIN, Code.NOT_SUPPORTED, Code.IN_USE})
 """Codes of refusals after which every later login would be refused, too."""
 

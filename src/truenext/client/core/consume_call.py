@@ -79,8 +79,8 @@ class ConsumeCall:
             yield Wait(self._changed)
 
     def wait_until_handled(self, deadline: float | None = None, except_owner: object = None) -> Flow[bool]:
-        """Wait until no handler runs. A handler of `except_owner` is not waited for, because it may be the caller.
-        Return False at the deadline."""
+        """Wait until no handler runs. The handler that runs in `except_owner` (a task or thread) is not waited for,
+        because this handler may be the caller. Return False at the deadline."""
         while any(owner is not except_owner for owner in self._owner_by_worker.values()):
             in_time = yield Wait(self._changed, deadline)
             if not in_time:

@@ -16,7 +16,7 @@ ACK_DELAY_S = 0.001
 """Seconds that an ACK waits at most for a frame with which it is written."""
 
 NO_SPACE_TEXT = "sends wait until %(url)s has space: %(error)s"
-"""Text of a report, at most once a minute: a broker has no space for sends outside transactions."""
+"""Text of a report that is made at most once a minute: a broker has no space for sends outside transactions."""
 
 NOT_CONFIRMED_TEXT = (
     "%(count)s messages to %(url)s were not confirmed before the end of the connection; they may have arrived"

@@ -38,7 +38,7 @@ class Credentials:
         if self.password is not None and self.password_file is not None:
             raise ValueError("password and password_file exclude each other: use one of them")
         if self.key is not None and self.certificate is None:
-            raise ValueError("key needs certificate, the file with the client's certificate")
+            raise ValueError("the option key needs the option certificate: the file with the client's certificate")
 
     def arguments(self) -> dict[str, Any]:
         """Return these credentials as arguments of `connect`."""

@@ -32,16 +32,16 @@ class CountedAttempts(Enum):
     """Messages of a transaction for which a rollback counts an attempt."""
 
     ALL = "all"
-    """The messages that were marked as failed. If none is marked, all messages of the transaction."""
+    """The messages that were marked as failed; if no message is marked, all messages of the transaction."""
     FAILED = "failed"
     """The messages that were marked as failed, and no other messages."""
     NONE = "none"
 
 
 def counted_attempts_for(error: BaseException | None) -> CountedAttempts:
-    """Return which messages count an attempt after an exception. None counts after a cancellation, the end of the
-    program, a lost or closed connection, RolledBack, InDoubt, or a refusal for lack of space. The same holds if one of
-    these is the cause of the program's own exception."""
+    """Return which messages count an attempt after an exception. No message counts an attempt after a cancellation, the
+    end of the program, a lost or closed connection, RolledBack, InDoubt, or a refusal for lack of space. The same holds
+    if one of these errors is the cause of the program's own exception."""
     if error is None:
         return CountedAttempts.FAILED
     if not isinstance(error, Exception):

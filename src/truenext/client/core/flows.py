@@ -1,4 +1,5 @@
-"""Flows for the requests of a program. A flow is a generator (waiting.py), run by a driver for tasks or for threads."""
+"""Requests of a program, each as a `Flow`: a generator (waiting.py) that a driver runs, for tasks or for threads. A
+`Flow` is not a flow of stages."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def parse_session_mode(ack: str, *, transacted: bool) -> SessionMode:
     """Return the mode of a session. `ack` is "receive" or "commit". Raises: ValueError for another `ack`"""
     modes = {"receive": SessionMode.TRANSACTED, "commit": SessionMode.AT_COMMIT}
     if ack not in modes:
-        raise ValueError(f'ack in a transaction is "receive" or "commit", not {ack!r}')
+        raise ValueError(f'ack in a transaction must be "receive" or "commit", not {ack!r}')
     if transacted:
         return modes[ack]
     if ack == "commit":
@@ -76,7 +77,7 @@ def parse_consumer_mode(ack: str) -> SessionMode:
     `ack`"""
     modes = {"auto": SessionMode.AUTO, "individual": SessionMode.INDIVIDUAL}
     if ack not in modes:
-        raise ValueError(f'ack is "auto" or "individual", not {ack!r}')
+        raise ValueError(f'ack must be "auto" or "individual", not {ack!r}')
     return modes[ack]
 
 
@@ -99,9 +100,9 @@ def receive(
     Raises: ValueError if an argument is invalid; otherwise the errors of `SessionCore.receive`
     """
     if not isinstance(count, int) or count < 1:
-        raise ValueError(f"count is a whole number from 1, not {count!r}")
+        raise ValueError(f"count must be a whole number from 1, not {count!r}")
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
-        raise ValueError(f"timeout is seconds from 0, or None, not {timeout!r}")
+        raise ValueError(f"timeout must be a number of seconds from 0, or None, not {timeout!r}")
     deadline = None if timeout is None else session.client.clock() + (timeout or DEFAULT_TIMEOUT_S)
     return (yield from session.receive(subscription, count, deadline, owner, no_wait=timeout == 0))
 
@@ -122,7 +123,7 @@ def failed_disposition(delay: float | None, cause: str = "") -> Disposition:
         return Disposition(False, cause=text) if text else FAILED
     # NaN is not a delay, either.
     if not 0 <= delay <= DELAY_MS_MAX / 1000:
-        raise ValueError(f"delay is 0 to {DELAY_MS_MAX // 1000} seconds, not {delay}")
+        raise ValueError(f"delay must be 0 to {DELAY_MS_MAX // 1000} seconds, not {delay}")
     return Disposition(False, delay_ms=round(delay * 1000), cause=text)
 
 
@@ -137,7 +138,7 @@ def _truncate_cause(cause: str) -> str:
     Raises: TypeError if `cause` is not text
     """
     if not isinstance(cause, str):
-        raise TypeError(f"a cause is text, not {cause!r}")
+        raise TypeError(f"cause must be text, not {cause!r}")
     # Each character has at least one byte.
     encoded = cause[:CAUSE_BYTES_MAX].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace")
     return encoded[:CAUSE_BYTES_MAX].decode(errors="ignore")
@@ -149,8 +150,8 @@ def release(session: SessionCore, received: ReceivedMessage, owner: object) -> F
 
 
 def end_message_block(session: SessionCore, received: ReceivedMessage, error: BaseException | None) -> Flow[None]:
-    """End a message's `Message.process` block: settle the message. In a transaction, only mark it as failed after an
-    exception."""
+    """End a message's `Message.process` block: settle the message. In a transaction the message is only marked as
+    failed, if an exception has left the block."""
     if received.state is not ReceivedMessageState.HELD:
         return
     if received.transaction is not None:
@@ -183,7 +184,8 @@ def close_consumer(
 def end_consumer_block(
     session: SessionCore, subscription: Subscription, owner: object, error: BaseException | None, *, owns_session: bool
 ) -> Flow[None]:
-    """Close a consumer at the end of its block, which `error` has left. None is a normal end."""
+    """Close a consumer at the end of its block. `error` is the exception that has left the block; None at a normal
+    end."""
     disposition: Disposition | None = ACKED
     if error is not None:
         disposition = FAILED if counted_attempts_for(error) is CountedAttempts.ALL else None
@@ -207,9 +209,11 @@ def commit(session: SessionCore, timeout: float, producer: str | None = None, nu
     caller_number = None
     if producer is not None or number:
         if not (isinstance(producer, str) and 0 < len(producer) <= NAME_LENGTH_MAX):
-            raise ValueError(f"producer is a name of 1 to {NAME_LENGTH_MAX} characters, with number, not {producer!r}")
+            raise ValueError(
+                f"producer must be a name of 1 to {NAME_LENGTH_MAX} characters, together with number, not {producer!r}"
+            )
         if type(number) is not int or not 1 <= number <= PRODUCER_NUMBER_MAX:
-            raise ValueError(f"number is a whole number from 1, with producer, not {number!r}")
+            raise ValueError(f"number must be a whole number from 1, together with producer, not {number!r}")
         caller_number = CallerNumber(producer, number)
     return (yield from session.commit(session.client.clock() + timeout, caller_number))
 
@@ -220,8 +224,8 @@ def rollback(session: SessionCore, owner: object, counted: CountedAttempts) -> F
 
 
 class TransactionBlock:
-    """Block of a program for one transaction. The end of the block commits or rolls back; afterwards the block has the
-    outcome."""
+    """Block (`async with` or `with`) of a program for one transaction. Its end commits or rolls back; afterwards
+    `outcome` has the outcome."""
 
     def __init__(self, session: SessionCore, timeout: float) -> None:
         """Make a block whose commit may take `timeout` seconds.
@@ -256,7 +260,7 @@ class TransactionBlock:
         """
         if self._is_used:
             raise LocalProtocolError(
-                "the block of a transaction can be used only once: make another with session.transaction()"
+                "the block of a transaction can be used only once: make a new block with session.transaction()"
             )
         transactions = self.session.require_transactions()
         transactions.enter_block(self)
@@ -321,7 +325,7 @@ def encode_send_in_transaction(destination: str, options: SendOptions) -> Encode
     """Encode the options of a SEND in a transaction. Raises: ValueError, TypeError for an invalid option"""
     encoded = encode_send(destination, options)
     if encoded.producer is not None:
-        raise ValueError("a send in a transaction cannot have producer and number: number the commit")
+        raise ValueError("a send in a transaction cannot have producer and number: set them at the commit")
     return encoded
 
 
@@ -407,7 +411,7 @@ def resolve_outcome(client: Client, doubt: InDoubt | str, deadline: float) -> Fl
             # The broker cannot be asked, or the commit was under a number of the program's own.
             return "unknown"
     if not isinstance(token, str):
-        raise TypeError(f"outcome takes an InDoubt or its token, which is text, not {token!r}")
+        raise TypeError(f"outcome needs an InDoubt, or its token, which is text, not {token!r}")
     store, producer, number = _parse_token(token)
     link = yield from client.wait_until_up(deadline, "query the outcome of a transaction")
     if link.store_id != store:

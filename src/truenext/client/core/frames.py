@@ -27,7 +27,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
         size += len(escape(name).encode()) + len(escape(value).encode()) + 2
     if len(headers) > HEADERS_MAX - _OWN_HEADERS_MAX:
         raise ValueError(
-            f"{len(headers)} headers are too many, with the destination and those of options: at most "
+            f"{len(headers)} headers are too many, including the destination and the headers of options: at most "
             f"{HEADERS_MAX - _OWN_HEADERS_MAX}"
         )
     if size > HEADER_BYTES_MAX - _OWN_HEADER_BYTES_MAX:

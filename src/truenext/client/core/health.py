@@ -17,7 +17,7 @@ class ConsumerHealth(msgspec.Struct, frozen=True):
     held: int
     """Number of messages that the program holds. Messages that an open transaction has acknowledged do not count."""
     state: str
-    """`open`, `opening`, `paused`, `suspended` or `ended`. Suspended: the program has requested no message for a
+    """`open`, `opening`, `paused`, `suspended` or `ended`. `suspended`: the program has requested no message for a
     while."""
 
 

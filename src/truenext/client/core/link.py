@@ -2,7 +2,7 @@
 
 Client and broker number the frames of a link in the same way: CONNECT is 1. A frame that may be refused is *unanswered*
 until a RECEIPT of this or a later frame arrives, or an ERROR with the frame's number. The broker answers in the order
-of the frames, so a receipt now and then is enough. The name of a receipt is the number of its frame.
+of the frames, so not every frame must request a receipt. The name of a receipt is the number of its frame.
 
 Source: docs/protocol.md, "Refused frames"
 """
@@ -30,11 +30,11 @@ SILENT_INTERVALS = 2.0
 HEART_BEAT = b"\n"
 
 UNANSWERED_FRAMES_MAX = 256
-"""Number of unanswered frames at which a receipt is requested, even if no caller waits for an answer."""
+"""Number of unanswered frames from which on a receipt is requested, even if no caller waits for an answer."""
 
 BROKER_INTERVAL_FACTOR = 0.4
-"""Interval of the broker's heart-beats, as a share of the client's interval. A client should notice a frozen connection
-before the broker does. Then the client takes the connection over, and no attempt is counted."""
+"""Interval of the broker's heart-beats, as a share of the client's interval. With the shorter interval the client
+notices a frozen connection before the broker does, and takes the connection over, so that no attempt is counted."""
 
 
 _EMPTY_TRANSACTION_NAME = "nothing"
@@ -107,7 +107,7 @@ class Link:
         """Check that the broker is truenext. Raises: LocalProtocolError if not; its text names `feature`"""
         if not self.is_truenext:
             raise LocalProtocolError(
-                f"{feature} needs a truenext broker; this broker is {self.server_name or 'another one'}"
+                f"{feature} needs a truenext broker; this broker is {self.server_name or 'of another kind'}"
             )
 
     # ---- Out ----
@@ -263,7 +263,7 @@ shortened by a random part, so that many clients do not connect at the same mome
 STABLE_CONNECTION_S = 5.0
 """Lifetime, in seconds, from which on a connection counts as a success."""
 QUICK_FAILURES_MAX = 3
-"""Largest failure count after the loss of a short connection. The broker did answer, so the delays stay short."""
+"""Largest failure count after the loss of a short connection. A broker has answered, so the delays stay short."""
 
 
 class ConnectBackoff:

@@ -97,7 +97,7 @@ class SendBatch(msgspec.Struct, eq=False):
     confirmed_count: int = 0
     """Number of confirmed sends."""
     error: Exception | None = None
-    """First error of a send of the batch that no caller has got yet."""
+    """First error of a send of the batch, as long as no caller has got this error."""
     waiters: list[BatchWaiter] = []
 
     def add(self, send: PendingSend) -> None:

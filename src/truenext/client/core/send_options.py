@@ -149,14 +149,14 @@ def _encode_send(destination: str, options: SendOptions, *, has_report_id: bool 
     if unknown:
         raise TypeError(f"send has no option {', '.join(sorted(unknown))}")
     if not isinstance(destination, str):
-        raise TypeError(f"a destination is text, not {destination!r}")
+        raise TypeError(f"a destination must be text, not {destination!r}")
     for name, option in options.items():
         types = _OPTION_TYPES[name]
         if not isinstance(option, types) or (isinstance(option, bool) and bool not in types):
-            raise TypeError(f"{name} is {types[0].__name__}, not {option!r}")
+            raise TypeError(f"{name} must be {types[0].__name__}, not {option!r}")
     priority = options.get("priority", 4)
     if not 0 <= priority <= PRIORITY_MAX:
-        raise ValueError(f"priority is 0 to {PRIORITY_MAX}, not {priority}")
+        raise ValueError(f"priority must be 0 to {PRIORITY_MAX}, not {priority}")
     headers = {"destination": destination}
     if options.get("persistent", True):
         headers["persistent"] = "true"
@@ -177,7 +177,7 @@ def _encode_send(destination: str, options: SendOptions, *, has_report_id: bool 
     _add_failure_headers(headers, options, has_report_id)
     for name, value in options.get("headers", {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"header {name!r} is {value!r}: headers are text")
+            raise TypeError(f"header {name!r} is {value!r}: name and value of a header must be text")
         if is_reserved(name) or name in headers:
             raise ValueError(f"header {name} cannot be set by a program, or is set by an option already, such as ttl=")
         headers[name] = value
@@ -185,7 +185,7 @@ def _encode_send(destination: str, options: SendOptions, *, has_report_id: bool 
     if (producer is None) != ("number" not in options):
         raise ValueError("producer and number must be set together")
     if not 0 <= number <= PRODUCER_NUMBER_MAX:
-        raise ValueError(f"number is 0 to {PRODUCER_NUMBER_MAX}, not {number}")
+        raise ValueError(f"number must be 0 to {PRODUCER_NUMBER_MAX}, not {number}")
     ttl = options.get("ttl")
     if ttl is not None:
         _milliseconds("ttl", ttl, TTL_MS_MAX)
@@ -216,21 +216,21 @@ def _add_failure_headers(headers: dict[str, str], options: SendOptions, has_repo
         headers[REPORT_TO] = report_to
     if report_id is not None:
         if not 1 <= len(report_id) <= REPORT_ID_LENGTH_MAX:
-            raise ValueError(f"report_id has 1 to {REPORT_ID_LENGTH_MAX} characters, not {len(report_id)}")
+            raise ValueError(f"report_id must have 1 to {REPORT_ID_LENGTH_MAX} characters, not {len(report_id)}")
         headers[REPORT_ID] = report_id
     if "on_failure" in options:
         handlers = options["on_failure"]
         if isinstance(handlers, str) or not all(isinstance(each, str) for each in handlers):
-            raise TypeError(f"on_failure is a list of destinations, not {handlers!r}")
+            raise TypeError(f"on_failure must be a list of destinations, not {handlers!r}")
         if not 1 <= len(handlers) <= HANDLERS_MAX:
-            raise ValueError(f"on_failure has 1 to {HANDLERS_MAX} destinations, not {len(handlers)}")
+            raise ValueError(f"on_failure must have 1 to {HANDLERS_MAX} destinations, not {len(handlers)}")
         headers[ON_FAILURE] = " ".join(handlers)
 
 
 def _milliseconds(name: str, seconds: float, max_ms: int) -> int:
     # NaN is not in this range, either.
     if not 0.001 <= seconds <= max_ms / 1000:
-        raise ValueError(f"{name} is 0.001 to {max_ms // 1000} seconds, not {seconds}")
+        raise ValueError(f"{name} must be 0.001 to {max_ms // 1000} seconds, not {seconds}")
     return round(seconds * 1000)
 
 
@@ -253,7 +253,9 @@ def encode_body(body: bytes | bytearray | memoryview | str) -> bytes:
         elif isinstance(body, bytearray | memoryview):
             body = bytes(body)
         else:
-            raise TypeError(f"a body is bytes or text, not {type(body).__name__}: encode it first, as JSON for example")
+            raise TypeError(
+                f"a body must be bytes or text, not {type(body).__name__}: encode it first, as JSON for example"
+            )
     if len(body) > BODY_BYTES_MAX:
         raise ValueError(f"a body of {len(body)} bytes is too large: at most {BODY_BYTES_MAX}")
     return body

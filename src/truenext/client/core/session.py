@@ -71,13 +71,14 @@ class SessionCore(msgspec.Struct, eq=False):
         return None if self.transactions is None else self.transactions.transaction
 
     def check_open(self) -> None:
-        """Check that session and connection are open.
-
-        Raises: ClosedError if the program has closed either; the error that ended the connection for good
+        """Check that session and connection are open. Raises: ClosedError if the program has closed one of them;
+        otherwise the error that ended the connection for good
         """
         if self.is_closed:
             raise ClosedError(
-                _EXPIRED_TEXT if self.is_expired else "the session or its consumer is closed: make another one"
+                _EXPIRED_TEXT
+                if self.is_expired
+                else "the session or its consumer is closed: open another session, or subscribe again"
             )
         self.client.check_open()
 
@@ -382,8 +383,8 @@ class SessionCore(msgspec.Struct, eq=False):
         )
 
     def _is_overtaken(self, subscription: Subscription | None, messages: Iterable[ReceivedMessage]) -> bool:
-        """Return whether a message has arrived that precedes one of these in the broker's order. Only truenext's order
-        is known; for other brokers return False."""
+        """Return whether a message has arrived that precedes one of these messages in the broker's order. Only
+        truenext's order is known; for other brokers return False."""
         link = self.client.link
         first = self.buffer.first(subscription)
         if first is None or link is None or not link.is_truenext:
@@ -608,7 +609,8 @@ class SessionCore(msgspec.Struct, eq=False):
             self.check_open()
             if caller_number is not None:
                 raise LocalProtocolError(
-                    "the transaction is empty, and cannot be committed under a number: send or receive a message first"
+                    "the transaction is empty, so it cannot be committed under a number: send or receive a "
+                    "message first"
                 )
             return True
         return (yield from self._commit(transactions, transaction, deadline, caller_number))
@@ -698,7 +700,7 @@ class SessionCore(msgspec.Struct, eq=False):
 
 
 def _consumer_closed_text(subscription: Subscription) -> str:
-    return f"the consumer of {subscription.options.destination} is closed: make another one"
+    return f"the consumer of {subscription.options.destination} is closed: subscribe again"
 
 
 PULLED_MAX = 1000

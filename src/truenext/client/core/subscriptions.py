@@ -119,7 +119,7 @@ class Subscriptions:
                 if isinstance(received.transaction, TransactionState):
                     # The message was to be acknowledged by the commit, and returns now.
                     received.transaction.mark_rollback_only(
-                        ClosedError("a consumer was closed while the transaction had messages of it")
+                        ClosedError("a consumer was closed while the transaction had messages of this consumer")
                     )
             self._context.flush_soon()
         subscription.reset_for_connection()
@@ -564,17 +564,17 @@ def parse_consumer_options(destination: str, options: ConsumerOptions) -> Subscr
         raise TypeError(f"a consumer has no option {', '.join(sorted(unknown))}")
     for name, text in (("destination", destination), ("selector", options.get("selector", ""))):
         if not isinstance(text, str):
-            raise TypeError(f"{name} is text, not {text!r}")
+            raise TypeError(f"{name} must be text, not {text!r}")
     prefetch = options.get("prefetch")
     if prefetch is not None and (type(prefetch) is not int or not 0 <= prefetch <= WINDOW_MAX):
-        raise ValueError(f"prefetch is a whole number, 0 to {WINDOW_MAX}, not {prefetch!r}")
+        raise ValueError(f"prefetch must be a whole number, 0 to {WINDOW_MAX}, not {prefetch!r}")
     priority = options.get("priority", 0)
     if not -CONSUMER_PRIORITY_MAX <= priority <= CONSUMER_PRIORITY_MAX:
         raise ValueError(f"priority is {-CONSUMER_PRIORITY_MAX} to {CONSUMER_PRIORITY_MAX}, not {priority}")
     headers = dict(options.get("headers", {}))
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"header {name!r} is {value!r}: headers are text")
+            raise TypeError(f"header {name!r} is {value!r}: name and value of a header must be text")
         if name in _RESERVED or name.startswith("truenext-"):
             raise ValueError(f"header {name} cannot be set by a program; there may be an option for it")
     frames.check_headers({"destination": destination, "selector": options.get("selector", "")} | headers)

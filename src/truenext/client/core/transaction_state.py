@@ -45,8 +45,8 @@ class Outcome(Enum):
     REPEATED = "repeated"
     """The transaction had no effect, because the program's number was used before."""
     UNKNOWN = "unknown"
-    """The outcome cannot be found out. Another broker knows it, or the broker has forgotten it, or the connection was
-    lost during a commit under a number of the program's own."""
+    """The outcome cannot be found out. Only another broker knows the outcome, or the broker has forgotten it, or the
+    connection was lost during a commit under a number of the program's own."""
 
 
 _RESOLVABLE_OUTCOMES = frozenset({Outcome.COMMITTING, Outcome.IN_DOUBT, Outcome.UNKNOWN})
@@ -61,8 +61,8 @@ class ProducerNumbers:
     last_number: int = 0
     """Highest number used so far."""
     last_durable_number: int = 0
-    """Highest number that the broker keeps over a crash: it was used for persistent content, or the broker has reported
-    it."""
+    """Highest number that the broker knows even after a crash, because it was used for persistent content, or because
+    the broker has reported it."""
     link_number: int = 0
     """Number of the link on which the client last sent a producer number, or the broker last reported one."""
     store_id: str = ""
@@ -196,8 +196,8 @@ class CommitAnswerHandler(AnswerHandler, msgspec.Struct, eq=False):
                 # The transaction was open, so its number was resolved, and counts as used. Source: "Did it happen?" in
                 # docs/contract.md
                 cause = TruenextError(
-                    "its outcome was queried on another connection before the broker had its COMMIT, so the broker "
-                    "has ruled it out: repeat the transaction"
+                    "the outcome was queried on another connection before the COMMIT reached the broker, and "
+                    "since then the broker refuses this COMMIT: repeat the transaction"
                 )
             else:
                 transaction.producer.last_number = transaction.commit_number - 1

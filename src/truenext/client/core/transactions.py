@@ -46,7 +46,8 @@ class SessionTransactions(msgspec.Struct, eq=False):
     _block: ref[object] | None = None
     """Transaction block of the program that runs now, as a weak reference. None outside of blocks."""
     _begin_retry_at: float = 0.0
-    """Time before which no transaction begins, because the broker had no space for the last one. 0 if it had space."""
+    """Time before which no transaction begins, because the broker had no space for the last transaction. 0 if the
+    broker had space."""
 
     # ---- Begin ----
 
@@ -58,9 +59,8 @@ class SessionTransactions(msgspec.Struct, eq=False):
         return transaction.outcome is Outcome.OPEN
 
     def check_not_rolled_back(self) -> None:
-        """Check that nothing but its own code has ended the transaction.
-
-        Raises: RolledBack if something else has
+        """Check that nothing other than its own code has ended the transaction. Raises: RolledBack if something else
+        has ended it
         """
         transaction = self.transaction
         if transaction is not None and transaction.outcome is Outcome.ROLLBACK_ONLY:
@@ -434,11 +434,15 @@ class SessionTransactions(msgspec.Struct, eq=False):
         transaction = received.transaction
         assert isinstance(transaction, TransactionState), "a transaction has it"
         if disposition.is_acked or not self._acknowledges_at_commit:
-            raise LocalProtocolError(f"{received!r} belongs to a transaction: commit or roll back, or nack it")
+            raise LocalProtocolError(
+                f"{received!r} belongs to a transaction: commit or roll back the transaction, or nack the message"
+            )
         if _was_rolled_back_by_other(transaction):
             raise transaction.rolled_back_error()
         if transaction.outcome not in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):
-            raise LocalProtocolError(f"{received!r} belongs to a transaction that is being committed")
+            raise LocalProtocolError(
+                f"{received!r} belongs to a transaction that is being committed, and cannot be settled now"
+            )
 
     def settle(self, received: ReceivedMessage, disposition: Disposition, owner: object) -> None:
         """Nack or reject one message of the transaction, and roll back. The other messages count no attempt. If the
@@ -457,7 +461,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
         self._client.subscriptions.settle(received, disposition)
         self._buffer.on_settled((received,))
         if is_open:
-            self._on_aborted(transaction, owner, "another task has nacked a message of it")
+            self._on_aborted(transaction, owner, "another task has nacked a message of the transaction")
 
     def release(self, received: ReceivedMessage, owner: object) -> None:
         """Roll back without an attempt. If the message is acknowledged in the transaction already, do nothing."""

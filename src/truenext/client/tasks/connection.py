@@ -304,7 +304,7 @@ class Transaction(_Block):
 
     @property
     def token(self) -> str:
-        """Token for `Connection.outcome`. Empty unless the outcome is unknown after the block."""
+        """Token for `Connection.outcome`; empty if the outcome is known, or the block has not ended."""
         return self._block.token
 
     def mark_failed(self, message: Message) -> None:
@@ -518,7 +518,7 @@ class Connection:
         Raises: the errors of `send`, for the first message that fails; messages after it may have arrived
         """
         if isinstance(messages, str | bytes):
-            raise TypeError("messages must be several messages: use send for one")
+            raise TypeError("messages must be a list of messages, not one message: use send for one")
         driver = self._driver
         client = driver.client
         enqueue = driver.step_of_many(send_flows.try_enqueue)

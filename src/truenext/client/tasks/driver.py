@@ -127,8 +127,10 @@ class Driver(BaseDriver):
 
     def _wrong_caller_error(self) -> ClosedError:
         if self._is_forked:
-            return ClosedError("the connection belongs to the process that this one was forked from: make a new one")
-        return ClosedError("the connection belongs to another event loop: make a new one here")
+            return ClosedError(
+                "the connection belongs to the process that this process was forked from: open a new connection"
+            )
+        return ClosedError("the connection belongs to another event loop: open a new connection in this loop")
 
     def run_step(self, step: Callable[[*Ts], T], *args: *Ts) -> T:
         """Call a function that does not wait."""

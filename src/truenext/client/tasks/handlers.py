@@ -35,7 +35,7 @@ class Handlers:
         ):
             raise TypeError("handler is not an async function: use truenext.blocking, which runs handlers in threads")
         if concurrency < 1:
-            raise ValueError(f"concurrency is at least 1, not {concurrency}")
+            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
         driver = self._driver
         call = ConsumeCall(driver.client, mode, driver.isolation)
         tasks = self._consume_calls[call] = set()

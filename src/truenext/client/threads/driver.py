@@ -134,7 +134,9 @@ class Driver(BaseDriver):
         if sys.is_finalizing():
             raise ClosedError(_PROGRAM_ENDS_TEXT)
         if os.getpid() != self.process_id:
-            raise ClosedError("the connection belongs to the process that this one was forked from: make a new one")
+            raise ClosedError(
+                "the connection belongs to the process that this process was forked from: open a new connection"
+            )
 
     def state_lock(self) -> threading.Lock | SignalSafeLock:
         """Return the lock for a `with` block. Only the main thread's lock defers signals."""

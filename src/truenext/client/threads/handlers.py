@@ -35,7 +35,7 @@ class Handlers:
         ):
             raise TypeError("handler is an async function: use truenext.connect, which runs handlers in tasks")
         if concurrency < 1:
-            raise ValueError(f"concurrency is at least 1, not {concurrency}")
+            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
         driver = self._driver
         call = ConsumeCall(driver.client, mode, driver.isolation)
         self._consume_calls.add(call)

@@ -9,7 +9,7 @@
 Messages above a lane's horizon are removed without coming into memory. Pages that were requested before the removal is
 durable may still contain these messages; until all such pages were applied, `Lane.removed` excludes the messages.
 
-Messages that consumers or open transactions have do not expire. The block of such a message is checked again after
+Messages that consumers or open transactions hold do not expire. The block of such a message is checked again after
 RECHECK_MS.
 """
 

@@ -60,7 +60,7 @@ from truenext.model.record import (
 from truenext.model.schedule import Schedule
 
 CRON_COPIES = 50
-"""Number of copies that take as long to accept as computing the next time of a cron expression."""
+"""Number of copies as which a step counts the computation of a cron expression's next time: both take as long."""
 
 _END = object()
 _encode_schedule = msgspec.json.Encoder().encode
@@ -92,7 +92,8 @@ class DueSendsRead(SideRead):
 
 
 class DuePage:
-    """Due sends that were read, and the search for the queues of the next of these sends."""
+    """Due sends that were read. If the queues of the next send take long to find, `ahead` finds them in several steps
+    (topics.py, RouteAhead)."""
 
     __slots__ = ("ahead", "ahead_number", "ahead_steps", "found_by_number", "is_end", "lanes")
 
@@ -234,7 +235,7 @@ class Scheduler(BackgroundTask):
         self._page = None
 
     def _is_routed_ahead(self, page: DuePage, number: int, record: SentMessage) -> bool:
-        """Find the queues of the next due send before the message is accepted, if the search takes long. Returns
+        """Find the queues of the next due send before its message is accepted, if this search takes long. Returns
         whether the search continues in the next step."""
         if not self._queues.routing_may_take_long:
             return False

@@ -182,7 +182,10 @@ class Acknowledging:
         Raises: RemoteProtocolError if the consumer does not hold the message, or the client is no truenext client.
         """
         if not session.is_truenext_client:
-            raise RemoteProtocolError("started is for connections with truenext-client on CONNECT", Code.NOT_SUPPORTED)
+            raise RemoteProtocolError(
+                "SEND to /control/started is only for a connection whose CONNECT had truenext-client",
+                Code.NOT_SUPPORTED,
+            )
         consumer = session.consumer_of(started.subscription, started.sequence, started.dispatch)
         entry = consumer.held[started.sequence]
         entry.start_state = STARTED

@@ -29,7 +29,8 @@ class Pulling:
         pull_request = consumer.pull_request
         if pull_request is None:
             raise RemoteProtocolError(
-                f"subscription {credit.subscription!r} does not pull (truenext-pull:true)", Code.NOT_SUPPORTED
+                f"subscription {credit.subscription!r} does not pull: set truenext-pull:true on its SUBSCRIBE",
+                Code.NOT_SUPPORTED,
             )
         requested = pull_request.remaining + credit.messages
         if requested > WINDOW_MAX:

@@ -38,7 +38,10 @@ class Releasing:
         missing or cannot be released.
         """
         if not session.is_truenext_client:
-            raise RemoteProtocolError("release is for connections with truenext-client on CONNECT", Code.NOT_SUPPORTED)
+            raise RemoteProtocolError(
+                "SEND to /control/release is only for a connection whose CONNECT had truenext-client",
+                Code.NOT_SUPPORTED,
+            )
         consumers = [session.consumer(name) for name in dict.fromkeys(request.subscriptions)]
         if request.transaction is not None:
             session.transaction_to_abort(request.transaction)

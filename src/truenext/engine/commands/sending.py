@@ -242,7 +242,7 @@ class Sending:
         if level is DiskLevel.NONE and transaction is not None:
             if not transaction.counted_balance().allows(send, self._queues.copy_count):
                 raise _disk_full_error(
-                    "; in a transaction acknowledge first, and at least as many bytes as it sends "
+                    "; or use a transaction that first acknowledges messages, of at least as many bytes as it sends "
                     f"(except {SPARK_SURPLUS_BYTES_MAX} bytes to queues Spark.*)"
                 )
             return

@@ -185,7 +185,7 @@ class Subscribing:
         session.check_subscription(browse.subscription, browse.destination)
         if len(self._clients.active_browsers) >= BROWSERS_MAX:
             raise RemoteProtocolError(
-                f"more than {BROWSERS_MAX} browsers at once; try again when others are done", Code.LIMIT
+                f"more than {BROWSERS_MAX} browsers at once; try again when some of them have ended", Code.LIMIT
             )
         self._check_memory(browse, 0)
         name = browse.destination.name

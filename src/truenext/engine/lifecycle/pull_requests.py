@@ -33,7 +33,7 @@ class PullRequests:
         """Notices that are still to be sent to the clients."""
 
     def add(self, consumer: BrokerConsumer) -> None:
-        """Open a consumer's request, or add to it."""
+        """Open a request of a consumer, or increase its open request."""
         pull_request = consumer.pull_request
         assert pull_request is not None, "it pulls"
         self._log_request(consumer, pull_request.remaining)

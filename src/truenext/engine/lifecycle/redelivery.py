@@ -96,7 +96,7 @@ def make_dead_letter(
 ) -> FailedMessage:
     """Return the dead letter of a message that failed in queue `origin`, or the message for its next handler.
 
-    It is always persistent and never expires, so that it can be examined.
+    The result is always persistent and never expires, so that it can be examined.
     """
     headers = decode_header_lines(message.header)
     headers.pop("expires", None)
@@ -202,8 +202,9 @@ def redirect(message: SentMessage, destination: Destination) -> tuple[Destinatio
 
 def restore_original(letter: SentMessage, now_ms: int) -> tuple[Destination, SentMessage] | None:
     """Return the destination and the original message of a dead letter. None if `letter` is no dead letter. An expiry
-    in the past is left out, because the message would be removed before a consumer gets it. If `letter` is a report of
-    a failure, or was handled as one (`on_failure`), it keeps its headers, and goes back to its `redrive_queue`."""
+    in the past is left out, because the message would be removed before a consumer gets it. If `letter` was a report of
+    a failure, or had failed before and was moved to a handler (`on_failure`), it keeps all its headers, and goes back
+    to the queue in which it failed last (`redrive_queue`)."""
     headers = decode_header_lines(letter.header)
     if FAILURE in headers:
         return _restore_failed_again(letter, headers)
@@ -239,7 +240,7 @@ def restore_original(letter: SentMessage, now_ms: int) -> tuple[Destination, Sen
 
 def _restore_failed_again(letter: SentMessage, headers: dict[str, str]) -> tuple[Destination, SentMessage] | None:
     """Return the destination and the message of a dead letter that was a report or a handled message. None if the queue
-    in which it failed is not known, because it came here from a topic."""
+    in which the message failed is not known, because the message came from a topic."""
     if not letter.redrive_queue:
         return None
     queue = parse_stored_queue_name(letter.redrive_queue)

@@ -8,8 +8,8 @@ expired               dead-lettered, or removed
 
 A message that would be dead-lettered goes to its next handler instead, if it has one. A dead letter may send a report.
 
-One event may give up very many messages. Of these each turn dead-letters DEAD_LETTERS_PER_TURN; the store knows by the
-marks of the others that they are given up.
+One event may give up very many messages. Each turn dead-letters at most DEAD_LETTERS_PER_TURN of these; the others have
+marks in the store, which say that they are given up.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _REPORT_TO = REPORT_TO.encode()
 
 
 def by_queue(entries: Iterable[Entry]) -> list[Entry]:
-    """Return entries in an order in which those of one queue follow one another, and keep their order. In turns of
-    queues, requeueing took a quarter more time."""
+    """Return the entries grouped by queue. Within a queue their order stays. Requeueing took a quarter more time when
+    entries of several queues were mixed."""
     found: dict[Queue, list[Entry]] = {}
     for entry in entries:
         queue = entry.lane.queue
@@ -233,7 +233,7 @@ class Settlement:
         self._resident.await_dead_letter(entry)
 
     def begin_turn(self) -> None:
-        """Let a new turn dead-letter as many messages as any other."""
+        """Reset the number of messages that may be dead-lettered, because a new turn begins."""
         self._dead_letters_left = DEAD_LETTERS_PER_TURN
 
     def dead_letter_given_up(self) -> None:
@@ -270,8 +270,8 @@ class Settlement:
             self._send_report(entry, failed)
 
     def _send_report(self, entry: Entry, failed: FailedMessage) -> None:
-        """Send the report of a dead letter: to a queue in the batch of the dead letter, to a topic soon. `entry` is the
-        message that has failed."""
+        """Send the report of a dead letter: to a queue in the batch of the dead letter, to a topic in a later step.
+        `entry` is the message that has failed."""
         report = make_report(failed)
         if report is None:
             return

@@ -62,8 +62,8 @@ class GroupOwnership:
         """Owner of each group that is not free. The group dispatched last is at the end."""
         self._groups_by_owner: dict[BrokerConsumer, dict[str, None]] = {}
         self.suspended_owners: dict[BrokerConsumer, tuple[int, int]] = {}
-        """Suspended consumers, each with two numbers from the last check of its groups: messages that the consumer
-        held, and ended transactions of its connection."""
+        """Suspended consumers, each with two numbers from the last check of its groups: how many messages the consumer
+        held, and how many transactions of its connection had ended."""
         self._owned_max = GROUPS_MAX + GROUPS_MAX // 4
         """Number of owned groups above which some groups are freed."""
         self._owned_max_if_short = GROUPS_MIN

@@ -408,8 +408,8 @@ class QueueSelection:
 
 
 def bytes_to_join(queue: Queue, selection: QueueSelection | None, selector: Selector) -> int:
-    """Return the bytes that one more consumer with this selector adds to a queue. `selection` is the queue's, if it has
-    one."""
+    """Return the bytes that one more consumer with this selector adds to a queue. `selection` is the queue's selection;
+    None if the queue has none."""
     size = SELECTOR_BYTES + KEYED_BYTES * key_count(selector)
     if selection is None:
         size += SELECTION_BYTES + len(queue.lanes) * SELECTED_ENTRIES_BYTES

@@ -39,7 +39,7 @@ class PageResult(msgspec.Struct, gc=False):
     as_of: int
     """Number of the last batch whose changes the page includes; changes of later batches may be missing."""
     is_end: bool
-    """True if no message of the lane followed the page after batch `as_of`."""
+    """True if the page ends the lane, as of batch `as_of`."""
 
 
 class StoreRead:

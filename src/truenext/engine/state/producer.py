@@ -112,8 +112,8 @@ class Producer(msgspec.Struct, gc=False):
         if declares_gapless and is_gapless is not True:
             if is_gapless is False:
                 raise RemoteProtocolError(
-                    f"truenext-gapless: producer {producer_name(name)!r} has used numbers without it; leave it out, or "
-                    "use another producer name"
+                    f"truenext-gapless: producer {producer_name(name)!r} has used numbers without this header; "
+                    f"leave the header out, or use another producer name"
                 )
             is_gapless = True
         if is_gapless:

@@ -70,7 +70,7 @@ class CommitState:
         """Messages with lower sequences may have been dispatched without a record of the dispatch."""
         self.next_sequence = sequence_limit
         self.sequence_limit = sequence_limit
-        """First sequence that is not reserved durably. Messages with lower sequences may be visible."""
+        """First sequence that is not reserved durably. Only messages with lower sequences may become visible."""
         self._requested_limit = sequence_limit
         """Limit of sequences that was last requested from the store."""
         self.sequences_requested_in = 0

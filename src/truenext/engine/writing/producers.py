@@ -206,9 +206,9 @@ class ProducerRegistry:
     def _check_space(self) -> None:
         if not self._has_space:
             raise RemoteProtocolError(
-                f"there are {PRODUCERS_MAX} producers with numbers, the most allowed, and none can be forgotten "
-                "(only those with a single SEND, an hour old or more): use fewer producer names, for more messages "
-                "each",
+                f"there are {PRODUCERS_MAX} producers with numbers, the most allowed, and the broker may forget "
+                f"none of them (only producers that sent a single SEND, at least an hour ago): use fewer producer "
+                f"names, and each for more messages",
                 Code.LIMIT,
             )
 

@@ -19,10 +19,14 @@ def main() -> int:
     parser.add_argument("--master")
     parser.add_argument("--since", type=datetime.fromisoformat)
     parser.add_argument("--queue")
-    stuck_help = "seconds without a dispatch that count as stuck"
+    stuck_help = "seconds without a dispatch after which a ready message with a free consumer counts as stuck"
     parser.add_argument("--stuck", dest="stuck_seconds", type=float, default=STUCK_SECONDS, help=stuck_help)
     parser.add_argument(
-        "--stages", metavar="DIR", action="append", default=[], help="folder of the events of services of stages"
+        "--stages",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="folder into which a service of stages wrote its events (truenext stages run --events); may be repeated",
     )
     parser.add_argument("--out", type=Path)
     try:

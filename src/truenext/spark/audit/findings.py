@@ -10,8 +10,8 @@ _WHERE = ("queue", "event", "at")
 
 ORDER_KINDS = ("inversion", "order", "premature")
 """Kinds of order violations. `inversion`: the dispatched message overtook a ready message of higher priority. `order`:
-it overtook a message of equal priority and smaller sequence, which was ready or being committed. `premature`: the
-dispatched message was not visible or not due yet, or its queue was paused."""
+the dispatched message overtook a message of equal priority and smaller sequence, which was ready or being committed.
+`premature`: the dispatched message was not visible or not due yet, or its queue was paused."""
 
 
 def ordering(sweep_rows: DataFrame) -> DataFrame:
@@ -44,9 +44,9 @@ def lost(sweep_rows: DataFrame) -> DataFrame:
 
 
 def duplicates(sweep_rows: DataFrame) -> DataFrame:
-    """Return one row for each duplicate: a message that was dispatched while another consumer held it, or after its
-    end; or a message that ended after its durable subscription, other than by expiry. A row `resurrected` means that
-    more messages were recovered than the history allows."""
+    """Return one row for each duplicate: a message that was dispatched while another consumer held it, or after the
+    message had ended; or a message that ended, other than by expiry, after its durable subscription had ended. A row
+    `resurrected` means that more messages were recovered than the history allows."""
     return _found(
         sweep_rows,
         F.col("kind").isin("duplicate", "resurrected"),

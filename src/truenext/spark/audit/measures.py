@@ -17,8 +17,8 @@ MEASURES = {"visible to dispatched": "wait", "dispatched to acknowledged": "hold
 
 
 def latency(sweep_rows: DataFrame) -> DataFrame:
-    """Return p50, p90, p99 and maximum in milliseconds, and the number of messages. There is a row for each queue,
-    priority and measure."""
+    """Return p50, p90, p99 and maximum of each measure in milliseconds, and the number of messages: a row for each
+    queue, priority and measure."""
     times = sweep_rows.where((F.col("row") == "message") & (F.col("delivery") > 0))
     return reduce(DataFrame.unionByName, (_measured(times, measure, name) for measure, name in MEASURES.items()))
 

@@ -15,7 +15,7 @@ SELECTOR_WINDOW = -1
 """Window that the audit assumes for a consumer with a selector. The history does not have the selector, so dispatches
 to this consumer prove nothing."""
 UNLIMITED = 1 << 62
-"""Number of messages that a consumer may have, if no lower limit is known."""
+"""Number of messages that a consumer may hold, if no lower limit is known."""
 NO_MESSAGE = -1
 UNKNOWN_PRIORITY = -1
 NO_CONSUMER = -1
@@ -138,7 +138,8 @@ class AuditedMessage(msgspec.Struct, gc=False):
     end_reason: str = STILL_WAITING
     """How the message ended: one of END_REASONS, `waiting`, `held` or `unknown`."""
     delivery: int = 0
-    """Position of the message's first dispatch among all first dispatches of this queue, from 1. 0 before it."""
+    """Position of the message's first dispatch among all first dispatches of this queue, from 1. 0 before the first
+    dispatch."""
     deliveries: int = 0
     attempts: int = 0
     has_known_attempts: bool = True

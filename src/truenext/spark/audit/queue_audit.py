@@ -98,8 +98,8 @@ class QueueAudit:
         self.idle_since = 0
         self.idle_event = 0
         self.expected: tuple[int, int] | None = None
-        """After a start: number of messages that are certainly there, and of messages that may be there. None once the
-        event `recovered` has come."""
+        """After a start, two numbers: of messages that are certainly there, and of messages that may be there. None
+        once the event `recovered` has come."""
         self.start_flags = 0
         self.start_event = 0
         self.findings: list[Finding] = []

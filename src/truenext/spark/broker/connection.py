@@ -258,8 +258,9 @@ class BrokerConnection:
                 return None
 
     def answer(self, subscription: str, what: str = "answer") -> Frame:
-        """Return the next MESSAGE of a subscription; its absence is an error. After a pull that does not wait, the
-        MESSAGE is a message, or the notice that none is ready. `what` names the missing MESSAGE in the error.
+        """Return the next MESSAGE of a subscription. If no MESSAGE comes in time, an error is raised; `what` says there
+        what the broker does not do, such as `show /queue/a`. After a pull that does not wait, a MESSAGE always comes:
+        with a message, or with the notice that none is ready.
 
         Raises: Refused with the first refusal that was not raised yet; ConnectionLost if no MESSAGE comes in time
         """

@@ -13,8 +13,8 @@ from truenext.errors import Code, Refused
 from truenext.spark.broker.connection import BrokerConnection
 
 Latest = dict[str, Any]
-"""Content of the message that records a query's progress. It has at least `batch`, the number of a batch of the query,
-which never falls."""
+"""Content of the message that records a query's progress. One of its fields is always `batch`, the number of a batch of
+the query; this number never falls."""
 
 CLOSED_BATCH = (1 << 43) - 1
 """Number of the batch of an abandoned query. It is higher than the number of any real batch."""
@@ -45,8 +45,8 @@ def replace_latest(
     """Replace the message in one transaction. After a crash there is either the old message or the new one.
 
     `replaces` decides whether the message may be replaced. This function gets the highest batch found; None if no
-    message is ready. Return False, with no change, if `replaces` does, or if the `number` was used before. If two
-    connections use one number, the first COMMIT wins.
+    message is ready. If `replaces` returns False, or the `number` was used before, nothing is changed, and the result
+    is False. If two connections use one number, the first COMMIT wins.
 
     Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """

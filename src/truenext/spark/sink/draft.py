@@ -20,7 +20,8 @@ from truenext.spark.sink.rows import SinkBundle
 
 DRAFT_FORMAT = 1
 _UNCONFIRMED_MAX = 2
-"""Largest number of bundles that are sent and not confirmed. The broker writes one while the task makes the next."""
+"""Largest number of bundles that are sent and not confirmed. The broker writes one bundle while the task makes the next
+one."""
 
 
 @dataclass

@@ -97,8 +97,8 @@ def decide_next(
         is_forgotten = has_tried_first and last is None
         if is_forgotten and not decision.is_closed:
             raise OutdatedBatch(
-                f"batch {batch} of {queues.id} cannot be decided: the id was forgotten, and is blocked for 7 days; use "
-                f"a new checkpoint, for a batch write another txnAppId"
+                f"batch {batch} of {queues.id} cannot be decided: the id was forgotten, and is blocked for 7 "
+                f"days; use a new checkpoint; for a batch write use another txnAppId"
             )
         if decide(broker, queues, decision, last, is_forgotten=is_forgotten):
             publish(broker, queues, decision, patience)
@@ -144,7 +144,7 @@ def _check_not_later(last: Decision, batch: int) -> None:
         raise OutdatedBatch(
             f"batch {batch} is older than batch {last.batch}, which is published: the checkpoint is older than the "
             f"output of the query, or two runs use it. Start the query with the newest checkpoint, or with a new one; "
-            f"for a batch write set a higher txnVersion"
+            f"if this is a batch write, set a higher txnVersion"
         )
     _log.info("this batch was decided before, and its output is published", extra={"batch": batch})
 

@@ -163,7 +163,7 @@ def _encode_row(body: bytes | str | None, row: dict[str, Any], destination: str 
         head += _TRANSACTION_LINE
         _check_send(head)
     except (ValueError, TypeError, RemoteProtocolError) as error:
-        raise UnsendableRow(f"a row cannot be sent as a message: {error}; it has {row}") from error
+        raise UnsendableRow(f"a row cannot be sent as a message: {error}; the row has {row}") from error
     return b"".join((head, f"content-length:{len(body)}\n\n".encode(), body, b"\0"))
 
 
@@ -171,7 +171,7 @@ def _encode_row(body: bytes | str | None, row: dict[str, Any], destination: str 
 def _check_send(head: bytes) -> None:
     """Check the beginning of a SEND as the broker does. After the decision a refusal by the broker would be too late.
 
-    Raises: RemoteProtocolError if the broker would refuse it
+    Raises: RemoteProtocolError if the broker would refuse the SEND
     """
     stomp: StompProtocol[Frame] = StompProtocol(Side.SERVER, FRAME_SHAPES)
     stomp.set_version(Version.V1_2)

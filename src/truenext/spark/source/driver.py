@@ -59,8 +59,9 @@ class SourceDriver:
             broker.__exit__(None)
 
     def next_end(self, start: Offset | None, rows: int | None, *, waits: bool) -> Offset | None:
-        """Return the end of the next batch, with at most `rows` rows; with None, as many rows as messages wait. Return
-        None if no message is ready.
+        """Return the end of the next batch, which has at most `rows` rows; with None, a row for each waiting message.
+        Return None if no message is ready. With `waits` the call waits at most READY_SECONDS for a message; while fewer
+        than `rows_min` messages wait, and `delay_max_s` is not over, it returns None.
 
         The batch that ends with `start` is done. Its bundles are cleared first, even if `rows` is 0.
 
@@ -71,7 +72,9 @@ class SourceDriver:
 
     def rows_read(self, end: Offset) -> int:
         """Return the number of rows in a batch that is not cleared. A task that was not read to its end counts with its
-        whole share.\n\nRaises: TruenextError if the broker refuses a request or stays unavailable
+        whole share.
+
+        Raises: TruenextError if the broker refuses a request or stays unavailable
         """
         return self._patiently(lambda broker: self._rows_read(broker, end))
 

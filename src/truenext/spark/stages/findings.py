@@ -37,8 +37,8 @@ def stage_findings(joined: DataFrame, processes: DataFrame, last_gap: int) -> Da
 
 def commit_gaps(joined: DataFrame, processes: DataFrame) -> DataFrame:
     """Return one row for each execution whose SQL was committed, but whose message was not acknowledged. This is the
-    commit gap of best-effort 1PC (docs/stages.md). Such a gap is no finding: a stage must expect it, unless the stage
-    is `exactly_once`, and then it has no effect."""
+    commit gap of best-effort 1PC (docs/stages.md). Such a gap is no finding: it has no effect if the stage is
+    `exactly_once`, and any other stage must expect it."""
     is_own = F.col("last_dispatch")["event"] == F.col("dispatch")["event"]
     is_with_it = F.col("acknowledged_event").isNotNull() & is_own
     is_known = F.col("again") | F.col("end_kind").isNotNull()

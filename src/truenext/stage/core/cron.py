@@ -4,8 +4,8 @@
     declared    `CronFlow`: what the service's code says
     present     `PresentCron`: a scheduled send of the service in the broker
 
-Headers of each scheduled send name its service, the cron flow, and a digest of all that the code says of it. So the two
-can be compared without the body.
+Headers of each scheduled send name its service, the cron flow, and a digest of its definition. So declared and present
+cron flows can be compared without their bodies.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CronFlow(msgspec.Struct, frozen=True):
 
 
 class PresentCron(msgspec.Struct, frozen=True):
-    """Scheduled send of a cron flow in the broker, as it answers the control request `scheduled`."""
+    """Scheduled send of a cron flow in the broker, as the answer to the control request `scheduled` lists it."""
 
     number: int
     due_ms: int
@@ -70,7 +70,7 @@ class PresentCron(msgspec.Struct, frozen=True):
 
 
 class CronPage(msgspec.Struct):
-    """Answer to the control request `scheduled`, without what cron flows do not need."""
+    """Answer to the control request `scheduled`; only the fields that cron flows need."""
 
     sends: list[PresentCron]
     next: list[int] | None

@@ -120,12 +120,12 @@ class StageSettings:
         self.attempts = attempts = options.get("attempts")
         self.exactly_once = exactly_once = options.get("exactly_once")
         if not isinstance(exactly_once, bool | None):
-            raise DefinitionError(f"exactly_once of {subject} is True or False, not {exactly_once!r}")
+            raise DefinitionError(f"exactly_once of {subject} must be True or False, not {exactly_once!r}")
         # A bool is an int, too.
         if concurrency is not None and not (type(concurrency) is int and 1 <= concurrency <= CONCURRENCY_MAX):
-            raise DefinitionError(f"concurrency of {subject} is 1 to {CONCURRENCY_MAX}, not {concurrency!r}")
+            raise DefinitionError(f"concurrency of {subject} must be 1 to {CONCURRENCY_MAX}, not {concurrency!r}")
         if attempts is not None and not (type(attempts) is int and attempts >= 1):
-            raise DefinitionError(f"attempts of {subject} is 1 or more, not {attempts!r}")
+            raise DefinitionError(f"attempts of {subject} must be 1 or more, not {attempts!r}")
         retry = options.get("retry")
         self.retries = RetryRules({} if retry is None else retry, subject)
 
@@ -268,7 +268,8 @@ class LocalEndpoint(Endpoint[M, R]):
         return self.stages_in_order if self.failure_stage is None else [*self.stages_in_order, self.failure_stage]
 
     def stage_at(self, destination: str) -> Stage | None:
-        """Return the stage with this destination; None if the endpoint has none, or it is that of `on_failure`."""
+        """Return the stage with this destination; None if the endpoint has no such stage, or if this is the destination
+        of its stage of `on_failure`."""
         return next((each for each in self.stages_in_order if each.destination == destination), None)
 
     @property
@@ -364,11 +365,11 @@ class StatelessEndpoint(LocalEndpoint[M, R]):
         `@place.on_failure(attempts=3)`. It is to the endpoint's requests what an `except` block is to calls.
 
         A message that a requested endpoint, or an endpoint that it requests, cannot process does not become a dead
-        letter. It goes to this stage, whose queue is `ENDPOINT.stage.on_failure`. Its first parameter is the `Failure`;
-        the others are those of any other stage. It may call `flow.next` with a message for the stage that waits for the
-        reply, request anew, reply, or go to another endpoint. If it uses none of these calls, the flow ends there. If
-        it fails, the next endpoint with `on_failure` handles the failure, and without one its message becomes a dead
-        letter.
+        letter. The message goes to this stage, whose queue is `ENDPOINT.stage.on_failure`. Its first parameter is the
+        `Failure`; the others are those of any other stage. It may call `flow.next` with a message for the stage that
+        waits for the reply, request anew, reply, or go to another endpoint. If the stage uses none of these calls, the
+        flow ends there. If this stage itself fails, the next endpoint with `on_failure` handles the failure; if there
+        is no such endpoint, the message becomes a dead letter.
 
         The stage does not handle failures of the endpoint's own stages. It also handles failures of flows that name
         this endpoint as their `reply_to`.

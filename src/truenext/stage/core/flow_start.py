@@ -70,13 +70,13 @@ def new_flow_context(
         raise FlowError(f"{expected}, not {trace!r}")
     ttl = options.get("ttl")
     if ttl is not None and not (isinstance(ttl, int | float) and 0.001 <= ttl <= TTL_MS_MAX / 1000):
-        raise FlowError(f"ttl is a number of seconds, 0.001 to {TTL_MS_MAX // 1000}, not {ttl!r}")
+        raise FlowError(f"ttl must be a number of seconds, 0.001 to {TTL_MS_MAX // 1000}, not {ttl!r}")
     for name in ("interactive", "persistent"):
         if not isinstance(options.get(name, True), bool):
-            raise FlowError(f"{name} is True or False, not {options.get(name)!r}")
+            raise FlowError(f"{name} must be True or False, not {options.get(name)!r}")
     properties = options.get("properties", {})
     if not isinstance(properties, Mapping):
-        raise FlowError(f"properties is a mapping of names to values, not {properties!r}")
+        raise FlowError(f"properties must be a mapping of names to values, not {properties!r}")
     properties = dict(properties)
     check_properties(properties)
     return FlowContext(
@@ -116,7 +116,7 @@ def encode_first_message(
     waiting = []
     if reply_to is not None:
         if not isinstance(reply_to, Endpoint | Topic):
-            raise FlowError(f"reply_to is an endpoint or a topic, not {reply_to!r}")
+            raise FlowError(f"reply_to must be an endpoint or a topic, not {reply_to!r}")
         replies = to.replies if isinstance(to, Endpoint) else None
         if replies is None:
             raise FlowError(
@@ -127,14 +127,14 @@ def encode_first_message(
         failure = reply_to.failure_destination if isinstance(reply_to, LocalEndpoint) else ""
         waiting.append(ReplyTo(reply_to.destination, state_for(reply_to, reply_state), failure, report_to))
     elif reply_state is not None:
-        raise FlowError("reply_state is the state of reply_to, which is missing")
+        raise FlowError("reply_state is the state for reply_to, but reply_to is missing: set both, or neither")
     return FirstMessage(to, to.takes.encode(message), state_for(to, state), waiting)
 
 
 def delay_of(delay: object) -> Delay | None:
     """Return the delay that a program has set in seconds; None if it is 0. Raises: FlowError if the value is invalid"""
     if isinstance(delay, bool) or not (isinstance(delay, int | float) and 0 <= delay <= SCHEDULE_MS_MAX / 1000):
-        raise FlowError(f"delay is a number of seconds, 0 to {SCHEDULE_MS_MAX // 1000} (100 years), not {delay!r}")
+        raise FlowError(f"delay must be a number of seconds, 0 to {SCHEDULE_MS_MAX // 1000} (100 years), not {delay!r}")
     # Rounded up: no message comes early.
     return Delay(ceil(delay * 1000)) if delay else None
 
@@ -142,7 +142,7 @@ def delay_of(delay: object) -> Delay | None:
 def _delay_until(at: object, now_ms: int) -> Delay:
     """Return the delay until a time. Raises: FlowError if it is not a datetime with a time zone, or too late"""
     if not isinstance(at, datetime):
-        raise FlowError(f"at is a datetime with a time zone, not {at!r}; for a number of seconds use delay")
+        raise FlowError(f"at must be a datetime with a time zone, not {at!r}; for a number of seconds use delay")
     if at.utcoffset() is None:
         raise FlowError(
             f"at is {at.isoformat()}, without a time zone: use datetime.now(UTC), or "
@@ -161,7 +161,7 @@ def start_flow(
     delay = None
     if "at" in options:
         if "delay" in options:
-            raise FlowError("delay and at both set when the flow begins: use one of them")
+            raise FlowError("delay and at both set when the flow begins: use only one of them")
         delay = _delay_until(options["at"], context.started_ms)
     elif "delay" in options:
         delay = delay_of(options["delay"])

@@ -17,7 +17,7 @@ LOST_S: Final = 60.0
 since the new process waits for the broker without a limit."""
 
 STALLED_AFTER_S: Final = 300.0
-"""Seconds after which a stage counts as stalled if it has messages and completes none, unless a program says another
+"""Seconds after which a stage counts as stalled if it has messages and completes none, unless a program sets another
 time."""
 
 DATABASE_AVAILABLE: Final = "available"

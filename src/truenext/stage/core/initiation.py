@@ -83,7 +83,10 @@ class Initiation:
         if not self._kept_to:
             raise FlowError("keep_reply needs a key, under which the reply is found: initiate(session, key=...)")
         if self.kept is not None:
-            raise FlowError(f"one flow of an initiation keeps its reply, and that of {self.kept.endpoint} does already")
+            raise FlowError(
+                f"only one flow of an initiation can keep its reply, and the flow to "
+                f"{self.kept.endpoint} does so already"
+            )
         if reply_to is not None:
             raise FlowError("a reply that is kept goes to the service itself: leave out reply_to, or keep_reply")
         if to.replies is None:

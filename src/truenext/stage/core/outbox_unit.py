@@ -25,7 +25,7 @@ T = TypeVar("T")
 VERSION: Final = 1
 """Version of a unit without delays that is not combined; combined units have version 2."""
 DELAYED_VERSION: Final = 3
-"""Version of a unit with delays that is not combined. This code reads these three versions."""
+"""Version of a unit with delays that is not combined. This code reads units of versions 1 to 3."""
 _READABLE_VERSIONS: Final = (VERSION, DELAYED_VERSION)
 UNIT_PREFIXES: Final = (b"\x92\x01", b"\x92\x03")
 """First bytes of a unit that is not combined: an array of two items, and the version."""

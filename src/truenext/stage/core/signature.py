@@ -61,7 +61,7 @@ def signature_of(function: Callable[..., object], state: Any, subject: str) -> S
     if len(parameters) < positional_count or any(
         each.kind is each.KEYWORD_ONLY for each in parameters[:positional_count]
     ):
-        raise DefinitionError(f"{subject} takes {expected} first")
+        raise DefinitionError(f"{subject} must take {expected} first")
     first = parameters[0]
     if first.name not in hints:
         raise DefinitionError(f"{subject}: annotate {first.name} with the type of the message")

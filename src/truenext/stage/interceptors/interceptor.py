@@ -58,7 +58,8 @@ class Execution(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
 
 class MessageToSend(msgspec.Struct, eq=False, kw_only=True):
-    """Message that is about to be sent."""
+    """Facts about a message, for the hook `sending` before the message is sent. The hook may only put values into
+    `carrier`."""
 
     destination: str
     """Name of the queue or topic, without /queue/ or /topic/."""

@@ -20,7 +20,7 @@ MismatchKind = Literal["field", "type", "value", "bound", "meaning", "default", 
     field      a required field may be missing
     type       a value is of another type
     value      a value is not in the list of allowed values
-    bound      a value exceeds a minimum, a maximum or another limit
+    bound      a value is below a minimum, or above a maximum or another limit
     meaning    a value can be read, but as another value
     default    the writer leaves out a field with its default, but the reader has another default
     renamed    fields were removed, and new fields have a default: perhaps a field was renamed

@@ -31,10 +31,13 @@ def format_metrics(counters: ExactlyOnceCounters, unsent: UnsentCounts | None) -
             "Messages that were already processed.",
             counters.already_processed,
         ),
-        "truenext_outbox_in_doubt_total": ("Producers claimed again, as an answer was missing.", counters.in_doubt),
+        "truenext_outbox_in_doubt_total": (
+            "Producers that this process claimed again, because an answer about them was missing.",
+            counters.in_doubt,
+        ),
         "truenext_outbox_claimed_total": ("Producers claimed from processes that have ended.", counters.claimed),
         "truenext_outbox_renumbered_total": (
-            "Units sent under new numbers, as the broker did not know theirs.",
+            "Units sent under new numbers, because the broker did not know their old numbers.",
             counters.renumbered,
         ),
         "truenext_outbox_refused_total": ("Messages in the queue SERVICE.refused.", counters.refused),

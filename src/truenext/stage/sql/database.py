@@ -1,7 +1,8 @@
 """Database of a service: its connection pools, and a probe that checks whether the database is available.
 
-database = Database("postgresql+psycopg:///shop", interactive=2, others=8) await database.open() work =
-database.new_async_work()
+database = Database("postgresql+psycopg:///shop", interactive=2, others=8)
+await database.open()
+work = database.new_async_work()
 """
 
 import asyncio

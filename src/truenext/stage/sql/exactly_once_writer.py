@@ -100,7 +100,7 @@ class ExactlyOnceWriter:
         except DBAPIError as error:
             if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
                 self.skip_reason = InProgress(
-                    f"the same message is being processed elsewhere, and was for {WAIT_S} seconds"
+                    f"the same message is still being processed elsewhere, after a wait of {WAIT_S} seconds"
                 )
                 raise self.skip_reason from error
             raise _translated(error) from error

@@ -386,7 +386,7 @@ class Outbox:
 
     async def confirm_rows(self, sent: Collection[str], acknowledged: Collection[str]) -> None:
         """Delete the units in `sent`. Mark in the inbox that the acknowledgements of the messages in `acknowledged` are
-        final. Both have inbox ids.
+        final. Both are collections of inbox ids.
 
         Raises: DatabaseUnavailable
         """

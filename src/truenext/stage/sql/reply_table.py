@@ -59,8 +59,8 @@ class ReplyStore:
     async def transaction(self) -> AsyncIterator[AsyncSession]:
         """Open a session, and commit it at the end of the block.
 
-        Raises: OutboxBusy if it has conflicted with another transaction; OutboxUnusable if the table is missing;
-        DatabaseUnavailable, and then it may have been committed
+        Raises: OutboxBusy after a conflict with another transaction; OutboxUnusable if the table is missing;
+        DatabaseUnavailable, and then the transaction may have been committed
         """
         with mapped_errors("the kept replies"):
             async with AsyncSession(self._engine) as session, session.begin():

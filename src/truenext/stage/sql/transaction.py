@@ -136,7 +136,8 @@ class SqlTransaction:
             raise fault
 
     def commit_fault(self) -> Swallowed | None:
-        """Return, without asking the database, why the transaction can no longer be committed; None if it can."""
+        """Return, without asking the database, why the transaction can no longer be committed; None if it can be
+        committed."""
         if self._forbidden is not None:
             return _swallowed_error("the function continued after a statement was refused", self._forbidden)
         if self.session is not None and not self.session.is_active:
@@ -226,7 +227,8 @@ class SqlTransaction:
 
     def _interrupt(self, connection: Connection) -> None:
         """Interrupt running statements, and wait until they have ended, so that the connection can be closed. Closing
-        it while a thread reads would be unsafe: the thread might then read from the next connection."""
+        it while a thread reads from its socket would be unsafe: the system may give the socket's number to a new
+        connection, and the thread would then read the bytes of that connection."""
         pause_s, until = 0.001, time.monotonic() + INTERRUPT_S
         while self._is_running() and time.monotonic() < until:
             with contextlib.suppress(Exception):

@@ -222,8 +222,8 @@ class AsyncSqlWork(_SqlWork[StageAsyncSession]):
             await self._session.run_sync(lambda _: self._check())
 
     async def complete(self, service: str, number: CommitNumber | None, unit: OutboxUnit) -> None:
-        """Flush the session, check the transaction, and write the unit of an exactly-once message into the outbox,
-        under `number` if given.
+        """Flush the session, check the transaction, and write the unit of an exactly-once message into the outbox.
+        `number` is the number of the unit; None if the stage sends nothing; then no unit is written.
 
         Raises: AlreadyProcessed, InProgress or ProducerLost if nothing may be committed; Swallowed if the function has
         ignored an error that broke the transaction; errors of SQLAlchemy

@@ -37,8 +37,8 @@ class ReleaseBody(msgspec.Struct, forbid_unknown_fields=True):
     abort: str | None = None
     """Transaction that is aborted in the same step; null aborts none."""
     count_attempts: Literal["all", "nacked"] = "all"
-    """Messages of the aborted transaction for which an attempt counts: `all` that it has acknowledged or nacked, or
-    only those that it has `nacked`."""
+    """Messages of the aborted transaction for which an attempt counts. `all`: those that the transaction has
+    acknowledged or nacked. `nacked`: only those that it has nacked."""
 
 
 def _started(frame: Frame) -> Started:

@@ -1,7 +1,7 @@
 """Decoder: makes frames from the bytes of a STOMP connection.
 
-The decoder takes bytes as they arrive, in parts of any size, and returns whole frames. At bytes that are no frame by
-the specification it raises RemoteProtocolError, and must not be used afterwards. It allocates nothing for a frame whose
+The decoder takes bytes as they arrive, in parts of any size, and returns whole frames. If the bytes are no frame by the
+specification, it raises RemoteProtocolError, and must not be used afterwards. It allocates nothing for a frame whose
 content-length exceeds the limit.
 
     frame = command EOL *(header EOL) EOL body NUL *(EOL)
@@ -39,7 +39,7 @@ _SHAPES_MAX = 4
 """Maximum number of shapes that one connection tries for each frame."""
 _SHAPE_CHECKS_AT = frozenset({1, 2, 4, 8, 16, 32})
 """Numbers of consecutive frames without a shape at which a shape is searched; after 32, at each _SHAPE_CHECK_INTERVAL.
-Searches are rare, so that they cost little for a client whose frames do not repeat."""
+Searches are rare, so that they cost little if a client's frames never have the same header names."""
 _SHAPE_CHECK_INTERVAL = 64
 _UNUSUAL_BYTES_PER_CALL = 8 * 1024
 """Bytes of headers with escapes or repeated names that one call decodes. The next call decodes the rest: such headers
@@ -78,7 +78,7 @@ class Decoder(Generic[Read]):
         on_names: Callable[[str, dict[str, str]], None] | None = None,
     ) -> None:
         """`on_names` is called with command and headers of the first plain frame (see shapes.py), and of later plain
-        frames for which a shape is searched. So `on_names` sees sooner or later each header name that no shape of the
+        frames for which a shape is searched. So sooner or later `on_names` gets each header name that no shape of the
         connection has."""
         self._on_names = on_names
         self._body_bytes_max = body_bytes_max
@@ -242,9 +242,8 @@ class Decoder(Generic[Read]):
         self._check_pending()
 
     def _find_unusual_head(self, data: bytes, start: int, head_end: int, has_carriage_returns: bool) -> tuple[int, int]:
-        """Return the end of a frame's header, and the start of its body. `head_end` is the end of the header if blank
-        lines had no carriage return, or -1 if there is no such line. The returned end is -1 if the header is
-        incomplete."""
+        """Return the end of a frame's header, and the start of its body. `head_end` is the position of the first blank
+        line without a carriage return; -1 if there is none. The returned end is -1 if the header is incomplete."""
         limit = start + self._header_bytes_max
         if has_carriage_returns:
             crlf = data.find(b"\n\r\n", start, head_end + 1 if head_end >= 0 else limit)
@@ -347,7 +346,7 @@ class Decoder(Generic[Read]):
             raise _malformed(f"undefined escape {error.args[0]!r} in a header") from error
 
     def _refuse_body(self, command: str) -> None:
-        """Refuse a frame that has a body and should have none. A SUBSCRIBE of STOMP 1.0 passes, and its body is
+        """Refuse a frame that has a body but should have none. A SUBSCRIBE of STOMP 1.0 is not refused: its body is
         ignored, as the specification says.
 
         Raises: RemoteProtocolError for any other command
@@ -363,10 +362,10 @@ class Decoder(Generic[Read]):
         return "" if self.version is None else f" {text[:100]!r}"
 
     def _check_login(self, size: int) -> None:
-        """Check that a peer has not sent more than a login may have before a version is agreed. `size` is the number of
-        bytes of its frame so far.
+        """Check, before a version is agreed, that a peer has not sent more bytes than a login may have. `size` is the
+        number of bytes of its frame so far.
 
-        Raises: RemoteProtocolError if it has sent more
+        Raises: RemoteProtocolError if the peer has sent more
         """
         if self.version is None and self._skipped_bytes + size > LOGIN_BYTES_MAX:
             raise _malformed(f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete")

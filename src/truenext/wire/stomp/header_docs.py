@@ -73,14 +73,14 @@ DESTINATIONS: tuple[DestinationDoc, ...] = (
     DestinationDoc(
         ("/topic/VirtualTopic.NAME",),
         "SEND, SUBSCRIBE",
-        "Virtual topic: each queue `Consumer.ANY.VirtualTopic.NAME` gets a copy, too, used or not, from the time when "
-        "a client first names that queue.",
+        "Virtual topic: each queue `Consumer.ANY.VirtualTopic.NAME` gets a copy, too, whether it has consumers or "
+        "not, from the time when a client first names that queue.",
         (DestinationKind.TOPIC,),
     ),
     DestinationDoc(
         ("/queue/a,/topic/b",),
         "SEND",
-        f"Composite destination: all of its parts at once, at most {COMPOSITE_MAX}.",
+        f"Composite destination: each of its parts, at most {COMPOSITE_MAX}, gets the message.",
         (DestinationKind.COMPOSITE,),
     ),
     DestinationDoc(
@@ -92,13 +92,13 @@ DESTINATIONS: tuple[DestinationDoc, ...] = (
     DestinationDoc(
         ("/remote-temp-queue/SESSION/NAME", "/remote-temp-topic/SESSION/NAME"),
         "SEND",
-        "Temporary queue or topic of another connection, as the `reply-to` of its MESSAGE names it.",
+        "Temporary queue or topic of another connection, as the `reply-to` of a MESSAGE names it.",
         (DestinationKind.TEMPORARY, DestinationKind.TOPIC),
     ),
     DestinationDoc(
         ("/subscription/CLIENT,NAME",),
         "SUBSCRIBE with `browser:true`",
-        "Durable subscription.",
+        "Durable subscription NAME of the client with the `client-id` CLIENT.",
         (DestinationKind.DURABLE,),
     ),
     DestinationDoc(
@@ -113,21 +113,21 @@ _COUNTED = "`all` (default), `nacked`"
 _PRODUCER = HeaderDoc(
     ("truenext-producer", "truenext-number"),
     f"a name of at most {NAME_LENGTH_MAX} characters; 0 to {PRODUCER_NUMBER_MAX}. Default: none",
-    "Accept the frame once, however often it is repeated. Numbers of a producer rise; SENDs and COMMITs are numbered "
-    "separately. Both headers are needed.",
+    "Accept the frame once, however often it is repeated. The numbers of a producer rise; its SENDs and its "
+    "COMMITs are numbered separately. Each header needs the other.",
 )
 _GAPLESS = HeaderDoc(
     ("truenext-gapless",),
     "`true`, `false` (default)",
-    "The numbers of this producer have no gaps: a number that is higher than the next one is refused. The broker can "
-    "then report the outcome of each COMMIT. It needs `truenext-producer`.",
+    "The numbers of this producer have no gaps: a number higher than the last one plus 1 is refused. The broker "
+    "can then report the outcome of each COMMIT. The header needs `truenext-producer`.",
 )
 _TRANSACTION = HeaderDoc(("transaction",), "a name. Default: none", "The frame is part of this open transaction.")
 _ACK_ID = (
     HeaderDoc(("id",), "the `ack` of a MESSAGE. Required in STOMP 1.2", "Message that the frame is about."),
     HeaderDoc(
         ("message-id", "subscription"),
-        "those of the MESSAGE. Required in STOMP 1.1, and `message-id` in 1.0",
+        "these headers of the MESSAGE. Both are required in STOMP 1.1, `message-id` also in STOMP 1.0",
         "Message that the frame is about.",
     ),
     _TRANSACTION,
@@ -135,8 +135,8 @@ _ACK_ID = (
 _DURABLE = HeaderDoc(
     ("durable", "persistent"),
     "`true`, `false` (default)",
-    "A subscription to a topic is durable, and is named by `id`, of the client with the `client-id` of its CONNECT. It "
-    "collects messages while it has no consumer.",
+    "The subscription to a topic is durable: it collects messages while it has no consumer. Its name is the `id`, "
+    "and it belongs to the client that the `client-id` of CONNECT names.",
 )
 _DURABLE_NAME = HeaderDoc(
     (
@@ -144,7 +144,7 @@ _DURABLE_NAME = HeaderDoc(
         *("durable-subscription-name", "durable-subscriber-name"),
     ),
     "a name. Default: none",
-    "A subscription to a topic is durable, and has this name.",
+    "The subscription to a topic is durable, and has this name instead of the `id`.",
 )
 
 EVERY_FRAME = "Every frame of a client"
@@ -153,25 +153,28 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("receipt",),
             f"a text of at most {NAME_LENGTH_MAX} characters. Default: none",
-            "Answer with a RECEIPT, once all earlier frames of the connection are as durable as promised. It also "
-            "confirms their persistent SENDs. CONNECT cannot have it.",
+            "Answer with a RECEIPT, once all earlier frames of the connection are as durable as promised. The "
+            "RECEIPT also confirms their persistent SENDs. CONNECT cannot have this header.",
         ),
     ),
     "CONNECT": (
         HeaderDoc(
-            ("accept-version",), "`1.0`, `1.1`, `1.2`, joined by commas. Default: `1.0`", "Versions of the client."
+            ("accept-version",),
+            "`1.0`, `1.1`, `1.2`, joined by commas. Default: `1.0`",
+            "Versions of STOMP that the client speaks.",
         ),
         HeaderDoc(
             ("heart-beat",),
             "two numbers, joined by a comma. Default: `0,0`",
-            "Milliseconds between heart-beats that the client can send, and wants; 0 is none. The least is "
+            "Milliseconds between the heart-beats that the client can send, and between those that it wants; 0 "
+            "means none. The smallest value is "
             f"{HEART_BEAT_MS_MIN}. A client that misses its heart-beats counts as lost after 2 to 2.5 times the agreed "
             "interval.",
         ),
         HeaderDoc(
             ("login", "passcode"),
             "a user's name and password. Default: none",
-            "User of the connection. A broker without users does not check them.",
+            "User of the connection. A broker without users does not check name and password.",
         ),
         HeaderDoc(
             ("client-id",), "a name. Default: none", "Name of the client, to which its durable subscriptions belong."
@@ -179,14 +182,14 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("truenext-client",),
             f"1 to {PRODUCER_NUMBER_MAX}. Default: none",
-            "The client is a truenext client, and this is the number of the connection among the client's connections. "
+            "The client is a truenext client, which numbers its connections; this connection has this number. "
             "The header needs STOMP 1.2.",
         ),
         HeaderDoc(
             ("truenext-secret",),
             "32 hexadecimal digits, as in CONNECTED. Default: none",
-            "Take over the client's former connection, which has this secret. It needs a `truenext-client` that is "
-            "higher than that connection's.",
+            "Take over the client's former connection, which has this secret. The header needs a "
+            "`truenext-client` with a higher number than that of the former connection.",
         ),
     ),
     "SEND": (
@@ -194,7 +197,7 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("persistent",),
             "`true`, `false` (default)",
-            "The message survives a crash. Without this header it is transient, as in ActiveMQ.",
+            "The message survives a crash of the broker. Without this header the message is transient, as in ActiveMQ.",
         ),
         HeaderDoc(
             ("priority",),
@@ -203,61 +206,69 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         ),
         HeaderDoc(
             ("expires",),
-            "milliseconds since the epoch; 0 and -1 are never (default)",
+            "milliseconds since the epoch; 0 (default) and -1 mean never",
             "The message is not dispatched after this time, and is removed a second or so later.",
         ),
         HeaderDoc(
             ("truenext-ttl",),
             f"milliseconds, 1 to {TTL_MS_MAX}. Default: none",
-            "The message expires so long after the broker has accepted it; not together with `expires`.",
+            "Time from acceptance by the broker until the message expires. Not together with `expires`.",
         ),
         HeaderDoc(
             ("truenext-report-to", "truenext-report-id"),
             f"a queue or topic; a text of 1 to {REPORT_ID_LENGTH_MAX} characters. Default: none",
             "Send a report to this destination whenever the message becomes a dead letter: a message without a body, "
-            "with the headers of the dead letter and the id as `correlation-id`. Both headers are needed, and the "
-            "right to send there. Only on a SEND to one queue.",
+            "with the headers of the dead letter and the id as `correlation-id`. Each header needs the other, and "
+            "the user needs the right to send to the destination. Only on a SEND to one queue.",
         ),
         HeaderDoc(
             ("truenext-on-failure",),
             f"1 to {HANDLERS_MAX} queues `/queue/NAME`, with one blank between two. Default: none",
             "A message that has failed moves to the first of these queues instead of becoming a dead letter; the "
-            "others stay in the header. It needs the right to send to each. Only on a SEND to one queue.",
+            "others stay in the header. The user needs the right to send to each queue. Only on a SEND to one queue.",
         ),
         _PRODUCER,
         _GAPLESS,
         HeaderDoc(
             ("AMQ_SCHEDULED_DELAY",),
             "milliseconds; 0 (default)",
-            "Send the message after this delay, or after each hit of CRON.",
+            "Send the message after this delay, or this long after each time of `AMQ_SCHEDULED_CRON`.",
         ),
         HeaderDoc(
             ("AMQ_SCHEDULED_TIME",),
             f"milliseconds since the epoch, at most {SCHEDULE_TIME_MAX}. Default: none",
-            "Send the message at this time; a past time is now. It excludes DELAY and CRON.",
+            "Send the message at this time; if the time is past, send it at once. Not together with "
+            "`AMQ_SCHEDULED_DELAY` or `AMQ_SCHEDULED_CRON`.",
         ),
         HeaderDoc(("AMQ_SCHEDULED_PERIOD",), "milliseconds; 0 (default)", "Send the message again after each period."),
-        HeaderDoc(("AMQ_SCHEDULED_REPEAT",), "a number; 0 (default), -1 is for ever", "Number of further sends."),
+        HeaderDoc(
+            ("AMQ_SCHEDULED_REPEAT",),
+            "a number; 0 (default), -1 means for ever",
+            "Number of times that the message is sent again.",
+        ),
         HeaderDoc(
             ("AMQ_SCHEDULED_CRON",),
             "a cron expression of five fields. Default: none",
-            "Send the message at these times, in UTC or the zone of ZONE. Any other header that begins with "
+            "Send the message at these times, in UTC or in the zone of `AMQ_SCHEDULED_ZONE`. Any other header "
+            "that begins with "
             "`AMQ_SCHEDULED_` is refused.",
         ),
         HeaderDoc(
             ("AMQ_SCHEDULED_ZONE",),
             "a name of the IANA database, such as `Europe/Oslo`. Default: UTC",
-            "Time zone of CRON. A local time that is skipped or repeated counts once.",
+            "Time zone of `AMQ_SCHEDULED_CRON`. A local time that the zone skips or repeats counts once.",
         ),
         HeaderDoc(
             ("JMSXGroupID",),
             f"a name of at most {NAME_LENGTH_MAX} characters. Default: none",
-            "Group of the message. All messages of a group go to one consumer, in order, as long as it is there.",
+            "Group of the message. All messages of a group go to one consumer, in order, as long as this consumer "
+            "exists.",
         ),
         HeaderDoc(
             ("JMSXGroupSeq",),
             "`-1`",
-            "The group becomes free for another consumer with this message. Other values are yours.",
+            "Once this message is dispatched, its group is free for another consumer. Other values have no effect "
+            "in the broker.",
         ),
         HeaderDoc(
             ("reply-to",),
@@ -268,26 +279,27 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("correlation-id",),
             "a text. Default: none",
-            "Text for the consumer. The answer to a control request repeats it.",
+            "Text for the consumer. The broker's answer to a control request repeats this text.",
         ),
         _TRANSACTION,
     ),
     "SUBSCRIBE": (
         HeaderDoc(
             ("id",),
-            f"a name of at most {NAME_LENGTH_MAX} characters. Required but in STOMP 1.0",
+            f"a name of at most {NAME_LENGTH_MAX} characters. Required, except in STOMP 1.0",
             "Name of the subscription.",
         ),
         HeaderDoc(("destination",), "an address. Required", "Queue, topic or pattern to subscribe to."),
         HeaderDoc(
             ("ack",),
             "`auto` (default), `client`, `client-individual`",
-            "Acknowledgement by the socket, of all messages up to one, or of each message.",
+            "`auto`: a message is acknowledged once the socket has taken it. `client`: an ACK acknowledges all "
+            "messages up to one. `client-individual`: an ACK acknowledges one message.",
         ),
         HeaderDoc(
             ("activemq.prefetchSize", "prefetch-count", "consumer.prefetchSize"),
             f"1 to {WINDOW_MAX}; `prefetch-count:0` is the default",
-            "Window: number of messages that the consumer may hold. By default it is automatic "
+            "Window: number of messages that the consumer may hold. By default the window is automatic "
             f"(`client-individual`), or {WINDOW_DEFAULT} (`client`). 0 is refused without `truenext-pull`.",
         ),
         HeaderDoc(
@@ -298,41 +310,44 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("activemq.exclusive", "consumer.exclusive", "exclusive"),
             "`true`, `false` (default)",
-            "Exclusive consumer: it alone gets the queue's messages. When it ends, the next exclusive consumer does. "
-            "`exclusive` is RabbitMQ's, and means this on a queue that is not temporary. In RabbitMQ it makes a queue "
-            "of one connection. Here a second subscriber waits, and the queue stays; a queue of one connection is "
-            "`/temp-queue/NAME`.",
+            "Exclusive consumer: it alone gets the queue's messages. When this consumer ends, the next exclusive "
+            "consumer gets them. In RabbitMQ the header `exclusive` makes a queue of one connection, which is "
+            "`/temp-queue/NAME` here. On any other queue the header makes an exclusive consumer here: a second "
+            "subscriber waits, and the queue stays.",
         ),
         HeaderDoc(
             ("selector", "consumer.selector"),
             "a [JMS selector](../protocol.md#selectors). Default: none",
-            "Selector: only messages that match it come, in order. Only these are copied from a topic.",
+            "Selector: the consumer gets only messages that match, in order. A subscription to a topic collects "
+            "only these.",
         ),
         HeaderDoc(
             ("truenext-express",),
             "`true`, `false` (default)",
-            "Express dispatch: a more urgent message may come beyond a full window, at most 10. It needs "
-            "`ack:client-individual`, and no pattern.",
+            "Express dispatch: at most 10 more urgent messages may come beyond a full window. The header needs "
+            "`ack:client-individual`, and a destination that is no pattern.",
         ),
         HeaderDoc(
             ("truenext-pull",),
             "`true`, `false` (default)",
-            "The subscription pulls: it gets the messages that it requests by [`credit`](control.md#credit). It needs "
-            "`ack:client` or `client-individual`, and no window but 0.",
+            "The subscription pulls: it gets the messages that it requests by [`credit`](control.md#credit). The "
+            "header needs `ack:client` or `ack:client-individual`, and no window other than 0.",
         ),
         _DURABLE,
         _DURABLE_NAME,
         HeaderDoc(
             ("browser",),
             "`true`, `false` (default)",
-            "Browser: it is shown the messages that wait, and consumes none. A MESSAGE with `browser:end` follows the "
+            "Browser: the subscription is shown the messages that wait, and consumes none. A MESSAGE with "
+            "`browser:end` follows the "
             "last message.",
         ),
     ),
     "UNSUBSCRIBE": (
-        HeaderDoc(("id",), "a name. Required", "Subscription that ends."),
+        HeaderDoc(("id",), "a name. Required", "Id of the subscription that ends."),
         _DURABLE._replace(
-            meaning="The durable subscription ends for good, with the messages that wait in it. No effect for a queue."
+            meaning="The durable subscription ends for good, with the messages that wait in it. The header has no "
+            "effect for a queue."
         ),
         _DURABLE_NAME._replace(meaning="The durable subscription of this name ends for good, as with `durable:true`."),
     ),
@@ -341,7 +356,7 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("truenext-started",),
             "the `ack` of a MESSAGE. Default: none",
-            "The program has this message now. Not together with `transaction`.",
+            "The client's program has started to handle this message. Not together with `transaction`.",
         ),
     ),
     "NACK": (
@@ -351,21 +366,29 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
             f"milliseconds, 0 to {DELAY_MS_MAX}. Default: the queue's policy",
             "Try the message again after this delay.",
         ),
-        HeaderDoc(("truenext-reject",), "`true`, `false` (default)", "Reject: the message is a dead letter now."),
-        HeaderDoc(("requeue",), "`true` (default), `false`", "`requeue:false` is RabbitMQ's `truenext-reject:true`."),
+        HeaderDoc(
+            ("truenext-reject",), "`true`, `false` (default)", "Reject the message: it becomes a dead letter at once."
+        ),
+        HeaderDoc(
+            ("requeue",), "`true` (default), `false`", "`requeue:false`, as in RabbitMQ, means `truenext-reject:true`."
+        ),
         HeaderDoc(
             ("truenext-cause",),
             f"a text of at most {CAUSE_BYTES_MAX} bytes. Default: none",
-            "Reason for the failure. Each later MESSAGE has the first and the last reason.",
+            "Reason for the failure. Each later MESSAGE with this message has the first and the last such reason.",
         ),
     ),
     "BEGIN": (
-        HeaderDoc(("transaction",), f"a name of at most {NAME_LENGTH_MAX} characters. Required", "New transaction."),
+        HeaderDoc(
+            ("transaction",),
+            f"a name of at most {NAME_LENGTH_MAX} characters. Required",
+            "Name of the new transaction.",
+        ),
         HeaderDoc(
             ("truenext-count-attempts",),
             _COUNTED,
-            "With `nacked` no end of the transaction counts an attempt for messages that it has only acknowledged: no "
-            "ABORT, COMMIT or `release`, whatever these request, and no lost connection.",
+            "With `nacked`, messages that the transaction has acknowledged but not NACKed get no attempt when it "
+            "ends: by an ABORT, COMMIT or `release`, whatever these request, or by a lost connection.",
         ),
     ),
     "COMMIT": (
@@ -375,8 +398,8 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("truenext-count-attempts",),
             _COUNTED,
-            "If the COMMIT is a repeat, it counts an attempt for all messages that the transaction has acknowledged or "
-            "NACKed, or only for those that it has NACKed.",
+            "If the COMMIT is a repeat: messages for which it counts an attempt. `all`: those that the "
+            "transaction has acknowledged or NACKed; `nacked`: only those that it has NACKed.",
         ),
     ),
     "ABORT": (
@@ -384,13 +407,15 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("truenext-count-attempts",),
             _COUNTED,
-            "Count an attempt for all messages that the transaction has acknowledged or NACKed, or only for those that "
-            "it has NACKed.",
+            "Messages for which the ABORT counts an attempt. `all`: those that the transaction has acknowledged "
+            "or NACKed; `nacked`: only those that it has NACKed.",
         ),
     ),
     "DISCONNECT": (
         HeaderDoc(
-            ("truenext-forget",), "a JSON list of names. Default: none", "Producers that the broker need not remember."
+            ("truenext-forget",),
+            "a JSON list of names. Default: none",
+            "Names of producers whose numbers the broker need not remember any longer.",
         ),
     ),
 }
@@ -402,7 +427,9 @@ BROKER_FRAME_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
     "CONNECTED": (
         HeaderDoc(("version",), "`1.0`, `1.1`, `1.2`", "Version of STOMP on this connection."),
         HeaderDoc(
-            ("heart-beat",), "two numbers", "Agreed milliseconds between heart-beats of the broker, and of the client."
+            ("heart-beat",),
+            "two numbers",
+            "Agreed milliseconds between heart-beats: first those of the broker, then those of the client.",
         ),
         HeaderDoc(("session",), "a text", "Id of the connection."),
         HeaderDoc(("server",), "a text", "Name of the broker, see the setting `server_name`."),
@@ -412,9 +439,14 @@ BROKER_FRAME_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("truenext-store",),
             "a text",
-            "Name of the store, to a truenext client. Do not repeat a frame in doubt to another store.",
+            "Name of the broker's store, only for a truenext client. The client must not repeat a frame in doubt "
+            "to a broker with another store.",
         ),
-        HeaderDoc(("truenext-secret",), "32 hexadecimal digits", "Secret for the next CONNECT, to a truenext client."),
+        HeaderDoc(
+            ("truenext-secret",),
+            "32 hexadecimal digits",
+            "Secret for the next CONNECT of the client, only for a truenext client.",
+        ),
         HeaderDoc(
             ("truenext-taken-over",),
             "`true`, `false`",
@@ -423,37 +455,59 @@ BROKER_FRAME_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
     ),
     "MESSAGE": (
         HeaderDoc(("subscription",), "a name", "Id of the subscription."),
-        HeaderDoc(("ack",), "a text", "Value for the `id` of ACK and NACK; STOMP 1.2, not in `auto` mode."),
+        HeaderDoc(
+            ("ack",),
+            "a text",
+            "Value for the `id` of an ACK or NACK of this message; only in STOMP 1.2, and not in `auto` mode.",
+        ),
         HeaderDoc(
             ("message-id",),
             "`truenext-STORE-SEQUENCE`",
-            "Id of the message. With the sequence 0 the frame is no message.",
+            "Id of the message. If SEQUENCE is 0, the frame is no message.",
         ),
-        HeaderDoc(("destination",), "an address", "Destination of the SEND; the queue, for a pattern of queues."),
-        HeaderDoc(("priority",), f"0 to {PRIORITY_MAX}", "Priority in effect."),
-        HeaderDoc(("expires",), "milliseconds since the epoch", "Time at which the message expires, if it does."),
+        HeaderDoc(
+            ("destination",),
+            "an address",
+            "Destination of the SEND; if the subscription is to a pattern of queues, the message's queue.",
+        ),
+        HeaderDoc(("priority",), f"0 to {PRIORITY_MAX}", "Priority by which the broker orders the message."),
+        HeaderDoc(
+            ("expires",), "milliseconds since the epoch", "Time at which the message expires; missing if it never does."
+        ),
         HeaderDoc(("timestamp",), "milliseconds since the epoch", "Time at which the broker accepted the message."),
-        HeaderDoc(("truenext-sequence",), "a number", "Sequence: the position among messages of one priority."),
-        HeaderDoc(("truenext-deliveries",), "a number", "Number of dispatches, this one included."),
-        HeaderDoc(("truenext-attempts",), "a number", "Number of attempts so far that have failed."),
+        HeaderDoc(
+            ("truenext-sequence",), "a number", "Sequence: position of the message among the messages of its priority."
+        ),
+        HeaderDoc(("truenext-deliveries",), "a number", "Number of dispatches of the message, this one included."),
+        HeaderDoc(("truenext-attempts",), "a number", "Number of failed attempts so far."),
         HeaderDoc(("redelivered",), "`true`", "A program may have received the message before."),
         HeaderDoc(
             ("truenext-first-cause", "truenext-last-cause"),
             "a text",
-            "Causes of the first and the last NACK that stated one.",
+            "Causes of the first and the last NACK of the message that stated a cause.",
         ),
-        HeaderDoc(("truenext-round",), "a number", "Release count at the dispatch, to a truenext client."),
-        HeaderDoc(("truenext-lost",), "`true`", "The last attempt was a lost connection, to a truenext client."),
-        HeaderDoc(("JMSXGroupFirstForConsumer",), "`true`", "The message is the first of its group for this consumer."),
+        HeaderDoc(
+            ("truenext-round",),
+            "a number",
+            "Release count of the connection at the dispatch, only for a truenext client.",
+        ),
+        HeaderDoc(
+            ("truenext-lost",),
+            "`true`",
+            "The last attempt of the message was a lost connection; only for a truenext client.",
+        ),
+        HeaderDoc(
+            ("JMSXGroupFirstForConsumer",), "`true`", "The message is the first of its group that this consumer gets."
+        ),
         HeaderDoc(
             ("truenext-dead-letter-cause", "truenext-dead-letter-timestamp"),
             "a text; milliseconds since the epoch",
-            "Reason and time of a dead letter.",
+            "Reason for which the message became a dead letter, and time at which it did.",
         ),
         HeaderDoc(
             ("truenext-original-first-cause", "truenext-original-last-cause"),
             "a text",
-            "Causes of the message before it was a dead letter.",
+            "Causes (`truenext-first-cause`, `truenext-last-cause`) of the message before it became a dead letter.",
         ),
         HeaderDoc(
             (
@@ -461,13 +515,13 @@ BROKER_FRAME_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
                 *("truenext-original-expires", "truenext-original-timestamp", "truenext-original-attempts"),
             ),
             "as on a SEND and a MESSAGE",
-            "Headers of the message before it was a dead letter.",
+            "These headers of the message before it became a dead letter.",
         ),
         HeaderDoc(
             ("truenext-failure",),
             "`report`, `handled`",
-            "The message is the report of a dead letter, or has failed and moved to a handler. Either has the headers "
-            "of a dead letter.",
+            "`report`: the message is the report of a dead letter. `handled`: the message has failed and moved to "
+            "a handler. Both have the headers of a dead letter.",
         ),
         HeaderDoc(
             ("truenext-due",),
@@ -478,30 +532,33 @@ BROKER_FRAME_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("truenext-unused",),
             "a number",
-            "The frame is no message: a pull request has ended, and this number of its messages has not come. It "
-            "repeats the `correlation-id` of the last `credit`.",
+            "The frame is no message: a pull request has ended, and this number of the messages that it requested "
+            "has not come. The frame repeats the `correlation-id` of the last `credit`.",
         ),
     ),
     "RECEIPT": (
-        HeaderDoc(("receipt-id",), "a text", "The `receipt` of the frame."),
-        HeaderDoc(("truenext-repeat",), "`true`", "The frame was a repeat, and had no effect."),
+        HeaderDoc(("receipt-id",), "a text", "Value of the header `receipt` of the confirmed frame."),
+        HeaderDoc(("truenext-repeat",), "`true`", "The confirmed frame was a repeat, and had no effect."),
         HeaderDoc(
             ("truenext-outcome",),
             "`unknown`",
-            "The frame was a repeat, and its number may never have been used: the producer may have left it out.",
+            "The confirmed frame was a repeat, but its number may never have been used: the producer may have "
+            "left the number out.",
         ),
     ),
     "ERROR": (
-        HeaderDoc(("message",), "a text", "Reason in short; the body has it in full."),
+        HeaderDoc(("message",), "a text", "Reason in short; the body has the whole text."),
         HeaderDoc(("truenext-code",), "a [code](../protocol.md#error-codes)", "Reason, for programs."),
-        HeaderDoc(("receipt-id",), "a text", "The `receipt` of the frame that was refused. It gets no RECEIPT."),
+        HeaderDoc(
+            ("receipt-id",), "a text", "Value of the header `receipt` of the refused frame, which gets no RECEIPT."
+        ),
         HeaderDoc(
             ("truenext-frame",),
             "a number",
-            "Number of the refused frame among all frames of the connection, CONNECT is 1; to a truenext client. "
-            "Without this header the connection ends.",
+            "Number of the refused frame among all frames of the connection; CONNECT is 1. Only for a truenext "
+            "client. After an ERROR without this header the connection ends.",
         ),
-        HeaderDoc(("version",), "`1.0,1.1,1.2`", "Versions of the broker, before the login."),
+        HeaderDoc(("version",), "`1.0,1.1,1.2`", "Versions of STOMP that the broker speaks; only before the login."),
         HeaderDoc(("content-type",), "`text/plain`", "Type of the body."),
     ),
 }

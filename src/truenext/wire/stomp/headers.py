@@ -45,8 +45,8 @@ DURABLE_NAME = (
     *("activemq.subscriptionName", "activemq.subcriptionName"),
     *("durable-subscription-name", "durable-subscriber-name"),
 )
-"""Headers with the name of a durable subscription: ActiveMQ's, and its old misspelling; the present and the former one
-of ActiveMQ's successor."""
+"""Headers with the name of a durable subscription: ActiveMQ's header and its old misspelling, and the present and the
+former header of ActiveMQ's successor."""
 REJECT = ("truenext-reject", "requeue")
 
 OPTIONS = (
@@ -118,27 +118,35 @@ def _accept_only(*values: str, why: str) -> dict[SubscribeTarget, HeaderValueRul
 _ACCEPT_ANY = dict.fromkeys(SubscribeTarget, HeaderValueRule(None, ""))
 _NO_LOCAL = _accept_only(
     "false",
-    why="subscriptions without one's own messages are not supported yet; leave it out, and exclude these by a header "
-    "and a selector",
+    why="subscriptions without one's own messages are not supported yet; leave this header out, and exclude your "
+    "own messages by a header and a selector",
 )
 _RETROACTIVE = _accept_only(
-    "false", why="retroactive consumers are not supported yet; leave it out, a queue has messages that were sent before"
+    "false",
+    why="retroactive consumers are not supported yet; leave this header out, a consumer of a queue also "
+    "gets messages that were sent before",
 ) | dict.fromkeys(
     (SubscribeTarget.TOPIC, SubscribeTarget.DURABLE),
     HeaderValueRule(
         frozenset({"false"}),
-        "retroactive consumers are not supported yet; leave it out, or use durable:true to miss nothing from now on",
+        "retroactive consumers are not supported yet; leave this header out, or use durable:true to miss nothing "
+        "from now on",
     ),
 )
 _DURABLE_QUEUE = _accept_only("true", "false", why="") | {
     SubscribeTarget.TEMPORARY: HeaderValueRule(
-        frozenset({"false"}), "it ends with its connection; leave this out, or use a /queue/"
+        frozenset({"false"}), "a temporary queue ends with its connection; leave this header out, or use a /queue/"
     )
 }
-_LENGTH = _refuse("queues have no limit of their length; leave it out, the broker's disk limit holds for all")
-_DEAD_LETTERS = _refuse("dead letters go to DLQ. + queue, or to dead_letters of its policy; leave it out")
-_STREAMS = _refuse("there are no streams; leave it out, or use browser:true to see the messages that wait")
-_FILTER = _refuse("there are no streams; use selector")
+_LENGTH = _refuse(
+    "a queue has no limit of its own for its length; leave this header out, the broker's disk limit "
+    "is for all queues together"
+)
+_DEAD_LETTERS = _refuse(
+    "dead letters go to the queue DLQ.NAME, or to dead_letters of the policy of the queue NAME; leave this header out"
+)
+_STREAMS = _refuse("there are no streams; leave this header out, or use browser:true to see the messages that wait")
+_FILTER = _refuse("there are no streams; use the header selector")
 
 SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, HeaderValueRule]] = {
     # Headers of ActiveMQ.
@@ -152,14 +160,18 @@ SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, HeaderValueRule]] = {
     "consumer.noLocal": _NO_LOCAL,
     "activemq.retroactive": _RETROACTIVE,
     "consumer.retroactive": _RETROACTIVE,
-    "activemq.selector": _refuse("use selector"),
-    "activemq.browser": _refuse("use browser"),
+    "activemq.selector": _refuse("use the header selector"),
+    "activemq.browser": _refuse("use the header browser"),
     # Headers of its successor.
     "consumer-window-size": _refuse("a window is counted in messages; use activemq.prefetchSize"),
-    "subscription-type": _accept_only("anycast", why="it is anycast; leave this out, or subscribe to a /topic/")
+    "subscription-type": _accept_only(
+        "anycast", why="a queue is anycast; leave this header out, or subscribe to a /topic/"
+    )
     | dict.fromkeys(
         (SubscribeTarget.TOPIC, SubscribeTarget.DURABLE),
-        HeaderValueRule(frozenset({"multicast"}), "it is multicast; leave this out, or subscribe to a /queue/"),
+        HeaderValueRule(
+            frozenset({"multicast"}), "a topic is multicast; leave this header out, or subscribe to a /queue/"
+        ),
     ),
     # Headers of RabbitMQ.
     "durable": _DURABLE_QUEUE,
@@ -167,37 +179,42 @@ SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, HeaderValueRule]] = {
     "auto-delete": {
         # An empty and unused queue is removed anyway; messages are never dropped for this header.
         SubscribeTarget.QUEUE: HeaderValueRule(
-            frozenset({"true", "false"}), "it must be true or false, and has no effect; leave it out"
+            frozenset({"true", "false"}), "this header must be true or false, and has no effect; leave it out"
         ),
         SubscribeTarget.TEMPORARY: HeaderValueRule(
-            frozenset({"true"}), "it ends with its connection; leave this out, or use a /queue/"
+            frozenset({"true"}), "a temporary queue ends with its connection; leave this header out, or use a /queue/"
         ),
         SubscribeTarget.TOPIC: HeaderValueRule(
             frozenset({"true"}),
-            "the subscription ends with its connection; leave this out, or use durable:true as well",
+            "the subscription ends with its connection; leave this header out, or use durable:true as well",
         ),
         SubscribeTarget.DURABLE: HeaderValueRule(
-            frozenset({"false"}), "the subscription stays until an UNSUBSCRIBE ends it; leave this out"
+            frozenset({"false"}), "the subscription stays until an UNSUBSCRIBE ends it; leave this header out"
         ),
     },
     "exclusive": {
         SubscribeTarget.QUEUE: HeaderValueRule(None, ""),
         **dict.fromkeys(
             (SubscribeTarget.TEMPORARY, SubscribeTarget.TOPIC),
-            HeaderValueRule(frozenset({"true", "false"}), "it belongs to its connection anyway; leave this out"),
+            HeaderValueRule(
+                frozenset({"true", "false"}),
+                "such a subscription belongs to one connection anyway; leave this header out",
+            ),
         ),
         SubscribeTarget.DURABLE: HeaderValueRule(
-            frozenset({"false"}), "the subscription outlives its connection; leave this out"
+            frozenset({"false"}), "the subscription outlives its connection; leave this header out"
         ),
     },
-    "x-queue-type": _accept_only("classic", "quorum", why="there is one type of queue, and no streams; leave it out"),
+    "x-queue-type": _accept_only(
+        "classic", "quorum", why="there is one type of queue, and no streams; leave this header out"
+    ),
     "x-max-priority": _ACCEPT_ANY,
     "x-queue-name": _refuse(
         "a queue is named by its address; to share a topic among several readers call it VirtualTopic.NAME, and "
         "subscribe to /queue/Consumer.READERS.VirtualTopic.NAME"
     ),
-    "x-message-ttl": _refuse("producers set when messages expire; leave it out, and set expires on SEND"),
-    "x-expires": _refuse("a queue is deleted only when it is empty; leave it out"),
+    "x-message-ttl": _refuse("producers set when messages expire; leave this header out, and set expires on SEND"),
+    "x-expires": _refuse("a queue is deleted only when it is empty; leave this header out"),
     "x-max-length": _LENGTH,
     "x-max-length-bytes": _LENGTH,
     "x-overflow": _LENGTH,
@@ -253,8 +270,9 @@ def parse_subscribe_options(
 ) -> tuple[Subscribe, str, str | None]:
     """Parse the headers of a SUBSCRIBE, and the options after its destination.
 
-    Returns the command, the text of the selector ("" is none), and the name of the durable subscription (None is none).
-    The command is in mode `auto`, and without selector and durable subscription, which FrameInterpreter adds.
+    Returns the command, the text of the selector ("" if there is none), and the name of the durable subscription (None
+    if the subscription is not durable). FrameInterpreter then sets the command's mode, selector and durable
+    subscription; until then the mode is `auto`.
 
     Raises: RemoteProtocolError if a header or option is not supported, or two disagree
     """
@@ -356,13 +374,13 @@ def parse_counts_all(headers: Mapping[str, str]) -> bool:
 def _suggestion(command: str, name: str) -> str:
     commands = [each for each, names in OWN_HEADERS.items() if name in names]
     if commands:
-        return f"it is for {' and '.join(commands)}; leave it out"
+        return f"this header is for {' and '.join(commands)}; leave it out"
     if name in BROKER_HEADERS:
-        return "only the broker sets it; leave it out"
+        return "only the broker sets this header; leave it out"
     known = OWN_HEADERS.get(command, ())
     if not known:
-        return f"there is none that begins with {OWN_PREFIX}; leave it out"
-    return f"there {'is' if len(known) == 1 else 'are'} {' and '.join(known)}; leave it out"
+        return f"{command} has no header that begins with {OWN_PREFIX}; leave it out"
+    return f"headers of {command} with this beginning: {', '.join(known)}; leave this one out"
 
 
 def durable_name(values: Mapping[str, str], by_id: str | None) -> str | None:

@@ -170,8 +170,8 @@ def choose_version(accepted: str | None) -> Version:
 
 
 def parse_heart_beat(text: str) -> tuple[int, int]:
-    """Return the two intervals in a `heart-beat` header, in milliseconds: the one that its sender offers, and the one
-    that it requests; 0 is none.
+    """Return the two intervals in a `heart-beat` header, in milliseconds: the interval that the sender of the header
+    offers, and the interval that it requests; 0 means none.
 
     >>> parse_heart_beat("1000,0")
     (1000, 0)

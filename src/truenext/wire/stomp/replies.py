@@ -205,8 +205,8 @@ def _with_destination(header: bytes, address: str) -> bytes:
 
 
 def _headers_for_v1_0(headers: dict[str, str]) -> dict[str, str]:
-    """Return headers for a client of STOMP 1.0, which may strip blanks from names. Headers that would then look like
-    those that only the broker sets are left out."""
+    """Return headers for a client of STOMP 1.0, which may strip blanks from names. A header is left out if without its
+    blanks it would look like a header that only the broker sets."""
     trimmed = {name: headers[name] for name in _SET_BY_BROKER if name in headers}
     for untrimmed, value in headers.items():
         name = untrimmed.strip()

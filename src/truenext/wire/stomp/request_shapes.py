@@ -218,7 +218,7 @@ class FailureSendShape(SendShape):
 
 
 class AckShape:
-    """Shape that makes an Ack of each ACK of STOMP 1.2."""
+    """Shape of an ACK of STOMP 1.2 with given header names. A match makes the command `Ack`."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         character = character_pattern(Version.V1_2, is_ascii=True)

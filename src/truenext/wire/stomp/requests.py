@@ -90,8 +90,7 @@ class FrameInterpreter:
         self._on_ineffective_header = on_ineffective_header
         self._reported: frozenset[str] = frozenset()
         self._unusual_send = _UNUSUAL_SEND
-        """Headers that need more than copying if a SEND has one of them. Headers that were reported already are left
-        out."""
+        """Headers of a SEND that need more than copying, without those that were reported already."""
         self._version = Version.V1_0
         self._queue_by_subscription: dict[str, str] = {}
         """Name of the queue of each subscription to a queue. On the UNSUBSCRIBE of such a subscription the header
@@ -229,7 +228,7 @@ class FrameInterpreter:
         own = next((name for name in frame.headers if name.startswith(OWN_PREFIX)), None)
         if own is not None:
             # On other SENDs it would be the user's, and forwarded; here nothing is forwarded.
-            raise RemoteProtocolError(f"{own[:50]} on a SEND to /control/ has no meaning; leave it out")
+            raise RemoteProtocolError(f"{own[:50]} on a SEND to /control/ has no effect; leave the header out")
         if destination.name in ACTION_PARSERS:
             if not _MESSAGE_ONLY.isdisjoint(frame.headers):
                 raise RemoteProtocolError(
@@ -420,7 +419,7 @@ def _numbered(headers: dict[str, str]) -> tuple[str | None, int, bool]:
     text = headers.get("truenext-number")
     gapless = headers.get("truenext-gapless")
     if (producer is None) != (text is None):
-        raise RemoteProtocolError("truenext-producer and truenext-number go together")
+        raise RemoteProtocolError("truenext-producer and truenext-number must be set together")
     if producer is None or text is None:
         if gapless is not None:
             raise RemoteProtocolError("truenext-gapless needs truenext-producer and truenext-number")
@@ -456,8 +455,8 @@ def _ttl(headers: dict[str, str]) -> int:
 
 
 def _check_schedule_names(headers: dict[str, str]) -> None:
-    """Check that all headers with the prefix of a schedule are known. Ignoring an unknown one would send the message at
-    once.
+    """Check that all headers with the prefix of a schedule are known. If an unknown header were ignored, the message
+    might be sent at once.
 
     Raises: RemoteProtocolError at an unknown header
     """

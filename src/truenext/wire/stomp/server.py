@@ -48,9 +48,9 @@ class StompSession:
         on_ineffective_header: Callable[[str, str, str], None] = lambda *_: None,
     ) -> None:
         """`identity` is a part of each message id, so that no other broker has the same ids. `on_ineffective_header` is
-        called once for each header that has an effect in other brokers but none here. It is also called for the first
-        header of a SEND that has truenext's prefix and is unknown. Its arguments are the command, the header, and what
-        to use instead."""
+        called once for each header that has an effect in other brokers but none here. It is also called once for a
+        connection: for the first unknown header with truenext's prefix in a SEND. Its arguments are the command, the
+        header, and what to use instead."""
         self._session_id = session_id
         self._identity = identity
         self._server_name = server_name
@@ -66,8 +66,8 @@ class StompSession:
         self._detector: ProtocolDetector | None = detector_for_client()
         """Detector of other protocols; None once the client's protocol is known."""
         self.last_receipt: str | None = None
-        """Receipt that the last frame has requested; None if none. If the frame is refused, the ERROR names this
-        receipt."""
+        """Receipt that the last frame has requested; None if it requests none. If the frame is refused, the ERROR names
+        this receipt."""
         self.send_interval_ms = 0
         """Agreed heart-beat interval from broker to client, in milliseconds; 0 is none."""
         self.receive_interval_ms = 0
@@ -77,7 +77,7 @@ class StompSession:
         self._remaining: Iterator[Frame | ShapedCommand] = iter(())
         """Decoded frames whose commands were not taken yet."""
         self._refused_frame = 0
-        """Number of the frame that was refused last; 0 if none was."""
+        """Number of the frame that was refused last; 0 if no frame was refused."""
         self._last: tuple[Frame, Command] | None = None
         """Command that `receive` has yielded last, with its frame; None once the interpreter was notified that the
         command was accepted."""

@@ -29,8 +29,8 @@ CANDIDATES_MAX = 256
 COMPILE_AFTER = 2
 """Number of times that a decoder must ask for a shape before it is compiled."""
 COMPILE_AFTER_WHEN_FULL = 100
-"""Number in place of COMPILE_AFTER while there are SHAPES_MAX shapes. A client that makes the broker compile then
-spends more time than the broker. """
+"""Number in place of COMPILE_AFTER while there are SHAPES_MAX shapes. A client that invents header names then spends
+more time than the broker spends to compile their shapes. """
 
 _COMMANDS = frozenset({"SEND", "ACK", "MESSAGE"})
 """Commands that come for each message. Only these have shapes."""
@@ -131,8 +131,8 @@ class ShapeCache(Generic[Read]):
         """Number of times that each shape which is not compiled yet was asked for."""
 
     def get(self, version: Version, command: str, names: tuple[str, ...]) -> Shape[Read] | None:
-        """Return the shape for a plain frame with these names; None if the shape was not asked for often enough, or
-        such frames have none."""
+        """Return the shape for a plain frame with these names; None if the shape was not asked for often enough, or if
+        such frames never get a shape."""
         if command not in _COMMANDS or len(names) > NAMES_MAX:
             return None
         key = (version, command, names)
