@@ -319,7 +319,7 @@ FAULTS = [
         "a task is not told that another task has nacked a message of its transaction",
         SessionTransactions,
         "settle",
-        'self._on_aborted(transaction, owner, "another task has nacked a message of it")',
+        'self._on_aborted(transaction, owner, "another task has nacked a message of the transaction")',
         "self._on_aborted(transaction, transaction.owner, '')",
         ("answer_in_unit",),
     ),

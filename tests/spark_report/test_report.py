@@ -104,7 +104,7 @@ def test_text_of_the_verdict_comes_before_plots(tmp_path: Path) -> None:
     positions = [page.index(text) for text in ("The contract was broken", "An inversion.", "40 messages", "data-spec")]
     assert positions == sorted(positions)
     assert "The contract held" not in page
-    assert f"The first {ROWS_MAX} of {ROWS_MAX + 20}." in page
+    assert f"The first {ROWS_MAX} of {ROWS_MAX + 20} rows." in page
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -88,5 +88,5 @@ def test_base_exception_of_a_hook_of_a_plain_stage_blocks_no_worker(name: str) -
 
 @pytest.mark.parametrize("concurrency", [2.5, True, "2"])
 def test_a_concurrency_that_is_no_number_is_refused(concurrency: object) -> None:
-    with pytest.raises(Exception, match="concurrency of service shop is 1 to 1000"):
+    with pytest.raises(Exception, match="concurrency of service shop must be 1 to 1000"):
         Service("shop", concurrency=concurrency)  # type: ignore[arg-type]

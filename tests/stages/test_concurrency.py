@@ -188,12 +188,12 @@ def test_plain_stages_that_hold_all_their_threads_hold_up_no_other_plain_stage()
 
 @pytest.mark.parametrize("count", [0, -1, 1001])
 def test_a_concurrency_that_is_none_is_refused_by_name(count: int) -> None:
-    with pytest.raises(DefinitionError, match=r"concurrency of service shop is 1 to 1000"):
+    with pytest.raises(DefinitionError, match=r"concurrency of service shop must be 1 to 1000"):
         Service("shop", concurrency=count)
     app = Service("shop")
-    with pytest.raises(DefinitionError, match=r"concurrency of take is 1 to 1000"):
+    with pytest.raises(DefinitionError, match=r"concurrency of take must be 1 to 1000"):
         app.endpoint("take", Number, concurrency=count)
-    with pytest.raises(DefinitionError, match=r"concurrency of a stage of other is 1 to 1000"):
+    with pytest.raises(DefinitionError, match=r"concurrency of a stage of other must be 1 to 1000"):
         app.endpoint("other", Number).stage(concurrency=count)
 
 
