@@ -237,6 +237,8 @@ class Machine:
         self._cleared = 0
         """Highest batch that the source was told is done."""
         self._crashes = 0
+        self._started: set[TaskKey] = set()
+        """Tasks of which an attempt has started. An attempt that dies may have taken rows that only later ones give."""
         self._disturbances = 0
         """Number of events after which a message may be ready that belongs before messages already taken."""
         self._has_unseen_dead = False
@@ -463,7 +465,8 @@ class Machine:
         name = f"task {planned.plan.end.batch}.{planned.plan.partition}"
         attempt = Attempt(name=name, planned=planned, rows=rows)
         key = attempt.key
-        if key not in self._rows and all(each.key != key for each in self.attempts):
+        if key not in self._started:
+            self._started.add(key)
             attempt.disturbances = self._disturbances
         else:
             for each in self.attempts:
