@@ -97,14 +97,26 @@ def test_an_acknowledgement_that_repeats_all_headers_of_its_message_is_taken(
 @pytest.mark.parametrize(
     ("command", "headers", "fault"),
     [
-        ("ABORT", {"truenext-number": "1"}, "unknown header 'truenext-number' of ABORT: this header is for SEND and COMMIT"),
-        ("COMMIT", {"truenext-numer": "1"}, "headers of COMMIT with this beginning: truenext-number, truenext-producer"),
+        (
+            "ABORT",
+            {"truenext-number": "1"},
+            "unknown header 'truenext-number' of ABORT: this header is for SEND and COMMIT",
+        ),
+        (
+            "COMMIT",
+            {"truenext-numer": "1"},
+            "headers of COMMIT with this beginning: truenext-number, truenext-producer",
+        ),
         (
             "SUBSCRIBE",
             {"truenext-expres": "true"},
             "unknown header 'truenext-expres' of SUBSCRIBE: headers of SUBSCRIBE with this beginning: truenext-express",
         ),
-        ("DISCONNECT", {"truenext-delay": "5"}, "unknown header 'truenext-delay' of DISCONNECT: this header is for NACK"),
+        (
+            "DISCONNECT",
+            {"truenext-delay": "5"},
+            "unknown header 'truenext-delay' of DISCONNECT: this header is for NACK",
+        ),
     ],
 )
 def test_a_misspelt_truenext_header_is_refused_with_the_headers_that_exist(

@@ -181,7 +181,10 @@ def test_message_of_another_type_is_refused_with_its_field(
         (("order.place", '{"id": "o1"}', "--trace", "t", "--key", ""), "'--key': must be a printable text"),
         (("order.place", '{"id": "o1"}', "--trace", "t", "--delay", "3"), "'3' is not a number with ms, s, m, h or d"),
         (("order.place", '{"id": "o1"}', "--trace", "t", "--delay", "-3d"), "'-3d' is not a number with ms, s, m"),
-        (("order.place", '{"id": "o1"}', "--trace", "t", "--delay", "40000d"), "40000d is too long: at most 36,500 days"),
+        (
+            ("order.place", '{"id": "o1"}', "--trace", "t", "--delay", "40000d"),
+            "40000d is too long: at most 36,500 days",
+        ),
         (("order.place", '{"id": "o1"}', "--trace", "t", "--at", "2027-01-31T08:00"), "is not a time with a time zone"),
         (("order.place", '{"id": "o1"}', "--trace", "t", "--at", "tomorrow"), "is not a time with a time zone"),
         (
