@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from truenext.clock import monotonic
 from truenext.errors import InDoubt, RolledBack
-from truenext.model.failure_headers import ON_FAILURE
+from truenext.model.failure_headers import ON_FAILURE, stored_handlers
 from truenext.stage.broker_transaction import (
     BrokerUnavailable,
     MapToBrokerUnavailable,
@@ -481,8 +481,8 @@ class MessageHandler:
         if policy is None or policy.dead_letters is None:
             # An older broker, which does not report the queue, knows no handlers either.
             return ""
-        handler = self._message.headers.get(ON_FAILURE, "").partition(" ")[0]
-        return handler.removeprefix("/queue/") or policy.dead_letters
+        handlers = stored_handlers(self._message.headers.get(ON_FAILURE, ""))
+        return handlers[0].name if handlers else policy.dead_letters
 
     async def _settle_failed(self, error: BaseException) -> RetryDecision | None:
         """Release, nack or reject the message after an error. Return the decision; None if the message was released."""
