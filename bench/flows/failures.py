@@ -12,10 +12,9 @@ from pathlib import Path
 from bench import queues
 from bench.brokers import Truenext
 from bench.client.work import Done
-from bench.flows.pairs import Side, check_nothing_waits, compare, hired
+from bench.flows.pairs import Side, check_nothing_waits, compare, hired, report_medians
 from bench.flows.shop import TOGETHER, OrderReply, OrderRequest, discarded_log, serve_until, service
 from bench.flows.work import Ended, Order, Sizes, run
-from bench.progress import print_line
 from bench.workers import Gate, Job
 from truenext import connect
 from truenext.client.core.send_options import SendOptions
@@ -53,18 +52,13 @@ def _side(broker: Truenext, name: str, start: Job, *queues_at_end: str) -> Side:
 
 
 def compare_asks(broker: Truenext, folder: Path, sizes: Sizes) -> None:
-    ratios: list[float] = []
     medians: list[tuple[float, float]] = []
     for number in range(sizes.runs):
         order = Order(broker.port, f"failed.{number}", sizes.flows)
-        replied, failed = hired(ask_by_turns, order)
+        medians.append(hired(ask_by_turns, order))
         asyncio.run(queues.empty(order.port, [f"DLQ.{order.name}"]))
         check_nothing_waits(order)
-        medians.append((replied, failed))
-        ratios.append(failed / replied)
-    for name, index in (("a reply", 0), ("FlowFailed", 1)):
-        print_line(f"  {name}: median {statistics.median(each[index] for each in medians) * 1000:.2f} ms")
-    print_line(f"  {statistics.median(ratios):.2f} of the median of a reply (at most {FAILED_TARGET:g})")
+    report_medians(("FlowFailed", "a reply"), medians, FAILED_TARGET)
 
 
 # ---- Jobs ----
@@ -122,7 +116,7 @@ def serve_rejecting(gate: Gate, order: Order) -> Done:
 
 
 def ask_by_turns(gate: Gate, order: Order) -> tuple[float, float]:
-    """Ask one after the other for a reply and for a failure. Return the median seconds of both."""
+    """Ask by turns for a reply and for a failure. Return the median seconds until a failure, and until a reply."""
 
     async def program() -> tuple[float, float]:
         app = service(order)
@@ -148,7 +142,7 @@ def ask_by_turns(gate: Gate, order: Order) -> tuple[float, float]:
                     replied.append(time.perf_counter() - started)
         if len(replied) != len(failed):
             raise ValueError(f"{len(replied)} replies, and {len(failed)} failures")
-        return statistics.median(replied), statistics.median(failed)
+        return statistics.median(failed), statistics.median(replied)
 
     with discarded_log():
         return run(program())

@@ -14,10 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from bench import queues
 from bench.brokers import Truenext
 from bench.flows import sql
-from bench.flows.pairs import hired
+from bench.flows.pairs import hired, report_medians
 from bench.flows.shop import OrderReply, OrderRequest, service
 from bench.flows.work import Order, Sizes, run
-from bench.progress import print_line
 from bench.workers import Gate
 
 TARGET = 2.5
@@ -34,10 +33,7 @@ def compare_keyed(broker: Truenext, database: str, folder: Path, sizes: Sizes) -
         if waiting != {_other(order): order.flows}:
             raise ValueError(f"{order.flows} flows of initiate were to wait, and these do: {waiting}")
         asyncio.run(queues.empty(order.port, list(waiting)))
-    for name, index in (("ask under a key", 0), ("initiate(session), and ask", 1)):
-        print_line(f"  {name}: median {statistics.median(each[index] for each in medians) * 1000:.2f} ms")
-    ratio = statistics.median(keyed / other for keyed, other in medians)
-    print_line(f"  {ratio:.2f} of the median of initiate(session), and ask (at most {TARGET:g})")
+    report_medians(("ask under a key", "initiate(session), and ask"), medians, TARGET)
 
 
 def _other(order: Order) -> str:

@@ -69,6 +69,15 @@ def compare(
         print_line(f"  {ratio:.2f} of the rate of {side.name}{aim}")
 
 
+def report_medians(names: tuple[str, str], medians: Sequence[tuple[float, float]], target: float) -> None:
+    """Report the median time of two kinds of question, and the ratio of the first kind to the second. `medians` has a
+    pair for each run, in seconds."""
+    for index, name in enumerate(names):
+        print_line(f"  {name}: median {statistics.median(each[index] for each in medians) * 1000:.2f} ms")
+    ratio = statistics.median(first / second for first, second in medians)
+    print_line(f"  {ratio:.2f} of the median of {names[1]} (at most {target:g})")
+
+
 def _run(side: Side, order: Order) -> _Figures:
     side.prepare(order)
     before = side.broker.processor_seconds() if side.broker is not None else 0.0
