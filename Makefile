@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-# Tests have all processors to themselves.
+# Targets have all processors to themselves; `test` itself runs two at once.
 .NOTPARALLEL:
 
 # Tests start a thousand processes: none is to compile what another has compiled.
@@ -87,8 +87,8 @@ check: .venv/spark ## Formatting, types, import rules, unit and property tests
 	$(BIN)/lint-imports
 	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages
 
-# Tests without Spark wait for disks and clocks, those with Spark for Java: beside one another they take two thirds of the
-# time. Those with Spark write to a file meanwhile, which is shown at the end.
+# Tests without Spark wait for disks and clocks, those with Spark for Java: beside one another they take four fifths of
+# the time. Those with Spark write to a file meanwhile, which is shown at the end.
 test: .venv-core/test .venv/spark ## Everything that must hold, in minutes
 	@output=$$(mktemp); trap 'kill $$spark 2>/dev/null || true; rm -f $$output' EXIT; trap 'exit 130' INT TERM; \
 	echo "tests with Spark run meanwhile; their output, in $$output, is shown at the end"; \
