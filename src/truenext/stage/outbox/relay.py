@@ -363,8 +363,11 @@ class OutboxRelay(PeriodicTask):
             self._back_off_producer(producer.name, error)
             return
         if is_sent:
-            # Its row is deleted later: with SQLite, the first stage of the flow would wait for that.
-            self._confirmer.add(unit.id, was_sent=True, is_acknowledged=False)
+            if unit.may_leave_others:
+                await self._outbox.delete_sent(producer.name, unit.number)
+            else:
+                # Later: with SQLite, the first stage of the flow would wait for this transaction.
+                self._confirmer.add(unit.id, was_sent=True, is_acknowledged=False)
             producer.last_number += 1
             self._clear_doubt(producer)
 

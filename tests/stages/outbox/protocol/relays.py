@@ -12,6 +12,7 @@ from tests.stages.outbox.protocol.state import (
     CHECKED,
     CLAIMED,
     DELETES,
+    DELETES_OWN,
     DOUBT,
     FREE,
     GIVES_UP,
@@ -67,8 +68,10 @@ class Relays(Workers):
             yield from self._send_own(state, process, *rest)
         elif step == GIVES_UP:
             yield from self._give_up(state, process, *rest)
-        else:
+        elif step == SPLITS:
             yield from self._split(state, process, *rest)
+        else:
+            yield from self._delete_own(state, process, *rest)
 
     def _next_state(self, state: State, process: int, *doing: Any) -> Draft:
         after = list(state)
@@ -328,14 +331,20 @@ class Relays(Workers):
 
     def _send_own(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
         at = self.at
-        after = self._next_state(state, process)
+        after = self._next_state(state, process, DELETES_OWN, producer, number, units)
         answer = self.accept(after, (producer, number), units)
-        if answer == GIVEN_UP and self.fault != "a unit whose number was given up counts as sent":
+        if answer == GAP:
+            # It is in doubt: to be taken, and moved.
+            after[at.relay + process] = IDLE
+        elif answer == GIVEN_UP and self.fault != "a unit whose number was given up counts as sent":
             after[at.relay + process] = (SPLITS, producer, number, units)
-        elif answer != GAP:
-            self._has_sent_own(after, process, producer, number, units)
-        # After a gap it stays in doubt: to be taken, and moved.
         yield f"{process} sends {producer}:{number}", False, tuple(after)
+        if after[at.relay + process][:1] == (DELETES_OWN,):
+            after[at.relay + process] = IDLE
+            for unit in self.each(units):
+                self.has_sent(after, process, unit)
+            after[at.memory[process] + producer] = FREE + number
+            yield f"{process} sends {producer}:{number}, and deletes it later", False, tuple(after)
         yield from self._be_refused(state, process, producer, number, units)
         if state[at.cuts]:
             after = self._next_state(state, process)
@@ -362,9 +371,7 @@ class Relays(Workers):
             return
         if number <= highest:
             # Somebody else has sent it.
-            after = self._next_state(state, process)
-            self._has_sent_own(after, process, producer, number, units)
-            yield label, False, tuple(after)
+            yield label, False, tuple(self._next_state(state, process, DELETES_OWN, producer, number, units))
             return
         after = self._next_state(state, process, SPLITS, producer, number, units)
         if number == highest + 1:
@@ -398,10 +405,13 @@ class Relays(Workers):
             yield f"{label}, and does not know it", True, tuple(lost)
             yield f"{label}, which does not happen", True, tuple(kept)
 
-    def _has_sent_own(self, after: Draft, process: int, producer: int, number: int, units: int) -> None:
-        for unit in self.each(units):
-            self.has_sent(after, process, unit)
-        after[self.at.memory[process] + producer] = FREE + number
+    def _delete_own(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
+        at = self.at
+        after = self._next_state(state, process)
+        self.delete(after, units)
+        yield from self._be_unanswered(state, process, after, f"{process} deletes {producer}:{number}")
+        after[at.memory[process] + producer] = FREE + number
+        yield f"{process} deletes {producer}:{number}", False, tuple(after)
 
     # ---- After a COMMIT that was answered: OutboxConfirmer ----
 

@@ -63,6 +63,7 @@ RESOLVES = 10
 # With what programs have begun: (step, producer, number, units).
 NUMBERED = 7
 SENDS_OWN = 8
+DELETES_OWN = 9
 GIVES_UP = 11
 """The unit is too large for the broker: its number is to be used up, so that the unit is not sent under it any more."""
 SPLITS = 12
