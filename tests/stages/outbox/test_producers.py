@@ -281,7 +281,7 @@ def test_numbered_unit_says_whether_others_without_a_number_are_left(database: s
         for _ in range(3):
             unit = await both.first.number_units(await made(both.first), 1)
             assert unit is not None
-            left.append(unit.may_leave_others)
+            left.append(unit.may_have_others)
         assert left == [True, True, False]
 
     on(database, work)

@@ -331,7 +331,7 @@ class OutboxRelay(PeriodicTask):
             if 2 * count_parts(unit.unit) > self._parts_max:
                 add_task()
             await self._send_numbered(producer, unit)
-            if not unit.may_leave_others:
+            if not unit.may_have_others:
                 return False
         return True
 
@@ -363,7 +363,7 @@ class OutboxRelay(PeriodicTask):
             self._back_off_producer(producer.name, error)
             return
         if is_sent:
-            if unit.may_leave_others:
+            if unit.may_have_others:
                 await self._outbox.delete_sent(producer.name, unit.number)
             else:
                 # Later: with SQLite, the first stage of the flow would wait for this transaction.

@@ -59,7 +59,7 @@ class StoredUnit(NamedTuple):
     unit: bytes
     age_ms: int
     """Milliseconds since the unit was written; for a combined unit, since its oldest part was written."""
-    may_leave_others: bool = True
+    may_have_others: bool = True
     """False if no other unit without a number was left when this unit got its number."""
 
 
