@@ -525,6 +525,7 @@ CLASSES_TO_QUERY = Target(GroupedQueueDispatch._classes_to_query, GroupedQueueDi
 # Wildcards ------------------------------------------------------------------------------------------------------------
 TRUE_NEXT = Target(WildcardDispatch._true_next, WildcardDispatch)
 SEARCH_SOME = Target(TurnDispatch._search_some, TurnDispatch)
+WILDCARD_RUN = Target(WildcardDispatch.run, WildcardDispatch)
 TOUCH_AGAIN = Target(WildcardDispatch._touch_again, WildcardDispatch)
 DISPATCH_OF_QUEUE = Target(WildcardDispatch._queue_dispatch, WildcardDispatch)
 LIMIT_OF_RANK = Target(WildcardDispatch._first_uncommitted, WildcardDispatch)
@@ -555,9 +556,10 @@ SCAN_CHUNK = Attribute("PENDING_ENTRIES_MAX", scan_module)
 SCAN_FOUND_MAX_OF_GROUPS = Attribute("SCAN_FOUND_MAX", groups_module)
 GROUP_FOUND_MIN = Attribute("GROUP_FOUND_MIN", groups_module)
 JOIN_QUEUES_PER_TURN = Attribute("JOIN_QUEUES_PER_TURN", wildcards_module)
+LEAVE_QUEUES_PER_TURN = Attribute("LEAVE_QUEUES_PER_TURN", wildcards_module)
 DISPATCHES_PER_TURN = Attribute("DISPATCHES_PER_TURN", plain_module)
 DISPATCHES_OF_WILDCARDS_PER_TURN = Attribute("DISPATCHES_PER_TURN", turn_module)
-SHARED_QUEUES_MIN = Attribute("SHARED_QUEUES_MIN", turn_module)
+SEARCHES_MIN = Attribute("SEARCHES_MIN", turn_module)
 EXPIRED_PER_TURN = Attribute("EXPIRED_PER_TURN", selective_module)
 RETRIES_PER_TURN = Attribute("RETRIES_PER_TURN", delays_module)
 DEAD_LETTERS_PER_TURN = Attribute("DEAD_LETTERS_PER_TURN", outcomes_module)
@@ -622,7 +624,7 @@ def pretending(part: object, **moment: object) -> Iterator[None]:
         setattr(commit_state, name, value)
 
 
-def touched(part: object) -> dict[Queue, None]:
+def touched(part: object) -> dict[Queue, bool | None]:
     """Return the queues in which the next turn dispatches."""
     return commit_state_of(part).touched_queues
 

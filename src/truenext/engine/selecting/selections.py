@@ -109,6 +109,9 @@ class Selections(BackgroundTask):
         """Return the groups of a queue, which must have had a message with a group."""
         return self.by_queue[queue].existing_groups
 
+    def owns_groups(self, consumer: BrokerConsumer, queue: Queue) -> bool:
+        return queue.has_groups and self.existing_groups_of(queue).has_owner(consumer)
+
     def remove_consumer(self, consumer: BrokerConsumer, queue: Queue) -> None:
         selection = self.by_queue.get(queue)
         if selection is not None:

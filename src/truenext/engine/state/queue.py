@@ -563,18 +563,22 @@ class Lane:
 
 _NO_LANE = -1
 
-_lane_indexes: dict[tuple[int, ...], list[int]] = {}
-"""By ranks of a queue's lanes: the index of each priority's lane in `Queue.lanes`, or _NO_LANE. Queues that have lanes
-of the same ranks share the indexes."""
+_NO_LANES = [_NO_LANE] * (PRIORITY_MAX + 1)
+
+_indexes_with_lane: dict[tuple[int, ...], tuple[int, list[int]]] = {}
+"""By the indexes of a queue's lanes and the rank of a new one: its position in `Queue.lanes`, and the indexes with it.
+Queues that have lanes of the same ranks share the indexes."""
 
 
-def _lane_index_of(lanes: tuple[Lane, ...]) -> list[int]:
-    ranks = tuple(lane.rank for lane in lanes)
-    indexes = _lane_indexes.get(ranks)
-    if indexes is None:
+def _index_with_lane(index: list[int], new_rank: int) -> tuple[int, list[int]]:
+    """Return the position of a new lane in `Queue.lanes`, and the indexes with it."""
+    found = _indexes_with_lane.get((*index, new_rank))
+    if found is None:
         by_priority = [rank(priority) for priority in range(PRIORITY_MAX + 1)]
-        indexes = _lane_indexes[ranks] = [ranks.index(each) if each in ranks else _NO_LANE for each in by_priority]
-    return indexes
+        ranks = sorted([new_rank, *(each for each, at in zip(by_priority, index, strict=True) if at != _NO_LANE)])
+        indexes = [ranks.index(each) if each in ranks else _NO_LANE for each in by_priority]
+        found = _indexes_with_lane[(*index, new_rank)] = (ranks.index(new_rank), indexes)
+    return found
 
 
 class Queue:
@@ -629,7 +633,7 @@ class Queue:
         """True if the queue is paused: no message is dispatched."""
         self.lanes: tuple[Lane, ...] = ()
         """Existing lanes, by rank: the first non-empty lane is served first."""
-        self._lane_index = _lane_index_of(())
+        self._lane_index = _NO_LANES
         self.has_wildcards = False
         """True if wildcard consumers have joined the queue."""
         self.observer: QueueObserver | None = None
@@ -685,8 +689,8 @@ class Queue:
         if lane is None:
             lane = Lane(lane_key(self.stored_number, rank), self)
             self.memory.queue_bytes += LANE_BYTES
-            self.lanes = tuple(sorted((*self.lanes, lane), key=lambda one: one.rank))
-            self._lane_index = _lane_index_of(self.lanes)
+            at, self._lane_index = _index_with_lane(self._lane_index, rank)
+            self.lanes = (*self.lanes[:at], lane, *self.lanes[at:])
             if self.observer is not None:
                 self.observer.on_lane_created(lane)
         return lane
@@ -709,7 +713,7 @@ class Queue:
             lane.clear()
         self.memory.queue_bytes -= queue_size(self.destination)
         self.lanes = ()
-        self._lane_index = _lane_index_of(())
+        self._lane_index = _NO_LANES
 
     def shrink(self) -> None:
         for lane in self.lanes:

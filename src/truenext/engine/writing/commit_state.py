@@ -54,8 +54,9 @@ class CommitState:
         batch."""
         self.is_batch_awaited = False
         """True if the gathering batch must be written soon, so that a message becomes visible or an answer is sent."""
-        self.touched_queues: dict[Queue, None] = {}
-        """Queues in which a dispatch may have become possible, in order of the first touch."""
+        self.touched_queues: dict[Queue, bool | None] = {}
+        """Queues in which a dispatch may have become possible, in order of the first touch. True if a turn has found
+        the next messages of the queue's wildcard consumers, and nothing has changed since; else None."""
         self.touched_wildcards: dict[Wildcard, None] = {}
         """Wildcard consumers that may have credit again."""
         self.active_work: dict[object, None] = {}
