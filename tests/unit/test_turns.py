@@ -426,6 +426,35 @@ def test_eviction_leaves_room_in_the_batch_and_connections_wait_until_it_is_done
     assert state.has_capacity and memory.bytes_over_limit <= 0 and batches >= 3
 
 
+@pytest.mark.parametrize("limit", ["broker", "queue"])
+def test_eviction_goes_on_after_all_evicted_messages_of_a_batch_were_acknowledged(limit: str) -> None:
+    """Regression: eviction waited for a batch that was empty again, and so was never written. Where memory was short,
+    the broker read no connection any more."""
+    driver = TurnDriver(Policy(memory_limit=1000) if limit == "queue" else None)
+    state, memory = driver.engine.state.commit_state, driver.engine.state.memory
+    # From now on the store knows the queue.
+    driver.send("a", persistent=True)
+    driver.subscribe("a")
+    driver.commit()
+    for _ in range(7):
+        driver.send("a", body=bytes(100_000))
+    dispatched = driver.turn()[1:]
+    if limit == "broker":
+        memory.limit = 0
+    driver.engine.evict()
+    evicted = len(state.batch.transient_puts)
+    assert evicted == 6, "the batch is full"
+    for _, sequence in dispatched[:evicted]:
+        driver.ack("a", sequence)
+    assert state.batch.is_empty()
+    driver.turn()
+    driver.engine.evict()
+    assert len(state.batch.transient_puts) == 1 and state.has_capacity
+    driver.commit()
+    driver.engine.evict()
+    assert memory.message_bytes < 1000
+
+
 def test_eviction_that_frees_nothing_comes_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     targets.EVICTION_QUEUES_PER_TURN.replace(monkeypatch, 1)
     driver = TurnDriver()

@@ -86,6 +86,10 @@ class Eviction:
         connections must be closed: the largest reply queue, if nothing else can leave memory, and topic subscriptions
         above their limit.
         """
+        if self._batch_bytes and self._batch == self._commit_state.batch.number and self._commit_state.batch.is_empty():
+            # All its evicted messages were acknowledged meanwhile. Do not wait for it: an empty batch is not written.
+            self._batch_bytes = 0
+            self._resident.retry_queues_over_limit()
         too_slow = [] if self._waits_for_batch else self._evict(queues)
         self._commit_state.is_eviction_behind = self._waits_for_batch and self._memory.bytes_over_limit > 0
         return too_slow

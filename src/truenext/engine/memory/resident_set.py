@@ -38,8 +38,8 @@ class ResidentSet:
         self.queues_over_limit: dict[Queue, None] = {}
         """Queues that may be above their own limits."""
         self.queues_still_over_limit: dict[Queue, None] = {}
-        """Queues above their own limits from which no more messages can leave now. These queues are checked again when
-        a batch is durable or a page was applied."""
+        """Queues above their own limits from which no more messages can leave now. `retry_queues_over_limit` and
+        `on_page_applied` let these queues be checked again."""
         self.limited_subscriptions: dict[Queue, None] = {}
         """Topic subscriptions that end with their connections, have their own limit, and have messages on disk."""
         self._lanes_awaiting_page: dict[Lane, None] = {}
@@ -292,11 +292,16 @@ class ResidentSet:
 
     def free_durable_entries(self) -> None:
         """Unload messages above horizons that the last committed batch has made durable."""
-        self.queues_over_limit.update(self.queues_still_over_limit)
-        self.queues_still_over_limit.clear()
+        self.retry_queues_over_limit()
         for lane in list(self.lanes_with_unread_in_memory):
             self.free_durable_in_lane(lane)
         self.forget_durable_removals()
+
+    def retry_queues_over_limit(self) -> None:
+        """Let the next eviction check again the queues that were still above their limits after the last one. Called
+        when a batch is durable, or takes evicted messages again."""
+        self.queues_over_limit.update(self.queues_still_over_limit)
+        self.queues_still_over_limit.clear()
 
     def forget_durable_removals(self) -> None:
         """Forget removed messages whose removal is durable, in lanes of which no page is being read. Called after each
