@@ -351,15 +351,11 @@ def _is_behind_blocked(entry: Entry, receiver: _SelectiveReceiver, committed: in
     lane = entry.lane
     in_flight = takewhile(lambda one: one.batch > committed, reversed(lane.arrived))
     earlier = [one for one in (*in_flight, *lane.requeued_entries(), *lane.unread_in_memory) if one.batch > committed]
-    if _blocks_while_retrying(lane.queue):
+    if lane.queue.policy.while_waiting is WhileWaiting.BLOCK:
         lanes = (each for each in lane.queue.lanes if each.rank <= lane.rank)
         waiting = (one for each in lanes for one in each.requeued_entries() if one.due_us > now_us)
         earlier += [one for one in waiting if one.lane is not lane or one.sequence < entry.sequence]
     return any(receiver.could_take(one) for one in earlier if one.lane is not lane or one.sequence < entry.sequence)
-
-
-def _blocks_while_retrying(queue: Queue) -> bool:
-    return queue.policy.while_waiting is WhileWaiting.BLOCK
 
 
 def _is_empty(lane: Lane) -> bool:

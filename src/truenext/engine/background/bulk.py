@@ -22,7 +22,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from functools import partial
 from heapq import merge
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -193,26 +193,20 @@ class PlannedRemoval(NamedTuple):
     removed."""
 
 
-class BulkPageHandler(Protocol):
-    def on_page_read(self, read: BulkRead, page: PageResult) -> None:
-        """Execute the piece whose page has been read."""
+def _ignore_page(read: BulkRead, page: PageResult) -> None:
+    """Ignore a page: handler of a read until `BulkTask.step` sets its own."""
 
 
 class BulkRead(SideRead):
     """Read of the page whose messages one piece of bulk work moves or removes."""
 
-    __slots__ = ("page_handler", "until")
+    __slots__ = ("until",)
 
     waits_for_commit = False
 
     def __init__(self, lane: Lane, after_sequence: int, limit: int, until: int) -> None:
-        super().__init__(lane, after_sequence, limit, PAGE_BYTES)
+        super().__init__(_ignore_page, lane, after_sequence, limit, PAGE_BYTES)
         self.until = until
-        self.page_handler: BulkPageHandler | None = None
-
-    def on_page(self, page: PageResult) -> None:
-        if self.page_handler is not None:
-            self.page_handler.on_page_read(self, page)
 
     def next_position(self, sequence: int, *, is_end: bool) -> tuple[int, int] | None:
         """Return the position after which the next piece begins. This piece has reached `sequence`, or with `is_end`

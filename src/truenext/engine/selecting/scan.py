@@ -64,10 +64,6 @@ class ComparisonBudget:
         return True
 
 
-def _descending_sequence(entry: Entry) -> int:
-    return -entry.sequence
-
-
 class ScanCursor:
     """Cursor of one selector in one lane: the position up to which the lane was tested, and the matches found."""
 
@@ -184,7 +180,7 @@ class ScanCursor:
         pending = self.pending
         if not pending or entry.sequence > self.pending_to:
             return
-        index = bisect_left(pending, -entry.sequence, key=_descending_sequence)
+        index = bisect_left(pending, -entry.sequence, key=lambda one: -one.sequence)
         if index < len(pending) and pending[index].sequence == entry.sequence:
             # It was pending already before it was dispatched.
             pending[index] = entry

@@ -660,11 +660,6 @@ class Queue:
         return self.destination.name
 
     @property
-    def policy_name(self) -> str:
-        """Name by which the queue's policy is found: for a topic subscription, the name of the topic."""
-        return self.destination.topic or self.destination.name
-
-    @property
     def is_subscription(self) -> bool:
         """Whether the queue is a topic subscription that ends with its connection."""
         return self.destination.kind is DestinationKind.TEMPORARY and bool(self.destination.topic)
