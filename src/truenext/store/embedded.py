@@ -78,7 +78,7 @@ class EmbeddedStore:
         not truenext's; StoreError if the folder cannot be used
         """
         self._path = path
-        self.sync_history: Callable[[], None] = _do_nothing
+        self.sync_history: Callable[[], None] = lambda: None
         """Function that makes the history's own files durable. Before a batch is applied, these files must have the
         history that `recover` has returned and that of every earlier batch."""
         self.last_history_chunk: tuple[int, int] | None = None
@@ -424,7 +424,3 @@ def _deduplicated(messages: Iterable[UndecodedMessage]) -> Iterator[UndecodedMes
         if message.key != last:
             last = message.key
             yield message
-
-
-def _do_nothing() -> None:
-    pass

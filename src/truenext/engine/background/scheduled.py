@@ -232,7 +232,7 @@ class Scheduler(BackgroundTask):
     def _is_routed_ahead(self, page: DuePage, number: int, record: SentMessage) -> bool:
         """Find the queues of the next due send before its message is accepted, if this search takes long. Returns
         whether the search continues in the next step."""
-        if not self._queues.routing_may_take_long:
+        if not self._queues.topics.may_take_long:
             return False
         timing, message = _decode_record(record)
         if not timing.to:

@@ -67,9 +67,6 @@ class Selections(BackgroundTask):
     def has_work(self) -> bool:
         return bool(self._active)
 
-    def can_step(self) -> bool:
-        return bool(self._active)
-
     def begin_pass(self) -> None:
         """Renew the budget for comparing messages that arrive or are requeued until the next turn."""
         self._arrival_budget.renew()
