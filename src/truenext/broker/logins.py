@@ -16,6 +16,7 @@ from asyncio import AbstractEventLoop, Future
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from truenext.broker.passwords import find_credential
 from truenext.broker.users import Users
@@ -33,13 +34,11 @@ WRONG_CERTIFICATE = (
 )
 
 
+@dataclass(slots=True, eq=False)
 class _WaitingLogin:
-    __slots__ = ("address", "callbacks", "user")
-
-    def __init__(self, user: str, address: str) -> None:
-        self.user = user
-        self.address = address
-        self.callbacks: list[Callable[[str], object]] = []
+    user: str
+    address: str
+    callbacks: list[Callable[[str], object]] = field(default_factory=list)
 
 
 class Logins:

@@ -318,17 +318,14 @@ class EmbeddedStore:
                 as_of = self._last_applied
             try:
                 with snapshot:
-                    merged = self._merge(view, checkpoint_messages(snapshot, view))
+                    checkpointed = self._checkpoint_messages(view, checkpoint_messages(snapshot, view))
+                    merged = _deduplicated(merge(self._journal_messages(view), checkpointed, key=attrgetter("key")))
                     return Page.of(self._with_contents(merged, view, snapshot), limit, size_max, as_of=as_of)
             finally:
                 self._checkpointer.close_view(view)
 
     def _reading(self) -> AbstractContextManager[None]:
         return translated_errors(f"read the store in {self._path}", self._path)
-
-    def _merge(self, view: OverlayView, checkpoint_messages: Iterator[UndecodedMessage]) -> Iterator[UndecodedMessage]:
-        checkpointed = self._checkpoint_messages(view, checkpoint_messages)
-        return _deduplicated(merge(self._journal_messages(view), checkpointed, key=attrgetter("key")))
 
     def _with_contents(
         self, messages: Iterable[UndecodedMessage], view: OverlayView, snapshot: lmdb.Transaction[bytes]
