@@ -307,8 +307,11 @@ class StoreResults:
             return
         queue = read.lane.queue
         is_for_consumers = read.is_for_consumers and self._queues.exists(queue)
-        has_group = any(found.message is not None and found.message.group for found in page.messages)
-        if is_for_consumers and has_group and not queue.has_groups:
+        if (
+            is_for_consumers
+            and not queue.has_groups
+            and any(found.message is not None and found.message.group for found in page.messages)
+        ):
             self._queues.selections.start_groups(queue)
         read.on_page(page)
         read.finish()
