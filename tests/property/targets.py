@@ -703,16 +703,16 @@ def last_number(engine: Engine) -> int:
 
 
 def topics(engine: Engine) -> TopicRouter:
-    return engine.queues._topics
+    return engine.queues.topics
 
 
 def topic_patterns(engine: Engine) -> Collection[str]:
     """Return the patterns by which consumers subscribe to topics."""
-    return engine.queues._topics._by_pattern
+    return engine.queues.topics._by_pattern
 
 
 def size_of_known_topics(engine: Engine) -> int:
-    return engine.queues._topics._routes_size
+    return engine.queues.topics._routes_size
 
 
 def ready_answers(part: object) -> list[tuple[ConnectionState, Answer]]:
@@ -749,7 +749,7 @@ def names_of_scheduled(engine: Engine) -> list[str]:
 
 def selectors_of_topics(engine: Engine) -> list[Selector]:
     """Return the selectors of subscriptions to topics."""
-    subscriptions = engine.queues._topics._subscriptions.values()
+    subscriptions = engine.queues.topics._subscriptions.values()
     return [each.selector for each in subscriptions if each.selector is not None]
 
 

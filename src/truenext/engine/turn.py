@@ -26,7 +26,7 @@ from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state.clients import ClientRegistry
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
-from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
+from truenext.engine.state.pages import PageResult, StoreRead
 from truenext.engine.state.queue import Queue
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.writing.engine_state import EngineState
@@ -307,7 +307,11 @@ class StoreResults:
             return
         queue = read.lane.queue
         is_for_consumers = read.is_for_consumers and self._queues.exists(queue)
-        if is_for_consumers and not queue.has_groups and any(map(_has_group, page.messages)):
+        if (
+            is_for_consumers
+            and not queue.has_groups
+            and any(found.message is not None and found.message.group for found in page.messages)
+        ):
             self._queues.selections.start_groups(queue)
         read.on_page(page)
         read.finish()
@@ -337,10 +341,6 @@ class StoreResults:
             for read, page in pages:
                 self.on_page_read(read, page)
         commit_state.queue_waiting_answers()
-
-
-def _has_group(found: PageMessage) -> bool:
-    return found.message is not None and found.message.group != ""
 
 
 # ---- End of a pull request that does not wait: when no message is ready for the subscription ----

@@ -174,7 +174,7 @@ class Sending:
     def find_queues_ahead(self, session: ConnectionState, command: Command) -> Iterator[None] | None:
         """Return a generator that searches for the queues of the command's messages to topics, a part of the search in
         each step. None if the search is so quick that executing the command can include it."""
-        if not self._queues.routing_may_take_long:
+        if not self._queues.topics.may_take_long:
             return None
         sends: list[Send] = []
         if isinstance(command, Send) and command.destination.is_multi_queue and command.schedule is None:

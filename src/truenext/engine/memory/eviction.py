@@ -300,7 +300,7 @@ class Eviction:
         """
         freed = 0
         entries.sort(key=_sequence)
-        for _, of_message in groupby(entries, key=_message_identity):
+        for _, of_message in groupby(entries, key=lambda entry: id(entry.message)):
             if freed >= needed:
                 break
             new: list[Entry] = []
@@ -330,15 +330,7 @@ def _existing_lanes(queues: list[Queue], rank: int) -> list[Lane]:
     return [lane for lane in lanes if lane is not None]
 
 
-def _resident_bytes(queue: Queue) -> int:
-    return queue.resident_bytes
-
-
-_sequence = attrgetter("sequence")
-
-
-def _message_identity(entry: Entry) -> int:
-    return id(entry.message)
+_sequence, _resident_bytes = attrgetter("sequence"), attrgetter("resident_bytes")
 
 
 def _has_evictable_part(entry: Entry) -> bool:

@@ -71,9 +71,6 @@ class Wildcards(BackgroundTask):
     def has_work(self) -> bool:
         return bool(self.joining or self._leaving)
 
-    def can_step(self) -> bool:
-        return self.has_work
-
     def step(self) -> tuple[()]:
         """Join one consumer to some of its queues, and remove one ended consumer from some of its queues."""
         self._left_at_once = 0

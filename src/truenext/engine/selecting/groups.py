@@ -139,9 +139,6 @@ class GroupOwnership:
                 busy = {entry.group for entry in held if entry.lane.queue is queue}
                 self._free([group for group in owned if group not in busy])
 
-    def has_owner(self, consumer: BrokerConsumer) -> bool:
-        return consumer in self._groups_by_owner
-
     def on_unsubscribed(self, consumer: BrokerConsumer) -> None:
         """Free the groups of a consumer that has ended."""
         self.suspended_owners.pop(consumer, None)

@@ -23,6 +23,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice
@@ -189,6 +190,7 @@ class DeferredEntries:
         return bool(self._heap)
 
 
+@dataclass(slots=True, eq=False)
 class SelectedEntries:
     """Selected entries of a lane: entries taken from within the lane for a selector or a group.
 
@@ -203,36 +205,24 @@ class SelectedEntries:
     The slot from which an entry was taken stays in its container, as a gap.
     """
 
-    __slots__ = (
-        "arrived_gaps",
-        "body_reads",
-        "deferred",
-        "entries",
-        "horizon_rise_count",
-        "loaded_early",
-        "requeued_gaps",
-        "scan_read_count",
-    )
-
-    def __init__(self) -> None:
-        self.entries: dict[int, Entry] = {}
-        """Selected entries that are not settled, by sequence."""
-        self.loaded_early: dict[int, Entry] = {}
-        """Selected entries, by sequence, that wait above the lane's horizon: they were read from the store before the
-        page to which they belong."""
-        self.arrived_gaps = NO_SEQUENCES
-        """Sequences of empty slots in `Lane.arrived`."""
-        self.requeued_gaps = NO_SEQUENCES
-        """Sequences of empty slots in `Lane.requeued`; requeueing an entry fills its slot."""
-        self.scan_read_count = 0
-        """Number of pages that are being read for selectors. While there are any, entries stay in `unread_in_memory`,
-        because the pages may lack these entries."""
-        self.horizon_rise_count = 0
-        """Number of times that the horizon moved up."""
-        self.body_reads = NO_SEQUENCES
-        """Sequences of selected entries whose bodies are being read."""
-        self.deferred: DeferredEntries | None = None
-        """Requeued entries that will be compared with selectors later; None if there are none."""
+    entries: dict[int, Entry] = field(default_factory=dict)
+    """Selected entries that are not settled, by sequence."""
+    loaded_early: dict[int, Entry] = field(default_factory=dict)
+    """Selected entries, by sequence, that wait above the lane's horizon: they were read from the store before the page
+    to which they belong."""
+    arrived_gaps: set[int] = field(default_factory=lambda: NO_SEQUENCES)
+    """Sequences of empty slots in `Lane.arrived`."""
+    requeued_gaps: set[int] = field(default_factory=lambda: NO_SEQUENCES)
+    """Sequences of empty slots in `Lane.requeued`; requeueing an entry fills its slot."""
+    scan_read_count: int = 0
+    """Number of pages that are being read for selectors. While there are any, entries stay in `unread_in_memory`,
+    because the pages may lack these entries."""
+    horizon_rise_count: int = 0
+    """Number of times that the horizon moved up."""
+    body_reads: set[int] = field(default_factory=lambda: NO_SEQUENCES)
+    """Sequences of selected entries whose bodies are being read."""
+    deferred: DeferredEntries | None = None
+    """Requeued entries that will be compared with selectors later; None if there are none."""
 
     @property
     def is_empty(self) -> bool:
@@ -658,11 +648,6 @@ class Queue:
     @property
     def name(self) -> str:
         return self.destination.name
-
-    @property
-    def policy_name(self) -> str:
-        """Name by which the queue's policy is found: for a topic subscription, the name of the topic."""
-        return self.destination.topic or self.destination.name
 
     @property
     def is_subscription(self) -> bool:

@@ -32,18 +32,9 @@ class Wildcard(BrokerConsumer):
     held_weight = 2
 
     def __init__(
-        self,
-        session: ConnectionState,
-        subscribe: Subscribe,
-        memory: MemoryBudget,
-        *,
-        number: int,
-        last_dispatch_number: int,
-        now_ms: int,
+        self, session: ConnectionState, subscribe: Subscribe, memory: MemoryBudget, **consumer_fields: int
     ) -> None:
-        super().__init__(
-            None, session, subscribe, memory, number=number, last_dispatch_number=last_dispatch_number, now_ms=now_ms
-        )
+        super().__init__(None, session, subscribe, memory, **consumer_fields)
         self.pattern_words = subscribe.destination.name.split(".")
         """Pattern, split into words."""
         self.queues: dict[Queue, None] = {}
