@@ -41,7 +41,8 @@ from truenext.model.limits import (
     TOPIC_SUBSCRIPTIONS_MAX,
     TRANSACTION_CRON_SENDS_MAX,
     TRANSACTION_MESSAGES_MAX,
-    TRANSACTION_QUEUES_MAX,
+    TRANSACTION_QUEUE_COUNT,
+    TRANSACTION_QUEUES_UNCOUNTED,
     TRANSACTIONS_MAX,
     WINDOW_MAX,
 )
@@ -292,7 +293,6 @@ def transaction(trial: Trial) -> None:
 @scenario
 def costly(trial: Trial) -> None:
     """COMMITs of as many sends as are allowed with groups, expiry or delays, to one queue and to many."""
-    count = TRANSACTION_MESSAGES_MAX // 2
     later = int(time.time() * 1000) + 3_600_000
     groups, expiry, delay = "JMSXGroupID", "expires", "AMQ_SCHEDULED_DELAY"
     for names, queue_count in (
@@ -301,8 +301,9 @@ def costly(trial: Trial) -> None:
         ((delay,), 1),
         ((groups, expiry), 100),
         # Each queue gets several priorities.
-        ((groups, expiry), TRANSACTION_QUEUES_MAX - 1),
+        ((groups, expiry), 599),
     ):
+        count = (TRANSACTION_MESSAGES_MAX - TRANSACTION_QUEUE_COUNT * max(0, queue_count - 100)) // 2
         client = trial.client()
         client.write("BEGIN", {"transaction": "t"})
         for first in range(0, count, 500):
@@ -342,11 +343,11 @@ def commits(trial: Trial) -> None:
 def nack(trial: Trial) -> None:
     for kind, persistent in (("transient", "false"), ("persistent", "true")):
         queue = f"/queue/{kind}"
-        trial.fill(queue, WINDOW_MAX, persistent=persistent)
+        trial.fill(queue, HELD_MAX, persistent=persistent)
         client = trial.client()
-        client.write("SUBSCRIBE", {"id": 1, "destination": queue, "ack": "client", "activemq.prefetchSize": WINDOW_MAX})
-        last = client.take(WINDOW_MAX)
-        with trial.measures(f"NACK of a window of {WINDOW_MAX:,} {kind} messages", LISTED_MS):
+        client.write("SUBSCRIBE", {"id": 1, "destination": queue, "ack": "client", "activemq.prefetchSize": HELD_MAX})
+        last = client.take(HELD_MAX)
+        with trial.measures(f"NACK of {HELD_MAX:,} {kind} messages", LISTED_MS):
             client.call("NACK", {"id": last.decode()})
         client.call("DISCONNECT", {})
 
@@ -357,11 +358,11 @@ def given_up(trial: Trial) -> None:
     reported = {"truenext-report-to": "/queue/reports", "truenext-report-id": "i"}
     for kind, headers in (("transient", {}), ("persistent", {}), ("reported", reported)):
         queue = f"/queue/given-up.{kind}"
-        trial.fill(queue, WINDOW_MAX, persistent="false" if kind == "transient" else "true", **headers)
+        trial.fill(queue, HELD_MAX, persistent="false" if kind == "transient" else "true", **headers)
         client = trial.client()
-        client.write("SUBSCRIBE", {"id": 1, "destination": queue, "ack": "client", "activemq.prefetchSize": WINDOW_MAX})
-        last = client.take(WINDOW_MAX)
-        with trial.measures(f"rejection of a window of {WINDOW_MAX:,} {kind} messages", LISTED_MS):
+        client.write("SUBSCRIBE", {"id": 1, "destination": queue, "ack": "client", "activemq.prefetchSize": HELD_MAX})
+        last = client.take(HELD_MAX)
+        with trial.measures(f"rejection of {HELD_MAX:,} {kind} messages", LISTED_MS):
             client.call("NACK", {"id": last.decode(), "truenext-reject": "true"})
         client.call("DISCONNECT", {})
     count = TRANSACTION_MESSAGES_MAX
@@ -807,30 +808,68 @@ def _send_to_each(client: Client, prefix: str, count: int, **headers: Any) -> No
     client.confirm()
 
 
+NEW_QUEUES = (TRANSACTION_MESSAGES_MAX + TRANSACTION_QUEUE_COUNT * TRANSACTION_QUEUES_UNCOUNTED) // (
+    1 + TRANSACTION_QUEUE_COUNT
+)
+"""Queues to which one transaction can send."""
+
+
 @scenario
 def queues(trial: Trial) -> None:
     """Very many queues, new and with wildcard consumers."""
     count, sender, receiver = 30_000, trial.client(), trial.client()
     sender.write("BEGIN", {"transaction": "t"})
-    _send_to_each(sender, "w", TRANSACTION_QUEUES_MAX, transaction="t")
-    with trial.measures(f"COMMIT of sends to {TRANSACTION_QUEUES_MAX:,} new queues", LISTED_MS):
+    _send_to_each(sender, "w", NEW_QUEUES, transaction="t")
+    with trial.measures(f"COMMIT of sends to {NEW_QUEUES:,} new queues", LISTED_MS):
         sender.call("COMMIT", {"transaction": "t"})
     _send_to_each(sender, "w", count)
     subscribe = {"destination": "/queue/w.*", "ack": "client", "activemq.prefetchSize": WINDOW_MAX}
     with trial.measures(f"a wildcard consumer joins {count:,} queues"):
         receiver.write("SUBSCRIBE", {"id": 0, **subscribe})
-        receiver.take(WINDOW_MAX)
+        receiver.take(HELD_MAX // 2)
     with trial.measures(f"UNSUBSCRIBE of a wildcard consumer of {count:,} queues that holds a window", LISTED_MS):
         receiver.call("UNSUBSCRIBE", {"id": 0})
     for number in range(3):
         receiver.write("SUBSCRIBE", {"id": number, **subscribe})
-    receiver.take(count)
+    receiver.take(HELD_MAX // 2)
     sender.write("BEGIN", {"transaction": "t"})
-    _send_to_each(sender, "w", TRANSACTION_QUEUES_MAX, transaction="t")
-    with trial.measures(f"COMMIT of sends to {TRANSACTION_QUEUES_MAX:,} queues of 3 wildcard consumers", LISTED_MS):
+    _send_to_each(sender, "w", NEW_QUEUES, transaction="t")
+    with trial.measures(f"COMMIT of sends to {NEW_QUEUES:,} queues of 3 wildcard consumers", LISTED_MS):
         sender.call("COMMIT", {"transaction": "t"})
     with trial.measures(f"end of a connection with 3 wildcard consumers of {count:,} queues", LISTED_MS):
         receiver.close()
+
+
+@scenario
+def wildcards(trial: Trial) -> None:
+    """Very many pairs of a queue and a wildcard consumer."""
+    sender, owner = trial.client(), trial.client()
+    _send_to_each(sender, "e", 400)
+    subscribe = {"destination": "/queue/e.*", "ack": "client", "activemq.prefetchSize": 1}
+    for number in range(500):
+        owner.write("SUBSCRIBE", {"id": number, **subscribe, "activemq.exclusive": "true"})
+    owner.confirm()
+    with trial.measures("end of a connection with 500 exclusive wildcard consumers of 400 queues", LISTED_MS):
+        owner.close()
+    for first in range(0, 30_000, 1000):
+        numbers = range(first, first + 1000)
+        headers = (
+            {"destination": f"/queue/g.{each % 1000}", "JMSXGroupID": f"g{each * 7919 % 30_000}"} for each in numbers
+        )
+        sender.write_frames(b"".join(frame("SEND", each, b"x") for each in headers))
+    sender.confirm()
+    clients = [trial.client(is_truenext=True) for _ in range(50)]
+    with trial.measures("50 wildcard consumers of 1,000 queues with groups come", LISTED_MS):
+        for client in clients:
+            client.write(
+                "SUBSCRIBE",
+                {"id": 1, "destination": "/queue/g.*", "ack": "client-individual", "activemq.prefetchSize": 600},
+            )
+        for client in clients:
+            client.drain()
+    with trial.measures("these 50 go", LISTED_MS):
+        for client in clients:
+            client.close()
 
 
 @scenario

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-SHARE = 1 / 40
+SHARE = 1 / 80
 """Share of the tests marked `drawn` that a run has."""
 
 
@@ -28,9 +28,13 @@ def not_drawn(items: Iterable[pytest.Item], random: Random) -> set[pytest.Item]:
     for each in items:
         if ids := [marker.args[0] for marker in each.iter_markers("one_of")]:
             alike[_all_but(each, ids)].append(each)
+    for each in items:
+        if marker := each.get_closest_marker("alternates"):
+            alike[marker.args[0]].append(each)
     for group in alike.values():
-        random.shuffle(group)
-        left.update(group[1:])
+        remaining = [each for each in group if each not in left]
+        random.shuffle(remaining)
+        left.update(remaining[1:])
     return left
 
 

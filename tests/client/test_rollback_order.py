@@ -284,6 +284,7 @@ CASES = [
 ]
 
 
+@pytest.mark.alternates("releases")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("ack, how", CASES, ids=lambda each: each if isinstance(each, str) else each.value)
 @pytest.mark.parametrize("messages, prefetch", SIZES if EXAMPLES > 200 else FEW_SIZES)

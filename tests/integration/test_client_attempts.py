@@ -264,6 +264,7 @@ asyncio.run(main())
 ATTEMPTS_MAX = 3
 
 
+@pytest.mark.alternates("messages that kill")
 @pytest.mark.parametrize(("how", "ack"), [("kill", "individual"), ("exit", "receive"), ("kill", "commit")])
 def test_message_that_kills_its_process_is_the_only_one_of_eight_handled_at_once_dead_lettered(
     tmp_path: Path, how: str, ack: str

@@ -200,6 +200,7 @@ def fill(broker: BrokerProcess, queue: str) -> int:
         count += 1
 
 
+@pytest.mark.alternates("packing")
 def test_a_queue_that_has_filled_the_disk_is_packed_into_another_and_the_folder_stays_within_bounds(
     small_broker: BrokerProcess,
 ) -> None:

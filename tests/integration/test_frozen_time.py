@@ -172,6 +172,7 @@ class Order(msgspec.Struct):
     day: date
 
 
+@pytest.mark.alternates("frozen stages")
 @pytest.mark.parametrize("is_started_before", [False, True])
 @in_any_frozen_time
 def test_stages_work_while_the_time_of_their_program_stands_still_or_leaps(

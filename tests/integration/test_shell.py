@@ -127,6 +127,7 @@ ENDS = [
 ]
 
 
+@pytest.mark.alternates("ends of connections")
 @pytest.mark.parametrize("end", ENDS)
 def test_a_connection_that_is_closed_leaves_nothing_in_memory(end: Callable[[RawClient], None]) -> None:
     """Neither a timer nor any other object keeps it."""

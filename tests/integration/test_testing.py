@@ -329,6 +329,8 @@ def test_drop_without_a_connection_drops_all(broker: BlockingBroker, clients: Cl
 def test_a_connection_that_is_not_there_is_an_error(broker: BlockingBroker, clients: Clients, fault: str) -> None:
     client = clients.connect(broker.url)
     client.disconnect()
+    # The broker sees the end of the client's side.
+    broker.advance(seconds=0)
     with pytest.raises(LookupError, match=session_of(client)):
         getattr(broker, fault)(session_of(client))
 
@@ -741,6 +743,19 @@ def test_two_concurrent_advances_add_up(clients: Clients) -> None:
             assert (await broker.queue("orders")).bodies == [b"1"]
 
     asyncio.run(main())
+
+
+def test_delay_that_ends_with_an_advance_is_over_after_it(
+    broker: BlockingBroker, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the broker may wake a millisecond after a delay has ended. This was after the advance."""
+    for clock in ("time_ns", "monotonic_ns"):
+        monkeypatch.setattr(f"truenext.testing.clock.{clock}", lambda: 10**18)
+    client = clients.connect(broker.url)
+    client.subscribe("orders")
+    client.send("orders", b"1", headers={"AMQ_SCHEDULED_DELAY": "60000"}, confirmed=True)
+    broker.advance(seconds=60)
+    assert bodies(client.only(1)) == ["1"]
 
 
 @pytest.mark.parametrize("first", ["advance", "queue"])

@@ -145,6 +145,7 @@ def control_request(client: RawClient, verb: str) -> object:
     return answer
 
 
+@pytest.mark.alternates("durable subscriptions over kills")
 @pytest.mark.parametrize(
     "headers", [{"durable": "true"}, {"activemq.subscriptionName": "n"}, {"activemq.subcriptionName": "n"}]
 )

@@ -460,7 +460,7 @@ class PerTurn(NamedTuple):
 
     dispatches: int = 2000
     """Messages dispatched in one turn; half as many expire, or return when their delay ends."""
-    held_max: int = 32_767
+    held_max: int = 25_000
     """Messages that a connection holds before it has no credit."""
     dead_letters: int = 100
     """Messages that become dead letters in one turn because they were given up."""
@@ -692,7 +692,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 dispatches, held_max, dead_letters = self.per_turn
                 targets.DISPATCHES_PER_TURN.replace(patch, dispatches)
                 targets.DISPATCHES_OF_WILDCARDS_PER_TURN.replace(patch, dispatches)
-                targets.SHARED_QUEUES_MIN.replace(patch, dispatches // 2)
+                targets.SEARCHES_MIN.replace(patch, dispatches // 2)
                 targets.EXPIRED_PER_TURN.replace(patch, dispatches // 2)
                 targets.RETRIES_PER_TURN.replace(patch, dispatches // 2)
                 targets.DEAD_LETTERS_PER_TURN.replace(patch, dead_letters)
@@ -2271,7 +2271,7 @@ class BrokerMachine(RuleBasedStateMachine):
             queue.name: {
                 names[consumer.session.id, consumer.subscription]: rank
                 for consumer in self.engine.state.clients.receivers_of(queue).all()
-                if (rank := waited.get(consumer)) is not None
+                if consumer.is_subscribed and (rank := waited.get(consumer)) is not None
             }
             for queue in self.engine.queues.by_name.values()
             if queue.has_groups
@@ -3240,6 +3240,7 @@ class WildcardMachine(BrokerMachine):
         # So few that more than one turn is needed to join all.
         with pytest.MonkeyPatch.context() as patch, super()._comparing():
             targets.JOIN_QUEUES_PER_TURN.replace(patch, 1)
+            targets.LEAVE_QUEUES_PER_TURN.replace(patch, self.per_turn.dispatches // 2)
             yield
 
 

@@ -513,7 +513,7 @@ class Oracle:
         self._reading: dict[str, int] = {}
         self.unfinished: set[Reader | None] = set()
         """Consumers that may get more in the next turn, because the last one has reached its limit (C4.3)."""
-        self.held_max = 32_767
+        self.held_max = 25_000
         """Messages that a connection holds before it has no credit (C4.14)."""
         self._full_peers: set[Peer] = set()
         """Connections that held so many messages when the turn began."""

@@ -7,7 +7,7 @@ one decision changed, so that they do not depend on how the engine's own is writ
 
 import ast
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -4129,14 +4129,45 @@ def queues_of_wildcards_that_a_turn_cut_are_forgotten(patch: Patch) -> None:
 @shows_in(WildcardMachine)
 def wildcards_are_served_before_all_changed_queues_are_searched(patch: Patch) -> None:
     def faulty(
-        turn: TurnDispatch, dispatch: WildcardDispatch, shared: list[Queue], wildcards: dict[Wildcard, None]
+        turn: TurnDispatch,
+        dispatch: WildcardDispatch,
+        shared: dict[Queue, bool | None],
+        wildcards: dict[Wildcard, None],
+        search_count: int,
     ) -> None:
-        search_some(turn, dispatch, shared, wildcards)
-        for lane in dispatch.run([], targets.touched_wildcards(turn)):
+        search_some(turn, dispatch, shared, wildcards, search_count)
+        for lane in dispatch.run({}, targets.touched_wildcards(turn)):
             targets.REQUEST_PAGE.of(turn)(lane)
 
     search_some = targets.SEARCH_SOME.original
     targets.SEARCH_SOME.replace(patch, faulty)
+
+
+@shows_in(WildcardMachine)
+def a_queue_that_changes_after_its_search_is_not_searched_again(patch: Patch) -> None:
+    def faulty_search(
+        turn: TurnDispatch,
+        dispatch: WildcardDispatch,
+        shared: dict[Queue, bool | None],
+        wildcards: dict[Wildcard, None],
+        search_count: int,
+    ) -> None:
+        search_some(turn, dispatch, shared, wildcards, search_count)
+        searched.update(queue for queue in shared if shared[queue])
+
+    def faulty_run(
+        dispatch: WildcardDispatch, queues: Mapping[Queue, bool | None], wildcards: Iterable[Wildcard]
+    ) -> Iterable[Lane]:
+        lanes = run(
+            dispatch, {queue: is_searched or queue in searched for queue, is_searched in queues.items()}, wildcards
+        )
+        searched.clear()
+        return lanes
+
+    search_some, run = targets.SEARCH_SOME.original, targets.WILDCARD_RUN.original
+    searched: set[Queue] = set()
+    targets.SEARCH_SOME.replace(patch, faulty_search)
+    targets.WILDCARD_RUN.replace(patch, faulty_run)
 
 
 @shows_in(FailingMachine)

@@ -525,6 +525,7 @@ CLASSES_TO_QUERY = Target(GroupedQueueDispatch._classes_to_query, GroupedQueueDi
 # Wildcards ------------------------------------------------------------------------------------------------------------
 TRUE_NEXT = Target(WildcardDispatch._true_next, WildcardDispatch)
 SEARCH_SOME = Target(TurnDispatch._search_some, TurnDispatch)
+WILDCARD_RUN = Target(WildcardDispatch.run, WildcardDispatch)
 TOUCH_AGAIN = Target(WildcardDispatch._touch_again, WildcardDispatch)
 DISPATCH_OF_QUEUE = Target(WildcardDispatch._queue_dispatch, WildcardDispatch)
 LIMIT_OF_RANK = Target(WildcardDispatch._first_uncommitted, WildcardDispatch)
@@ -555,9 +556,10 @@ SCAN_CHUNK = Attribute("PENDING_ENTRIES_MAX", scan_module)
 SCAN_FOUND_MAX_OF_GROUPS = Attribute("SCAN_FOUND_MAX", groups_module)
 GROUP_FOUND_MIN = Attribute("GROUP_FOUND_MIN", groups_module)
 JOIN_QUEUES_PER_TURN = Attribute("JOIN_QUEUES_PER_TURN", wildcards_module)
+LEAVE_QUEUES_PER_TURN = Attribute("LEAVE_QUEUES_PER_TURN", wildcards_module)
 DISPATCHES_PER_TURN = Attribute("DISPATCHES_PER_TURN", plain_module)
 DISPATCHES_OF_WILDCARDS_PER_TURN = Attribute("DISPATCHES_PER_TURN", turn_module)
-SHARED_QUEUES_MIN = Attribute("SHARED_QUEUES_MIN", turn_module)
+SEARCHES_MIN = Attribute("SEARCHES_MIN", turn_module)
 EXPIRED_PER_TURN = Attribute("EXPIRED_PER_TURN", selective_module)
 RETRIES_PER_TURN = Attribute("RETRIES_PER_TURN", delays_module)
 DEAD_LETTERS_PER_TURN = Attribute("DEAD_LETTERS_PER_TURN", outcomes_module)
@@ -622,7 +624,7 @@ def pretending(part: object, **moment: object) -> Iterator[None]:
         setattr(commit_state, name, value)
 
 
-def touched(part: object) -> dict[Queue, None]:
+def touched(part: object) -> dict[Queue, bool | None]:
     """Return the queues in which the next turn dispatches."""
     return commit_state_of(part).touched_queues
 
@@ -701,16 +703,16 @@ def last_number(engine: Engine) -> int:
 
 
 def topics(engine: Engine) -> TopicRouter:
-    return engine.queues._topics
+    return engine.queues.topics
 
 
 def topic_patterns(engine: Engine) -> Collection[str]:
     """Return the patterns by which consumers subscribe to topics."""
-    return engine.queues._topics._by_pattern
+    return engine.queues.topics._by_pattern
 
 
 def size_of_known_topics(engine: Engine) -> int:
-    return engine.queues._topics._routes_size
+    return engine.queues.topics._routes_size
 
 
 def ready_answers(part: object) -> list[tuple[ConnectionState, Answer]]:
@@ -747,7 +749,7 @@ def names_of_scheduled(engine: Engine) -> list[str]:
 
 def selectors_of_topics(engine: Engine) -> list[Selector]:
     """Return the selectors of subscriptions to topics."""
-    subscriptions = engine.queues._topics._subscriptions.values()
+    subscriptions = engine.queues.topics._subscriptions.values()
     return [each.selector for each in subscriptions if each.selector is not None]
 
 

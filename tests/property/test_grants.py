@@ -19,7 +19,7 @@ RIGHTS = {
 }
 
 
-@settings(max_examples=5 * EXAMPLES, deadline=None, database=None)
+@settings(max_examples=3 * EXAMPLES, deadline=None, database=None)
 @given(oracle.pairs())
 def test_pattern_covers_what_the_oracle_says(pair: tuple[str, str]) -> None:
     grant, requested = pair

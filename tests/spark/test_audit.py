@@ -91,6 +91,7 @@ def test_a_right_history_is_said_to_be_right(frame: Frame) -> None:
     assert [(row["dispatches"], row["redeliveries"], row["deliveries_max"]) for row in redelivery] == [(300, 0, 1)]
 
 
+@pytest.mark.alternates("wrong histories")
 def test_two_buckets_get_their_verdict_and_a_witness_each(frame: Frame) -> None:
     history, wrong = serve(two_buckets, 1)
     results = audit(frame(history))
@@ -104,6 +105,7 @@ def test_two_buckets_get_their_verdict_and_a_witness_each(frame: Frame) -> None:
         assert overtaken["priority"] == row["priority"] and overtaken["sequence"] < row["sequence"]
 
 
+@pytest.mark.alternates("wrong histories")
 def test_wrong_dispatches_and_attempts_of_consumers_are_counted_and_listed(frame: Frame) -> None:
     story = (
         Story(window=3).dispatch(1, 2).requeue(1, reason="lost", attempts=1).window(0).dispatch(1).start(3).requeue(2)
@@ -132,6 +134,7 @@ def test_wrong_dispatches_and_attempts_of_consumers_are_counted_and_listed(frame
     results.unpersist()
 
 
+@pytest.mark.alternates("whole audits")
 def test_since_and_queue_leave_out_the_rest(frame: Frame) -> None:
     history, _ = serve(two_buckets, 2)
     assert audit(frame(history), queue="another").verdict.has_contract_held
@@ -142,6 +145,7 @@ def test_since_and_queue_leave_out_the_rest(frame: Frame) -> None:
         audit(frame(history), since=EPOCH + timedelta(days=1))
 
 
+@pytest.mark.alternates("wrong histories")
 def test_nacked_aborted_and_lost_are_told_apart_in_the_redelivery_of_a_queue(frame: Frame) -> None:
     reasons = {"nacked": 1, "nacked and delayed": 2, "aborted": 3, "aborted and blocking": 4, "lost": 5, "released": 6}
     # A page has shown one, and one is due.
@@ -181,6 +185,7 @@ def test_a_history_of_another_version_is_refused_by_name(old: Event, frame: Fram
     assert str(raised.value).startswith(expected)
 
 
+@pytest.mark.alternates("wrong histories")
 def test_gaps_are_found_wherever_they_are(frame: Frame) -> None:
     present = [*range(5, 60), *range(61, 65_536), *range(65_540, 131_072), *range(300_000, 300_002)]
     empty: Event = dict.fromkeys(EVENTS.names)
@@ -211,6 +216,7 @@ def written(frame: Frame, history: list[Event], folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.alternates("whole audits")
 def test_command_with_two_runs_of_one_folder_name_audits_each_and_keeps_its_tables_apart(
     frame: Frame, tmp_path: Path
 ) -> None:

@@ -174,6 +174,7 @@ def renumber(stages: list[EventRow]) -> None:
                 each["execution"] = numbers[process, each["execution"]]
 
 
+@pytest.mark.alternates("audits of stages")
 def test_contradictions_of_stages_and_history_are_found(judged: Judged) -> None:
     # Acknowledged by the stages' account, and still there by the broker's.
     held = judged.run("order 1", "order.place")
@@ -222,6 +223,7 @@ def test_contradictions_of_stages_and_history_are_found(judged: Judged) -> None:
     }
 
 
+@pytest.mark.alternates("audits of stages")
 def test_missing_and_repeated_events_are_no_findings_and_a_commit_gap_is_listed(judged: Judged) -> None:
     failed = judged.run("order 4", "price", "failed")
     # The process was killed between this one's commit and telling of it; and its older files are gone.
@@ -246,6 +248,7 @@ def test_missing_and_repeated_events_are_no_findings_and_a_commit_gap_is_listed(
     assert "Once SQL was committed" in results.notes[1]
 
 
+@pytest.mark.alternates("audits of stages")
 def test_exactly_once_messages_may_be_sent_before_the_ack_and_redelivered(judged: Judged) -> None:
     # It was sent by another one before its message was acknowledged, which it is not yet.
     parent = judged.run("order 8", "order.place.stage.reserve")
@@ -274,6 +277,7 @@ def test_exactly_once_messages_may_be_sent_before_the_ack_and_redelivered(judged
     assert [row["already_processed"] for row in results.tables["stages"].where("stage = 'price'").collect()] == [1]
 
 
+@pytest.mark.alternates("audits of stages")
 def test_events_that_are_lost_or_not_recorded_yet_cause_no_finding(judged: Judged) -> None:
     silent = judged.run("order 3", "order.place")
     judged.stages.remove(judged.end(silent))
@@ -300,6 +304,7 @@ def test_events_that_are_lost_or_not_recorded_yet_cause_no_finding(judged: Judge
     assert [row["failed"] for row in results.tables["stages"].where("stage = 'price'").collect()] == [8]
 
 
+@pytest.mark.alternates("audits of stages")
 def test_message_acknowledged_in_the_history_is_not_in_progress(judged: Judged) -> None:
     """A killed process may have committed more than it had recorded."""
     for kind, order in (("completed", "order 1"), ("acknowledged", "order 2")):

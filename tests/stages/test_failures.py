@@ -764,6 +764,8 @@ def test_cause_of_a_lost_last_attempt_names_the_failure_before() -> None:
         await t.send(fails, Number(), interactive=True)
         await lost.wait()
         (lane,) = [each for each in t._service_run._pools if each.is_interactive]
+        # The answer comes after the broker knows that the second attempt has started.
+        await lane.connection.control_request("status")
         t.broker.freeze(lane.connection)
         # The broker gives it up, and with it an attempt of its message.
         await t.advance(seconds=60)

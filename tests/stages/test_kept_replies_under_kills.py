@@ -103,9 +103,12 @@ class Crons:
         """Send two occurrences for each of many due times, as two schedules that overlap. Return the expected ids."""
         flow = OVERLAPPING.crons["tick"]
         due_ms = [int((start + number / 20) * 1000) for number in range(KEYS)]
-        with blocking.connect(self._url) as connection:
+        # All at once: an occurrence that is sent too late is due when it is sent.
+        with blocking.connect(self._url) as connection, connection.session(transacted=True) as session:
             for each in due_ms * 2:
-                connection.send(f"/queue/{flow.endpoint}", flow.body, headers={"AMQ_SCHEDULED_TIME": str(each)})
+                session.send(f"/queue/{flow.endpoint}", flow.body, headers={"AMQ_SCHEDULED_TIME": str(each)})
+            session.commit()
+        assert time.time() < start
         return {occurrence_id(flow.id, each) for each in due_ms}
 
 

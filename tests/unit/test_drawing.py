@@ -25,6 +25,13 @@ def test_both(options, face): ...
 @pytest.mark.parametrize("fault", range(200))
 def test_drawn(fault): ...
 
+@pytest.mark.alternates("long")
+@pytest.mark.parametrize("number", [1, 2])
+def test_long(number): ...
+
+@pytest.mark.alternates("long")
+def test_long_too(): ...
+
 def test_plain(): ...
 """
 
@@ -57,15 +64,16 @@ def named(tests: list[str], name: str) -> list[str]:
 
 def test_run_has_one_of_the_alike_tests_and_runs_differ_in_which(file: Path) -> None:
     seen = set()
-    for draw in (1, 2, 3):
+    for draw in (1, 2, 3, 4):
         here = collected(str(draw), file)
         options = named(here, "test_options")
         assert sorted(each.partition("[")[2][0] for each in options) == ["1", "2"], here
-        assert len(named(here, "test_both")) == 1
+        assert len(named(here, "test_both")) == len(named(here, "test_long")) == 1
         assert named(here, "test_plain") == ["test_plain"]
         assert 0 < len(named(here, "test_drawn")) < 30
         seen.update(named(here, "test_both"))
-    assert len(seen) > 1
+        seen.update(named(here, "test_long"))
+    assert len(seen) > 3
 
 
 def test_repeated_draw_has_the_same_tests(file: Path) -> None:
@@ -73,5 +81,5 @@ def test_repeated_draw_has_the_same_tests(file: Path) -> None:
 
 
 def test_draw_of_all_or_a_named_test_omits_nothing(file: Path) -> None:
-    assert len(collected("all", file)) == 6 + 4 + 200 + 1
+    assert len(collected("all", file)) == 6 + 4 + 200 + 3 + 1
     assert len(collected("7", f"{file}::test_drawn")) == 200

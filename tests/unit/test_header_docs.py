@@ -1,14 +1,14 @@
-"""Tests that wire/stomp/header_docs.py, of which docs/reference/headers.md is made, has the headers of the code."""
+"""Tests that tools/reference/header_docs.py, the source of docs/reference/headers.md, has the headers of the code."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from tools.reference.header_docs import BROKER_FRAME_HEADERS, CLIENT_HEADERS, DESTINATIONS
 from truenext.model.destination import DestinationKind, parse_address
 from truenext.model.header_lines import FIRST_OF_GROUP, SCHEDULE_HEADERS
 from truenext.wire.stomp import headers
-from truenext.wire.stomp.header_docs import BROKER_FRAME_HEADERS, CLIENT_HEADERS, DESTINATIONS
 from truenext.wire.stomp.login import CONNECT_HEADERS
 
 SOURCE = Path(headers.__file__).parent

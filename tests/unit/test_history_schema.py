@@ -1,8 +1,9 @@
-"""Tests that history/schema.py, of which docs/reference/history.md is made, describes what the broker writes."""
+"""Tests that history/schema.py and tools/reference/history.py describe what the broker writes."""
 
 import pytest
 
-from truenext.history.schema import COLUMNS, DRAINED, MODES, REASONS
+from tools.reference.history import MODES, REASONS
+from truenext.history.schema import COLUMNS, DRAINED
 from truenext.model import events
 from truenext.model.events import EventKind
 

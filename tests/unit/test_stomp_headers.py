@@ -4,13 +4,13 @@ from itertools import product
 
 import pytest
 
+from tools.reference.header_docs import CLIENT_HEADERS
 from truenext.errors import RemoteProtocolError
 from truenext.model.commands import Browse, Command, Login, Nack, Send, Subscribe, Unsubscribe
 from truenext.model.destination import DestinationKind
 from truenext.model.header_lines import ADDED_HEADERS
 from truenext.model.limits import WINDOW_MAX
 from truenext.wire.stomp.frame import Frame, Version, encode
-from truenext.wire.stomp.header_docs import CLIENT_HEADERS
 from truenext.wire.stomp.headers import (
     DURABLE_NAME,
     INEFFECTIVE_HEADERS,

@@ -17,7 +17,7 @@ from truenext.engine.state.queue import Queue
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.model.destination import parse_address
-from truenext.model.limits import GATHERING_BYTES_MAX
+from truenext.model.limits import GATHERING_BYTES_MAX, TRANSACTION_MESSAGES_MAX
 from truenext.model.message import SentMessage
 from truenext.model.policy import Policies, Policy
 from truenext.model.selector import compile_selector
@@ -56,14 +56,27 @@ class TurnDriver:
         self.engine.commands.send(self.session, Send(parse_address(f"/queue/{queue}", "s"), message, transaction))
 
     def subscribe(
-        self, queue: str, *, name: str = "", window: int = 1000, selector: str | None = None, has_express: bool = False
+        self,
+        queue: str,
+        *,
+        name: str = "",
+        window: int = 1000,
+        selector: str | None = None,
+        has_express: bool = False,
+        is_exclusive: bool = False,
     ) -> None:
         compiled = None if selector is None else compile_selector(selector)
         address = parse_address(f"/queue/{queue}", "s")
-        self.engine.commands.subscribe(
-            self.session,
-            Subscribe(name or queue, address, AckMode.INDIVIDUAL, window, selector=compiled, has_express=has_express),
+        subscribe = Subscribe(
+            name or queue,
+            address,
+            AckMode.INDIVIDUAL,
+            window,
+            selector=compiled,
+            has_express=has_express,
+            is_exclusive=is_exclusive,
         )
+        self.engine.commands.subscribe(self.session, subscribe)
 
     def ack(self, subscription: str, sequence: int, transaction: str | None = None) -> None:
         self.engine.commands.acknowledge(self.session, Ack(subscription, sequence, transaction))
@@ -146,13 +159,13 @@ def test_queue_that_a_turn_cut_goes_behind_the_queues_that_wait(
 
 
 def test_wildcard_consumer_gets_nothing_until_all_changed_queues_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    targets.SHARED_QUEUES_MIN.replace(monkeypatch, 2)
+    targets.SEARCHES_MIN.replace(monkeypatch, 2)
     driver = TurnDriver()
     driver.subscribe("x.>", window=2)
     for name in "abcd":
         driver.send(f"x.{name}")
     driver.send("x.e", priority=9)
-    assert driver.turns() == [[], ["x.e", "x.a"]], "the true nexts, though other queues were searched first"
+    assert driver.turns() == [[], [], ["x.e", "x.a"]], "the true nexts, though other queues were searched first"
 
 
 @pytest.mark.parametrize(("selector", "expired_max"), [(None, 4), ("JMSPriority = 4", 4 + 3)])
@@ -211,6 +224,23 @@ def test_wildcard_consumer_that_ends_leaves_its_queues_in_parts(monkeypatch: pyt
         driver.turn()
         counts.append(sum(len(targets.receivers_of(driver.engine, queue).all()) for queue in queues))
     assert counts[-1] == 5 and len(counts) > 1, "only the other consumer is left"
+
+
+def test_exclusive_wildcard_consumer_that_ends_holds_nothing_back_while_it_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    targets.LEAVE_QUEUES_PER_TURN.replace(monkeypatch, 1)
+    driver = TurnDriver()
+    for name in "abc":
+        driver.send(f"x.{name}")
+    for number in range(3):
+        driver.subscribe("x.>", name=f"exclusive {number}", window=1, is_exclusive=True)
+    driver.subscribe("x.>", name="other")
+    assert [queue for turn in driver.turns() for queue in turn] == ["x.a"]
+    for number in range(3):
+        driver.engine.commands.unsubscribe(driver.session, Unsubscribe(f"exclusive {number}"))
+    assert [queue for queue, _ in driver.turn()] == ["x.a", "x.b", "x.c"]
+    assert len(targets.receivers_of(driver.engine, driver.find_queue("x.a")).all()) > 1, "they are still leaving"
 
 
 # Held messages and transactions ---------------------------------------------------------------------------------------
@@ -290,14 +320,13 @@ def test_full_connection_that_unsubscribes_gets_messages_of_its_other_queues(mon
 
 
 def test_transaction_that_sends_to_too_many_queues_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "TRANSACTION_QUEUES_MAX", 2)
+    monkeypatch.setattr(sending, "TRANSACTION_QUEUES_UNCOUNTED", 2)
+    monkeypatch.setattr(sending, "TRANSACTION_QUEUE_COUNT", TRANSACTION_MESSAGES_MAX - 4)
     driver = TurnDriver()
     driver.engine.commands.begin(driver.session, Begin("t"))
     for name in "abab":
         driver.send(name, transaction="t")
-    with pytest.raises(
-        RemoteProtocolError, match="more than 2 queues in one transaction; commit more often"
-    ) as refused:
+    with pytest.raises(RemoteProtocolError, match="and queues beyond the first 100 of a transaction 10;") as refused:
         driver.send("c", transaction="t")
     assert refused.value.code is Code.LIMIT
     driver.engine.commands.abort(driver.session, Abort("t"))
@@ -395,6 +424,35 @@ def test_eviction_leaves_room_in_the_batch_and_connections_wait_until_it_is_done
         driver.turn()
         driver.engine.evict()
     assert state.has_capacity and memory.bytes_over_limit <= 0 and batches >= 3
+
+
+@pytest.mark.parametrize("limit", ["broker", "queue"])
+def test_eviction_goes_on_after_all_evicted_messages_of_a_batch_were_acknowledged(limit: str) -> None:
+    """Regression: eviction waited for a batch that was empty again, and so was never written. Where memory was short,
+    the broker read no connection any more."""
+    driver = TurnDriver(Policy(memory_limit=1000) if limit == "queue" else None)
+    state, memory = driver.engine.state.commit_state, driver.engine.state.memory
+    # From now on the store knows the queue.
+    driver.send("a", persistent=True)
+    driver.subscribe("a")
+    driver.commit()
+    for _ in range(7):
+        driver.send("a", body=bytes(100_000))
+    dispatched = driver.turn()[1:]
+    if limit == "broker":
+        memory.limit = 0
+    driver.engine.evict()
+    evicted = len(state.batch.transient_puts)
+    assert evicted == 6, "the batch is full"
+    for _, sequence in dispatched[:evicted]:
+        driver.ack("a", sequence)
+    assert state.batch.is_empty()
+    driver.turn()
+    driver.engine.evict()
+    assert len(state.batch.transient_puts) == 1 and state.has_capacity
+    driver.commit()
+    driver.engine.evict()
+    assert memory.message_bytes < 1000
 
 
 def test_eviction_that_frees_nothing_comes_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.state.window import AutoWindow
 from truenext.model.commands import Ack, AckMode, Login, Nack, Release, Send, Subscribe, Wake
 from truenext.model.destination import parse_address
-from truenext.model.limits import WINDOW_DEFAULT, WINDOW_MAX
+from truenext.model.limits import HELD_MAX, WINDOW_DEFAULT
 from truenext.model.message import SentMessage
 
 QUEUE = parse_address("/queue/a", "s")
@@ -234,7 +234,7 @@ def test_the_first_answer_of_many_after_a_silence_is_not_taken_for_a_slow_consum
     assert window.stretch(7000)
 
 
-@pytest.mark.parametrize("size", [1, 2, WINDOW_DEFAULT + 1, WINDOW_MAX])
+@pytest.mark.parametrize("size", [1, 2, WINDOW_DEFAULT + 1, HELD_MAX])
 @pytest.mark.parametrize("mode", [AckMode.CLIENT, AckMode.INDIVIDUAL])
 def test_a_window_that_is_named_is_exact(size: int, mode: AckMode) -> None:
     # C4.9

@@ -1,9 +1,9 @@
-"""Page of the destinations and headers, docs/reference/headers.md, from wire/stomp/header_docs.py and headers.py."""
+"""Page of the destinations and headers, docs/reference/headers.md, from header_docs.py and wire/stomp/headers.py."""
 
 from collections.abc import Iterator, Mapping
 
+from tools.reference.header_docs import BROKER_FRAME_HEADERS, CLIENT_HEADERS, DESTINATIONS, HeaderDoc
 from tools.reference.markdown import code, joined, table, wrapped
-from truenext.wire.stomp.header_docs import BROKER_FRAME_HEADERS, CLIENT_HEADERS, DESTINATIONS, HeaderDoc
 from truenext.wire.stomp.headers import (
     DURABLE,
     INEFFECTIVE_HEADERS,

@@ -165,6 +165,49 @@ _STAGE_STRUCTS: tuple[type[Struct], ...] = (
 )
 _NO_EVENTS = (EventKind.NAME, EventKind.CAUSE)
 
+REASONS: dict[str, str] = {
+    "nacked": "a NACK",
+    "aborted": "an ABORT",
+    "lost": "a lost connection that counts as an attempt",
+    "released": "no attempt",
+    "delayed": "as in `nacked and delayed`, also after `aborted` or `lost`: the message waits for its next try, "
+    "and later messages are dispatched meanwhile. `delayed` alone: a message that was read from the store waits "
+    "for its next try",
+    "blocking": "as `delayed`, but later messages wait, too",
+    "due": "the time of the message's next try has come",
+    "clean": "of `run-started`: the previous run was stopped",
+    "unclean": "of `run-started`: the previous run was killed, or crashed",
+}
+"""Meaning of the texts in the column `reason`."""
+
+MODES: dict[str, str] = {
+    "auto": "acknowledged by the socket",
+    "client": "acknowledged cumulatively",
+    "client-individual": "acknowledged one by one",
+    " with selector": "the consumer has a selector, which is not recorded, so the audit does not judge the order "
+    "of its messages. A consumer of a pattern of queues has this mode, too, since another queue may hold back a "
+    "message that the consumer skips",
+    " with express": "express dispatch",
+    " with started": "the connection reports which messages its program has started to handle",
+    " pulling": "the subscription pulls",
+    " exclusive": "the consumer is exclusive",
+}
+"""Meaning of the texts in the column `mode`. A mode consists of one of the first three texts, followed by all other
+texts that apply."""
+
+STAGE_TABLES: dict[str, str] = {
+    "flows": "flow: `started_at`, `seconds`, `messages`, `runs`, `failures`, `given_up`, `in_progress`",
+    "stage_runs": "execution of a stage: its stage and message, its outcome, the times at which the broker accepted "
+    "and dispatched the message, and the kind of event by which the message ended (`end_kind`). `process` and "
+    "`execution` are those of its events",
+    "stages": "stage: its executions by outcome, `interrupted` if none was recorded; milliseconds that messages waited "
+    "and executions took: p50, p99, max",
+    "stage_findings": "finding",
+    "commit_gaps": "execution that committed its SQL, but did not acknowledge its message",
+    "waterfalls": "execution that is on the page; `position` counts from 1 in each flow",
+}
+"""Parquet tables of `truenext audit --stages`, each with the meaning of a row."""
+
 
 def page() -> str:
     return joined(_parts())
@@ -178,8 +221,8 @@ def _parts() -> Iterator[str]:
     yield "## Columns"
     rows = [(code(each.name), _type(each), in_json(each.meaning)) for each in schema.COLUMNS]
     yield table(("column", "type", "is"), [*rows, (code(schema.DATE), "date", "date of `at`, in UTC; the folder")])
-    yield table(("text in `reason`", "means"), [(code(text), meaning) for text, meaning in schema.REASONS.items()])
-    yield table(("text in `mode`", "means"), [(code(text), meaning) for text, meaning in schema.MODES.items()])
+    yield table(("text in `reason`", "means"), [(code(text), meaning) for text, meaning in REASONS.items()])
+    yield table(("text in `mode`", "means"), [(code(text), meaning) for text, meaning in MODES.items()])
     yield _RULES
     yield _STAGES
     yield table(("`kind`", "when"), [(code(kind), meaning) for kind, meaning in _stage_kinds().items()])
@@ -189,7 +232,7 @@ def _parts() -> Iterator[str]:
     )
     yield table(("field", "with", "is"), _stage_fields())
     yield "### Tables of the audit of stages"
-    yield table(("table", "one row for each"), [(code(name), text) for name, text in schema.STAGE_TABLES.items()])
+    yield table(("table", "one row for each"), [(code(name), text) for name, text in STAGE_TABLES.items()])
     yield "A flow that a stage starts is a flow of its own; its trace is `parent|child`."
 
 

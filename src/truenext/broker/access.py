@@ -230,22 +230,13 @@ def _check_control_request(user: User, session: ConnectionState, request: Contro
 
 
 COMMAND_CHECKS: dict[type[Any], Check] = {
-    InvalidFrame: check_nothing,
+    **dict.fromkeys((InvalidFrame, Ack, AckRun, Nack, ReceiptRequest, Started, Credit, Wake), check_nothing),
+    **dict.fromkeys((Begin, Abort, Release), check_nothing),
     Send: _check_send,
-    Ack: check_nothing,
-    AckRun: check_nothing,
-    Nack: check_nothing,
-    ReceiptRequest: check_nothing,
     Subscribe: _check_subscribe,
     Browse: _check_browse,
     Unsubscribe: _check_unsubscribe,
-    Begin: check_nothing,
     Commit: _check_commit,
-    Abort: check_nothing,
-    Started: check_nothing,
-    Credit: check_nothing,
-    Wake: check_nothing,
-    Release: check_nothing,
     Disconnect: _check_disconnect,
     ControlRequest: _check_control_request,
 }

@@ -35,7 +35,7 @@ from truenext.broker.execution import Execution
 from truenext.broker.pager import Pager
 from truenext.broker.peer import Peer, PendingCommand
 from truenext.broker.reload import NO_FILE, ReloadResult
-from truenext.broker.slow_clients import SlowClients
+from truenext.broker.slow_clients import end_slow_clients
 from truenext.broker.stuck_check import StuckCheck
 from truenext.broker.unread_answers import UnreadAnswers
 from truenext.broker.user_sessions import UserSessions
@@ -133,7 +133,6 @@ class Broker:
             has_pending_answer=lambda session: self.control.requests.pending_count(session) > 0,
         )
         self.control = self._make_control_commands()
-        self._slow_clients = SlowClients(engine, self._peers, self.control.requests, self.capacity, loop.time)
         self._execution = self._make_execution()
 
     def _make_control_commands(self) -> ControlCommands:
@@ -380,7 +379,7 @@ class Broker:
             self._sliced_work.add(self._engine.stretch_windows())
         warn_of_forgotten_producers(self._engine)
         self._engine.remove_unused_queues()
-        self._slow_clients.end_some()
+        end_slow_clients(self._engine, self._peers, self.control.requests, self.capacity, self._loop.time())
         self._schedule_turn()
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
 

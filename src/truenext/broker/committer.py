@@ -56,7 +56,10 @@ class Committer:
         """
         assert not self.is_busy
         if self._is_thread_idle and self._write_time.is_quick(batch.size + len(batch.history)):
-            self._write_inline(batch)
+            self._apply(batch, is_inline=True)
+            self._append_history(batch)
+            if self._history is not None:
+                self._flush_later()
             return True
         self.is_busy = True
         self._is_thread_idle = False
@@ -71,12 +74,6 @@ class Committer:
         self._thread.join()
 
     # ---- At once ----
-
-    def _write_inline(self, batch: Batch) -> None:
-        self._apply(batch, is_inline=True)
-        self._append_history(batch)
-        if self._history is not None:
-            self._flush_later()
 
     def _apply(self, batch: Batch, *, is_inline: bool) -> None:
         if not batch.is_empty():

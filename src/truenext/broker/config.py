@@ -8,19 +8,17 @@ A file is applied as a whole or not at all, and all of its faults are reported a
 from their descriptions (truenext.model.setting).
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from enum import Enum
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from truenext.broker.certificates import Certificates, read_certificates
-from truenext.broker.regular_file import read_regular_file
+from truenext.broker.regular_file import parse_toml, read_regular_file
 from truenext.broker.settings import BrokerSettings, fault_of_server_name
-from truenext.broker.users import Users, read_users
+from truenext.broker.users import Users, read_users, suggest_name
 from truenext.errors import ConfigurationError, FaultyFileError, RemoteProtocolError
 from truenext.model.destination import parse_queue_name
 from truenext.model.numerals import format_size, parse_size
@@ -127,7 +125,7 @@ class _ConfigurationFileReader:
         tables: dict[str, dict[str, Any]] = {}
         for section, table in self._parse().items():
             if section not in (BROKER, POLICY):
-                self._faults.append(f"there is no section [{section}]" + _suggestion(section, (BROKER, POLICY)))
+                self._faults.append(f"there is no section [{section}]" + suggest_name(section, (BROKER, POLICY)))
             elif not isinstance(table, dict):
                 self._faults.append(f"{section} must be a table: [{section}]")
             elif section == BROKER:
@@ -144,14 +142,8 @@ class _ConfigurationFileReader:
         except OSError as error:
             raise ConfigurationError(f"cannot read {self._file}: {error.strerror or error}") from error
         try:
-            return tomllib.loads(content.decode())
-        except UnicodeDecodeError as error:
-            line = content.count(b"\n", 0, error.start) + 1
-            raise self._faulty_file([f"byte {content[error.start]:#04x} is not UTF-8 (at line {line})"]) from error
-        except RecursionError as error:
-            raise self._faulty_file(["tables or arrays are nested too deeply"]) from error
+            return parse_toml(content)
         except ValueError as error:
-            # Not TOML, or a number of thousands of digits.
             raise self._faulty_file([str(error)]) from error
 
     def _faulty_file(self, faults: list[str]) -> FaultyFileError:
@@ -201,7 +193,7 @@ class _ConfigurationFileReader:
         `_faults`."""
         known = settings_of(described)
         if name not in known:
-            self._faults.append(f"{header}: there is no setting {name!r}" + _suggestion(name, known))
+            self._faults.append(f"{header}: there is no setting {name!r}" + suggest_name(name, known))
             return
         try:
             values[name] = self._value(known[name], raw)
@@ -323,9 +315,3 @@ def _in_range(setting: Setting, number: Any) -> Any:
 def _join_choices(choices: Iterable[str]) -> str:
     *others, last = (f'"{choice}"' for choice in choices)
     return f"{', '.join(others)} or {last}"
-
-
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    close = get_close_matches(name, names, n=1)
-    return f"; is {close[0]!r} meant?" if close else f"; there are {', '.join(names)}"

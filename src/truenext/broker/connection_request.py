@@ -12,7 +12,7 @@ from truenext.engine.dispatch.heads import WaitReason
 from truenext.engine.engine import Engine
 from truenext.engine.idle import find_next
 from truenext.engine.lifecycle.redelivery import dead_letter_queue
-from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.queue import Queue
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import AckMode
@@ -57,27 +57,27 @@ class RedeliveryReport(msgspec.Struct):
     """Name of the queue that gets the dead letters; None if the queue keeps failed messages."""
 
 
-class SubscriptionReport(msgspec.Struct):
+class SubscriptionReport(msgspec.Struct, kw_only=True):
     """One subscription of the connection."""
 
     id: str
     """Id that the client gave the subscription."""
     destination: str
     """Destination that the client named, with `/queue/` and without options."""
-    held: int
+    held: int = 0
     """Number of messages that the subscription holds."""
-    started: int
+    started: int = 0
     """Number of these messages that were started."""
-    window: int | None
+    window: int | None = None
     """Window of the consumer, in messages; of a suspended one, the window that it has once it is woken. None in auto
     mode, for a browser, and if the subscription pulls."""
-    requested: int | None
+    requested: int | None = None
     """Number of messages still to come for a pull request; None if the subscription does not pull."""
     idle: str
     """Reason why no message is dispatched now (WaitReason); "" if a message could be dispatched. If several reasons are
     true, the first in the order of WaitReason is reported; for a pattern of queues, the reason of the queue whose
     message is next."""
-    redelivery: RedeliveryReport | None
+    redelivery: RedeliveryReport | None = None
     """Policy for messages that fail; None for a browser and for a pattern of queues."""
 
 
@@ -152,7 +152,13 @@ def make_connection_report(engine: Engine, session: ConnectionState, user: User 
             report.subscriptions.append(_report_consumer(consumer, idle))
         yield
     for number, browser in enumerate(list(session.browsers.values()), 1):
-        report.subscriptions.append(_report_browser(browser))
+        report.subscriptions.append(
+            SubscriptionReport(
+                id=browser.subscription,
+                destination=_own_address(browser.destination),
+                idle=WaitReason.BROWSES.value,
+            )
+        )
         if number % _ITEMS_PER_STEP == 0:
             yield
     return msgspec.json.encode(report)
@@ -193,19 +199,6 @@ def _report_user(user: User) -> UserReport:
         monitor=user.is_monitor,
         admin=user.is_admin,
         client_ids=sorted(user.client_ids),
-    )
-
-
-def _report_browser(browser: Browser) -> SubscriptionReport:
-    return SubscriptionReport(
-        id=browser.subscription,
-        destination=_own_address(browser.destination),
-        held=0,
-        started=0,
-        window=None,
-        requested=None,
-        idle=WaitReason.BROWSES.value,
-        redelivery=None,
     )
 
 

@@ -154,7 +154,7 @@ class Execution:
         needs_login = session in self._before_login
         actions = self.actions
         until_us = commit_state.now_us + EXECUTE_SLICE_US
-        commit_state.is_read_long = engine.queues.routing_may_take_long
+        commit_state.is_read_long = engine.queues.topics.may_take_long
         control_only = self._control.only
         if needs_login or (control_only.idle_since and session in control_only.idle_since):
             commands = control_only.check_commands(session, commands)

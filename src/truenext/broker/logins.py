@@ -16,9 +16,10 @@ from asyncio import AbstractEventLoop, Future
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
-from truenext.broker.passwords import find_credential, spend_time
-from truenext.broker.users import UserEntry, Users
+from truenext.broker.passwords import find_credential
+from truenext.broker.users import Users
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Login
 from truenext.model.limits import FAILED_LOGINS_PER_ADDRESS, FAILED_LOGINS_PER_USER, LOGINS_WAITING_MAX
@@ -33,18 +34,16 @@ WRONG_CERTIFICATE = (
 )
 
 
+@dataclass(slots=True, eq=False)
 class _WaitingLogin:
-    __slots__ = ("address", "callbacks", "user")
-
-    def __init__(self, user: str, address: str) -> None:
-        self.user = user
-        self.address = address
-        self.callbacks: list[Callable[[str], object]] = []
+    user: str
+    address: str
+    callbacks: list[Callable[[str], object]] = field(default_factory=list)
 
 
 class Logins:
     def __init__(self, users: Users, loop: AbstractEventLoop) -> None:
-        self._users = users
+        self.users = users
         self._loop = loop
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="truenext-passwords")
         self._key = secrets.token_bytes(32)
@@ -57,15 +56,11 @@ class Logins:
         together."""
         self._failures_since = loop.time()
 
-    @property
-    def users(self) -> Users:
-        return self._users
-
     def replace_users(self, users: Users) -> None:
         """Use the users of a reloaded file from now on. A login that is being hashed is still checked with the former
         users. So the caller of `check` must test whether the credential of such a login is still in
         `UserEntry.credentials`."""
-        self._users = users
+        self.users = users
         self._remembered = {
             digest: (user, credential)
             for digest, (user, credential) in self._remembered.items()
@@ -92,8 +87,8 @@ class Logins:
         if waiting is None:
             self._check_limits(login.user, address)
             waiting = self._waiting[digest] = _WaitingLogin(login.user, address)
-            entry = self._users.get(login.user)
-            hashed = self._loop.run_in_executor(self._thread, _check_password, entry, login.passcode)
+            entry = self.users.get(login.user)
+            hashed = self._loop.run_in_executor(self._thread, find_credential, entry, login.passcode)
             hashed.add_done_callback(lambda done: self._on_hashed(digest, waiting, done))
         waiting.callbacks.append(on_checked)
         return ""
@@ -133,10 +128,3 @@ class Logins:
     def _digest(self, login: Login) -> bytes:
         text = f"{login.user}\0{login.passcode}".encode()
         return hashlib.blake2b(text, key=self._key).digest()
-
-
-def _check_password(entry: UserEntry | None, passcode: str) -> str:
-    if entry is None:
-        spend_time(passcode)
-        return ""
-    return find_credential(entry, passcode)

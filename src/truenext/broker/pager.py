@@ -4,7 +4,7 @@ loop passes each page to the engine."""
 import logging
 import threading
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from queue import SimpleQueue
 
 from truenext.engine.background.scheduled import DueSendsRead
@@ -37,14 +37,15 @@ class Pager:
         self._schedule_turn = schedule_turn
         self._on_failed = on_failed
         self._queue: SimpleQueue[StoreRead | TimerRead | None] = SimpleQueue()
-        self._pending: set[StoreRead] = set()
+        self.pending: set[StoreRead] = set()
+        """Requested reads of messages that are not done."""
         self._pending_timer_reads = 0
         """Number of requested reads of timers that are not done."""
         self._thread = threading.Thread(target=self._run, name="truenext-pager", daemon=True)
         self._thread.start()
 
     def read(self, read: StoreRead) -> None:
-        self._pending.add(read)
+        self.pending.add(read)
         self._queue.put(read)
 
     def read_timers(self, read: TimerRead) -> None:
@@ -52,14 +53,9 @@ class Pager:
         self._queue.put(read)
 
     @property
-    def pending(self) -> Collection[StoreRead]:
-        """Requested reads of messages that are not done."""
-        return self._pending
-
-    @property
     def is_busy(self) -> bool:
         """True while a read, of messages or timers, is not done."""
-        return bool(self._pending or self._pending_timer_reads)
+        return bool(self.pending or self._pending_timer_reads)
 
     def close(self) -> None:
         """End the thread after its current read; drop the other reads."""
@@ -84,7 +80,7 @@ class Pager:
                 return
 
     def _done(self, read: StoreRead, page: PageResult) -> None:
-        self._pending.discard(read)
+        self.pending.discard(read)
         self._tick()
         try:
             self._results.on_page_read(read, page)

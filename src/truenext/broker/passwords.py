@@ -47,21 +47,15 @@ def hash_password(text: str) -> str:
     return PASSWORD_HASHER.hash(text)
 
 
-def find_credential(entry: UserEntry, passcode: str) -> str:
-    """Return the hash or password of the user that matches the passcode; "" if none does."""
+def find_credential(entry: UserEntry | None, passcode: str) -> str:
+    """Return the hash or password of the user that matches the passcode; "" if none does, or the user is unknown
+    (`entry` None)."""
     given = _to_bytes(passcode)
-    if entry.password is not None and hmac.compare_digest(entry.password.encode(), given):
+    if entry is not None and entry.password is not None and hmac.compare_digest(entry.password.encode(), given):
         return entry.password
-    hashes = [*entry.hashes, *[_DUMMY_HASH] * (HASHES_MAX - len(entry.hashes))]
+    own = () if entry is None else entry.hashes
+    hashes = [*own, *[_DUMMY_HASH] * (HASHES_MAX - len(own))]
     return next((each for each in hashes if _is_hash_of(each, given)), "")
-
-
-def spend_time(passcode: str) -> None:
-    """Take as much time as `find_credential` takes for a wrong passcode. Called for logins of unknown users, so that
-    the time does not reveal that the user is unknown."""
-    given = _to_bytes(passcode)
-    for _ in range(HASHES_MAX):
-        _is_hash_of(_DUMMY_HASH, given)
 
 
 def _to_bytes(passcode: str) -> bytes:

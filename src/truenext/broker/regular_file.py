@@ -3,7 +3,9 @@ broker wait."""
 
 import os
 import stat
+import tomllib
 from pathlib import Path
+from typing import Any
 
 from truenext.errors import ConfigurationError
 from truenext.model.limits import CONFIGURATION_BYTES_MAX
@@ -31,6 +33,20 @@ def read_regular_file(file: Path) -> bytes:
             f"cannot read {file}: a configuration file has at most {CONFIGURATION_BYTES_MAX} bytes"
         )
     return content
+
+
+def parse_toml(content: bytes) -> dict[str, Any]:
+    """Parse the content of a TOML file.
+
+    Raises: ValueError with the fault, if the content is not TOML, or has a number of thousands of digits
+    """
+    try:
+        return tomllib.loads(content.decode())
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"byte {content[error.start]:#04x} is not UTF-8 (at line {line})") from error
+    except RecursionError as error:
+        raise ValueError("tables or arrays are nested too deeply") from error
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

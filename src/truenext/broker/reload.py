@@ -1,7 +1,7 @@
 """Reload: a running broker reads its configuration file again, and applies all changes or none."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from truenext.broker.config import BROKER, POLICY, Configuration, format_value, 
 from truenext.broker.settings import BrokerSettings
 from truenext.broker.users import UserEntry
 from truenext.errors import ConfigurationError, FaultyFileError
-from truenext.model.policy import Policies, Policy
+from truenext.model.policy import Policy
 from truenext.model.setting import Setting, settings_of
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def _changes(before: Configuration, now: Configuration) -> Iterator[str]:
         yield f"{toml_header(BROKER)} {_change(settings[name], was, is_now)}"
     if _fingerprint(before) != _fingerprint(now):
         yield "certificates: changed files"
-    for pattern in _patterns(before.policies, now.policies):
+    for pattern in (None, *sorted({*before.policies.by_pattern, *now.policies.by_pattern})):
         # A pattern that the old or the new file lacks has the default policy there.
         was, is_now = (
             each.default if pattern is None else each.by_pattern.get(pattern, each.default)
@@ -126,10 +126,6 @@ def _user_changes(before: Mapping[str, UserEntry], now: Mapping[str, UserEntry])
                 yield f"user {name}: passwords or certificates changed"
             if not (before[name].user.has_all_of(now[name].user) and now[name].user.has_all_of(before[name].user)):
                 yield f"user {name}: grants changed"
-
-
-def _patterns(before: Policies, now: Policies) -> Iterable[str | None]:
-    return [None, *sorted({*before.by_pattern, *now.by_pattern})]
 
 
 def _differences(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:

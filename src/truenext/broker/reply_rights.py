@@ -147,7 +147,7 @@ class ReplyRights:
 
     def _is_there(self, destination: Destination) -> bool:
         if destination.kind is DestinationKind.TOPIC:
-            return self._engine.queues.has_topic_subscription(destination.name)
+            return self._engine.queues.topics.has_subscription(destination.name)
         return self._engine.queues.has_temporary(destination.name)
 
     def _may_reply(self, user: User, session_id: str, address: str) -> bool:

@@ -14,7 +14,6 @@ import re
 import shlex
 import stat
 import sys
-import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 
 import argon2
 
-from truenext.broker.regular_file import read_regular_file
+from truenext.broker.regular_file import parse_toml, read_regular_file
 from truenext.errors import ConfigurationError, FaultyFileError
 from truenext.model.grants import Pattern, Right, User, parse_pattern
 from truenext.model.limits import CONFIGURATION_BYTES_MAX
@@ -306,16 +305,8 @@ class _UsersFileReader:
         try:
             if len(content) > CONFIGURATION_BYTES_MAX:
                 raise ValueError(f"a users file has at most {CONFIGURATION_BYTES_MAX} bytes: remove users or comments")
-            return tomllib.loads(content.decode())
-        except UnicodeDecodeError as error:
-            line = content.count(b"\n", 0, error.start) + 1
-            self._fault("", f"byte {content[error.start]:#04x} is not UTF-8 (at line {line})")
-            raise self._faulty_file() from error
-        except RecursionError as error:
-            self._fault("", "tables or arrays are nested too deeply")
-            raise self._faulty_file() from error
+            return parse_toml(content)
         except ValueError as error:
-            # Not TOML, or a number of thousands of digits.
             self._fault("", str(error))
             raise self._faulty_file() from error
 

@@ -62,11 +62,6 @@ def find_next(engine: Engine, consumer: BrokerConsumer) -> Generator[None, None,
     return min(inspection.queue_reasons, key=_REASON_ORDER.__getitem__, default=WaitReason.EMPTY)
 
 
-def _dispatch_order(head: Entry | Wait) -> tuple[int, bool]:
-    """Return the key that orders heads of one rank; with the same sequence, a wait goes before an entry."""
-    return head.sequence, isinstance(head, Entry)
-
-
 def _consumer_reason(consumer: BrokerConsumer) -> WaitReason | None:
     """Return why the consumer gets nothing from any queue; None if there is no such reason."""
     if consumer.is_suspended:
@@ -128,7 +123,10 @@ class _QueueInspection:
                 # It blocks all later messages.
                 self.queue_reasons.add(DELAYED)
                 return
-            self._heads[rank] = min(head, self._heads.get(rank, head), key=_dispatch_order)
+            # With the same sequence, a wait goes before an entry.
+            self._heads[rank] = min(
+                head, self._heads.get(rank, head), key=lambda one: (one.sequence, isinstance(one, Entry))
+            )
             if isinstance(head, Wait) and head.is_undecided:
                 return
 

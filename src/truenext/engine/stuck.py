@@ -8,7 +8,6 @@ requested), because that state may be wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
-from enum import Enum
 from functools import cached_property
 from itertools import takewhile
 
@@ -351,57 +350,41 @@ def _is_behind_blocked(entry: Entry, receiver: _SelectiveReceiver, committed: in
     lane = entry.lane
     in_flight = takewhile(lambda one: one.batch > committed, reversed(lane.arrived))
     earlier = [one for one in (*in_flight, *lane.requeued_entries(), *lane.unread_in_memory) if one.batch > committed]
-    if _blocks_while_retrying(lane.queue):
+    if lane.queue.policy.while_waiting is WhileWaiting.BLOCK:
         lanes = (each for each in lane.queue.lanes if each.rank <= lane.rank)
         waiting = (one for each in lanes for one in each.requeued_entries() if one.due_us > now_us)
         earlier += [one for one in waiting if one.lane is not lane or one.sequence < entry.sequence]
     return any(receiver.could_take(one) for one in earlier if one.lane is not lane or one.sequence < entry.sequence)
 
 
-def _blocks_while_retrying(queue: Queue) -> bool:
-    return queue.policy.while_waiting is WhileWaiting.BLOCK
-
-
 def _is_empty(lane: Lane) -> bool:
     return not (lane.arrived or lane.unread or lane.unread_in_memory or lane.delayed or lane.requeued or lane.selected)
-
-
-class _FirstReadyPlace(Enum):
-    MEMORY = 1
-    STORE = 2
-    NONE = 3
-    """No message of this lane and the lanes after it is ready: a message that waits for its next try blocks them."""
 
 
 def _has_ready(queue: Queue, committed: int, read_lanes: Collection[Lane], now_ms: int, now_us: int) -> bool:
     """Return whether the first ready message of a queue is in memory, or only in the store while no page of its lane is
     being read."""
     for lane in queue.lanes:
-        if _is_empty(lane):
-            continue
-        location = _first_ready(lane, committed, now_ms, now_us)
-        if location is _FirstReadyPlace.NONE:
-            return False
-        if location is _FirstReadyPlace.MEMORY:
-            return True
-        if location is _FirstReadyPlace.STORE:
-            return lane not in read_lanes
+        is_ready = None if _is_empty(lane) else _is_lane_ready(lane, committed, lane in read_lanes, now_ms, now_us)
+        if is_ready is not None:
+            return is_ready
     return False
 
 
-def _first_ready(lane: Lane, committed: int, now_ms: int, now_us: int) -> _FirstReadyPlace | None:
-    """Return where the first ready message of a lane is; None if there is none, or if a message being committed
-    precedes it."""
+def _is_lane_ready(lane: Lane, committed: int, is_being_read: bool, now_ms: int, now_us: int) -> bool | None:
+    """Return whether the first ready message of a lane is in memory, or only in the store while no page of the lane is
+    being read. False also if a message that waits for its next try blocks this lane and the lanes after it. None if the
+    next lane decides: no message is ready, or a message being committed precedes it."""
     has_unread = lane.unread > len(lane.unread_in_memory)
     for entry in lane.entries_between(0, UNBOUNDED, limit=FIRST_MAX):
         if entry.batch > committed:
             return None
         if entry.due_us > now_us:
             if lane.queue.policy.while_waiting is WhileWaiting.BLOCK:
-                return _FirstReadyPlace.NONE
+                return False
             continue
         if entry.message is None or (has_unread and entry.sequence > lane.horizon):
-            return _FirstReadyPlace.STORE
+            return not is_being_read
         if not 0 < entry.message.expires_ms <= now_ms:
-            return _FirstReadyPlace.MEMORY
-    return _FirstReadyPlace.STORE if has_unread else None
+            return True
+    return not is_being_read if has_unread else None

@@ -26,7 +26,7 @@ from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state.clients import ClientRegistry
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
-from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
+from truenext.engine.state.pages import PageResult, StoreRead
 from truenext.engine.state.queue import Queue
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.writing.engine_state import EngineState
@@ -34,9 +34,10 @@ from truenext.model.answers import Answer
 from truenext.model.batch import Batch
 from truenext.model.limits import DISPATCHES_PER_TURN
 
-SHARED_QUEUES_MIN = 1000
-"""Number of queues with wildcard consumers that one turn searches. The number doubles with each turn that leaves some
-queues unsearched."""
+SEARCHES_MIN = 1000
+"""Number of searches of one turn for wildcard consumers: one for each changed queue and each of its wildcard consumers.
+The number rises by SEARCHES_GROWTH with each turn that leaves some queues unsearched."""
+SEARCHES_GROWTH = 1.125
 
 
 class Effects(NamedTuple):
@@ -77,15 +78,15 @@ class TurnDispatch:
         self._dispatcher = dispatcher
         self._pull_requests = pull_requests
         self._no_wait_pull_ender = NoWaitPullEnder(state.clients, dispatcher, pull_requests)
-        self._shared_factor = 1
-        """Factor of SHARED_QUEUES_MIN. The factor doubles with each turn that leaves some queues unsearched."""
+        self._searches_factor = 1.0
+        """Factor of SEARCHES_MIN, above 1 while queues are left unsearched."""
 
     @property
     def is_searching(self) -> bool:
         """Whether a search of queues with wildcard consumers continues in the next turn. Until the search has ended,
         messages that were read for wildcard consumers must stay in memory."""
         # Else all that was left may have ended meanwhile.
-        return self._shared_factor > 1 and bool(self._commit_state.touched_wildcards)
+        return self._searches_factor > 1 and bool(self._commit_state.touched_wildcards)
 
     def run(self, deliveries: Deliveries) -> None:
         """Dispatch in the queues that have changed, up to the limit of one turn. Adds dispatched messages to
@@ -93,15 +94,15 @@ class TurnDispatch:
         commit_state = self._commit_state
         touched, commit_state.touched_queues = commit_state.touched_queues, {}
         wildcards, commit_state.touched_wildcards = commit_state.touched_wildcards, {}
-        shared: list[Queue] = []
-        postponed: dict[Queue, None] = {}
+        shared: dict[Queue, bool | None] = {}
+        postponed: dict[Queue, bool | None] = {}
         now_us = commit_state.now_us
         dispatcher = self._dispatcher
         dispatcher.start_turn(len(touched))
-        for queue in touched:
+        for queue, is_searched in touched.items():
             if queue.has_wildcards:
                 queue.last_used_us = now_us
-                shared.append(queue)
+                shared[queue] = is_searched
                 continue
             if dispatcher.budget <= 0:
                 postponed[queue] = None
@@ -125,10 +126,10 @@ class TurnDispatch:
             self._no_wait_pull_ender.end_unsatisfied(touched, wildcard_dispatch)
 
     def _dispatch_wildcards(
-        self, shared: list[Queue], wildcards: dict[Wildcard, None], deliveries: Deliveries
+        self, shared: dict[Queue, bool | None], wildcards: dict[Wildcard, None], deliveries: Deliveries
     ) -> WildcardDispatch | None:
-        """Dispatch in queues that have wildcard consumers. If more of these queues have changed than one turn may
-        search, search some and dispatch nothing."""
+        """Dispatch in queues that have wildcard consumers. If the queues that have changed need more searches than one
+        turn does, search some and dispatch nothing."""
         dispatcher = self._dispatcher
         dispatcher.budget = max(dispatcher.budget, DISPATCHES_PER_TURN // 2)
         dispatch = WildcardDispatch(
@@ -139,34 +140,44 @@ class TurnDispatch:
             dispatcher,
             deliveries,
         )
-        if len(shared) > SHARED_QUEUES_MIN * self._shared_factor:
-            self._search_some(dispatch, shared, wildcards)
+        search_count = int(SEARCHES_MIN * self._searches_factor)
+        receivers_of = self._clients.receivers_of
+        if sum(len(receivers_of(queue).wildcards) for queue in shared if not shared[queue]) > search_count:
+            self._search_some(dispatch, shared, wildcards, search_count)
             return None
-        self._shared_factor = 1
+        self._searches_factor = 1.0
         for lane in dispatch.run(shared, wildcards):
             self._page_reader.request_page(lane)
         for queue in dispatch.queried_queues():
             self._selections.activate_queue(queue)
         return dispatch
 
-    def _search_some(self, dispatch: WildcardDispatch, shared: list[Queue], wildcards: dict[Wildcard, None]) -> None:
+    def _search_some(
+        self,
+        dispatch: WildcardDispatch,
+        shared: dict[Queue, bool | None],
+        wildcards: dict[Wildcard, None],
+        search_count: int,
+    ) -> None:
         """Search some of the changed queues. Later turns search the other queues, and then dispatch: the true next of a
         wildcard consumer is known only when all its queues were searched."""
         receivers_of = self._clients.receivers_of
-        alone = [queue for queue in shared if not receivers_of(queue).consumers][
-            : SHARED_QUEUES_MIN * self._shared_factor
-        ]
         commit_state = self._commit_state
         commit_state.touched_wildcards |= wildcards
-        for queue in alone:
-            commit_state.touched_wildcards.update(dict.fromkeys(receivers_of(queue).wildcards))
-        dispatch.update(alone)
+        searched: list[Queue] = []
+        for queue, is_searched in shared.items():
+            if not is_searched and search_count > 0:
+                search_count -= len(receivers_of(queue).wildcards)
+                commit_state.touched_wildcards.update(dict.fromkeys(receivers_of(queue).wildcards))
+                searched.append(queue)
+        dispatch.update(searched)
         for queue in dispatch.queried_queues():
             self._selections.activate_queue(queue)
-        searched = set(alone)
-        commit_state.touched_queues.update((queue, None) for queue in shared if queue not in searched)
+        # Dispatch to the consumers of these queues alone is still to come. A change meanwhile needs another search.
+        shared.update((queue, True) for queue in searched)
+        commit_state.touched_queues = shared | commit_state.touched_queues
         # Else clients that keep changing as many queues could delay the dispatch for ever.
-        self._shared_factor *= 2
+        self._searches_factor *= SEARCHES_GROWTH
 
 
 class Turn:
@@ -296,7 +307,11 @@ class StoreResults:
             return
         queue = read.lane.queue
         is_for_consumers = read.is_for_consumers and self._queues.exists(queue)
-        if is_for_consumers and not queue.has_groups and any(map(_has_group, page.messages)):
+        if (
+            is_for_consumers
+            and not queue.has_groups
+            and any(found.message is not None and found.message.group for found in page.messages)
+        ):
             self._queues.selections.start_groups(queue)
         read.on_page(page)
         read.finish()
@@ -326,10 +341,6 @@ class StoreResults:
             for read, page in pages:
                 self.on_page_read(read, page)
         commit_state.queue_waiting_answers()
-
-
-def _has_group(found: PageMessage) -> bool:
-    return found.message is not None and found.message.group != ""
 
 
 # ---- End of a pull request that does not wait: when no message is ready for the subscription ----

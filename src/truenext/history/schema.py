@@ -1,6 +1,6 @@
-"""Schema of the history: its columns, and the texts in the columns `reason` and `mode`, each with its meaning.
+"""Schema of the history: its columns, each with its meaning.
 
-The schemas for Arrow (table.py) and for Spark are made from these tables, and so is docs/reference/history.md.
+The schemas for Arrow (table.py) and for Spark are made from this table, and so is docs/reference/history.md.
 model/events.py has the kinds of events.
 """
 
@@ -122,46 +122,3 @@ REQUIRED = ("event", "run", "at", "kind")
 DRAINED = "drained"
 """`truenext record` has found the queue empty: a message that by the earlier events should still wait is lost. Only
 this command writes such an event."""
-
-REASONS: dict[str, str] = {
-    "nacked": "a NACK",
-    "aborted": "an ABORT",
-    "lost": "a lost connection that counts as an attempt",
-    "released": "no attempt",
-    "delayed": "as in `nacked and delayed`, also after `aborted` or `lost`: the message waits for its next try, "
-    "and later messages are dispatched meanwhile. `delayed` alone: a message that was read from the store waits "
-    "for its next try",
-    "blocking": "as `delayed`, but later messages wait, too",
-    "due": "the time of the message's next try has come",
-    "clean": "of `run-started`: the previous run was stopped",
-    "unclean": "of `run-started`: the previous run was killed, or crashed",
-}
-"""Meaning of the texts in the column `reason`."""
-
-MODES: dict[str, str] = {
-    "auto": "acknowledged by the socket",
-    "client": "acknowledged cumulatively",
-    "client-individual": "acknowledged one by one",
-    " with selector": "the consumer has a selector, which is not recorded, so the audit does not judge the order "
-    "of its messages. A consumer of a pattern of queues has this mode, too, since another queue may hold back a "
-    "message that the consumer skips",
-    " with express": "express dispatch",
-    " with started": "the connection reports which messages its program has started to handle",
-    " pulling": "the subscription pulls",
-    " exclusive": "the consumer is exclusive",
-}
-"""Meaning of the texts in the column `mode`. A mode consists of one of the first three texts, followed by all other
-texts that apply."""
-
-STAGE_TABLES: dict[str, str] = {
-    "flows": "flow: `started_at`, `seconds`, `messages`, `runs`, `failures`, `given_up`, `in_progress`",
-    "stage_runs": "execution of a stage: its stage and message, its outcome, the times at which the broker accepted "
-    "and dispatched the message, and the kind of event by which the message ended (`end_kind`). `process` and "
-    "`execution` are those of its events",
-    "stages": "stage: its executions by outcome, `interrupted` if none was recorded; milliseconds that messages waited "
-    "and executions took: p50, p99, max",
-    "stage_findings": "finding",
-    "commit_gaps": "execution that committed its SQL, but did not acknowledge its message",
-    "waterfalls": "execution that is on the page; `position` counts from 1 in each flow",
-}
-"""Parquet tables of `truenext audit --stages`, each with the meaning of a row."""

@@ -87,7 +87,7 @@ class HistoryWriter:
             return
         try:
             with self._append_lock:
-                whole = chunk_at(memoryview(chunk), 0) if self._file < 0 or _starts_file(chunk) else None
+                whole = chunk_at(memoryview(chunk), 0) if self._file < 0 or chunk[_FLAGS_AT] & STARTS_FILE else None
                 if whole is not None:
                     self._write()
                     self._start_file(whole)
@@ -203,10 +203,6 @@ class HistoryWriter:
                 os.close(folder)
         if old >= 0 and self._on_rotate is not None:
             self._on_rotate()
-
-
-def _starts_file(chunk: bytes) -> bool:
-    return bool(chunk[_FLAGS_AT] & STARTS_FILE)
 
 
 _FLAGS_AT = 12

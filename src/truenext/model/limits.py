@@ -226,7 +226,7 @@ step, which must not take long.
 Exceeded: `… is more than {WINDOW_MAX} messages, the largest window`
 """
 
-HELD_MAX = WINDOW_MAX
+HELD_MAX = 25_000
 """Messages that one connection may hold in all its subscriptions and open transactions: when the connection ends, all
 of these are requeued in one step. Those that subscriptions to patterns of queues hold count twice. The limit is checked
 once in each turn, so a connection may hold up to DISPATCHES_PER_TURN messages more.
@@ -247,7 +247,7 @@ together may have as many. A message is copied to all of them in one step, in 4 
 Exceeded: `{TOPIC_SUBSCRIPTIONS_MAX} subscriptions …, the most allowed: end some, or use more topics`
 """
 
-COPIES_MAX = 25_000
+COPIES_MAX = 20_000
 """Copies that one SEND or COMMIT may make of messages to topics and composite destinations. The limit is
 `transaction_messages_max` if that is more. All copies are accepted in one step, in 4 us each. Copies with a group or an
 expiry count twice.
@@ -342,19 +342,26 @@ Setting: `transaction_bytes_max`
 Exceeded: The setting is refused, with its range.
 """
 
-TRANSACTION_MESSAGES_MAX = 25_000
+TRANSACTION_MESSAGES_MAX = 20_000
 """Sends and acknowledgements in one connection's open transactions: a COMMIT or ABORT is one step, in which no other
 client is served. A send with a group, an expiry or a schedule counts twice, and a NACK once more for a cause and for a
-delay.
+delay. A queue to which a transaction sends counts TRANSACTION_QUEUE_COUNT, except the first
+TRANSACTION_QUEUES_UNCOUNTED of each transaction.
 
 Setting: `transaction_messages_max`
-Exceeded: `more than … sends and acknowledgements in open transactions of one connection (transaction_messages_max), where sends with a group, an expiry or a schedule count twice, and NACKs once more for a cause and for a delay`
+Exceeded: `more than … sends and acknowledgements in open transactions of one connection (transaction_messages_max), where sends with a group, an expiry or a schedule count twice, NACKs once more for a cause and for a delay, and queues beyond the first … of a transaction …; commit more often`
 """  # noqa: E501
 
-TRANSACTION_QUEUES_MAX = 5000
-"""Queues to which one transaction sends: its COMMIT may have to create them all in one step.
+TRANSACTION_QUEUES_UNCOUNTED = 100
+"""Queues to which one transaction may send before further queues count towards TRANSACTION_MESSAGES_MAX.
 
-Exceeded: `more than {TRANSACTION_QUEUES_MAX} queues in one transaction; commit more often`
+Exceeded: No error. Fewer messages fit into the transaction.
+"""
+
+TRANSACTION_QUEUE_COUNT = 10
+"""Number of sends that each further queue of a transaction counts: COMMIT may have to create the queue and its lanes.
+
+Exceeded: No error. It is a weight.
 """
 
 TRANSACTION_CRON_SENDS_MAX = 100
@@ -750,8 +757,8 @@ EVICTION_QUEUES_SORTED_PER_TURN = 5000
 """Queues whose messages leave memory in one turn, and queues that are searched for the largest ones."""
 
 LEAVE_QUEUES_PER_TURN = 500
-"""Queues that an ended wildcard consumer leaves in one turn. If there are exclusive consumers or groups, it leaves all
-queues at once."""
+"""Queues that ended wildcard consumers leave in one turn, beside those in which they own groups. They get nothing from
+the first of these turns on, and hold nothing back."""
 
 UNUSED_QUEUES_CHECKED_MAX = 5000
 """Queues of which one step checks whether they are unused, in some 0.3 us each."""

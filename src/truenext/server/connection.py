@@ -84,6 +84,11 @@ class ServerConnection:
         self.flush = self._output.flush
         self.cancel_unsent = self._output.cancel_unsent
         self.resume_reading = self._input.resume
+        self.check_socket = self._input.check_socket
+        self.end_before_login = self._ending.refuse_at_once
+        self.close_for_takeover = self._ending.take_over
+        self.stop_reading = self._ending.stop
+        self.end = self._ending.end
         self._ending.set_timer(LOGIN_SECONDS_MAX, "login", self._on_login_overdue)
         self._input.watch()
 
@@ -102,10 +107,6 @@ class ServerConnection:
     @property
     def has_sent_connect(self) -> bool:
         return self._wire.is_connected
-
-    def check_socket(self) -> None:
-        """End the connection if its socket has broken; called once a second."""
-        self._input.check_socket()
 
     # ---- Login ----
 
@@ -136,27 +137,11 @@ class ServerConnection:
 
     # ---- The end ----
 
-    def end_before_login(self, reason: str) -> None:
-        """End the connection at once: a newer connection takes its slot in the limit of connections before login."""
-        self._ending.refuse_at_once(reason)
-
-    def close_for_takeover(self, *, is_exempt: bool) -> None:
-        self._ending.take_over(is_exempt=is_exempt)
-
     def end_slow_client(self, reason: str) -> None:
         self._ending.refuse(reason, Code.TOO_SLOW)
 
     def end_user(self, reason: str) -> None:
         self._ending.refuse(reason, Code.FORBIDDEN, is_exempt=True)
-
-    def stop_reading(self) -> None:
-        """Stop all reading, sending and timers, because the broker stops."""
-        self._ending.stop()
-
-    def end(self) -> None:
-        """Close the connection, because the broker stops. The messages that the connection held were requeued
-        before."""
-        self._ending.end()
 
     # ---- Time ----
 

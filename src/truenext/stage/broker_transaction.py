@@ -11,6 +11,7 @@ from truenext.client.core.send_options import SendOptions, encode_send, is_plain
 from truenext.client.tasks.connection import Session
 from truenext.client.tasks.encoded_sends import send_encoded
 from truenext.errors import ClosedError, Code, ConnectionLost, Refused, RolledBack, TruenextError
+from truenext.model.limits import TRANSACTION_QUEUE_COUNT, TRANSACTION_QUEUES_UNCOUNTED
 from truenext.stage.core.outbox_unit import Delay, EncodedMessage
 from truenext.stage.core.output import OutputMessage
 from truenext.stage.interceptors.chain import InterceptorChain
@@ -49,8 +50,11 @@ def transaction_size(messages: Sequence[EncodedMessage]) -> int:
 
 
 def transaction_count(messages: Sequence[EncodedMessage]) -> int:
-    """Return how many messages the broker counts in a transaction: those with an expiry or a delay count twice."""
-    return len(messages) + sum(bool(each.expires_ms or each.delay or each.ttl_s is not None) for each in messages)
+    """Return how many messages the broker counts in a transaction: those with an expiry or a delay count twice, and
+    queues beyond the first 100 ten."""
+    costly = sum(bool(each.expires_ms or each.delay or each.ttl_s is not None) for each in messages)
+    queues = len({each.destination for each in messages}) - TRANSACTION_QUEUES_UNCOUNTED
+    return len(messages) + costly + TRANSACTION_QUEUE_COUNT * max(0, queues)
 
 
 def remaining_s(deadline: float) -> float:

@@ -196,7 +196,8 @@ class OutboxInitiationContext:
         if transaction_count(messages) > TRANSACTION_MESSAGES_MAX:
             raise FlowError(
                 f"the initiation has {transaction_count(messages)} messages (those with an expiry or a delay counted "
-                f"twice), and a transaction of the broker {TRANSACTION_MESSAGES_MAX} at most: use several initiations"
+                "twice, and queues beyond the first 100 ten times), and a transaction of the broker "
+                f"{TRANSACTION_MESSAGES_MAX} at most: use several initiations"
             )
         return OutboxUnit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
 

@@ -78,7 +78,7 @@ class EmbeddedStore:
         not truenext's; StoreError if the folder cannot be used
         """
         self._path = path
-        self.sync_history: Callable[[], None] = _do_nothing
+        self.sync_history: Callable[[], None] = lambda: None
         """Function that makes the history's own files durable. Before a batch is applied, these files must have the
         history that `recover` has returned and that of every earlier batch."""
         self.last_history_chunk: tuple[int, int] | None = None
@@ -318,17 +318,14 @@ class EmbeddedStore:
                 as_of = self._last_applied
             try:
                 with snapshot:
-                    merged = self._merge(view, checkpoint_messages(snapshot, view))
+                    checkpointed = self._checkpoint_messages(view, checkpoint_messages(snapshot, view))
+                    merged = _deduplicated(merge(self._journal_messages(view), checkpointed, key=attrgetter("key")))
                     return Page.of(self._with_contents(merged, view, snapshot), limit, size_max, as_of=as_of)
             finally:
                 self._checkpointer.close_view(view)
 
     def _reading(self) -> AbstractContextManager[None]:
         return translated_errors(f"read the store in {self._path}", self._path)
-
-    def _merge(self, view: OverlayView, checkpoint_messages: Iterator[UndecodedMessage]) -> Iterator[UndecodedMessage]:
-        checkpointed = self._checkpoint_messages(view, checkpoint_messages)
-        return _deduplicated(merge(self._journal_messages(view), checkpointed, key=attrgetter("key")))
 
     def _with_contents(
         self, messages: Iterable[UndecodedMessage], view: OverlayView, snapshot: lmdb.Transaction[bytes]
@@ -424,7 +421,3 @@ def _deduplicated(messages: Iterable[UndecodedMessage]) -> Iterator[UndecodedMes
         if message.key != last:
             last = message.key
             yield message
-
-
-def _do_nothing() -> None:
-    pass

@@ -40,7 +40,7 @@ class MemoryStore:
         """Create an empty store. Records may use `limit` bytes; None means no limit."""
         self._limit = limit
         self._used = 0
-        self._disk_level = DiskLevel.PLENTY
+        self.disk_level = DiskLevel.PLENTY
         self._messages: dict[bytes, bytes] = {}
         self._transients: dict[bytes, bytes] = {}
         self._lanes: dict[bytes, dict[bytes, None]] = {}
@@ -61,10 +61,6 @@ class MemoryStore:
         self._unwritable_reason = "recover() was not called"
         self._lock = Lock()
         """Held while a batch is applied, and while state is read, so that no reader sees a part of a batch."""
-
-    @property
-    def disk_level(self) -> DiskLevel:
-        return self._disk_level
 
     @property
     def disk_level_bytes(self) -> dict[str, int]:
@@ -237,7 +233,7 @@ class MemoryStore:
 
     def _update_disk_level(self) -> None:
         if self._limit is not None:
-            self._disk_level = level_of_limit(self._limit, self._used, self._disk_level)
+            self.disk_level = level_of_limit(self._limit, self._used, self.disk_level)
 
     def _remove_from_lane(self, key: bytes) -> None:
         lane = key[:LANE_KEY_SIZE]

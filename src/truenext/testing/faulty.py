@@ -34,6 +34,9 @@ class FaultyBroker(Broker):
         """Sessions with an executed COMMIT that is not durable yet. The connection of such a session is cut when the
         COMMIT is durable."""
 
+    def run_turn_soon(self) -> None:
+        self._schedule_turn()
+
     def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
         return super().execute(session, self._commands_until_lost(session, commands))
 

@@ -107,8 +107,7 @@ class BrokerRun:
             await asyncio.sleep(0)
             while self._loop.pending_action_count or self._is_thread_busy:
                 await asyncio.sleep(THREAD_POLL_S if self._is_thread_busy else 0)
-        self._advance_to(until)
-        await self.quiesce()
+        await self._end_advance(until)
 
     async def leap(self, seconds: float) -> None:
         """Advance the clock by `seconds` at once, as a machine does that was suspended.
@@ -116,7 +115,12 @@ class BrokerRun:
         Raises: TruenextError if the broker has failed; ConfigurationError if the time of the event loop stands still
         """
         await self.quiesce()
-        self._advance_to(self._loop.time() + seconds)
+        await self._end_advance(self._loop.time() + seconds)
+
+    async def _end_advance(self, until: float) -> None:
+        self._advance_to(until)
+        # The broker rounds the time at which it must wake up to a whole millisecond.
+        self._broker.run_turn_soon()
         await self.quiesce()
 
     def _advance_to(self, seconds: float) -> None:

@@ -43,6 +43,7 @@ def bodies_of(spark: SparkSession, table: str) -> list[str]:
     return sorted(row["body"] for row in spark.table(table).select("body").collect())
 
 
+@pytest.mark.alternates("plans that read twice")
 def test_stream_in_union_with_itself_has_each_row_twice_and_reads_it_once(
     spark: SparkSession, here: BlockingBroker, tmp_path: Path
 ) -> None:
@@ -53,6 +54,7 @@ def test_stream_in_union_with_itself_has_each_row_twice_and_reads_it_once(
     assert bodies_in(here) == []
 
 
+@pytest.mark.alternates("plans that read twice")
 def test_join_of_a_stream_with_itself_is_refused_before_its_output_and_abandon_returns_the_rows(
     spark: SparkSession, here: BlockingBroker, tmp_path: Path
 ) -> None:
@@ -73,6 +75,7 @@ def test_join_of_a_stream_with_itself_is_refused_before_its_output_and_abandon_r
     assert sorted(bodies_in(here)) == list("abcde")
 
 
+@pytest.mark.alternates("plans")
 def test_plans_that_drop_rows_take_their_messages(spark: SparkSession, here: BlockingBroker, tmp_path: Path) -> None:
     """The query has read the rows that its plan drops, as with any source."""
     send(here, *"abcde")
@@ -84,6 +87,7 @@ def test_plans_that_drop_rows_take_their_messages(spark: SparkSession, here: Blo
     assert (bodies_of(spark, "first_three"), bodies_in(here)) == (list("abc"), [])
 
 
+@pytest.mark.alternates("plans")
 def test_query_that_is_stopped_while_the_broker_is_away_stops_at_once_and_reads_each_row_once_later(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -110,6 +114,7 @@ def test_query_that_is_stopped_while_the_broker_is_away_stops_at_once_and_reads_
     assert [name.count(".") for name in queues_with_messages(broker)] == [3]
 
 
+@pytest.mark.alternates("plans that read twice")
 def test_second_query_on_a_checkpoint_ends_the_first_and_continues_it(
     spark: SparkSession, here: BlockingBroker, tmp_path: Path
 ) -> None:
@@ -137,6 +142,7 @@ def test_second_query_on_a_checkpoint_ends_the_first_and_continues_it(
     assert sorted(seen) == list("abcde")
 
 
+@pytest.mark.alternates("plans")
 def test_groups_of_a_batch_are_together_and_in_order_after_a_repartition(
     spark: SparkSession, here: BlockingBroker, tmp_path: Path
 ) -> None:
@@ -168,6 +174,7 @@ def test_groups_of_a_batch_are_together_and_in_order_after_a_repartition(
         assert own == sorted(own)
 
 
+@pytest.mark.alternates("plans")
 def test_sql_reads_and_writes_queues_by_temporary_views_and_a_table_is_refused(
     spark: SparkSession, here: BlockingBroker, tmp_path: Path
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_stream_takes_each_message_once_over_restarts_of_the_query_and_of_the_
     assert [name.count(".") for name in queues_with_messages(broker)] == [3]
 
 
+@pytest.mark.alternates("queries of a source")
 def test_two_actions_of_one_batch_see_the_same_rows(spark: SparkSession, broker: BrokerProcess, tmp_path: Path) -> None:
     send(broker, range(60))
     seen: list[tuple[set[int], list[int]]] = []
@@ -118,6 +119,7 @@ def test_an_option_that_cannot_be_is_refused_by_name(
         stream(spark, broker, **options)
 
 
+@pytest.mark.alternates("queries of a source")
 def test_a_checkpoint_of_another_queue_ends_the_query_by_name(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:

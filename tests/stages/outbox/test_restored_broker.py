@@ -75,6 +75,7 @@ def test_a_session_goes_on_after_its_broker_has_lost_numbers(broker: BrokerProce
         assert received[:3] == [0, 1, 2] and received[3:] == list(range(6 + lost, 12))
 
 
+@pytest.mark.alternates("lost numbers")
 @pytest.mark.parametrize("happens_once", [True, False])
 def test_a_service_goes_on_after_its_broker_has_lost_numbers(
     broker: BrokerProcess, tmp_path: Path, database: str, happens_once: bool

@@ -46,14 +46,13 @@ class BrowseSlice(NamedTuple):
 class BrowseRead(SideRead):
     """Read of a page of messages that is shown to a browser. These messages do not enter the lane's memory."""
 
-    __slots__ = ("_browsing", "browser", "last_sequence", "selected_sequences", "unread_in_memory")
+    __slots__ = ("browser", "last_sequence", "selected_sequences", "unread_in_memory")
 
     waits_for_commit = False
 
     def __init__(self, browsing: BrowseTask, browser: Browser, lane: Lane, limit: int, size_max: int) -> None:
         """Read the messages above the horizon that follow the browser's position."""
-        super().__init__(lane, browser.after_sequence, limit, size_max)
-        self._browsing = browsing
+        super().__init__(browsing.on_page_read, lane, browser.after_sequence, limit, size_max)
         self.browser = browser
         self.last_sequence = browser.last_sequence
         """Last sequence to be shown; later messages on the page are ignored."""
@@ -67,9 +66,6 @@ class BrowseRead(SideRead):
             set() if lane.selected is None else lane.selected.entries.keys() - self.unread_in_memory.keys()
         )
         """Sequences of selected entries that consumers hold. The page may contain these messages."""
-
-    def on_page(self, page: PageResult) -> None:
-        self._browsing.on_page_read(self, page)
 
 
 class BrowseEntryRead(BrowseRead):

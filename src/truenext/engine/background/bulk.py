@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import merge
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -193,26 +194,20 @@ class PlannedRemoval(NamedTuple):
     removed."""
 
 
-class BulkPageHandler(Protocol):
-    def on_page_read(self, read: BulkRead, page: PageResult) -> None:
-        """Execute the piece whose page has been read."""
+def _ignore_page(read: BulkRead, page: PageResult) -> None:
+    """Ignore a page: handler of a read until `BulkTask.step` sets its own."""
 
 
 class BulkRead(SideRead):
     """Read of the page whose messages one piece of bulk work moves or removes."""
 
-    __slots__ = ("page_handler", "until")
+    __slots__ = ("until",)
 
     waits_for_commit = False
 
     def __init__(self, lane: Lane, after_sequence: int, limit: int, until: int) -> None:
-        super().__init__(lane, after_sequence, limit, PAGE_BYTES)
+        super().__init__(_ignore_page, lane, after_sequence, limit, PAGE_BYTES)
         self.until = until
-        self.page_handler: BulkPageHandler | None = None
-
-    def on_page(self, page: PageResult) -> None:
-        if self.page_handler is not None:
-            self.page_handler.on_page_read(self, page)
 
     def next_position(self, sequence: int, *, is_end: bool) -> tuple[int, int] | None:
         """Return the position after which the next piece begins. This piece has reached `sequence`, or with `is_end`
@@ -309,44 +304,37 @@ def count_held(entries: Iterable[Entry], request: BulkRequest, until: int, to: t
     return count
 
 
+@dataclass(slots=True, eq=False)
 class _PiecePlan:
-    def __init__(
-        self,
-        read: BulkRead,
-        committed: int,
-        now_ms: int,
-        transform: Callable[[SentMessage], tuple[Destination, SentMessage] | None] | None,
-        has_ended: Callable[[str], bool],
-    ) -> None:
-        self._lane = read.lane
-        self._committed = committed
-        self._now_ms = now_ms
-        self._transform = transform
-        self._has_ended = has_ended
-        self.removals: list[PlannedRemoval] = []
-        self.result = BulkResult(count=0, to={}, left=0, next=None, until=read.until)
+    lane: Lane
+    committed: int
+    now_ms: int
+    transform: Callable[[SentMessage], tuple[Destination, SentMessage] | None] | None
+    has_ended: Callable[[str], bool]
+    result: BulkResult
+    removals: list[PlannedRemoval] = field(default_factory=list)
 
     def add(self, entry: Entry | None, found: PageMessage | None, message: SentMessage) -> None:
         """Plan the removal of a message that matches the request, or count the message as left."""
-        if is_expired(message, self._now_ms):
+        if is_expired(message, self.now_ms):
             return
         if entry is None and found is not None:
-            entry = _entry_in_store(self._lane, found)
+            entry = _entry_in_store(self.lane, found)
         if entry is None:
             # It was or will be removed, or a consumer holds it (`count_held`).
             return
         result = self.result
-        if entry.batch > self._committed:
+        if entry.batch > self.committed:
             result.left += 1
             return
         arrival = None
-        if self._transform is not None:
-            arrival = self._transform(message)
-            if arrival is None or arrival[0].name == self._lane.queue.name:
+        if self.transform is not None:
+            arrival = self.transform(message)
+            if arrival is None or arrival[0].name == self.lane.queue.name:
                 result.left += 1
                 return
             name = arrival[0].name
-            if self._has_ended(name):
+            if self.has_ended(name):
                 result.left += 1
                 result.ended[name] = result.ended.get(name, 0) + 1
                 return
@@ -372,8 +360,9 @@ def plan_piece(
     on_page = {found.sequence: found for found in page.messages if found.sequence <= last}
     chosen = selector.compile_selector(request.selector) if request.selector is not None else None
     budget = ComparisonBudget(SCAN_NS_PER_TURN)
-    plan = _PiecePlan(read, committed, now_ms, _replacement_function(request, now_ms), has_ended)
-    removals, result = plan.removals, plan.result
+    result = BulkResult(count=0, to={}, left=0, next=None, until=read.until)
+    plan = _PiecePlan(lane, committed, now_ms, _replacement_function(request, now_ms), has_ended, result)
+    removals = plan.removals
     sequences = request.sequences and set(request.sequences)
     sequence = read.after_sequence
     for count, following in enumerate(merge(sorted(in_memory), sorted(on_page.keys() - in_memory.keys())), 1):

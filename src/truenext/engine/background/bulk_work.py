@@ -265,7 +265,7 @@ class BulkTask(BackgroundTask):
                 self._finish_piece(bulk.empty_result(piece.request, str(error)))
                 continue
             if read is not None:
-                read.page_handler = self
+                read.handler = self.on_page_read
                 self._current_read = read
                 return (read,)
             self._finish_piece(self._operations.empty_result(piece.request))

@@ -40,7 +40,7 @@ BLOCK_SIZE = 1 << BLOCK_BITS
 class ExpiryBlockRead(SideRead):
     """Read of a page of a block whose timer is due, to find expired messages that only the store has."""
 
-    __slots__ = ("_expiry", "had_uncommitted", "recheck_ms", "timer", "until")
+    __slots__ = ("had_uncommitted", "recheck_ms", "timer", "until")
 
     def __init__(
         self,
@@ -53,8 +53,7 @@ class ExpiryBlockRead(SideRead):
         *,
         had_uncommitted: bool,
     ) -> None:
-        super().__init__(lane, after_sequence, lane.queue.policy.page_size, PAGE_BYTES)
-        self._expiry = expiry
+        super().__init__(expiry.on_page_read, lane, after_sequence, lane.queue.policy.page_size, PAGE_BYTES)
         self.until = until
         """First sequence after the block."""
         self.timer = timer
@@ -64,9 +63,6 @@ class ExpiryBlockRead(SideRead):
         self.had_uncommitted = had_uncommitted
         """Expired messages of the block were uncommitted when the timer was due. Since then, such a message may have
         become visible and been evicted; then the page lacks the message."""
-
-    def on_page(self, page: PageResult) -> None:
-        self._expiry.on_page_read(self, page)
 
 
 class ExpiryTask(BackgroundTask):
@@ -139,25 +135,15 @@ class ExpiryTask(BackgroundTask):
                 recheck_ms = -(-(self._commit_state.now_ms + RECHECK_MS) // EXPIRY_ROUND_MS) * EXPIRY_ROUND_MS
             had_uncommitted = self._has_uncommitted(lane, first, until)
             if any(first <= sequence < until for sequence in _unloaded_sequences(lane)):
-                self._request_read(
-                    ExpiryBlockRead(
-                        self, lane, max(first - 1, 0), until, due, recheck_ms, had_uncommitted=had_uncommitted
-                    )
-                )
+                after = max(first - 1, 0)
             elif lane.needs_page and lane.horizon < until - 1:
-                self._request_read(
-                    ExpiryBlockRead(
-                        self,
-                        lane,
-                        max(first - 1, lane.horizon),
-                        until,
-                        due,
-                        recheck_ms,
-                        had_uncommitted=had_uncommitted,
-                    )
-                )
+                after = max(first - 1, lane.horizon)
             else:
                 self._finish_timer(lane, due, recheck_ms)
+                continue
+            self._request_read(
+                ExpiryBlockRead(self, lane, after, until, due, recheck_ms, had_uncommitted=had_uncommitted)
+            )
 
     def on_page_read(self, read: ExpiryBlockRead, page: PageResult) -> None:
         """Remove the expired messages of a page. All batches whose messages the page contains are durable."""
@@ -226,7 +212,7 @@ class ExpiryTask(BackgroundTask):
         if found.sequence > lane.horizon and (lane.selected is None or found.sequence not in lane.selected.entries):
             return [self._page_reader.load_entry(lane, found, found.message)]
         entry = lane.delayed.get(found.sequence) or lane.unloaded.get(found.sequence)
-        if entry is None or entry.message is not None or self._resident.awaits_dead_letter(entry):
+        if entry is None or entry.message is not None or entry in self._resident.unread_given_up:
             return []
         entry.message = found.message
         self._resident.count_loaded_from_disk(entry, found.message)

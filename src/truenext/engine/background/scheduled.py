@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
@@ -70,13 +71,12 @@ _decode_schedule = msgspec.json.Decoder(Schedule).decode
 class DueSendsRead(SideRead):
     """Read of the records that are due first, which may be in several lanes."""
 
-    __slots__ = ("_scheduler", "lanes")
+    __slots__ = ("lanes",)
 
     def __init__(self, scheduler: Scheduler, lanes: dict[int, Lane]) -> None:
         """`lanes` has the lane of each record, by the record's number."""
         first = next(iter(lanes))
-        super().__init__(lanes[first], first - 1, len(lanes), PAGE_BYTES)
-        self._scheduler = scheduler
+        super().__init__(scheduler.on_page_read, lanes[first], first - 1, len(lanes), PAGE_BYTES)
         self.lanes = lanes
 
     @property
@@ -87,23 +87,18 @@ class DueSendsRead(SideRead):
     def lanes_read(self) -> Collection[Lane]:
         return set(self.lanes.values())
 
-    def on_page(self, page: PageResult) -> None:
-        self._scheduler.on_page_read(self, page)
 
-
+@dataclass(slots=True, eq=False)
 class DuePage:
     """Due sends that were read. If the queues of the next send take long to find, `ahead` finds them in several steps
     (topics.py, RouteAhead)."""
 
-    __slots__ = ("ahead", "ahead_number", "ahead_steps", "found_by_number", "is_end", "lanes")
-
-    def __init__(self, lanes: dict[int, Lane], found_by_number: dict[int, PageMessage], *, is_end: bool) -> None:
-        self.lanes = lanes
-        self.found_by_number = found_by_number
-        self.is_end = is_end
-        self.ahead: RouteAhead | None = None
-        self.ahead_number = 0
-        self.ahead_steps: Iterator[None] | None = None
+    lanes: dict[int, Lane]
+    found_by_number: dict[int, PageMessage]
+    is_end: bool
+    ahead: RouteAhead | None = None
+    ahead_number: int = 0
+    ahead_steps: Iterator[None] | None = None
 
 
 class Scheduler(BackgroundTask):
@@ -237,7 +232,7 @@ class Scheduler(BackgroundTask):
     def _is_routed_ahead(self, page: DuePage, number: int, record: SentMessage) -> bool:
         """Find the queues of the next due send before its message is accepted, if this search takes long. Returns
         whether the search continues in the next step."""
-        if not self._queues.routing_may_take_long:
+        if not self._queues.topics.may_take_long:
             return False
         timing, message = _decode_record(record)
         if not timing.to:
@@ -381,7 +376,7 @@ class Scheduler(BackgroundTask):
         lane.horizon = 0
         number = self._commit_state.allocate_sequence()
         batch = self._commit_state.batch
-        record = _with_header(message, _encode_schedule(timing) + b"\n" + message.header)
+        record = replace(message, header=_encode_schedule(timing) + b"\n" + message.header)
         put(batch, Entry(number, record, lane, batch.number, message.persistent, None))
         lane.unread += 1
         self._uncommitted_batches[number] = batch.number
@@ -396,7 +391,7 @@ class Scheduler(BackgroundTask):
 
 def _decode_record(record: SentMessage) -> tuple[Schedule, SentMessage]:
     text, _, header = record.header.partition(b"\n")
-    return _decode_schedule(text), _with_header(record, header)
+    return _decode_schedule(text), replace(record, header=header)
 
 
 def _send_info(number: int, timing: Schedule, message: SentMessage) -> bulk.ScheduledSendInfo:
@@ -416,11 +411,4 @@ def _send_info(number: int, timing: Schedule, message: SentMessage) -> bulk.Sche
         size=len(message.body),
         # Without a partial character at the end.
         body=getincrementaldecoder("utf-8")("replace").decode(message.body[:SHOWN_BODY_BYTES], is_whole),
-    )
-
-
-def _with_header(message: SentMessage, header: bytes) -> SentMessage:
-    group = message.group
-    return SentMessage(
-        message.priority, message.persistent, message.expires_ms, header, message.body, message.arrived_ms, group
     )

@@ -67,7 +67,7 @@ class Administering:
         self._queues.policies = policies
         # A copy: dead-lettering may create a queue.
         for queue in list(self._queues.by_name.values()):
-            queue.policy = policies.for_queue(queue.policy_name)
+            queue.policy = policies.for_queue(queue.destination.topic or queue.name)
             queue.holds_dead_letters = policies.holds_dead_letters(queue.name) and not queue.is_temporary
             self._resident.on_policy_changed(queue)
             if not queue.keeps_failures:

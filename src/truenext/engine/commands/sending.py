@@ -27,7 +27,8 @@ from truenext.model.limits import (
     ROUTING_STEP_NS,
     SPARK_SURPLUS_BYTES_MAX,
     TRANSACTION_CRON_SENDS_MAX,
-    TRANSACTION_QUEUES_MAX,
+    TRANSACTION_QUEUE_COUNT,
+    TRANSACTION_QUEUES_UNCOUNTED,
 )
 from truenext.model.message import SentMessage, with_ttl
 from truenext.model.policy import WhenFull
@@ -142,12 +143,13 @@ class Sending:
         session.has_sent = True
         if self._commit_state.disk_level is not _DISK_PLENTY:
             self._check_disk(session, send, transaction)
+        queues_before = len(transaction.reserved_queues)
         self._queues.reserve(send, transaction.reserved_queues)
-        if len(transaction.reserved_queues) > TRANSACTION_QUEUES_MAX:
-            # Freed when the transaction ends, which can only be aborted now.
-            raise RemoteProtocolError(
-                f"more than {TRANSACTION_QUEUES_MAX} queues in one transaction; commit more often", Code.LIMIT
-            )
+        new_queues = len(transaction.reserved_queues) - max(queues_before, TRANSACTION_QUEUES_UNCOUNTED)
+        if new_queues > 0:
+            count += TRANSACTION_QUEUE_COUNT * new_queues
+            # If refused, the queues stay reserved until the transaction ends, which can only be aborted now.
+            session.transactions.check_limits(self._limits, count=count)
         transaction.sends.append(send)
         transaction.cron_count += has_cron
         if send.destination.is_multi_queue and send.schedule is None:
@@ -172,7 +174,7 @@ class Sending:
     def find_queues_ahead(self, session: ConnectionState, command: Command) -> Iterator[None] | None:
         """Return a generator that searches for the queues of the command's messages to topics, a part of the search in
         each step. None if the search is so quick that executing the command can include it."""
-        if not self._queues.routing_may_take_long:
+        if not self._queues.topics.may_take_long:
             return None
         sends: list[Send] = []
         if isinstance(command, Send) and command.destination.is_multi_queue and command.schedule is None:

@@ -150,7 +150,7 @@ class Subscribing:
             raise RemoteProtocolError(f"the durable subscription {key!r} is in use by another consumer", Code.IN_USE)
         requested = durable_subscription(key, destination.name, selector)
         if queue is None or queue.destination.topic != requested.topic:
-            self._queues.check_can_subscribe(requested)
+            self._queues.topics.check_can_add(requested)
         if queue is None:
             self._queues.check_queue_memory()
         elif not _is_same_subscription(queue.destination, requested):

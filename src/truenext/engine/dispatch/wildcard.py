@@ -9,9 +9,8 @@ times the number of wildcard consumers of these queues. Queues without changes c
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from heapq import heappop, heappush, heapreplace
-from itertools import repeat
 
 from truenext.engine.dispatch.heads import DELAYED
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher
@@ -35,6 +34,9 @@ from truenext.model.order import RANKS
 
 READ_AHEAD = 8
 """Maximum number of lanes of which pages are read at the same time for one wildcard consumer."""
+
+SEARCHES_PER_DISPATCH = 4
+"""Searches for the next messages of wildcard consumers that count as much in a turn as one dispatch."""
 
 _NO_LANE: Lane | None = None
 """Constant None, typed as a lane or None. Assigned directly, a type checker would conclude that `awaited_lane` stays
@@ -96,19 +98,19 @@ class WildcardDispatch:
         self._dispatched_by_queue: dict[Queue, tuple[list[Entry], list[int]]] = {}
 
     def update(self, queues: Iterable[Queue]) -> None:
-        """Find the next messages of wildcard consumers in these queues without dispatching. The queues must have no
-        other consumers."""
+        """Find the next messages of wildcard consumers in these queues without dispatching."""
         for queue in queues:
             self._update_heads(queue)
         self._touch_again()
 
-    def run(self, queues: Iterable[Queue], wildcards: Iterable[Wildcard]) -> Iterable[Lane]:
+    def run(self, queues: Mapping[Queue, bool | None], wildcards: Iterable[Wildcard]) -> Iterable[Lane]:
         """Dispatch messages, always the one with the smallest key of all these queues first, until no consumer has
         credit, no message is ready, or the budget of the turn is spent.
 
-        `queues` are the queues that have changed, `wildcards` the consumers that may have credit again. All other
-        queues must be unchanged since their last search. Returns the lanes that were reached; the next pages of these
-        lanes may have to be read.
+        `queues` are the queues that have changed, each with True if it has been searched since for its wildcard
+        consumers, by `update`. `wildcards` are the consumers that may have credit again. All other queues must be
+        unchanged since their last search. Returns the lanes that were reached; the next pages of these lanes may have
+        to be read.
         """
         wildcards = dict.fromkeys(wildcards)
         for queue in queues:
@@ -118,11 +120,12 @@ class WildcardDispatch:
                 self._wildcards.express_queues[queue] = None
         for wildcard in wildcards:
             wildcard.adjust_window(self._commit_state.now_ms)
-        for queue in queues:
+        for queue, is_searched in queues.items():
             for consumer in self._receivers.get(queue, NO_RECEIVERS).consumers:
                 if consumer.adjust_window(self._commit_state.now_ms):
                     self._events.window_changed(consumer, queue, consumer.window)
-            self._update_heads(queue)
+            if not is_searched:
+                self._update_heads(queue)
             self._query_queue(queue)
         for wildcard in wildcards:
             self._query_wildcard(wildcard)
@@ -150,9 +153,9 @@ class WildcardDispatch:
 
     def _dispatch_offers(self) -> None:
         offers = self._offers
-        for _ in repeat(None, self._dispatcher.budget):
-            if not offers or any(queue_dispatch.is_cut for queue_dispatch in self._searched_last):
-                return
+        budget = self._dispatcher.budget
+        while offers and budget > 0 and not any(queue_dispatch.is_cut for queue_dispatch in self._searched_last):
+            budget -= 1
             self._searched_last.clear()
             rank, sequence, _, source = heappop(offers)
             entry = self._first_by_source.get(source)
@@ -178,6 +181,8 @@ class WildcardDispatch:
                     if consumer_class.receivers[0][4] is receiver:
                         heapreplace(consumer_class.receivers, _ranked(receiver))
                 self._query_again(queue, entry)
+                # A search costs about twice as much if groups have owners.
+                budget -= len(self._receivers[queue].wildcards) // SEARCHES_PER_DISPATCH + queue.has_groups
             else:
                 # Subscriptions of one connection share its unsent bytes.
                 self._query_source_again(queue, source)
@@ -325,6 +330,8 @@ class WildcardDispatch:
         """Update the heads of the lanes of a changed queue in its wildcard consumers."""
         receivers = self._receivers.get(queue, NO_RECEIVERS)
         for wildcard in receivers.wildcards:
+            if wildcard.is_leaving:
+                continue
             has_nothing = queue.is_paused or receivers.exclusive not in (None, wildcard)
             queue_dispatch = self._queue_dispatch(queue)
             # Without credit it could not be dispatched: if memory is short, it would be evicted and read for ever.

@@ -62,14 +62,13 @@ class PullRequests:
         pull_request = consumer.pull_request
         if pull_request is not None:
             pull_request.remaining = 0
-            self.open_consumers.pop(consumer, None)
             # Else acknowledgements from now on would look like credit, to code that compares with the window.
             consumer.adjust_window(0)
-            self._remove_no_wait(consumer)
+            self.remove_consumer(consumer)
             self._log_request(consumer, 0)
 
     def remove_consumer(self, consumer: BrokerConsumer) -> None:
-        """Forget a consumer whose subscription has ended."""
+        """Forget a consumer whose request or subscription has ended."""
         self.open_consumers.pop(consumer, None)
         self._remove_no_wait(consumer)
 
@@ -79,8 +78,7 @@ class PullRequests:
             if pull_request is not None:
                 pull_request.remaining -= len(entries)
                 if not pull_request.remaining:
-                    self.open_consumers.pop(consumer, None)
-                    self._remove_no_wait(consumer)
+                    self.remove_consumer(consumer)
 
     def take_ended(self) -> list[EndedPullRequest]:
         """Return the notices since the last call, for subscriptions that still exist."""

@@ -25,6 +25,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from truenext.model.batch import Causes
 from truenext.model.destination import (
     SUBSCRIPTION_PREFIX,
@@ -118,14 +120,8 @@ def make_dead_letter(
         headers[FAILURE] = HANDLED
         redrive_queue = destination.name
     headers |= {"destination": destination.address, "persistent": "true", "priority": str(message.priority)}
-    letter = SentMessage(
-        priority=message.priority,
-        persistent=True,
-        expires_ms=0,
-        header=encode_header_lines(headers),
-        body=message.body,
-        group=message.group,
-        redrive_queue=redrive_queue,
+    letter = replace(
+        message, persistent=True, expires_ms=0, header=encode_header_lines(headers), redrive_queue=redrive_queue
     )
     return FailedMessage(destination, letter, bool(handlers), headers)
 
@@ -174,30 +170,15 @@ def make_report(failed: FailedMessage) -> tuple[Destination, SentMessage] | None
         "content-length": "0",
         FAILURE: REPORT,
     }
-    return destination, SentMessage(
-        priority=letter.priority,
-        persistent=True,
-        expires_ms=0,
-        header=encode_header_lines(facts),
-        body=b"",
-        group=letter.group,
-        redrive_queue=destination.name if destination.kind is DestinationKind.QUEUE else "",
-    )
+    redrive_queue = destination.name if destination.kind is DestinationKind.QUEUE else ""
+    return destination, replace(letter, header=encode_header_lines(facts), body=b"", redrive_queue=redrive_queue)
 
 
 def redirect(message: SentMessage, destination: Destination) -> tuple[Destination, SentMessage]:
     """Return the destination, and a copy of the message that has this destination and is otherwise unchanged."""
     headers = decode_header_lines(message.header)
     headers |= {"destination": destination.address, "priority": str(message.priority)}
-    return destination, SentMessage(
-        priority=message.priority,
-        persistent=message.persistent,
-        expires_ms=message.expires_ms,
-        header=encode_header_lines(headers),
-        body=message.body,
-        group=message.group,
-        redrive_queue=message.redrive_queue,
-    )
+    return destination, replace(message, header=encode_header_lines(headers))
 
 
 def restore_original(letter: SentMessage, now_ms: int) -> tuple[Destination, SentMessage] | None:
@@ -228,14 +209,9 @@ def restore_original(letter: SentMessage, now_ms: int) -> tuple[Destination, Sen
     }
     if expires_ms:
         original_headers["expires"] = str(expires_ms)
-    return Destination(DestinationKind.QUEUE, name), SentMessage(
-        priority=letter.priority,
-        persistent=is_persistent,
-        expires_ms=expires_ms,
-        header=encode_header_lines(original_headers),
-        body=letter.body,
-        group=letter.group,
-    )
+    header = encode_header_lines(original_headers)
+    message = replace(letter, persistent=is_persistent, expires_ms=expires_ms, header=header, redrive_queue="")
+    return Destination(DestinationKind.QUEUE, name), message
 
 
 def _restore_failed_again(letter: SentMessage, headers: dict[str, str]) -> tuple[Destination, SentMessage] | None:
@@ -245,12 +221,5 @@ def _restore_failed_again(letter: SentMessage, headers: dict[str, str]) -> tuple
         return None
     queue = parse_stored_queue_name(letter.redrive_queue)
     address = f"/topic/{queue.topic}" if queue.topic else queue.address
-    return Destination(DestinationKind.QUEUE, queue.name), SentMessage(
-        priority=letter.priority,
-        persistent=True,
-        expires_ms=0,
-        header=encode_header_lines(headers | {"destination": address}),
-        body=letter.body,
-        group=letter.group,
-        redrive_queue=letter.redrive_queue,
-    )
+    header = encode_header_lines(headers | {"destination": address})
+    return Destination(DestinationKind.QUEUE, queue.name), replace(letter, persistent=True, expires_ms=0, header=header)

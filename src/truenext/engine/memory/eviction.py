@@ -86,6 +86,10 @@ class Eviction:
         connections must be closed: the largest reply queue, if nothing else can leave memory, and topic subscriptions
         above their limit.
         """
+        if self._batch_bytes and self._batch == self._commit_state.batch.number and self._commit_state.batch.is_empty():
+            # All its evicted messages were acknowledged meanwhile. Do not wait for it: an empty batch is not written.
+            self._batch_bytes = 0
+            self._resident.retry_queues_over_limit()
         too_slow = [] if self._waits_for_batch else self._evict(queues)
         self._commit_state.is_eviction_behind = self._waits_for_batch and self._memory.bytes_over_limit > 0
         return too_slow
@@ -296,7 +300,7 @@ class Eviction:
         """
         freed = 0
         entries.sort(key=_sequence)
-        for _, of_message in groupby(entries, key=_message_identity):
+        for _, of_message in groupby(entries, key=lambda entry: id(entry.message)):
             if freed >= needed:
                 break
             new: list[Entry] = []
@@ -326,15 +330,7 @@ def _existing_lanes(queues: list[Queue], rank: int) -> list[Lane]:
     return [lane for lane in lanes if lane is not None]
 
 
-def _resident_bytes(queue: Queue) -> int:
-    return queue.resident_bytes
-
-
-_sequence = attrgetter("sequence")
-
-
-def _message_identity(entry: Entry) -> int:
-    return id(entry.message)
+_sequence, _resident_bytes = attrgetter("sequence"), attrgetter("resident_bytes")
 
 
 def _has_evictable_part(entry: Entry) -> bool:

@@ -30,32 +30,21 @@ GIVEN_UP_LANES_PER_TURN = 100
 class LaneRead(StoreRead):
     """Request for the next page of a lane. Applying the page moves the lane's horizon up."""
 
-    __slots__ = ("_page_reader",)
+    __slots__ = ()
 
     is_for_consumers = True
-
-    def __init__(self, page_reader: PageReader, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
-        super().__init__(lane, after_sequence, limit, size_max)
-        self._page_reader = page_reader
-
-    def on_page(self, page: PageResult) -> None:
-        self._page_reader.on_page_read(self, page)
 
 
 class BodyRead(SideRead):
     """Request for the body of a selected message. Bodies of later messages may be loaded, too."""
 
-    __slots__ = ("_page_reader", "entry")
+    __slots__ = ("entry",)
 
     is_for_consumers = True
 
     def __init__(self, page_reader: PageReader, entry: Entry) -> None:
-        super().__init__(entry.lane, entry.sequence - 1, PAGE_SIZE_SHORT, PAGE_BYTES_SHORT)
-        self._page_reader = page_reader
+        super().__init__(page_reader.on_body_read, entry.lane, entry.sequence - 1, PAGE_SIZE_SHORT, PAGE_BYTES_SHORT)
         self.entry = entry
-
-    def on_page(self, page: PageResult) -> None:
-        self._page_reader.on_body_read(self, page)
 
 
 class PageReader:
@@ -99,7 +88,7 @@ class PageReader:
 
     def take_reads(self) -> list[StoreRead]:
         """Return and forget the requests for pages to be read from the store."""
-        for lane, given_up in islice(self._resident.unread_given_up(), GIVEN_UP_LANES_PER_TURN):
+        for lane, given_up in islice(self._resident.unread_given_up.by_lane(), GIVEN_UP_LANES_PER_TURN):
             for entry in islice(given_up, PAGE_SIZE_SHORT):
                 if lane.selected is not None and entry.sequence in lane.selected.entries:
                     self.request_body(entry)
@@ -136,7 +125,7 @@ class PageReader:
             raise damage_error(lane, "a message is missing")
 
     def _request_read(self, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
-        read = lane.pending_read = LaneRead(self, lane, after_sequence, limit, size_max)
+        read = lane.pending_read = LaneRead(self.on_page_read, lane, after_sequence, limit, size_max)
         self._unsent_reads.append(read)
 
     def on_page_read(self, read: LaneRead, page: PageResult) -> None:
@@ -259,7 +248,7 @@ class PageReader:
     def _restore_body(self, entry: Entry, found: PageMessage) -> bool:
         """Restore the body of an entry, unless its record is damaged. Returns True if the entry was waiting to become a
         dead letter. Such an entry is in no lane, and is dead-lettered even if the policy has changed."""
-        was_awaiting = self._resident.stop_awaiting_dead_letter(entry)
+        was_awaiting = self._resident.unread_given_up.discard(entry)
         if found.message is None:
             entry.lane.forget_requeued(entry)
         else:

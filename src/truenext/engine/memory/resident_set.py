@@ -7,7 +7,6 @@ leave when memory is short.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from sys import maxsize
 
 from truenext.engine.memory import horizon
@@ -28,7 +27,7 @@ class ResidentSet:
     def __init__(self, commit_state: CommitState, memory: MemoryBudget) -> None:
         self._commit_state = commit_state
         self._memory = memory
-        self._unread_given_up = EntriesByLane()
+        self.unread_given_up = EntriesByLane()
         """Messages that were given up, and must be read before they can be dead-lettered."""
         self.given_up = EntriesByLane()
         """Messages in memory that were given up, and wait to be dead-lettered."""
@@ -38,8 +37,8 @@ class ResidentSet:
         self.queues_over_limit: dict[Queue, None] = {}
         """Queues that may be above their own limits."""
         self.queues_still_over_limit: dict[Queue, None] = {}
-        """Queues above their own limits from which no more messages can leave now. These queues are checked again when
-        a batch is durable or a page was applied."""
+        """Queues above their own limits from which no more messages can leave now. `retry_queues_over_limit` and
+        `on_page_applied` let these queues be checked again."""
         self.limited_subscriptions: dict[Queue, None] = {}
         """Topic subscriptions that end with their connections, have their own limit, and have messages on disk."""
         self._lanes_awaiting_page: dict[Lane, None] = {}
@@ -203,7 +202,7 @@ class ResidentSet:
         lane = entry.lane
         if entry.message is None:
             lane.add_unloaded(entry)
-            self._unread_given_up.add(entry)
+            self.unread_given_up.add(entry)
             return
         if entry.sequence <= lane.horizon:
             # No page may load it again.
@@ -213,19 +212,7 @@ class ResidentSet:
 
     def awaiting_dead_letter(self) -> list[Entry]:
         """Return the messages that were given up and are not dead-lettered yet. They are in no lane."""
-        return [*self._unread_given_up, *self.given_up]
-
-    def unread_given_up(self) -> Iterator[tuple[Lane, Iterator[Entry]]]:
-        """Yield lanes with their messages that must be read before they can be dead-lettered."""
-        return self._unread_given_up.by_lane()
-
-    def stop_awaiting_dead_letter(self, entry: Entry) -> bool:
-        """Note that a message was read. Returns whether the message was waiting to become a dead letter."""
-        return self._unread_given_up.discard(entry)
-
-    def awaits_dead_letter(self, entry: Entry) -> bool:
-        """Return whether an evicted message was given up."""
-        return entry in self._unread_given_up
+        return [*self.unread_given_up, *self.given_up]
 
     def on_policy_changed(self, queue: Queue) -> None:
         """Note whether the queue may be above its memory limit, after a change of the limit."""
@@ -259,7 +246,7 @@ class ResidentSet:
         self._lanes_with_removed.pop(lane, None)
         self.limited_subscriptions.pop(lane.queue, None)
         self._lanes_awaiting_page.pop(lane, None)
-        self._unread_given_up.pop_lane(lane)
+        self.unread_given_up.pop_lane(lane)
         for entry in self.given_up.pop_lane(lane):
             self.unload(entry)
 
@@ -274,8 +261,7 @@ class ResidentSet:
         batch = self._commit_state.batch.number
         assert lane.selected is not None, "a consumer had a selector"
         if lane.selected.entries.pop(entry.sequence, None) is not None and entry.store_batch not in (None, batch):
-            lane.remember_removed(entry.sequence, batch)
-            self._lanes_with_removed[lane] = None
+            self.remember_removed(entry)
 
     def move_horizon(self, lane: Lane, fresh: list[Entry], excluded: int, up_to: int, as_of: int) -> None:
         memory = self._memory
@@ -292,11 +278,16 @@ class ResidentSet:
 
     def free_durable_entries(self) -> None:
         """Unload messages above horizons that the last committed batch has made durable."""
-        self.queues_over_limit.update(self.queues_still_over_limit)
-        self.queues_still_over_limit.clear()
+        self.retry_queues_over_limit()
         for lane in list(self.lanes_with_unread_in_memory):
             self.free_durable_in_lane(lane)
         self.forget_durable_removals()
+
+    def retry_queues_over_limit(self) -> None:
+        """Let the next eviction check again the queues that were still above their limits after the last one. Called
+        when a batch is durable, or takes evicted messages again."""
+        self.queues_over_limit.update(self.queues_still_over_limit)
+        self.queues_still_over_limit.clear()
 
     def forget_durable_removals(self) -> None:
         """Forget removed messages whose removal is durable, in lanes of which no page is being read. Called after each

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from sys import maxsize
 from typing import NamedTuple
 
-from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Queue
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.numbers import QueueNumberAllocator
@@ -82,9 +82,8 @@ class SpilledSubscriptions:
         for queue in self._queues:
             session = sessions[queue.destination.session]
             if session not in self._progress:
-                now = ConnectionProgress(
-                    bytes_sent(session), tuple(map(_consumer_progress, session.consumers.values()))
-                )
+                of_consumers = tuple((len(each.held), each.last_dispatch_number) for each in session.consumers.values())
+                now = ConnectionProgress(bytes_sent(session), of_consumers)
                 known = before.get(session)
                 self._progress[session] = known if known is not None and known[0] == now else (now, now_us)
             limit_ms = queue.policy.stalled_subscriber_ms
@@ -100,7 +99,3 @@ class SpilledSubscriptions:
             f"(stalled_subscriber_ms), and others need the space of its subscription to {queue.destination.topic}: "
             "read and acknowledge the messages, or unsubscribe"
         )
-
-
-def _consumer_progress(consumer: BrokerConsumer) -> tuple[int, int]:
-    return len(consumer.held), consumer.last_dispatch_number

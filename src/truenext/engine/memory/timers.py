@@ -98,9 +98,7 @@ class Timers:
 
     def pop_first(self) -> None:
         """Remove the first timer, whose work is done. The removal is durable with the gathering batch."""
-        timer = self.in_memory.pop(0)
-        self._unstored_batches.pop(timer, None)
-        self.clear_unless_set_again(timer)
+        self.remove(self.in_memory[0])
 
     def remove(self, timer: bytes) -> None:
         """Cancel a timer. The removal is durable with the gathering batch. A page that is being read may still add the

@@ -55,7 +55,7 @@ class Queues:
         self._clients = state.clients
         self._resident = resident = memory.resident
         self._numbers = numbers = state.numbers
-        self._topics = TopicRouter()
+        self.topics = TopicRouter()
         self.selections = Selections(state, memory.delays, resident, memory.page_reader)
         self.wildcards = Wildcards(state, self.selections)
         self.subscription_cleanup = SubscriptionCleanup(self._commit_state, numbers, memory.spilling)
@@ -107,10 +107,6 @@ class Queues:
     def has_temporary(self, name: str) -> bool:
         """Return whether there is a temporary queue of this name."""
         return name in self.by_name
-
-    def has_topic_subscription(self, topic: str) -> bool:
-        """Return whether there is a subscription to exactly this topic; patterns do not count."""
-        return self._topics.has_subscription(topic)
 
     def has_subscription_ended(self, name: str) -> bool:
         """Return whether this name belongs to a durable subscription that has ended. A send to this name creates no
@@ -180,7 +176,7 @@ class Queues:
         queues: dict[Queue, None] = {}
         # A selector may refer to it.
         message.arrived_ms = self._commit_state.now_ms
-        topics: TopicRouter | RouteAhead = self._topics if ahead is None else ahead
+        topics: TopicRouter | RouteAhead = self.topics if ahead is None else ahead
         for part in destination.parts or (destination,):
             if part.kind is DestinationKind.TOPIC:
                 queues.update(dict.fromkeys(topics.queues_of(part.name, message)))
@@ -209,20 +205,15 @@ class Queues:
 
         return len(self.queues_for_copies(send.destination, send.message, find, send.ahead)) + len(missing)
 
-    @property
-    def routing_may_take_long(self) -> bool:
-        """Whether finding the queues of a send to a topic may take longer than one step may."""
-        return self._topics.may_take_long
-
     def routing_ns(self, destination: Destination, message: SentMessage, ahead: RouteAhead | None) -> int:
         """Return an upper estimate, in nanoseconds, of the comparisons needed to find the queues of a send to a topic
         or to several destinations."""
-        topics: TopicRouter | RouteAhead = self._topics if ahead is None else ahead
+        topics: TopicRouter | RouteAhead = self.topics if ahead is None else ahead
         parts = destination.parts or (destination,)
         return sum(topics.cost_ns(part.name, message) for part in parts if part.kind is DestinationKind.TOPIC)
 
     def new_route_ahead(self) -> RouteAhead:
-        return RouteAhead(self._topics)
+        return RouteAhead(self.topics)
 
     def find_ahead(self, ahead: RouteAhead, destination: Destination, message: SentMessage) -> Iterator[None]:
         """Find the queues of the topics to which a message is sent, a part of the search in each step."""
@@ -282,7 +273,7 @@ class Queues:
         """
         if self._reservations.has_reserved_space(destination.name):
             return True
-        self._topics.check_can_add(destination)
+        self.topics.check_can_add(destination)
         if destination.kind is DestinationKind.TEMPORARY:
             owner = self._clients.sessions.get(destination.session)
             if owner is None:
@@ -296,13 +287,6 @@ class Queues:
                 return True
         self.check_queue_memory()
         return True
-
-    def check_can_subscribe(self, destination: Destination) -> None:
-        """Check that the topic or pattern may have one more subscription.
-
-        Raises: RemoteProtocolError if it has the most subscriptions allowed.
-        """
-        self._topics.check_can_add(destination)
 
     def check_queue_memory(self) -> None:
         """Check that there is memory for one more queue, and remove unused queues if there is none.
@@ -333,7 +317,7 @@ class Queues:
             self._clients.sessions[destination.session].temporary_queues.append(queue)
         self.by_name[destination.name] = queue
         self._reservations.on_queue_created(destination.name)
-        self._topics.add(queue)
+        self.topics.add(queue)
         if number:
             self._by_number[number] = queue
             if must_keep(queue):
@@ -361,7 +345,7 @@ class Queues:
             self.subscription_cleanup.add_ended_queue(queue, 0)
         else:
             self.by_name[name] = self._by_number[number] = queue
-            self._topics.add(queue)
+            self.topics.add(queue)
             if queue.destination.topic:
                 self.durable_by_key[durable_key_of(queue.destination)] = queue
         self._events.queue_named(queue)
@@ -481,7 +465,7 @@ class Queues:
                 self._resident.unload(entry)
         self._unregister(queue)
         if queue.destination.topic:
-            self._topics.remove(queue)
+            self.topics.remove(queue)
         for lane in queue.lanes:
             self._resident.forget_lane(lane)
         self.subscription_cleanup.end_temporary(queue)
@@ -493,7 +477,7 @@ class Queues:
         """
         count = queue.waiting_count()
         del self.durable_by_key[durable_key_of(queue.destination)]
-        self._topics.remove(queue)
+        self.topics.remove(queue)
         if queue.is_paused:
             # Its number may be given to another queue.
             self.set_paused(queue, is_paused=False)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from truenext.engine.memory.spilled_subscriptions import SpilledSubscriptions
 from truenext.engine.state.pages import PageResult, SideRead
-from truenext.engine.state.queue import Entry, Lane, Queue
+from truenext.engine.state.queue import Entry, Queue
 from truenext.engine.writing.commit_state import BackgroundTask, CommitState
 from truenext.engine.writing.entries import dereference_content
 from truenext.engine.writing.numbers import QueueNumberAllocator
@@ -31,16 +31,9 @@ from truenext.model.record import message_key
 class CleanupRead(SideRead):
     """Read of a page of an ended queue. All messages of the page are removed."""
 
-    __slots__ = ("_cleanup",)
+    __slots__ = ()
 
     waits_for_commit = False
-
-    def __init__(self, cleanup: SubscriptionCleanup, lane: Lane, after_sequence: int) -> None:
-        super().__init__(lane, after_sequence, PAGE_SIZE, PAGE_BYTES)
-        self._cleanup = cleanup
-
-    def on_page(self, page: PageResult) -> None:
-        self._cleanup.on_page_read(self, page)
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +98,9 @@ class SubscriptionCleanup(BackgroundTask):
     def step(self) -> list[SideRead]:
         self._is_reading = True
         ended = self._ended_queues[0]
-        return [CleanupRead(self, ended.queue.lane(ended.rank), ended.removed_up_to)]
+        return [
+            CleanupRead(self.on_page_read, ended.queue.lane(ended.rank), ended.removed_up_to, PAGE_SIZE, PAGE_BYTES)
+        ]
 
     def on_page_read(self, read: CleanupRead, page: PageResult) -> None:
         batch = self._commit_state.batch
@@ -125,7 +120,7 @@ class SubscriptionCleanup(BackgroundTask):
             if found.mark != NO_MARK:
                 batch.unmarks.append(key)
             batch.size += len(key)
-            self._events.expired(_removed_entry(lane, found.sequence, is_persistent=found.message.persistent))
+            self._events.expired(Entry(found.sequence, None, lane, 0, found.message.persistent, 0))
         if not page.is_end:
             return
         ended.rank, ended.removed_up_to = ended.rank + 1, 0
@@ -134,7 +129,3 @@ class SubscriptionCleanup(BackgroundTask):
             if not ended.has_damage:
                 self._numbers.free(ended.queue)
             ended.queue.dispose()
-
-
-def _removed_entry(lane: Lane, sequence: int, *, is_persistent: bool) -> Entry:
-    return Entry(sequence, None, lane, 0, is_persistent, 0)

@@ -43,6 +43,8 @@ class Wildcards(BackgroundTask):
         """Queues that have had consumers with express dispatch."""
         self._leaving: list[Wildcard] = []
         """Wildcard consumers that have ended and not left all their queues yet. Such a consumer has no credit."""
+        self._left_at_once = 0
+        """Number of queues that ended wildcard consumers have left since the last step."""
 
     def join_bytes(self, wildcard: Wildcard) -> int:
         """Return the bytes that must be free for a new wildcard consumer. The size of each queue already includes its
@@ -69,11 +71,9 @@ class Wildcards(BackgroundTask):
     def has_work(self) -> bool:
         return bool(self.joining or self._leaving)
 
-    def can_step(self) -> bool:
-        return self.has_work
-
     def step(self) -> tuple[()]:
         """Join one consumer to some of its queues, and remove one ended consumer from some of its queues."""
+        self._left_at_once = 0
         if self.joining:
             self._join_some()
         if self._leaving:
@@ -123,18 +123,29 @@ class Wildcards(BackgroundTask):
         self._end_joining(wildcard)
         self._commit_state.touched_wildcards.pop(wildcard, None)
         self._clients.forget_wildcard(wildcard)
+        self._commit_state.active_work[self] = None
         at_once = wildcard.all_queues()
-        if len(at_once) > LEAVE_QUEUES_PER_TURN and not (wildcard.is_exclusive or self._commit_state.is_stopped):
-            # Other consumers can get no more for its end, except its groups, or by express dispatch.
-            at_once = [queue for queue in at_once if queue.has_groups or queue in self.express_queues]
-            # It gets nothing from now on.
-            wildcard.is_joining = True
+        if self._left_at_once + len(at_once) > LEAVE_QUEUES_PER_TURN and not self._commit_state.is_stopped:
+            wildcard.is_leaving = True
             self._leaving.append(wildcard)
-            self._commit_state.active_work[self] = None
+            at_once = [queue for queue in at_once if self._selections.owns_groups(wildcard, queue)]
+        self._left_at_once += len(at_once)
         for queue in at_once:
             self._free_join_bytes(queue)
             wildcard.remove_queue(queue)
+        if wildcard.is_leaving:
+            self._give_way(wildcard)
         return at_once
+
+    def _give_way(self, wildcard: Wildcard) -> None:
+        """Let other consumers get what they could not get because of a consumer that is leaving its queues: all
+        messages, if it was exclusive, or express dispatch."""
+        touched = self._commit_state.touched_queues
+        if wildcard.is_exclusive:
+            for queue in wildcard.queues:
+                self._clients.receivers_of(queue).choose_exclusive()
+            touched.update(wildcard.queues)
+        touched.update((queue, None) for queue in self.express_queues if queue in wildcard.queues)
 
     def _leave_some(self, wildcard: Wildcard) -> None:
         """Remove a wildcard consumer that has ended from some of its queues."""

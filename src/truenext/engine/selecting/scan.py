@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from truenext.engine.state.consumer import BrokerConsumer
@@ -62,10 +63,6 @@ class ComparisonBudget:
                 return False
             self._costly_ns -= cost_ns
         return True
-
-
-def _descending_sequence(entry: Entry) -> int:
-    return -entry.sequence
 
 
 class ScanCursor:
@@ -184,7 +181,7 @@ class ScanCursor:
         pending = self.pending
         if not pending or entry.sequence > self.pending_to:
             return
-        index = bisect_left(pending, -entry.sequence, key=_descending_sequence)
+        index = bisect_left(pending, -entry.sequence, key=lambda one: -one.sequence)
         if index < len(pending) and pending[index].sequence == entry.sequence:
             # It was pending already before it was dispatched.
             pending[index] = entry
@@ -221,17 +218,15 @@ class ScanCursor:
         return count - remaining
 
 
+@dataclass(slots=True, eq=False)
 class QueueScan:
     """Scan of a queue for one selector. All consumers with this selector share the scan."""
 
-    __slots__ = ("consumers", "cursors", "selector")
-
-    def __init__(self, selector: Selector | None, cursors: dict[int, ScanCursor]) -> None:
-        self.selector = selector
-        """Selector. None matches all messages, and is used only in queues with groups."""
-        self.consumers = 0
-        self.cursors = cursors
-        """Cursors of the lanes that can contain matches, by rank."""
+    selector: Selector | None
+    """Selector. None matches all messages, and is used only in queues with groups."""
+    cursors: dict[int, ScanCursor]
+    """Cursors of the lanes that can contain matches, by rank."""
+    consumers: int = 0
 
 
 class ConsumerScans:

@@ -26,19 +26,16 @@ from truenext.model.selector import Selector
 class ScanRead(SideRead):
     """Read of a page. Its messages are then compared with the selectors of the queue's consumers."""
 
-    __slots__ = ("_selections", "horizon_rise_count")
+    __slots__ = ("horizon_rise_count",)
 
     is_for_consumers = True
 
     def __init__(self, selections: Selections, lane: Lane, after_sequence: int) -> None:
-        super().__init__(lane, after_sequence, min(lane.queue.policy.page_size, SCAN_PAGE_SIZE), SCAN_BYTES)
+        limit = min(lane.queue.policy.page_size, SCAN_PAGE_SIZE)
+        super().__init__(selections.on_page_read, lane, after_sequence, limit, SCAN_BYTES)
         assert lane.selected is not None, "a consumer has a selector"
-        self._selections = selections
         self.horizon_rise_count = lane.selected.horizon_rise_count
         lane.selected.scan_read_count += 1
-
-    def on_page(self, page: PageResult) -> None:
-        self._selections.on_page_read(self, page)
 
 
 class Selections(BackgroundTask):
@@ -68,9 +65,6 @@ class Selections(BackgroundTask):
 
     @property
     def has_work(self) -> bool:
-        return bool(self._active)
-
-    def can_step(self) -> bool:
         return bool(self._active)
 
     def begin_pass(self) -> None:
@@ -108,6 +102,9 @@ class Selections(BackgroundTask):
     def existing_groups_of(self, queue: Queue) -> GroupOwnership:
         """Return the groups of a queue, which must have had a message with a group."""
         return self.by_queue[queue].existing_groups
+
+    def owns_groups(self, consumer: BrokerConsumer, queue: Queue) -> bool:
+        return queue.has_groups and self.existing_groups_of(queue).owns_any(consumer)
 
     def remove_consumer(self, consumer: BrokerConsumer, queue: Queue) -> None:
         selection = self.by_queue.get(queue)

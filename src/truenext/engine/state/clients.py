@@ -52,11 +52,17 @@ class QueueReceivers:
         self.choose_exclusive()
 
     def remove_exclusive(self, consumer: BrokerConsumer) -> None:
-        del self.exclusives[bisect_left(self.exclusives, _exclusive_preference(consumer), key=_exclusive_preference)]
+        exclusives = self.exclusives
+        index = bisect_left(exclusives, _exclusive_preference(consumer), key=_exclusive_preference)
+        if exclusives[index : index + 1] == [consumer]:
+            del exclusives[index]
         self.choose_exclusive()
 
     def choose_exclusive(self) -> None:
-        self.exclusive = self.exclusives[0] if self.exclusives else None
+        exclusives = self.exclusives
+        while exclusives and isinstance(exclusives[0], Wildcard) and exclusives[0].is_leaving:
+            del exclusives[0]
+        self.exclusive = exclusives[0] if exclusives else None
 
 
 def _exclusive_preference(consumer: BrokerConsumer) -> tuple[int, int]:

@@ -321,7 +321,7 @@ class ConnectionState:
         if not self.has_sent or self.transactions:
             return False
         if self.is_truenext_client:
-            return all(_uses_own_queue(consumer) for consumer in self.consumers.values())
+            return all(each.destination.kind is DestinationKind.TEMPORARY for each in self.consumers.values())
         return not self.consumers
 
     def count_held(self) -> int:
@@ -413,11 +413,6 @@ class ConnectionState:
         if transaction is None:
             raise RemoteProtocolError(f"transaction {name!r} is not open on this connection", Code.NO_TRANSACTION)
         return transaction
-
-
-def _uses_own_queue(consumer: BrokerConsumer) -> bool:
-    """Return whether a consumer receives from a temporary queue, which always belongs to its own connection."""
-    return consumer.destination.kind is DestinationKind.TEMPORARY
 
 
 def _service_rank(priority: int, *, is_stretched: bool) -> int:

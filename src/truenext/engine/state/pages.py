@@ -6,8 +6,8 @@ lane's horizon up. The page of a `SideRead` moves no horizon.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any
 
 import msgspec
 
@@ -42,10 +42,14 @@ class PageResult(msgspec.Struct, gc=False):
     """True if the page ends the lane, as of batch `as_of`."""
 
 
-class StoreRead:
-    """Request to the store for a page of a lane; the subclass applies the page."""
+PageHandler = Callable[[Any, PageResult], None]
+"""Function that applies a page: it gets the request, a StoreRead, and the page."""
 
-    __slots__ = ("after_sequence", "lane", "limit", "size_max")
+
+class StoreRead:
+    """Request to the store for a page of a lane; its handler applies the page."""
+
+    __slots__ = ("after_sequence", "handler", "lane", "limit", "size_max")
 
     waits_for_commit = True
     """True if the page must not be applied before all its batches are known to be durable."""
@@ -53,7 +57,8 @@ class StoreRead:
     is_for_consumers = False
     """True if consumers of the queue may be waiting for messages of this page."""
 
-    def __init__(self, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
+    def __init__(self, handler: PageHandler, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
+        self.handler = handler
         self.lane = lane
         self.after_sequence = after_sequence
         self.limit = limit
@@ -67,12 +72,12 @@ class StoreRead:
     def finish(self) -> None:
         """Note that the page was applied."""
 
-    @abstractmethod
     def on_page(self, page: PageResult) -> None:
         """Apply the page.
 
         Raises: StoreError if the store lacks messages that it should have.
         """
+        self.handler(self, page)
 
 
 class SideRead(StoreRead):
@@ -81,8 +86,8 @@ class SideRead(StoreRead):
 
     __slots__ = ("_is_started",)
 
-    def __init__(self, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
-        super().__init__(lane, after_sequence, limit, size_max)
+    def __init__(self, handler: PageHandler, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
+        super().__init__(handler, lane, after_sequence, limit, size_max)
         self._is_started = False
 
     def start(self) -> None:

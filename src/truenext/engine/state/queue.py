@@ -23,6 +23,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice
@@ -189,6 +190,7 @@ class DeferredEntries:
         return bool(self._heap)
 
 
+@dataclass(slots=True, eq=False)
 class SelectedEntries:
     """Selected entries of a lane: entries taken from within the lane for a selector or a group.
 
@@ -203,36 +205,24 @@ class SelectedEntries:
     The slot from which an entry was taken stays in its container, as a gap.
     """
 
-    __slots__ = (
-        "arrived_gaps",
-        "body_reads",
-        "deferred",
-        "entries",
-        "horizon_rise_count",
-        "loaded_early",
-        "requeued_gaps",
-        "scan_read_count",
-    )
-
-    def __init__(self) -> None:
-        self.entries: dict[int, Entry] = {}
-        """Selected entries that are not settled, by sequence."""
-        self.loaded_early: dict[int, Entry] = {}
-        """Selected entries, by sequence, that wait above the lane's horizon: they were read from the store before the
-        page to which they belong."""
-        self.arrived_gaps = NO_SEQUENCES
-        """Sequences of empty slots in `Lane.arrived`."""
-        self.requeued_gaps = NO_SEQUENCES
-        """Sequences of empty slots in `Lane.requeued`; requeueing an entry fills its slot."""
-        self.scan_read_count = 0
-        """Number of pages that are being read for selectors. While there are any, entries stay in `unread_in_memory`,
-        because the pages may lack these entries."""
-        self.horizon_rise_count = 0
-        """Number of times that the horizon moved up."""
-        self.body_reads = NO_SEQUENCES
-        """Sequences of selected entries whose bodies are being read."""
-        self.deferred: DeferredEntries | None = None
-        """Requeued entries that will be compared with selectors later; None if there are none."""
+    entries: dict[int, Entry] = field(default_factory=dict)
+    """Selected entries that are not settled, by sequence."""
+    loaded_early: dict[int, Entry] = field(default_factory=dict)
+    """Selected entries, by sequence, that wait above the lane's horizon: they were read from the store before the page
+    to which they belong."""
+    arrived_gaps: set[int] = field(default_factory=lambda: NO_SEQUENCES)
+    """Sequences of empty slots in `Lane.arrived`."""
+    requeued_gaps: set[int] = field(default_factory=lambda: NO_SEQUENCES)
+    """Sequences of empty slots in `Lane.requeued`; requeueing an entry fills its slot."""
+    scan_read_count: int = 0
+    """Number of pages that are being read for selectors. While there are any, entries stay in `unread_in_memory`,
+    because the pages may lack these entries."""
+    horizon_rise_count: int = 0
+    """Number of times that the horizon moved up."""
+    body_reads: set[int] = field(default_factory=lambda: NO_SEQUENCES)
+    """Sequences of selected entries whose bodies are being read."""
+    deferred: DeferredEntries | None = None
+    """Requeued entries that will be compared with selectors later; None if there are none."""
 
     @property
     def is_empty(self) -> bool:
@@ -563,18 +553,22 @@ class Lane:
 
 _NO_LANE = -1
 
-_lane_indexes: dict[tuple[int, ...], list[int]] = {}
-"""By ranks of a queue's lanes: the index of each priority's lane in `Queue.lanes`, or _NO_LANE. Queues that have lanes
-of the same ranks share the indexes."""
+_NO_LANES = [_NO_LANE] * (PRIORITY_MAX + 1)
+
+_indexes_with_lane: dict[tuple[int, ...], tuple[int, list[int]]] = {}
+"""By the indexes of a queue's lanes and the rank of a new one: its position in `Queue.lanes`, and the indexes with it.
+Queues that have lanes of the same ranks share the indexes."""
 
 
-def _lane_index_of(lanes: tuple[Lane, ...]) -> list[int]:
-    ranks = tuple(lane.rank for lane in lanes)
-    indexes = _lane_indexes.get(ranks)
-    if indexes is None:
+def _index_with_lane(index: list[int], new_rank: int) -> tuple[int, list[int]]:
+    """Return the position of a new lane in `Queue.lanes`, and the indexes with it."""
+    found = _indexes_with_lane.get((*index, new_rank))
+    if found is None:
         by_priority = [rank(priority) for priority in range(PRIORITY_MAX + 1)]
-        indexes = _lane_indexes[ranks] = [ranks.index(each) if each in ranks else _NO_LANE for each in by_priority]
-    return indexes
+        ranks = sorted([new_rank, *(each for each, at in zip(by_priority, index, strict=True) if at != _NO_LANE)])
+        indexes = [ranks.index(each) if each in ranks else _NO_LANE for each in by_priority]
+        found = _indexes_with_lane[(*index, new_rank)] = (ranks.index(new_rank), indexes)
+    return found
 
 
 class Queue:
@@ -629,7 +623,7 @@ class Queue:
         """True if the queue is paused: no message is dispatched."""
         self.lanes: tuple[Lane, ...] = ()
         """Existing lanes, by rank: the first non-empty lane is served first."""
-        self._lane_index = _lane_index_of(())
+        self._lane_index = _NO_LANES
         self.has_wildcards = False
         """True if wildcard consumers have joined the queue."""
         self.observer: QueueObserver | None = None
@@ -656,11 +650,6 @@ class Queue:
         return self.destination.name
 
     @property
-    def policy_name(self) -> str:
-        """Name by which the queue's policy is found: for a topic subscription, the name of the topic."""
-        return self.destination.topic or self.destination.name
-
-    @property
     def is_subscription(self) -> bool:
         """Whether the queue is a topic subscription that ends with its connection."""
         return self.destination.kind is DestinationKind.TEMPORARY and bool(self.destination.topic)
@@ -685,8 +674,8 @@ class Queue:
         if lane is None:
             lane = Lane(lane_key(self.stored_number, rank), self)
             self.memory.queue_bytes += LANE_BYTES
-            self.lanes = tuple(sorted((*self.lanes, lane), key=lambda one: one.rank))
-            self._lane_index = _lane_index_of(self.lanes)
+            at, self._lane_index = _index_with_lane(self._lane_index, rank)
+            self.lanes = (*self.lanes[:at], lane, *self.lanes[at:])
             if self.observer is not None:
                 self.observer.on_lane_created(lane)
         return lane
@@ -709,7 +698,7 @@ class Queue:
             lane.clear()
         self.memory.queue_bytes -= queue_size(self.destination)
         self.lanes = ()
-        self._lane_index = _lane_index_of(())
+        self._lane_index = _NO_LANES
 
     def shrink(self) -> None:
         for lane in self.lanes:

@@ -12,7 +12,13 @@ from truenext.engine.state.balance import DiskBalance
 from truenext.engine.state.queue import Entry, Queue
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Nack, Send
-from truenext.model.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX, TRANSACTIONS_MAX
+from truenext.model.limits import (
+    TRANSACTION_BYTES_MAX,
+    TRANSACTION_MESSAGES_MAX,
+    TRANSACTION_QUEUE_COUNT,
+    TRANSACTION_QUEUES_UNCOUNTED,
+    TRANSACTIONS_MAX,
+)
 
 # ---- Holders of messages that wait in no lane: consumers and open transactions ----
 # To find what is held of a queue, use `ClientRegistry.held_entries`.
@@ -43,7 +49,7 @@ class TransactionLimits:
     size: int = TRANSACTION_BYTES_MAX
     """Maximum bytes of sends and causes; a first send may be larger."""
     messages: int = TRANSACTION_MESSAGES_MAX
-    """Maximum number of sends, acknowledgements and NACKs, some of which count twice."""
+    """Maximum number of sends, acknowledgements and NACKs. Some count twice, and further queues count, too."""
 
 
 def send_count(send: Send) -> int:
@@ -195,8 +201,9 @@ class OpenTransactions(dict[str, BrokerTransaction]):
         if self.message_count + count > limits.messages:
             raise RemoteProtocolError(
                 f"more than {limits.messages} sends and acknowledgements in open transactions of one connection "
-                "(transaction_messages_max), where sends with a group, an expiry or a schedule count twice, and NACKs "
-                "once more for a cause and for a delay; commit more often",
+                "(transaction_messages_max), where sends with a group, an expiry or a schedule count twice, NACKs once "
+                f"more for a cause and for a delay, and queues beyond the first {TRANSACTION_QUEUES_UNCOUNTED} of "
+                f"a transaction {TRANSACTION_QUEUE_COUNT}; commit more often",
                 Code.LIMIT,
             )
         if self.total_bytes and self.total_bytes + size > limits.size:

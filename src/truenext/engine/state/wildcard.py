@@ -26,30 +26,23 @@ STALE_MIN = 64
 
 
 class Wildcard(BrokerConsumer):
-    __slots__ = ("_head_sequences", "_push_count", "heads", "is_joining", "pattern_words", "queues")
+    __slots__ = ("_head_sequences", "_push_count", "heads", "is_joining", "is_leaving", "pattern_words", "queues")
 
     # Messages of many queues take up to twice as long to requeue.
     held_weight = 2
 
     def __init__(
-        self,
-        session: ConnectionState,
-        subscribe: Subscribe,
-        memory: MemoryBudget,
-        *,
-        number: int,
-        last_dispatch_number: int,
-        now_ms: int,
+        self, session: ConnectionState, subscribe: Subscribe, memory: MemoryBudget, **consumer_fields: int
     ) -> None:
-        super().__init__(
-            None, session, subscribe, memory, number=number, last_dispatch_number=last_dispatch_number, now_ms=now_ms
-        )
+        super().__init__(None, session, subscribe, memory, **consumer_fields)
         self.pattern_words = subscribe.destination.name.split(".")
         """Pattern, split into words."""
         self.queues: dict[Queue, None] = {}
         """Queues that the consumer has joined."""
         self.is_joining = True
         """True until all queues that existed at the subscription were compared with the pattern."""
+        self.is_leaving = False
+        """True if the consumer has ended, and has not left all its queues yet."""
         self._head_sequences: list[dict[Queue, int]] = [{} for _ in RANKS]
         """Sequence of the consumer's head, by rank and queue: that of the first ready message, or of a message that
         must first be read or compared. Empty queues, which most are, have no item."""
@@ -64,7 +57,7 @@ class Wildcard(BrokerConsumer):
             heads.pop(queue, None)
 
     def has_credit(self) -> bool:
-        return not self.is_joining and super().has_credit()
+        return not (self.is_joining or self.is_leaving) and super().has_credit()
 
     def all_queues(self) -> list[Queue]:
         return list(self.queues)

@@ -54,8 +54,9 @@ class CommitState:
         batch."""
         self.is_batch_awaited = False
         """True if the gathering batch must be written soon, so that a message becomes visible or an answer is sent."""
-        self.touched_queues: dict[Queue, None] = {}
-        """Queues in which a dispatch may have become possible, in order of the first touch."""
+        self.touched_queues: dict[Queue, bool | None] = {}
+        """Queues in which a dispatch may have become possible, in order of the first touch. True if a turn has found
+        the next messages of the queue's wildcard consumers, and nothing has changed since; else None."""
         self.touched_wildcards: dict[Wildcard, None] = {}
         """Wildcard consumers that may have credit again."""
         self.active_work: dict[object, None] = {}
@@ -239,9 +240,9 @@ class BackgroundTask(ABC):
     def has_work(self) -> bool:
         """Whether there is work to do, now or later."""
 
-    @abstractmethod
     def can_step(self) -> bool:
         """Return whether a step would do something."""
+        return self.has_work
 
     @abstractmethod
     def step(self) -> Sequence[StoreRead]:

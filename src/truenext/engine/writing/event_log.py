@@ -222,16 +222,17 @@ class EventLog:
         return number
 
     def expired(self, entry: Entry) -> None:
-        if entry.lane.queue.number:
-            if self._block_kind != _EXPIRED or self._block_queue != entry.lane.queue.number:
-                self._open_block(_EXPIRED, entry.lane.queue.number)
-            self.block_entries.append(entry)
+        self._add_end(_EXPIRED, entry)
 
     def removed(self, entry: Entry) -> None:
         """Add the event that a control request removed a message."""
-        if entry.lane.queue.number:
-            if self._block_kind != _REMOVED or self._block_queue != entry.lane.queue.number:
-                self._open_block(_REMOVED, entry.lane.queue.number)
+        self._add_end(_REMOVED, entry)
+
+    def _add_end(self, kind: int, entry: Entry) -> None:
+        queue = entry.lane.queue.number
+        if queue:
+            if self._block_kind != kind or self._block_queue != queue:
+                self._open_block(kind, queue)
             self.block_entries.append(entry)
 
     # ---- Rare events ----
@@ -328,7 +329,7 @@ class EventLog:
         if queue.number:
             self.end_block()
             self._unwritten_names[queue.number] = queue.name
-            self._add_block(_encode_queue_name(queue.number, queue.name, self._now_us), 0)
+            self._add_block(_encode_numbered_text(EventKind.NAME, queue.number, queue.name, self._now_us), 0)
 
     def forget_queue(self, queue: Queue) -> bool:
         """Note that a queue has no more events. Returns True if the queue's number must not be reused before
@@ -364,7 +365,8 @@ class EventLog:
             self._forgotten_in_file = []
             # Each file names all queues, so that it can be read by itself.
             self._blocks[:0] = [
-                _encode_queue_name(number, name, self._now_us) for number, name in self._unwritten_names.items()
+                _encode_numbered_text(EventKind.NAME, number, name, self._now_us)
+                for number, name in self._unwritten_names.items()
             ]
         size = sum(map(len, self._blocks))
         # Joined at once: with the names of a hundred thousand queues it is large.
@@ -466,6 +468,10 @@ class EventLog:
         self.size += len(block)
 
 
+def _record_nothing(*_: object, **__: object) -> None:
+    pass
+
+
 class NoEventLog(EventLog):
     """Event log that records nothing, for a broker without a history."""
 
@@ -481,32 +487,10 @@ class NoEventLog(EventLog):
     def started(self, entry: Entry, consumer: BrokerConsumer) -> None:
         pass
 
-    def _add_returned(self, entry: Entry, reason_code: int, cause: str = "") -> None:
-        pass
-
-    def expired(self, entry: Entry) -> None:
-        pass
-
-    def queue_named(self, queue: Queue) -> None:
-        pass
-
     def forget_queue(self, queue: Queue) -> bool:
         return False
 
-    def removed(self, entry: Entry) -> None:
-        pass
-
-    def _add_moved(self, kind: EventKind, entry: Entry, target: Queue | None, target_sequence: int) -> None:
-        pass
-
-    def _add_single_event(
-        self, kind: EventKind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b""
-    ) -> None:
-        pass
-
-
-def _encode_queue_name(number: int, name: str, now_us: int) -> bytes:
-    return _encode_numbered_text(EventKind.NAME, number, name, now_us)
+    _add_returned = _add_end = _add_moved = _add_single_event = queue_named = _record_nothing
 
 
 def _encode_numbered_text(kind: EventKind, number: int, value: str, now_us: int) -> bytes:

@@ -558,7 +558,7 @@ def mapped_errors(subject: str) -> Iterator[None]:
 # Source: docs/stages-database.md; decision 67
 
 MESSAGES_MAX = 10_000
-"""Largest number of messages in a combined unit: a fifth of a transaction's limit. A first part with more messages is
+"""Largest number of messages in a combined unit: half of a transaction's limit. A first part with more messages is
 sent alone."""
 BYTES_MAX = 2 * 1024 * 1024
 """Largest number of bytes in a combined unit. A larger first part is sent alone."""

@@ -164,7 +164,8 @@ class FrameInterpreter:
         text = headers.get("persistent")
         persistent = text is not None and (text == "true" or read_boolean("persistent", text))
         text = headers.get("expires")
-        expires_ms = 0 if text is None else _read_expires_ms(text)
+        # Some clients send -1 for never.
+        expires_ms = 0 if text is None or text == "-1" else read_number("expires", text)
         message = SentMessage(priority, persistent, expires_ms, header, frame.body)
         if group:
             message.group = group
@@ -393,7 +394,9 @@ class FrameInterpreter:
         return Abort(require_header(frame.command, frame.headers, "transaction"), parse_counts_all(frame.headers))
 
     def _parse_disconnect(self, frame: Frame) -> Disconnect:
-        return Disconnect(_producers_to_forget(frame.headers))
+        text = frame.headers.get("truenext-forget", "[]")
+        names = decode_client_json("truenext-forget is not a JSON list of names", text, list[str], Code.HEADER)
+        return Disconnect([read_name("a name in truenext-forget", name) for name in names])
 
 
 FRAME_INTERPRETERS: dict[str, Callable[[FrameInterpreter, Frame], Command]] = {
@@ -431,14 +434,6 @@ def _numbered(headers: dict[str, str]) -> tuple[str | None, int, bool]:
         read_number("truenext-number", text, PRODUCER_NUMBER_MAX),
         gapless is not None and read_boolean("truenext-gapless", gapless),
     )
-
-
-def _producers_to_forget(headers: dict[str, str]) -> list[str]:
-    text = headers.get("truenext-forget")
-    if text is None:
-        return []
-    names = decode_client_json("truenext-forget is not a JSON list of names", text, list[str], Code.HEADER)
-    return [read_name("a name in truenext-forget", name) for name in names]
 
 
 def _ttl(headers: dict[str, str]) -> int:
@@ -503,12 +498,6 @@ def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) ->
             ),
         )
     )
-
-
-def _read_expires_ms(text: str) -> int:
-    """Return the time in the header `expires`, in milliseconds since the epoch; 0 is never. Some clients send -1 for
-    never."""
-    return 0 if text == "-1" else read_number("expires", text)
 
 
 def _priority(text: str) -> int:

@@ -1,7 +1,7 @@
 """Destinations and headers that the broker understands, frame by frame, with their values and meanings.
 
-docs/reference/headers.md is made of these tables. The broker does not import this file. SUBSCRIBE_RULES (headers.py)
-has the headers of other brokers that are only accepted or refused, with the reasons."""
+docs/reference/headers.md is made of these tables. SUBSCRIBE_RULES (wire/stomp/headers.py) has the headers of other
+brokers that are only accepted or refused, with the reasons."""
 
 from typing import NamedTuple
 
