@@ -27,7 +27,7 @@ from truenext.errors import ConnectionLost, RolledBack
 from truenext.stage import Endpoint, Flow, Service
 from truenext.stage.core.envelope import decode_envelope, encode_envelope
 from truenext.stage.core.initiation import Initiation
-from truenext.stage.core.outbox_unit import EncodedMessage, OutboxUnit
+from truenext.stage.core.outbox_unit import EncodedMessage, OutboxProducer, OutboxUnit
 from truenext.stage.core.output import Output
 from truenext.stage.events import StageEvents
 from truenext.stage.interceptors.metrics import Metrics
@@ -534,7 +534,7 @@ def test_lost_answer_to_the_relay_loses_and_repeats_nothing(
     database: str, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = Shop(is_async=True)
-    is_sent, delete_sent = OutboxRelay._send_unit, Outbox.delete_sent
+    is_sent, number_units = OutboxRelay._send_unit, Outbox.number_units
 
     async def work(t: Stages) -> None:
         lost: list[str] = []
@@ -545,14 +545,15 @@ def test_lost_answer_to_the_relay_loses_and_repeats_nothing(
                 t.broker.lose_commit("after" if whose == "of the broker" else "before")
             return await is_sent(relay, unit)
 
-        async def forgetful(outbox: Outbox, producer: str, number: int) -> None:
-            if len(lost) < 2 and whose == "of the database":
+        async def forgetful(outbox: Outbox, producer: OutboxProducer, rows_max: int) -> StoredUnit | None:
+            unit = await number_units(outbox, producer, rows_max)
+            if len(lost) < 2 and whose == "of the database" and unit is not None:
                 lost.append(whose)
                 raise DatabaseUnavailable("no answer")
-            await delete_sent(outbox, producer, number)
+            return unit
 
         monkeypatch.setattr(OutboxRelay, "_send_unit", lossy)
-        monkeypatch.setattr(Outbox, "delete_sent", forgetful)
+        monkeypatch.setattr(Outbox, "number_units", forgetful)
         await make_table(t)
         for n in range(5):
             async with t.sql() as sql, shop.app.initiate(sql) as initiation:

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 import pytest
 from sqlalchemy import create_engine, event, text
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from tests.stages.flows import Number, Text, run, until
@@ -19,12 +22,17 @@ from truenext import testing
 from truenext.errors import ConfigurationError, LocalProtocolError
 from truenext.model.limits import BODY_BYTES_MAX
 from truenext.stage import Flow, FlowError, Service
+from truenext.stage.outbox import relay
 from truenext.stage.sql import apply_schema
+from truenext.stage.sql.outbox_table import Outbox
 from truenext.stage.sql.session_outbox import SessionOutbox
 from truenext.testing.stages import Stages
 
 PATIENCE_S = 30
 UNSENT = "SELECT count(*) FROM truenext_outbox"
+DEAD_PRODUCER = (
+    "INSERT INTO truenext_producers (name, service, owner, number, used_ms) VALUES ('dead', 'shop', 'dead', 1, 0)"
+)
 
 
 class Shop:
@@ -574,6 +582,64 @@ def test_flows_initiated_right_after_a_stage_has_sent_are_sent(database: str, fa
         assert sorted(received) == list(range(20))
 
     run(app, work, database=database)
+
+
+def test_flow_of_this_process_is_sent_after_one_transaction_of_the_relay(
+    session: Session, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller of `ask` under a key waits for each of them."""
+    monkeypatch.setattr(relay, "CHECK_INTERVAL_S", 2.0 * PATIENCE_S)
+    shop = Shop()
+    calls: Counter[str] = Counter()
+    transaction = Outbox._transaction
+
+    def counted(outbox: Outbox, *, is_read_only: bool = False) -> AbstractAsyncContextManager[AsyncConnection]:
+        calls[sys._getframe(1).f_code.co_name] += 1
+        return transaction(outbox, is_read_only=is_read_only)
+
+    async def work(t: Stages) -> None:
+        # The relay adds its producer.
+        await asyncio.to_thread(start, 0)
+        await until_received(shop, t, 1)
+        monkeypatch.setattr(Outbox, "_transaction", counted)
+        for n in range(1, 21):
+            await asyncio.to_thread(start, n)
+            async with asyncio.timeout(PATIENCE_S):
+                while len(shop.received) <= n:
+                    await asyncio.sleep(0.001)
+
+    def start(n: int) -> None:
+        place_order(shop, session, n)
+        session.commit()
+
+    run(shop.app, work, database=database)
+    assert calls["number_units"] == 20
+    # Rows of sent units, and acknowledgements, are written together in the background. A worker may need a producer.
+    assert set(calls) <= {"number_units", "confirm_rows", "add_producer", "deregister_owner"}
+
+
+def test_checks_of_the_outbox_go_on_while_this_process_starts_flows_all_the_time(
+    session: Session, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "CHECK_INTERVAL_S", 2.0)
+    shop = Shop()
+
+    async def work(t: Stages) -> None:
+        # A process that has died has numbered a flow, and not sent it.
+        with shop.app.initiate(session) as initiation:
+            initiation.send(shop.take, Number(-1), trace="order")
+        await asyncio.to_thread(session.execute, text("UPDATE truenext_outbox SET producer = 'dead', number = 1"))
+        await asyncio.to_thread(session.execute, text(DEAD_PRODUCER))
+        await asyncio.to_thread(session.commit)
+        n = 0
+        async with asyncio.timeout(PATIENCE_S):
+            while -1 not in shop.received:
+                n += 1
+                await asyncio.to_thread(place_order, shop, session, n)
+                await asyncio.to_thread(session.commit)
+                await asyncio.sleep(0.01)
+
+    run(shop.app, work, database=database)
 
 
 # ---- Who sends it ----

@@ -30,6 +30,11 @@ from truenext.stage.sql.work import AsyncSqlWork
 UNIT = OutboxUnit([EncodedMessage("/queue/a", b"x", "id", 4, True)], False)
 
 
+def new_relay(outbox: Outbox) -> OutboxRelay:
+    """Return a relay without a broker."""
+    return OutboxRelay(outbox, cast("PriorityPool", None), "shop", ExactlyOnceCounters(), OutboxConfirmer(outbox))
+
+
 class Processes:
     """Outboxes of two processes of one service, on one database."""
 
@@ -58,6 +63,10 @@ class Processes:
         work = self.database.new_async_work()
         await work.session.execute(text(statement))
         await work.commit()
+
+    def literal(self, content: bytes) -> str:
+        """Return bytes as SQL."""
+        return f"x'{content.hex()}'" if str(self.database).startswith("sqlite") else f"'\\x{content.hex()}'"
 
     async def dies(self, owner: str) -> None:
         await self.execute(
@@ -145,7 +154,7 @@ def test_a_number_is_used_once_and_none_is_left_out(database: str) -> None:
 
 def test_producer_with_an_unanswered_number_is_not_lent_again(database: str) -> None:
     async def work(both: Processes) -> None:
-        relay = OutboxRelay(both.first, cast("PriorityPool", None), "shop", ExactlyOnceCounters())
+        relay = new_relay(both.first)
         async with BorrowedProducer(relay) as one:
             number = one.use_next_number()
             async with BorrowedProducer(relay) as other:
@@ -261,6 +270,23 @@ def test_the_inbox_forgets_what_was_marked_seven_days_ago_and_nothing_else(datab
     on(database, work)
 
 
+def test_numbered_unit_says_whether_others_without_a_number_are_left(database: str) -> None:
+    async def work(both: Processes) -> None:
+        for n, interactive in enumerate(("true", "false", "false")):
+            await both.execute(
+                "INSERT INTO truenext_outbox (id, service, interactive, messages, written_ms, unit) VALUES "
+                f"('{n:032}', 'shop', {interactive}, 1, 0, {both.literal(UNIT.encode())})"
+            )
+        left = []
+        for _ in range(3):
+            unit = await both.first.number_units(await made(both.first), 1)
+            assert unit is not None
+            left.append(unit.may_have_others)
+        assert left == [True, True, False]
+
+    on(database, work)
+
+
 def test_two_services_in_one_database_see_nothing_of_each_other(database: str) -> None:
     async def work(both: Processes) -> None:
         other = both.database.outbox("bank", "third", "bank on a")
@@ -334,7 +360,7 @@ def test_producer_claimed_with_a_lost_answer_is_found_and_its_unit_sent(
         old = await made(both.first)
         await both.commit(old.next_commit)
         await both.dies("first")
-        relay = OutboxRelay(both.second, cast("PriorityPool", None), "shop", ExactlyOnceCounters())
+        relay = new_relay(both.second)
         if has_lost_another:
             # Then as many are known as the database has.
             relay.return_producer(OutboxProducer("another's by now", "second", 0))

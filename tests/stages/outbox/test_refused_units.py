@@ -22,6 +22,7 @@ from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.unused import no_memory_error
 from truenext.model.destination import Destination
 from truenext.stage import Service
+from truenext.stage.outbox import relay
 from truenext.stage.outbox.relay import OutboxRelay
 from truenext.stage.sql import apply_schema
 from truenext.stage.sql.outbox_table import StoredUnit
@@ -53,11 +54,14 @@ class Shop:
         self.take = take
 
     def initiation(self, session: Session, *sizes: int) -> None:
-        """Initiate one flow, which is one unit."""
+        """Initiate flows, which are one unit."""
+        self.write(session, *sizes)
+        session.commit()
+
+    def write(self, session: Session, *sizes: int) -> None:
         with self.app.initiate(session) as initiation:
             for size in sizes:
                 initiation.send(self.take, Text("x" * size), trace="order")
-        session.commit()
 
 
 class SmallBroker:
@@ -112,6 +116,27 @@ def test_units_too_large_together_are_sent_in_smaller_parts(
     asyncio.run(work())
     assert shop.received == Counter(sizes)
     assert session.execute(text(UNSENT)).scalar() == 0
+
+
+def test_parts_of_a_split_unit_are_sent_before_the_next_check(
+    session: Session, database: str, small: SmallBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "CHECK_INTERVAL_S", 2.0 * PATIENCE_S)
+    shop = Shop()
+    sizes = range(40 * KIB, 40 * KIB + 2)
+
+    def start_together() -> None:
+        for size in sizes:
+            shop.write(session, size)
+        session.commit()
+
+    async def work() -> None:
+        async with small.runs(shop.app, database):
+            await asyncio.to_thread(start_together)
+            await until(lambda: len(shop.received) == len(sizes))
+
+    asyncio.run(work())
+    assert shop.received == Counter(sizes)
 
 
 def test_unit_that_the_broker_does_not_accept_waits_and_later_units_are_sent(

@@ -54,7 +54,7 @@ else:
 RELAY: dict[str, tuple[Any, str]] = {
     "numbered": (Outbox, "number_units"),
     "sent": (OutboxRelay, "_send_unit"),
-    "deleted": (Outbox, "delete_sent"),
+    "deleted": (Outbox, "confirm_rows"),
 }
 """Points after each step of the relay: initiations are numbered, sent, and deleted."""
 

@@ -37,8 +37,8 @@ class ExactlyOnceProcessing:
         self._outbox = outbox
         self._service = service
         self.counters = ExactlyOnceCounters()
-        self._relay = OutboxRelay(outbox, pool, service, self.counters)
         self._confirmer = OutboxConfirmer(outbox)
+        self._relay = OutboxRelay(outbox, pool, service, self.counters, self._confirmer)
         self._cleaner = OutboxCleaner(outbox)
 
     @property
@@ -87,7 +87,7 @@ class ExactlyOnceProcessing:
     def wake_relay(self) -> None:
         """Wake the relay after a database transaction of the program has started flows. Call this in the event loop's
         thread."""
-        self._relay.wake()
+        self._relay.send_new_units()
 
     # ---- One message ----
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from truenext.stage.outbox.counters import ExactlyOnceCounters
+    from truenext.stage.outbox.housekeeping import OutboxConfirmer
     from truenext.stage.pool import PriorityPool
     from truenext.stage.sql.outbox_table import Outbox, StoredUnit
 
@@ -68,9 +69,17 @@ class BackoffState(NamedTuple):
 
 
 class OutboxRelay(PeriodicTask):
-    def __init__(self, outbox: Outbox, pool: PriorityPool, service: str, counters: ExactlyOnceCounters) -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        pool: PriorityPool,
+        service: str,
+        counters: ExactlyOnceCounters,
+        confirmer: OutboxConfirmer,
+    ) -> None:
         super().__init__("truenext relay", self._check_or_back_off)
         self._outbox = outbox
+        self._confirmer = confirmer
         self._counters = counters
         self._pool = pool
         self._service = service
@@ -87,11 +96,18 @@ class OutboxRelay(PeriodicTask):
         self._checked_at = 0.0
         self._retry_pause_s = CHECK_INTERVAL_S
         self._deep_check_at = 0.0
+        self._has_new_units = False
+        """True if a transaction of this process has committed units without a number since the last check."""
 
     def start(self) -> None:
         self._checked_at = asyncio.get_running_loop().time()
         super().start()
         self._heartbeat.start()
+
+    def send_new_units(self) -> None:
+        """Send units without a number, which a transaction of this process has committed, now."""
+        self._has_new_units = True
+        self.wake()
 
     def mark_in_doubt(self, producer: OutboxProducer) -> None:
         """Mark a producer in doubt, because an answer is missing. The producer is not used until it is claimed
@@ -173,9 +189,13 @@ class OutboxRelay(PeriodicTask):
 
         Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS
         """
-        outbox = self._outbox
+        outbox, loop = self._outbox, asyncio.get_running_loop()
+        has_new_units, self._has_new_units = self._has_new_units, False
+        if has_new_units and not self._producers_in_doubt and loop.time() - self._checked_at < CHECK_INTERVAL_S:
+            # Without a heartbeat, which is a transaction for which the caller of `ask` would wait.
+            return await self._send_unnumbered()
         pending = await outbox.heartbeat()
-        self._checked_at = asyncio.get_running_loop().time()
+        self._checked_at = loop.time()
         if not pending.is_owner_registered:
             await outbox.register_owner()
         if pending.owned_producer_count > len(self._known_producers):
@@ -311,6 +331,8 @@ class OutboxRelay(PeriodicTask):
             if 2 * count_parts(unit.unit) > self._parts_max:
                 add_task()
             await self._send_numbered(producer, unit)
+            if not unit.may_have_others:
+                return False
         return True
 
     async def _number_next(self) -> tuple[OutboxProducer, StoredUnit] | None:
@@ -341,7 +363,11 @@ class OutboxRelay(PeriodicTask):
             self._back_off_producer(producer.name, error)
             return
         if is_sent:
-            await self._outbox.delete_sent(producer.name, unit.number)
+            if unit.may_have_others:
+                await self._outbox.delete_sent(producer.name, unit.number)
+            else:
+                # Later: with SQLite, the first stage of the flow would wait for this transaction.
+                self._confirmer.add(unit.id, was_sent=True, is_acknowledged=False)
             producer.last_number += 1
             self._clear_doubt(producer)
 
@@ -440,6 +466,7 @@ class OutboxRelay(PeriodicTask):
                 await self._outbox.split_into_unnumbered(unit)
             except UnreadableUnit as error:
                 raise _unreadable_error(unit, error) from error
+            self.send_new_units()
         # "committed": another process has sent the unit by now.
         return outcome in ("rolled back", "committed")
 

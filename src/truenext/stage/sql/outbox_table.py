@@ -59,6 +59,8 @@ class StoredUnit(NamedTuple):
     unit: bytes
     age_ms: int
     """Milliseconds since the unit was written; for a combined unit, since its oldest part was written."""
+    may_have_others: bool = True
+    """False if no other unit without a number was left when this unit got its number."""
 
 
 class PendingWork(NamedTuple):
@@ -168,8 +170,7 @@ class Outbox:
                 f"""UPDATE truenext_owners SET alive_until_ms = {self._now_ms} + :alive_ms WHERE name = :owner
                 RETURNING
                     (SELECT count(*) FROM (SELECT 1 FROM truenext_producers AS p WHERE {self._ownerless} LIMIT 1) AS p),
-                    (SELECT count(*) FROM (SELECT 1 FROM truenext_outbox
-                        WHERE producer IS NULL AND service = :service AND {self._is_readable} LIMIT 1) AS u),
+                    {self._unnumbered_count},
                     (SELECT count(*) FROM truenext_producers AS p
                         WHERE p.service = :service AND p.owner = :owner)""",
                 {"alive_ms": ALIVE_MS},
@@ -323,14 +324,16 @@ class Outbox:
             used = await self._execute(
                 connection,
                 f"UPDATE truenext_producers SET number = :number, used_ms = {self._now_ms} "
-                f"WHERE name = :name AND owner = :owner AND number = :number - 1 RETURNING {self._now_ms}",
+                "WHERE name = :name AND owner = :owner AND number = :number - 1 "
+                f"RETURNING {self._now_ms}, {self._unnumbered_count}",
                 {"name": producer.name, "number": number},
             )
-            now_ms = used.scalar()
-            if now_ms is None:
+            row = used.first()
+            if row is None:
                 raise ProducerLost(f"the producer {producer.name} was claimed by another process")
+            now_ms, others = tuple(row)
             written_ms, unit = combined
-            return StoredUnit(id, producer.name, number, unit, now_ms - written_ms)
+            return StoredUnit(id, producer.name, number, unit, now_ms - written_ms, bool(others))
 
     async def split_into_unnumbered(self, unit: StoredUnit) -> bool:
         """Replace a unit by its parts, which have no number. Afterwards nothing can be sent under the unit's number.
@@ -474,6 +477,12 @@ class Outbox:
     def _ownerless(self) -> str:
         return f"""p.service = :service AND NOT EXISTS
             (SELECT 1 FROM truenext_owners AS w WHERE w.name = p.owner AND w.alive_until_ms > {self._now_ms})"""
+
+    @property
+    def _unnumbered_count(self) -> str:
+        """SQL expression: 1 if there is a unit without a number that this process can read, 0 otherwise."""
+        return f"""(SELECT count(*) FROM (SELECT 1 FROM truenext_outbox
+            WHERE producer IS NULL AND service = :service AND {self._is_readable} LIMIT 1) AS u)"""
 
     async def _units(self, where: str, parameters: Mapping[str, object]) -> list[StoredUnit]:
         rows = await self._read(

@@ -339,6 +339,12 @@ class Relays(Workers):
         elif answer == GIVEN_UP and self.fault != "a unit whose number was given up counts as sent":
             after[at.relay + process] = (SPLITS, producer, number, units)
         yield f"{process} sends {producer}:{number}", False, tuple(after)
+        if after[at.relay + process][:1] == (DELETES_OWN,):
+            after[at.relay + process] = IDLE
+            for unit in self.each(units):
+                self.has_sent(after, process, unit)
+            after[at.memory[process] + producer] = FREE + number
+            yield f"{process} sends {producer}:{number}, and deletes it later", False, tuple(after)
         yield from self._be_refused(state, process, producer, number, units)
         if state[at.cuts]:
             after = self._next_state(state, process)
@@ -407,7 +413,7 @@ class Relays(Workers):
         after[at.memory[process] + producer] = FREE + number
         yield f"{process} deletes {producer}:{number}", False, tuple(after)
 
-    # ---- Behind a worker's COMMIT: Confirmer ----
+    # ---- After a COMMIT that was answered: OutboxConfirmer ----
 
     def of_confirming(self, state: State, process: int) -> Steps:
         for unit in self.each(state[self.at.sent + process]):
