@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from truenext.blocking import Connection
 from truenext.cli import terminal
-from truenext.cli.connection import BrokerOptions, connected, send_control_request
+from truenext.cli.connection import BrokerOptions, connected, control_answers, send_control_request
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.totals import ProgressReporter
 from truenext.cli.values import COUNT, SELECTOR
@@ -57,13 +57,9 @@ def run_in_pieces(
     task = bar.add_task(verb, total=total)
     totals = ProgressReporter(done)
     count = 0
-    after: list[int] | None = [0, 0]
-    until: dict[str, int] = {}
     with bar:
-        while after is not None:
-            answer = send_control_request(connection, verb, request | until | {"after": after})
+        for answer in control_answers(connection, verb, request):
             count += answer["moved"]
-            after, until = answer["next"], {"until": answer["until"]}
             bar.update(task, completed=count)
             if not console.is_terminal:
                 totals.report_if_due(count)

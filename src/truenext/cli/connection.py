@@ -260,3 +260,17 @@ def send_control_request(connection: Connection, verb: str, request: object = No
     Raises: TruenextError if the broker refuses it, or the connection is lost; TimeoutError without an answer
     """
     return msgspec.json.decode(connection.control_request(verb, request))
+
+
+def control_answers(connection: Connection, verb: str, request: dict[str, Any]) -> Iterator[Any]:
+    """Yield the decoded answers to a control request that the broker does in pieces, until nothing is left. The caller
+    may change `request` between two answers.
+
+    Raises: TruenextError if the broker refuses a piece, or the connection is lost; TimeoutError without an answer
+    """
+    after: list[int] | None = [0, 0]
+    until: dict[str, int] = {}
+    while after is not None:
+        answer = send_control_request(connection, verb, request | until | {"after": after})
+        after, until = answer["next"], {"until": answer["until"]}
+        yield answer

@@ -26,7 +26,6 @@ from truenext.stage.user_code import running_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
     from truenext.stage.core.output import OutputMessage
     from truenext.stage.definition import Definition
@@ -56,9 +55,7 @@ class InitiationContext:
         self._initiator.check_loop()
         return self._start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         output = self._end()
         if error is None:
             await self._initiator.send_output(output, self._deadline)
@@ -70,9 +67,7 @@ class InitiationContext:
             )
         return self._start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         output = self._end()
         if error is None:
             self._initiator.send_output_in_thread(output, self._deadline)
@@ -132,9 +127,7 @@ class OutboxInitiationContext:
             None if self._key is None else await self._transaction.seed_of_key_async(self._key, ServiceContext.new_id())
         )
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         outgoing = self._end()
         if error is None and outgoing:
             self._transaction.check_transaction_not_lost()
@@ -150,9 +143,7 @@ class OutboxInitiationContext:
             None if self._key is None else self._transaction.seed_of_key(self._key, ServiceContext.new_id())
         )
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         outgoing = self._end()
         if error is None and outgoing:
             self._transaction.check_transaction_not_lost()

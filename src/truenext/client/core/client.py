@@ -18,7 +18,7 @@ from truenext.client.core import frames
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription, SubscriptionOptions
 from truenext.client.core.context import CONNECTED_TEXT, NO_SPACE_TEXT, NOT_CONFIRMED_TEXT, ClientContext
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials, check_login_text
-from truenext.client.core.link import AnswerHandler, ConnectBackoff, Link
+from truenext.client.core.link import AnswerWaiter, ConnectBackoff, Link
 from truenext.client.core.pending_requests import PendingRequests, ProducerStatus
 from truenext.client.core.reconciler import Reconciler
 from truenext.client.core.send_buffer import SendBuffer
@@ -130,9 +130,7 @@ class Client:
         self.clock, self.delayed_calls = context.clock, context.delayed_calls
         self.flush, self.flush_soon, self.flush_later = context.flush, context.flush_soon, context.flush_later
         self.connect_backoff = ConnectBackoff(options.addresses, context.random)
-        self.send_buffer = SendBuffer(
-            name, context.delayed_calls, context.clock, pump_soon=self.pump_soon, on_no_space=self._on_no_space
-        )
+        self.send_buffer = SendBuffer(name, context, pump_soon=self.pump_soon, on_no_space=self._on_no_space)
         self.pending_requests = PendingRequests()
         self.subscriptions = Subscriptions(context, make_message)
         self.transactions: dict[TransactionState, None] = {}
@@ -243,8 +241,8 @@ class Client:
         if self._takeover_secret:
             headers["truenext-secret"] = self._takeover_secret
         link.send_connect(headers)
-        due = now + self.options.attempt_timeout_s
-        self._login_timer = self.delayed_calls.call_at(due, lambda: self._check_login_time(link))
+        timeout_s = self.options.attempt_timeout_s
+        self._login_timer = self.context.call_later(timeout_s, lambda: self._check_login_time(link))
         self.flush()
 
     def _check_login_time(self, link: Link) -> None:
@@ -478,11 +476,9 @@ class Client:
 
     def _start_heart_beats(self, link: Link) -> None:
         if link.heartbeat_interval_s:
-            self.delayed_calls.call_at(
-                self.clock() + link.heartbeat_interval_s, lambda: self._send_heart_beat_if_due(link)
-            )
+            self.context.call_later(link.heartbeat_interval_s, lambda: self._send_heart_beat_if_due(link))
         if link.silence_limit_s:
-            self.delayed_calls.call_at(self.clock() + link.silence_limit_s, lambda: self._check_silence(link))
+            self.context.call_later(link.silence_limit_s, lambda: self._check_silence(link))
 
     def _send_heart_beat_if_due(self, link: Link) -> None:
         if self.link is link:
@@ -709,24 +705,6 @@ class Client:
         self._is_disconnect_sent = True
         self.flush()
         return waiter.answered
-
-
-class AnswerWaiter(AnswerHandler, msgspec.Struct, eq=False):
-    """Answer handler of one frame, with a signal that is set when the answer has come."""
-
-    answered: Signal = msgspec.field(default_factory=Signal)
-    error: TruenextError | None = None
-
-    def on_confirmed(self, frame: Frame) -> None:
-        self.answered.set()
-
-    def on_refused(self, error: Refused) -> None:
-        self.error = error
-        self.answered.set()
-
-    def on_connection_lost(self) -> None:
-        self.error = ConnectionLost("the connection was lost before the broker answered")
-        self.answered.set()
 
 
 def _error_text(error: Exception) -> str:
