@@ -7,6 +7,7 @@ outbox in the program's own database transaction.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,7 @@ class InitiationContext:
         return self._initiator.loop.time() + self._timeout
 
 
+@dataclass(slots=True, eq=False)
 class OutboxInitiationContext:
     """Block whose flows are written to the outbox at its end, in the transaction of the session. The flows are sent
     after that transaction is committed, and never if it is rolled back. The broker need not be available.
@@ -98,26 +100,18 @@ class OutboxInitiationContext:
     Raises: FlowError if the flows are too large, or other flows were started under the key
     """
 
-    def __init__(
-        self,
-        definition: Definition,
-        chain: InterceptorChain,
-        transaction: SessionOutbox,
-        key: str | None,
-        on_commit: Callable[[], object],
-    ) -> None:
-        """Create the block for `Service.initiate`. `on_commit` is called after the commit. Raises: FlowError if `key`
-        is not a text, or is empty"""
-        self._definition = definition
-        self._chain = chain
-        self._transaction = transaction
-        self._on_commit = on_commit
-        self._key = None if key is None else checked_key_id(definition.name, key)
-        self._seed = ""
-        """Id of the unit, from which the ids of its messages are derived. The first call with a key chooses the seed,
-        and further calls with this key reuse the seed, so that all these calls make the same ids."""
-        self._output: Output | None = None
-        self._initiation: Initiation | None = None
+    _definition: Definition
+    _chain: InterceptorChain
+    _transaction: SessionOutbox
+    _key: str | None
+    """Id of the key (`checked_key_id`) under which the flows start; None without a key."""
+    _on_commit: Callable[[], object]
+    """Called after the commit."""
+    _seed: str = ""
+    """Id of the unit, from which the ids of its messages are derived. The first call with a key chooses the seed, and
+    further calls with this key reuse the seed, so that all these calls make the same ids."""
+    _output: Output | None = None
+    _initiation: Initiation | None = None
 
     async def __aenter__(self) -> Initiation:
         if not self._transaction.is_async:

@@ -14,7 +14,7 @@ import msgspec
 
 from truenext.client.core.client import ConnectOptions
 from truenext.client.core.credentials import CREDENTIAL_FILES, NO_CREDENTIALS, Credentials
-from truenext.client.password_file import absolute_path
+from truenext.client.password_file import absolute_paths
 from truenext.client.tasks.connection import connect_with_options
 from truenext.errors import ConfigurationError, LocalProtocolError, TruenextError
 from truenext.model.grants import Right, User, parse_pattern
@@ -167,7 +167,7 @@ class ServiceRun:
     def _connect_options(self) -> ConnectOptions:
         credentials = self._resources.credentials
         # The program may change its folder before a reconnect.
-        files = {name: absolute_path(getattr(credentials, name)) for name in CREDENTIAL_FILES}
+        files = absolute_paths(**{name: getattr(credentials, name) for name in CREDENTIAL_FILES})
         return ConnectOptions(
             addresses=[parse_url(each) for each in self._resources.broker],
             credentials=replace(credentials, **files),

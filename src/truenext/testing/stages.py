@@ -123,20 +123,6 @@ class _QueueStatus(msgspec.Struct):
         return bool(self.waiting or self.unacknowledged)
 
 
-class _ScheduledSend(msgspec.Struct):
-    """Scheduled send, as the broker answers the control request `scheduled`."""
-
-    due_ms: int
-    cron: str
-    repeat: int
-
-
-class _ScheduledPage(msgspec.Struct):
-    sends: list[_ScheduledSend]
-    next: list[int] | None
-    until: int
-
-
 _QUEUE_STATUS_DECODER = msgspec.json.Decoder(list[_QueueStatus])
 
 
@@ -378,13 +364,10 @@ class Stages:
 
     async def dead_letters(self) -> list[DeadLetter]:
         """Return the dead letters of all stages and mocks, in the order in which they were given up."""
-        letters = []
-        for queue in await self._read_queue_statuses(dead_letters=True):
-            for message in (await self.broker.queue(queue.name)).messages:
-                letters.append(
-                    (int(message.headers["truenext-sequence"]), _make_dead_letter(message.body, message.headers))
-                )
-        return [letter for _, letter in sorted(letters, key=lambda each: each[0])]
+        queues = [each.name for each in await self._read_queue_statuses(dead_letters=True)]
+        messages = [message for queue in queues for message in (await self.broker.queue(queue)).messages]
+        messages.sort(key=lambda message: int(message.headers["truenext-sequence"]))
+        return [_make_dead_letter(message.body, message.headers) for message in messages]
 
     async def _describe_unsent(self) -> str:
         """Return a text about the unsent messages in the outbox; empty if there are none."""
@@ -412,9 +395,9 @@ class Stages:
                 except (ConnectionLost, Refused):
                     # The test drops connections, or the queue has just ended: the next poll sees what is left.
                     return None
-                page = msgspec.json.decode(answer, type=_ScheduledPage)
-                dues += [each.due_ms for each in page.sends if not each.cron and each.repeat != FOR_EVER]
-                after, until = page.next, {"until": page.until}
+                page = msgspec.json.decode(answer)
+                dues += [each["due_ms"] for each in page["sends"] if not each["cron"] and each["repeat"] != FOR_EVER]
+                after, until = page["next"], {"until": page["until"]}
         return min(dues, default=None)
 
     async def _read_queue_statuses(self, *, dead_letters: bool = False) -> list[_QueueStatus]:

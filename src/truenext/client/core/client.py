@@ -9,7 +9,7 @@ The driver connects, reads, writes and waits. A `Link` is one TCP connection; th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -73,13 +73,13 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def connect_options(
     urls: Sequence[str],
+    credentials: Mapping[str, str | None],
     *,
     client_id: str | None,
     heart_beat_s: float,
     reconnects: bool,
     timeout_s: float = ATTEMPT_TIMEOUT_S,
     heartbeat_thread: bool = False,
-    **credentials: str | None,
 ) -> ConnectOptions:
     """Check the arguments of `connect`, and return them as options. `credentials` are the fields of `Credentials`.
     Without a URL the client uses the STOMP port of this machine.
