@@ -31,6 +31,7 @@ from truenext.stage.kept_replies import KeptReplies
 from truenext.stage.outbox.exactly_once import ExactlyOnceProcessing
 from truenext.stage.pool import PriorityPool
 from truenext.stage.sql.errors import DatabaseUnavailable
+from truenext.stage.user_code import cancel_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -192,9 +193,7 @@ class ServiceRun:
                 self.stage_consumers.append(StageConsumer(self.context, stage, pool, exactly_once))
         user = await self._find_user()
         self._warn_of_missing_grants(user)
-        self._add_replies_consumers(user)
-        for consumption in self.stage_consumers:
-            consumption.start()
+        self._start_consumers(user)
         self._policy_refresh = self.context.loop.create_task(
             self.context.queue_policies.refresh_for_ever(self.connection), name="truenext queue policies"
         )
@@ -249,28 +248,23 @@ class ServiceRun:
             else:
                 await self._open_database()
                 await self._open_outbox()
-                await self._start_replies_consumers()
+                # No other process of this service runs stages that would keep replies.
+                self._start_consumers(await self._find_user())
         self._state = "running"
-
-    async def _start_replies_consumers(self) -> None:
-        """Start to consume kept replies in this process, although it runs no stages: no other process of this service
-        runs any."""
-        self._add_replies_consumers(await self._find_user())
-        for consumption in self.stage_consumers:
-            consumption.start()
 
     @property
     def _keeps_replies(self) -> bool:
         return self.exactly_once is not None and self.exactly_once.keeps_replies
 
-    def _add_replies_consumers(self, user: User | None) -> None:
-        """Consume replies that are kept, unless the table is missing, or the user may not consume them. In these cases
-        the service runs without kept replies."""
+    def _start_consumers(self, user: User | None) -> None:
+        """Start the consumers of the stages, and those of replies that are kept. If the table of replies is missing, or
+        the user may not consume them, the service runs without kept replies."""
         stage = self._plans.replies_stage
-        if stage is None or not self._keeps_replies:
-            return
-        if user is None or user.may(Right.TAKE, parse_pattern(stage.destination)):
+        may_keep = stage is not None and (user is None or user.may(Right.TAKE, parse_pattern(stage.destination)))
+        if stage is not None and may_keep and self._keeps_replies:
             self.stage_consumers += (StageConsumer(self.context, stage, pool, None) for pool in self._pools)
+        for consumption in self.stage_consumers:
+            consumption.start()
 
     async def _open_reply_store(self) -> ReplyStore:
         """Return the store of kept replies, whose database is opened on demand. Raises: DatabaseUnavailable"""
@@ -316,7 +310,7 @@ class ServiceRun:
                 pause_s = min(2 * pause_s, OPEN_PAUSE_MAX_S)
         self._outbox_fault = ""
         if self._definition.only_initiates:
-            await self._start_replies_consumers()
+            self._start_consumers(await self._find_user())
 
     async def _wait_until_subscribed(self) -> None:
         """Wait until all topics are subscribed: a message that is published before its subscription is not
@@ -479,11 +473,7 @@ class ServiceRun:
             if self.context.gate is not None:
                 last_first.push_async_callback(self.context.gate.stop)
             last_first.push_async_callback(self._close_pools)
-            background = {each for each in (self._policy_refresh, self._relay_opening) if each is not None}
-            for task in background:
-                task.cancel()
-            if background:
-                await asyncio.wait(background)
+            await cancel_all((self._policy_refresh, self._relay_opening))
             if self.exactly_once is not None:
                 # Closed before the pools, since the relay may be sending.
                 last_first.push_async_callback(self.exactly_once.stop)

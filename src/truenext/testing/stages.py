@@ -31,6 +31,7 @@ from truenext.stage.core.errors import NotDecoded
 from truenext.stage.service import Service
 from truenext.stage.service_run import RunResources, ServiceRun
 from truenext.stage.sql.errors import DatabaseUnavailable
+from truenext.stage.user_code import cancel_all
 from truenext.testing.checks import checked_count, checked_seconds, known_names_hint
 from truenext.testing.faults import OrderedFault
 from truenext.testing.local import LocalBroker, broker
@@ -410,8 +411,7 @@ class Stages:
         return [each for each in queues if each.name.startswith(DEAD_LETTER_PREFIX) is dead_letters]
 
     async def close(self) -> None:
-        for mock in self._mocks.values():
-            await mock.stop()
+        await cancel_all(mock.task for mock in self._mocks.values())
 
 
 @dataclass(slots=True, eq=False)
@@ -444,11 +444,6 @@ class _Mock:
         service.endpoint(endpoint.name, endpoint.takes.type, replies).stage(handle)
         async with service.running():
             await asyncio.Event().wait()
-
-    async def stop(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
-            await asyncio.wait({self.task})
 
 
 @asynccontextmanager
