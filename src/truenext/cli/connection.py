@@ -122,12 +122,7 @@ class BrokerOptions(NamedTuple):
 def broker_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add `--timeout` and the options of `address_options` to a command. The command gets them as the argument
     `broker`."""
-
-    @wraps(command)
-    def with_timeout(*, broker: BrokerOptions, connect_timeout_s: float, **values: Any) -> None:
-        command(broker=broker._replace(timeout_s=connect_timeout_s), **values)
-
-    return address_options(timeout_option(with_timeout))
+    return address_options(timeout_option(command))
 
 
 def address_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -135,8 +130,10 @@ def address_options(command: Callable[..., None]) -> Callable[..., None]:
     `broker`."""
 
     @wraps(command)
-    def with_broker(*, url: str, credentials: Credentials, **values: Any) -> None:
-        command(broker=BrokerOptions(url, credentials), **values)
+    def with_broker(
+        *, url: str, credentials: Credentials, connect_timeout_s: float = CLOSE_TIMEOUT_S, **values: Any
+    ) -> None:
+        command(broker=BrokerOptions(url, credentials, connect_timeout_s), **values)
 
     return _url_option(credentials_options(with_broker))
 
