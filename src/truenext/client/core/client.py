@@ -179,9 +179,13 @@ class Client:
 
     # ---- The connection ----
 
+    @property
+    def current_url(self) -> str:
+        return self.connect_backoff.current_address.url
+
     def on_connect_failed(self, error: Exception) -> None:
         """Count and report a failed attempt to connect."""
-        url, reason = self.connect_backoff.current_address.url, _error_text(error)
+        url, reason = self.current_url, _error_text(error)
         self.connect_backoff.on_connect_failed()
         self.last_error = error
         self._failed_connect_count += 1
@@ -195,7 +199,7 @@ class Client:
             )
 
     def _on_no_space(self, error: Refused) -> None:
-        self._report_seldom(NO_SPACE_TEXT, self.connect_backoff.current_address.url, str(error))
+        self._report_seldom(NO_SPACE_TEXT, self.current_url, str(error))
 
     def _report_seldom(self, text: str, url: str, reason: str, **fields: object) -> None:
         """Report a problem, unless the same problem was reported less than `REPORT_INTERVAL_S` ago."""
@@ -320,14 +324,8 @@ class Client:
             self._reported_at.clear()
             self.up_or_failed = Signal()
             if not (self.is_closing or isinstance(error, ClosedError)):
-                self.context.report(
-                    "connection lost to %(url)s: %(error)s",
-                    {
-                        "url": self.connect_backoff.current_address.url,
-                        "error": _error_text(error),
-                        "connection": link.number,
-                    },
-                )
+                fields = {"url": self.current_url, "error": _error_text(error), "connection": link.number}
+                self.context.report("connection lost to %(url)s: %(error)s", fields)
         elif not isinstance(error, ClosedError):
             self.on_connect_failed(error)
         cause = ConnectionLost(f"the connection was lost: {error}")
@@ -390,11 +388,7 @@ class Client:
         self._takeover_secret = frame.headers.get("truenext-secret", "")
         is_other_store = self._last_store_id not in ("", link.store_id)
         self._last_store_id = link.store_id
-        fields: dict[str, object] = {
-            "url": self.connect_backoff.current_address.url,
-            "session": link.session_id,
-            "server": link.server_name,
-        }
+        fields: dict[str, object] = {"url": self.current_url, "session": link.session_id, "server": link.server_name}
         if self.reconnect_count or self._failed_connect_count:
             self.context.report(
                 "connected to %(url)s, after %(seconds)s s, in attempt %(attempts)s",
@@ -661,10 +655,8 @@ class Client:
             self.subscriptions.unsubscribe(subscription)
         try:
             if (yield from self.wait_until_confirmed(deadline)):
-                self.context.report(
-                    NOT_CONFIRMED_TEXT,
-                    {"count": self.send_buffer.unconfirmed_count, "url": self.connect_backoff.current_address.url},
-                )
+                values = {"count": self.send_buffer.unconfirmed_count, "url": self.current_url}
+                self.context.report(NOT_CONFIRMED_TEXT, values)
                 self.send_buffer.fail_all(
                     TimeoutError("the connection was closed before the message was confirmed; it may have arrived")
                 )
