@@ -7,7 +7,7 @@ import logging
 import os
 from collections import Counter
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -83,32 +83,25 @@ class RunResources(msgspec.Struct, frozen=True):
         return cls(definition.broker, definition.database, definition.credentials, definition.events)
 
 
+@dataclass(eq=False)
 class ServiceRun:
     """One run of a service in one process and event loop."""
 
-    def __init__(
-        self,
-        definition: Definition,
-        plans: DependencyPlans,
-        resources: RunResources,
-        *,
-        waits: bool = False,
-        creates_tables: bool = False,
-    ) -> None:
-        """Create a run. Then call `prepare`, `connect` and `start` to run the stages, or `connect` and
-        `start_without_stages`.
+    _definition: Definition
+    _plans: DependencyPlans
+    _resources: RunResources
+    _: KW_ONLY
+    waits: bool = False
+    """True: the run waits without limit for a broker and a database that are not available yet."""
+    creates_tables: bool = False
+    """True, for tests: the run creates missing tables of exactly-once processing."""
 
-        With `waits`, the run waits without limit for a broker and a database that are not available yet. With
-        `creates_tables`, which is for tests, it creates missing tables of exactly-once processing.
-        """
+    def __post_init__(self) -> None:
+        """Create a run. Then call `prepare`, `connect` and `start` to run the stages, or `connect` and
+        `start_without_stages`."""
         self.process_id = os.getpid()
-        self.context = ServiceContext(definition, plans)
+        self.context = ServiceContext(self._definition, self._plans)
         self.stage_consumers: list[StageConsumer] = []
-        self._definition = definition
-        self._plans = plans
-        self._resources = resources
-        self._waits_until_available = waits
-        self._creates_tables = creates_tables
         self.exactly_once: ExactlyOnceProcessing | None = None
         """Exactly-once processing of this process; None before the outbox is open."""
         self._runs_no_stages = False
@@ -158,9 +151,7 @@ class ServiceRun:
         plain = [stage for stage in self._definition.stages.values() if not stage.signature.is_async]
         threads = sum(stage.settings.concurrency or 1 for stage in plain)
         for is_interactive in (True, False):
-            connection = await connect_with_options(
-                self._connect_options(), FOR_EVER_S if self._waits_until_available else timeout
-            )
+            connection = await connect_with_options(self._connect_options(), FOR_EVER_S if self.waits else timeout)
             self._pools.append(PriorityPool(connection, is_interactive=is_interactive, threads=threads))
         self._initiator = Initiator(self.context, *self._pools)
         self._kept_replies = KeptReplies(self.context.service, self.connection, self._open_reply_store)
@@ -339,7 +330,7 @@ class ServiceRun:
             stages.append(self._plans.replies_stage)
         workers = sum(stage.settings.concurrency or 1 for stage in stages)
         gate = DatabaseGate(Database(url, interactive=workers, others=workers))
-        await gate.open_database(waits=self._waits_until_available)
+        await gate.open_database(waits=self.waits)
         self.context.gate = gate
 
     async def _retry_until_reachable(self, step: Callable[[], Awaitable[object]]) -> None:
@@ -353,7 +344,7 @@ class ServiceRun:
                 await step()
                 return
             except DatabaseUnavailable as error:
-                if not self._waits_until_available:
+                if not self.waits:
                     raise
                 _logger.warning("the outbox is not available yet", extra={"error": str(error), "next_s": OPEN_PAUSE_S})
             await asyncio.sleep(OPEN_PAUSE_S)
@@ -366,7 +357,7 @@ class ServiceRun:
         context, gate = self.context, self.context.gate
         assert gate is not None, "its database was opened"
         outbox = gate.database.outbox(context.service, context.run_id, context.instance)
-        if self._creates_tables:
+        if self.creates_tables:
             await outbox.create_tables()
         await outbox.check_tables()
         return outbox
