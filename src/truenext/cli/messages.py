@@ -16,6 +16,7 @@ from truenext.cli.connection import BrokerOptions, address_options, broker_optio
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.totals import ProgressReporter
 from truenext.cli.values import COUNT, SELECTOR, BodyParam, DestinationParam, HeaderParam, PathParam, SecondsParam
+from truenext.client.core.send_options import SendOptions
 from truenext.client.core.subscriptions import ConsumerOptions
 from truenext.errors import ConfigurationError, ConnectionLost, TruenextError
 
@@ -105,15 +106,9 @@ def send(
     is_whole = False
     try:
         with connected(broker) as connection:
+            options: SendOptions = {"priority": priority, "persistent": not transient, "headers": dict(headers)}
             try:
-                connection.send_many(
-                    queue,
-                    progress.count_each(bodies),
-                    timeout=SEND_TIMEOUT_S,
-                    priority=priority,
-                    persistent=not transient,
-                    headers=dict(headers),
-                )
+                connection.send_many(queue, progress.count_each(bodies), timeout=SEND_TIMEOUT_S, **options)
             except ValueError as error:
                 raise CommandFailure(error) from error
         is_whole = True

@@ -253,21 +253,11 @@ class QueueWriter(DataSourceArrowWriter):
 
 def _write(options: SinkOptions, queues: SinkQueues, batch: int, batches: Iterator[pa.RecordBatch]) -> WrittenDrafts:
     context = TaskContext.get()
-    return write_drafts(
-        bundles(chain.from_iterable(encode_rows(each, options.destination) for each in batches)),
-        queues,
-        batch,
-        0 if context is None else context.partitionId(),
-        options.connect,
-        Patience(options.patience_s),
-    )
+    partition = 0 if context is None else context.partitionId()
+    made = bundles(chain.from_iterable(encode_rows(each, options.destination) for each in batches))
+    return write_drafts(made, queues, batch, partition, options.connect, Patience(options.patience_s))
 
 
 def _commit(options: SinkOptions, queues: SinkQueues, batch: int, written: list[WrittenDrafts]) -> None:
-    commit_batch(
-        queues,
-        batch,
-        tuple(draft for each in written for draft in each.drafts),
-        options.connect,
-        Patience(options.patience_s),
-    )
+    drafts = tuple(draft for each in written for draft in each.drafts)
+    commit_batch(queues, batch, drafts, options.connect, Patience(options.patience_s))

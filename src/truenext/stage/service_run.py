@@ -419,17 +419,12 @@ class ServiceRun:
         if state == "running" and not all(each.has_connected for each in self._pools):
             # The pools connect in the background.
             state = "waiting for the broker"
-        return ServiceStatus(
-            service=self._definition.name,
-            state=state,
-            broker=broker,
-            database=self._outbox_fault
-            if self._outbox_fault or gate is None
-            else DATABASE_AVAILABLE
-            if gate.is_open
-            else f"{gate.closed_description}: {gate.closed_reason}",
-            stages=[each.status(subscribed[each.pool]) for each in self.stage_consumers],
-        )
+        database = self._outbox_fault
+        if not database and gate is not None:
+            database = DATABASE_AVAILABLE if gate.is_open else f"{gate.closed_description}: {gate.closed_reason}"
+        stages = [each.status(subscribed[each.pool]) for each in self.stage_consumers]
+        name = self._definition.name
+        return ServiceStatus(service=name, state=state, broker=broker, database=database, stages=stages)
 
     async def wait_until_failed(self) -> NoReturn:
         """Wait until a stage stops consuming, and raise the reason. Raises: LocalProtocolError if the stage's

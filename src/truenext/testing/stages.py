@@ -28,6 +28,7 @@ from truenext.model.schedule import FOR_EVER
 from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Stage, Topic
 from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.core.errors import NotDecoded
+from truenext.stage.core.failure import failure_of
 from truenext.stage.service import Service
 from truenext.stage.service_run import RunResources, ServiceRun
 from truenext.stage.sql.errors import DatabaseUnavailable
@@ -507,10 +508,5 @@ def _make_dead_letter(body: bytes, headers: Mapping[str, str]) -> DeadLetter:
         trace, message = envelope.flow.trace, msgspec.json.decode(envelope.message)
     except NotDecoded:
         trace, message = "", body
-    return DeadLetter(
-        queue=headers.get("truenext-original-destination", "").removeprefix("/queue/"),
-        trace=trace,
-        message=message,
-        attempts=int(headers.get("truenext-original-attempts", "0")),
-        headers=headers,
-    )
+    failure = failure_of(headers)
+    return DeadLetter(queue=failure.stage, trace=trace, message=message, attempts=failure.attempts, headers=headers)

@@ -362,13 +362,11 @@ async def _warn_of_orphaned_queues(running: ServiceRun, definition: Definition) 
         logger.warning("cannot check whether queues of former stages have messages", extra={"error": str(error)})
         return
     for queue in orphaned_queues(queues, definition):
+        messages = queue.waiting + queue.unacknowledged
+        facts = {"queue": queue.name, "messages": messages, "consumers": queue.consumers}
         logger.warning(
             "messages wait in the queue of a stage that does not exist any more",
-            extra={
-                "queue": queue.name,
-                "messages": queue.waiting + queue.unacknowledged,
-                "consumers": queue.consumers,
-            },
+            extra=facts,
         )
 
 
