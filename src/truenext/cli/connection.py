@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from truenext.blocking import Connection, connect
 from truenext.cli import terminal
 from truenext.cli.exit_status import CommandFailure
-from truenext.cli.values import TEXT, URL, PathParam, SecondsParam, UrlOption, VariableOption
+from truenext.cli.values import TEXT, URL, PathParam, UrlOption, VariableOption, seconds_option
 from truenext.client.core.context import NO_SPACE_TEXT
 from truenext.client.core.credentials import CREDENTIAL_FILES, Credentials
 from truenext.client.core.flows import CLOSE_TIMEOUT_S
@@ -87,12 +87,10 @@ _key_option = click.option(
 )
 
 
-timeout_option = click.option(
+timeout_option = seconds_option(
     "--timeout",
     "connect_timeout_s",
-    type=SecondsParam(),
     default=CLOSE_TIMEOUT_S,
-    show_default=True,
     help="Seconds within which the broker must accept the login.",
 )
 

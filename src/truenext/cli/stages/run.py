@@ -41,7 +41,7 @@ from truenext.cli.stages.service_broker import merge_credentials, urls_option
 from truenext.cli.stages.service_loader import database_option, load_service, service_argument
 from truenext.cli.stages.source_watcher import SourceWatcher
 from truenext.cli.terminal import count_noun
-from truenext.cli.values import EnumParam, HostAndPortParam, PathParam, SecondsParam
+from truenext.cli.values import EnumParam, HostAndPortParam, PathParam, seconds_option
 from truenext.client.core.credentials import Credentials
 from truenext.errors import Code, ConfigurationError, Refused, TruenextError
 from truenext.stage.core.cron import CronPage, PresentCron, are_equal, present_selector
@@ -78,12 +78,10 @@ loop."""
     help="Serve /live, /ready and / here, and /metrics if the service has the interceptor Metrics or an outbox. "
     "A port alone is on 127.0.0.1, port 0 picks a free one.",
 )
-@click.option(
+@seconds_option(
     "--stalled-after",
     "stalled_after_s",
-    type=SecondsParam(),
     default=STALLED_AFTER_S,
-    show_default=True,
     help="Seconds after which a stage is not live if it has messages and completes none.",
 )
 @click.option(

@@ -18,7 +18,7 @@ from truenext.cli.exit_status import CommandFailure
 from truenext.cli.loops import new_event_loop
 from truenext.cli.stages.service_broker import merge_credentials, urls_option
 from truenext.cli.stages.service_loader import load_service, service_argument
-from truenext.cli.values import TEXT, BodyParam, DelayParam, SecondsParam, TimeParam
+from truenext.cli.values import TEXT, BodyParam, DelayParam, TimeParam, seconds_option
 from truenext.client.core.credentials import Credentials
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.stage.core.definitions import Endpoint
@@ -43,14 +43,7 @@ from truenext.stage.service_run import RunResources, ServiceRun
 )
 @click.option("--delay", "delay_s", type=DelayParam(), help="Time until the flow starts, such as 90s, 2h or 3d.")
 @click.option("--at", type=TimeParam(), help="Time at which the flow starts, such as 2027-01-31T08:00+01:00.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=SecondsParam(),
-    default=TIMEOUT_S,
-    show_default=True,
-    help="Seconds for the commit and, with --ask, the reply.",
-)
+@seconds_option("--timeout", "timeout_s", default=TIMEOUT_S, help="Seconds for the commit and, with --ask, the reply.")
 @urls_option
 @partial(credentials_options, has_key=False)
 def send(
