@@ -120,7 +120,12 @@ class BrokerOptions(NamedTuple):
 def broker_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add `--timeout` and the options of `address_options` to a command. The command gets them as the argument
     `broker`."""
-    return address_options(timeout_option(command))
+
+    @wraps(command)
+    def with_timeout(*, broker: BrokerOptions, connect_timeout_s: float, **values: Any) -> None:
+        command(broker=broker._replace(timeout_s=connect_timeout_s), **values)
+
+    return address_options(timeout_option(with_timeout))
 
 
 def address_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -128,10 +133,8 @@ def address_options(command: Callable[..., None]) -> Callable[..., None]:
     `broker`."""
 
     @wraps(command)
-    def with_broker(
-        *, url: str, credentials: Credentials, connect_timeout_s: float = CLOSE_TIMEOUT_S, **values: Any
-    ) -> None:
-        command(broker=BrokerOptions(url, credentials, connect_timeout_s), **values)
+    def with_broker(*, url: str, credentials: Credentials, **values: Any) -> None:
+        command(broker=BrokerOptions(url, credentials), **values)
 
     return _url_option(credentials_options(with_broker))
 
